@@ -273,6 +273,27 @@ def no_sync() -> Iterator[None]:
         yield
 
 
+@pytest.fixture(scope="session", autouse=True)
+def raw_errors() -> Iterator[tuple[type[Exception], ...]]:
+    """Let unexpected errors of readers of originals pass: each is a missing check.
+
+    Returns their types, which users get as `SourceError`.
+    """
+    boundary = importlib.import_module("seqrecord.originals.boundary")
+    types: tuple[type[Exception], ...] = boundary.RAW_ERRORS
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(boundary, "RAW_ERRORS", ())
+        yield types
+
+
+@pytest.fixture
+def users_boundary(
+    raw_errors: tuple[type[Exception], ...], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Turn unexpected errors of readers into `SourceError`, as for users."""
+    monkeypatch.setattr("seqrecord.originals.boundary.RAW_ERRORS", raw_errors)
+
+
 @pytest.fixture(scope="session")
 def azurite(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Azurite]:
     """One Azurite for all tests; take a container of your own with `azurite.new_container()`."""

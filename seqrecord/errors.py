@@ -142,7 +142,7 @@ def _text(value: object) -> str:
 class located:  # noqa: N801 - used as a function; faster than `contextmanager` on hot paths
     """Context manager: adds context to errors of these classes raised in the block.
 
-    Attributes that an error already has are kept.
+    Attributes that an error already has are kept. Other errors carry the context for `facts_of`.
     """
 
     def __init__(
@@ -156,6 +156,17 @@ class located:  # noqa: N801 - used as a function; faster than `contextmanager` 
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if isinstance(error, self._kind):
             error.located(**self._facts)
+        elif isinstance(error, Exception) and not isinstance(error, SeqRecordError):
+            error.__dict__[_FACTS] = {**self._facts, **facts_of(error)}
+
+
+_FACTS = "_seqrecord_facts"
+
+
+def facts_of(error: BaseException) -> dict[str, Any]:
+    """Context that `located` blocks added to an error that is not a `SeqRecordError`."""
+    facts: dict[str, Any] = error.__dict__.get(_FACTS, {})
+    return facts
 
 
 class FormatError(SeqRecordError):

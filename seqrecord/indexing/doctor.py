@@ -13,6 +13,7 @@ from seqrecord.indexing.doctor_report import DoctorReport, Findings
 from seqrecord.indexing.doctor_rows import RowChecker
 from seqrecord.indexing.doctor_statistics import check_statistics
 from seqrecord.indexing.doctor_videos import VideoChecker
+from seqrecord.originals.boundary import boundary
 from seqrecord.originals.files import find_original, is_file, json_object, read_bytes, size_of
 from seqrecord.originals.remote import RemoteFiles, is_url
 from seqrecord.sources.common.nested import check_nested
@@ -70,7 +71,8 @@ def examine(
             file=shown,
             expected=INFO,
         )
-    report = _Examination(root, read_info(root), progress).report(shown)
+    with boundary(file=shown):
+        report = _Examination(root, read_info(root), progress).report(shown)
     del files  # the paths needed its files until here
     return report
 

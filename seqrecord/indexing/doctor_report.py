@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SeqRecordError
+from seqrecord.originals.boundary import boundary
 from seqrecord.originals.remote import remote_files
 from seqrecord.text import counted, number_text, one_line, printable, table_lines
 
@@ -158,7 +159,8 @@ class Findings:
         A failing storage raises `StorageError` instead.
         """
         try:
-            yield
+            with boundary():
+                yield
         except (SeqRecordError, OSError) as error:
             files = remote_files(self._root)
             if files is not None and files.failure is not None:

@@ -16,6 +16,7 @@ from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.time_spans import clock_of
 from seqrecord.indexing.source_opening import open_source
+from seqrecord.originals.boundary import boundary, skipping_unreadable
 from seqrecord.originals.protocol import EpisodeInfo, Source, blocks_of
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.statistics.by_feature import Statistics
@@ -147,7 +148,7 @@ def measure(
     found: list[EpisodeQuality] = []
     finals: dict[int, FloatArray] = {}
     for number, info in enumerate(infos, 1):
-        with contextlib.suppress(SourceError):  # raised again
+        with skipping_unreadable():  # raised again
             vectors = _vectors(source, info, names)
             collected.begin(info.key)
             for name, values in vectors.items():
@@ -159,7 +160,8 @@ def measure(
     statistics = collected.statistics()
     for number, info in enumerate(infos, len(infos) + 1):
         try:
-            vectors = _vectors(source, info, names)
+            with boundary(episode=info.key):
+                vectors = _vectors(source, info, names)
             measured, final = _measured(info, vectors, schema, clock, statistics, still)
             finals |= {len(found): final} if len(final) else {}
             found.append(measured)

@@ -21,6 +21,7 @@ from seqrecord.format.references import (
     ReferencedFile,
     sampled_ranges,
 )
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import is_readable, list_folder, opened
 from seqrecord.originals.remote import RemoteFiles, remote_files
 from seqrecord.schema import FeatureSpec, Schema
@@ -101,7 +102,7 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
                 inside = _spaced(frames, -(-SAMPLED_FILES // len(some)))
             found[name] = []
             for each in inside:
-                with suppress(SourceError):  # raised by reading
+                with skipping_unreadable():  # raised by reading
                     found[name].append(_sample(Path(name), each))
     return found
 
@@ -112,7 +113,7 @@ def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
     for name, file in files.items():
         modified = modified_ns(file.identity)
         if modified is not None and modified >= clock(file.root):
-            with suppress(SourceError):  # raised by reading
+            with skipping_unreadable():  # raised by reading
                 found[name] = checksum_of_files([ReferencedFile(name)])
     return found
 

@@ -76,8 +76,12 @@ class EurocSource(SequenceSource):
 
     expected = "SEQUENCE/mav0/cam0/data.csv"
 
-    def is_sequence(self, names: set[str]) -> bool:
-        return "mav0" in names or ("cam0" in names and bool(names & {"imu0", *_TRUTHS, "cam1"}))
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:
+        if "mav0" in names or ("cam0" in names and names & {"imu0", *_TRUTHS}):
+            return True
+        # COLMAP's rigs have folders cam0 and cam1 too, without lists.
+        pair = ("cam0", "cam1")
+        return names.issuperset(pair) and any(is_file(folder / n / "data.csv") for n in pair)
 
     def key(self, folder: Path) -> str:
         sequence = folder.parent if folder.name == "mav0" else folder

@@ -96,12 +96,12 @@ def unread_files(
     is_taken: Callable[[Path], bool],
     reason: str = NO_READER,
     *,
-    goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
+    goes_down: Callable[[Path, dict[str, bool]], bool] = lambda *_: True,
 ) -> list[LeftOut]:
     """List files below `root` that are not packed, grouped by pattern.
 
     Documents, hidden files and files for which `is_taken(path)` is true are omitted. Empty if
-    `root` is a file. `goes_down` gets a folder's entries (name to whether it is a folder) and
+    `root` is a file. `goes_down` gets a folder and its entries (name to whether it is a folder) and
     decides whether to visit its subfolders.
     """
     return group_names(unread_paths(root, is_taken, goes_down), root, reason)
@@ -110,7 +110,7 @@ def unread_files(
 def unread_paths(
     root: Path,
     is_taken: Callable[[Path], bool],
-    goes_down: Callable[[dict[str, bool]], bool] = lambda _: True,
+    goes_down: Callable[[Path, dict[str, bool]], bool] = lambda *_: True,
 ) -> Iterator[Path]:
     """Yield the files that `unread_files` groups."""
     for folder, names in () if is_file(root) else walk(root, goes_down):

@@ -71,7 +71,7 @@ class KittiSource(SequenceSource):
 
     expected = "sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt"
 
-    def is_sequence(self, names: set[str]) -> bool:
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:  # noqa: ARG002
         return "times.txt" in names and bool(names & {*_IMAGES, _SCANS})
 
     def key(self, folder: Path) -> str:
@@ -160,6 +160,8 @@ def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
     found: dict[str, Any] = {}
     rows = read_rows(path)
     for number, words in zip(rows.lines, rows.words, strict=True):
+        if not words[0][:1].isalpha():  # else a matrix or another named value
+            raise rows.invalid(number, words, "a name such as P0:, and its numbers")
         if name := _MATRIX.fullmatch(words[0]):
             found[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
     images = [c for n, c in columns.items() if n in _IMAGES and isinstance(c, Images)]

@@ -14,6 +14,7 @@ from typing import Any
 
 from seqrecord.areas import DATASET, FORMATS, load_entry
 from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.originals.boundary import boundary
 from seqrecord.originals.file_types import file_type
 from seqrecord.originals.files import find_original, is_file, list_folder
 from seqrecord.originals.protocol import FoundSource, Source, SourceFormat
@@ -136,8 +137,9 @@ class _Opening:
             return None
         options = {k: v for k, v in self.options.items() if k in wanted.options}
         options |= {"features": self.features, "keep_encoded": self.keep_encoded}
-        source = wanted.make(self.path, **options)
-        return source if source.exists() else None
+        with boundary(file=str(self.path)):
+            source = wanted.make(self.path, **options)
+            return source if source.exists() else None
 
     def _added(self) -> list[SourceFormat]:
         """Return the formats of other packages. One that fails to load is recorded in `tried`."""

@@ -77,7 +77,7 @@ class TumSource(SequenceSource):
 
     expected = "SEQUENCE/rgb.txt with rgb/, depth.txt with depth/, groundtruth.txt"
 
-    def is_sequence(self, names: set[str]) -> bool:
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:  # noqa: ARG002
         return {"rgb.txt", "rgb"} <= names
 
     def open(self, folder: Path) -> SequenceFrames:

@@ -20,6 +20,7 @@ from seqrecord.format.manifest import CopiedFiles, Manifest
 from seqrecord.format.references import ExternalFile
 from seqrecord.format.rows import num_absent
 from seqrecord.format.text import check_key, encode_metadata
+from seqrecord.originals.boundary import boundary, check_unexpected
 from seqrecord.originals.file_types import explained
 from seqrecord.originals.inventory import inventory_of
 from seqrecord.originals.protocol import EpisodeInfo, Source, StoredSource
@@ -139,7 +140,8 @@ def convert(
             Then `progress` advances by whole jobs. With an executor, an interrupt waits for running
             jobs. `workers` is then only the number of parallel jobs, by default the cluster's.
         skip_bad_episodes: leave out and report episodes that raise `SourceError` or cannot be
-            stored.
+            stored. Other errors of a reader count as `SourceError`; more than ten episodes with
+            one type of them raise it at the end, because the reader may be wrong.
         strict: raise `SourceError` if the original has data that the source does not pack, and for
             video that would be encoded again with loss; see `Inventory`.
         chunk_frames, max_file_size, statistics, storage_options: as for `SeqRecordWriter`.
@@ -186,7 +188,7 @@ def convert(
                 "them"
             )
         source = source.referring()
-    with explained(), _naming_features():
+    with explained(), _naming_features(), boundary():
         schema = source.schema()
         episodes = source.episodes()
         inventory = inventory_of(source)
@@ -456,6 +458,7 @@ def _report(
     bad = [episode for job in jobs for episode in job.bad]
     left_out = {episode.key for episode in bad}
     bad.sort(key=lambda episode: order[episode.key])
+    check_unexpected(episode.cause for episode in bad)
     written = tuple(key for key in order if key not in left_out)
     if not written and not target.finished:
         first = bad[0].cause

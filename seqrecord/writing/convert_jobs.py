@@ -28,6 +28,7 @@ from seqrecord.errors import (
 )
 from seqrecord.format.text import encode_metadata
 from seqrecord.format.time_spans import clock_of
+from seqrecord.originals.boundary import boundary, check_unexpected, guarded
 from seqrecord.originals.file_types import explained
 from seqrecord.originals.inventory import format_of
 from seqrecord.originals.limits import check_frames
@@ -212,6 +213,7 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                 files.drop()
                 # A copy, which keeps no frames of the stack.
                 bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
+                check_unexpected(each.cause for each in bad)
             else:
                 for video in videos:
                     codecs.update(video.codecs)
@@ -280,7 +282,9 @@ def _write_frames(
     with located(SourceError, episode=info.key):
         check_frames(info.num_frames)
     videos = getattr(job.source, "videos", None)
-    kept = videos(info) if videos is not None else {}
+    with boundary(episode=info.key):
+        found_videos = videos(info) if videos is not None else {}
+    kept = {name: guarded(parts, episode=info.key) for name, parts in found_videos.items()}
     known = job.source.schema() if kept else {}
     checks = {"strict": job.strict, "decodes": job.check_video}
     resized = {} if job.resizing is None else job.resizing.resized
@@ -302,7 +306,9 @@ def _write_frames(
                 files.append_video(name, part)
                 advance(0)  # so that a stop is noticed
     has_others = len(kept) - len(decoded) < len(job.schema.active)
-    for block in blocks_of(job.source, info):
+    with boundary(episode=info.key):
+        blocks = blocks_of(job.source, info)
+    for block in guarded(blocks, episode=info.key):
         before, count = count, count + block.num_frames
         if count > info.num_frames:
             break
@@ -323,7 +329,9 @@ def _write_frames(
         deque(frames, 0)  # compares the number of frames
     timestamps = getattr(job.source, "timestamps", None)
     if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
-        files.check_times(timestamps(info))
+        with boundary(episode=info.key):
+            times = timestamps(info)
+        files.check_times(times)
     with _as_source_errors():
         files.check_lengths()
     return [*found.values()]

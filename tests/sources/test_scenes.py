@@ -219,7 +219,7 @@ DAMAGED: dict[str, tuple[str, Damage, str, str]] = {  # layout, damage, file of 
     "cut": ("colmap", cut(IMAGES, -9), IMAGES, "truncated"),
     "longer": ("colmap", edit(IMAGES, lambda d: d + b"1"), IMAGES, "truncated"),
     "model": ("colmap", edit(CAMERAS, lambda d: d[:12] + b"\7" + d[13:]), CAMERAS, "camera model"),
-    "camera": ("colmap", edit(CAMERAS, lambda d: d[:8] + b"\4" + d[9:]), IMAGES, "missing or wr"),
+    "camera": ("colmap", edit(CAMERAS, lambda d: d[:8] + b"\4" + d[9:]), IMAGES, "camera of an im"),
     "name": ("colmap", edit(IMAGES, lambda d: d.replace(b"IMG_", b"../G")), IMAGES, "leads out"),
     "pose": ("scannet", write("pose/3.txt", b"1 2 3 4\n" * 4), "pose/3.txt", "rigid"),
     "pincam": ("arkitscenes", edit(PINCAM, lambda d: d + b" 7"), PINCAM, "not a camera"),

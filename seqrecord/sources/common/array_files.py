@@ -19,7 +19,7 @@ import os
 import re
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -30,6 +30,7 @@ import numpy.typing as npt
 from seqrecord.codecs.images import npy_header
 from seqrecord.errors import SourceError, StorageError, located
 from seqrecord.lazy import import_extra
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import (
     first_line,
     on_disk,
@@ -96,7 +97,7 @@ def arrays_form(
     """
     headers = [array_header(files[0], member)]
     for path in sampled(files)[1:]:
-        with suppress(SourceError):  # raised by the reader
+        with skipping_unreadable():  # raised by the reader
             headers.append(array_header(path, member))
     filled = [each for each in headers if each.shape != NO_ROWS]
     first = (filled or headers)[0]

@@ -74,11 +74,12 @@ class Camera:
         """
         values = [float(number) for number in (*numbers, *size, *coefficients)]
         fx, fy, cx, cy, width, height, *distortion = values
-        if not all(map(math.isfinite, values)) or min(fx, fy, width, height) <= 0:
+        is_positive = min(fx, fy) > 0 and min(width, height) >= 1
+        if not all(map(math.isfinite, values)) or not is_positive:
             raise SourceError(
                 "invalid camera",
                 file=str(path),
-                expected="finite fx, fy, cx, cy, and focal lengths and sizes above 0",
+                expected="finite fx, fy, cx, cy, focal lengths above 0, sizes of 1 pixel or more",
                 got=", ".join(f"{value:g}" for value in values),
             )
         if model == OPENCV and not any(distortion):
@@ -199,6 +200,16 @@ def pose_of(matrix: Any, path: Path, *, inverse: bool = False, flip: str = "") -
     return pose
 
 
+def known_pose_of(
+    matrix: Any, path: Path, *, inverse: bool = False, flip: str = ""
+) -> FloatArray | None:
+    """Like `pose_of`, but `None` for a translation of NaN or infinities: tracking failed."""
+    found = _numbers(matrix)
+    if found.shape in ((3, 4), (4, 4)) and not np.isfinite(found[:3, 3]).all():
+        return None
+    return pose_of(found, path, inverse=inverse, flip=flip)
+
+
 def inverted(pose: FloatArray) -> FloatArray:
     """Invert a rigid transform, float64 [4, 4]."""
     found = np.eye(4)
@@ -223,5 +234,5 @@ def rotation_of(quaternion: Sequence[float]) -> FloatArray:
 def _numbers(value: Any) -> FloatArray:
     try:
         return np.array(value, np.float64)
-    except (ValueError, TypeError):
+    except (ValueError, TypeError, OverflowError):
         return np.empty(0)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 from abc import ABC, abstractmethod
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field, replace
@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.boundary import guard_methods, reader_boundary
 from seqrecord.originals.files import (
     find_original,
     is_directory,
@@ -43,6 +44,8 @@ _MOST_OF_FOLDER = 1000  # of one folder
 class Originals:
     """Base class of sources over a folder, or a file if `takes_files`.
 
+    The methods of `Source` are boundaries: unexpected errors become `SourceError`.
+
     Args:
         root: path of the original.
         features: names to read, in that order; all by default.
@@ -59,6 +62,10 @@ class Originals:
 
     takes_files: ClassVar[bool] = False
     unpickled: ClassVar[tuple[str, ...]] = ()
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        super().__init_subclass__(**options)
+        guard_methods(cls)
 
     def __post_init__(self) -> None:
         root = find_original(self.root, takes_files=self.takes_files)
@@ -167,9 +174,9 @@ class FirstError:
 
     @contextmanager
     def skipped(self, then: Callable[[], None] = lambda: None, **facts: Any) -> Iterator[None]:
-        """Suppress a `SourceError` of the block: add missing facts, record it and call `then`."""
+        """Suppress an error of the block: add missing facts, record it and call `then`."""
         try:
-            with located(SourceError, **facts):
+            with reader_boundary(), located(SourceError, **facts):
                 yield
         except SourceError as error:
             self.first = self.first or error
@@ -261,13 +268,21 @@ def first_files(root: Path, most: int) -> list[Path]:
     return sorted(islice(_first_files(root), most))
 
 
-def find_folders(root: Path, fits: Callable[[set[str]], bool]) -> list[Path]:
-    """Return all folders from `root` down whose entry names satisfy `fits`, in path order.
+def find_folders(root: Path, fits: Callable[[Path, set[str]], bool]) -> list[Path]:
+    """Return all folders from `root` down that satisfy `fits`, in path order.
 
-    Matching folders are not searched further.
+    `fits` gets a folder and its entry names. Matching folders are not searched further.
     """
-    found = walk(root, lambda names: not fits(set(names)))
-    return _in_order(folder for folder, names in found if fits(set(names)))
+    fitting: list[Path] = []
+
+    def goes_down(folder: Path, names: dict[str, bool]) -> bool:
+        if not fits(folder, {*names}):
+            return True
+        fitting.append(folder)
+        return False
+
+    deque(walk(root, goes_down), 0)
+    return _in_order(fitting)
 
 
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
@@ -323,11 +338,11 @@ def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
 
 
 def walk(
-    root: Path, goes_down: Callable[[dict[str, bool]], bool] = lambda _: True
+    root: Path, goes_down: Callable[[Path, dict[str, bool]], bool] = lambda *_: True
 ) -> Iterator[tuple[Path, dict[str, bool]]]:
     """Yield all folders from `root` down, each with its entries: name to whether it is a folder.
 
-    `goes_down` gets the entries and decides whether to visit the subfolders.
+    `goes_down` gets folder and entries, and decides whether to visit the subfolders.
     """
     waiting = [(root, 0)]
     while waiting:
@@ -335,7 +350,7 @@ def walk(
         check_depth(folder, depth)
         names = dict(list_folder(folder))
         yield folder, names
-        if goes_down(names):
+        if goes_down(folder, names):
             waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 

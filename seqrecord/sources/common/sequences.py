@@ -6,7 +6,6 @@ import re
 from abc import abstractmethod
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import reduce
@@ -19,6 +18,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import size_in
 from seqrecord.format.references import ExternalFile, ReferencedFile
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import check_array, read_bytes
 from seqrecord.originals.protocol import EpisodeInfo
 from seqrecord.originals.references import external_files, external_folders
@@ -221,8 +221,8 @@ class SequenceSource(ScannedSource):
     """Text of further arguments that select features, for the inventory: ` or cameras=`."""
 
     @abstractmethod
-    def is_sequence(self, names: set[str]) -> bool:
-        """Return whether a folder with these entry names contains sequences."""
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:
+        """Return whether a folder, which has these entry names, contains sequences."""
 
     @abstractmethod
     def open(self, folder: Path) -> SequenceFrames:
@@ -246,7 +246,7 @@ class SequenceSource(ScannedSource):
 
     def exists(self) -> bool:
         """Return whether the first entries of the tree contain a sequence."""
-        return has_folder(self.path, lambda _, names: self.is_sequence(names))
+        return has_folder(self.path, self.is_sequence)
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""
@@ -270,7 +270,7 @@ class SequenceSource(ScannedSource):
     def _files(self, *, are_referred_to: bool) -> Iterator[Path]:
         names = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
         for place in self._places.values():
-            with suppress(SourceError):  # raised by reading
+            with skipping_unreadable():  # raised by reading
                 sequence = self.open(place)
                 columns = (column for n, column in sequence.columns.items() if n in names)
                 images = (column.paths for column in columns if isinstance(column, Images))
@@ -353,7 +353,7 @@ class SequenceSource(ScannedSource):
         for folder, sequences in self._folders.items():
             known, hidden = set[Path](), set[str]()
             for place in sequences.values():
-                with suppress(SourceError):
+                with skipping_unreadable():
                     sequence = self.open(place)
                     places |= sequence.places
                     facts = sequence.metadata.items()
@@ -368,7 +368,7 @@ class SequenceSource(ScannedSource):
         unread += unread_paths(
             self.path,
             lambda path: path.parent in self._folders or self.is_beside(path),
-            lambda names: not self.is_sequence({*names}),
+            lambda folder, names: not self.is_sequence(folder, {*names}),
         )
         total = counted(len(self._places), "sequence")
         left_out = group_names(unread, self.path, NO_READER)

@@ -1,8 +1,9 @@
 """The reader of text tables: rows of times, numbers and file names, and matrices of one frame.
 
-Sources of known formats state the columns of a row; folders take any table of numbers. A file has
-one separator, that of its last line: semicolons, commas or blanks. Comment lines begin with `#`,
-`%` or `//`. Folders allow one line of column names at the top.
+Each line is a row, a comment or blank; any other line is an error with its number. Sources of known
+formats state the columns of a row, and comments begin with `#`. Folders take any table of numbers,
+comments also begin with `%` or `//`, and one line of column names is allowed at the top. A file has
+one separator, that of most of its lines: semicolons, commas or blanks.
 """
 
 from __future__ import annotations
@@ -10,7 +11,8 @@ from __future__ import annotations
 import math
 import re
 from collections import Counter
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,7 +36,8 @@ MAX_TABLE_BYTES = 1 << 30
 _SAMPLES = 4
 _BLANK = (0,)  # the shape of a file without characters
 _POSES = frozenset(((3, 4), (4, 4)))
-_COMMENTS = ("#", "%", "//")
+_COMMENTS = ("#",)
+_ANY_COMMENTS = ("#", "%", "//")
 _LARGEST = 1 << 53  # integers below are exact in float64
 _INTEGER = re.compile(r"[+-]?\d{1,40}", re.ASCII)
 _DECIMAL_COMMA = re.compile(r"[+-]?\d+,\d+(?:[eE][+-]?\d+)?")
@@ -59,7 +62,7 @@ class Rows:
         values = []
         for words, line in zip(self.words, self.lines, strict=True):
             try:
-                row = [parse(word) for word in words[first:]]
+                row = parsed(words[first:], parse)
             except ValueError:
                 row = []
             if len(row) != columns or not all(map(math.isfinite, row)):
@@ -91,15 +94,58 @@ class Rows:
 
     def invalid(self, line: int, words: Sequence[str], expected: str) -> SourceError:
         """Return the error for a row of other columns."""
-        return SourceError(
-            f"invalid row in line {line}",
-            file=str(self.path),
-            expected=expected,
-            got=f"{len(words)} columns: {' '.join(words)!r:.120}",
-        )
+        return invalid_row(line, words, expected, file=str(self.path))
 
 
-def read_rows(path: Path, limit: int = MAX_TABLE_BYTES) -> Rows:
+def parsed(words: Sequence[str], parse: Callable[[str], Any] = float) -> list[Any]:
+    """Convert words to numbers. Raises `ValueError` for other text.
+
+    `1_000` and digits of other scripts are numbers in Python alone.
+    """
+    for word in words:
+        if "_" in word or not word.isascii():
+            raise ValueError(f"not a number: {word[:80]!r}")
+    return [parse(word) for word in words]
+
+
+def invalid_row(
+    line: int, words: Sequence[str], expected: str, file: str | None = None
+) -> SourceError:
+    """Return the error for a line that is no row of its format."""
+    got = f"{len(words)} columns: {' '.join(words)!r:.120}"
+    return SourceError(f"invalid row in line {line}", file=file, expected=expected, got=got)
+
+
+def text_lines(file: Iterable[bytes]) -> Iterator[tuple[int, str]]:
+    """Yield number and text of each line of a UTF-8 file, blank ones and comments included.
+
+    For formats whose lines depend on those before, and for files too large for `read_rows`.
+    """
+    for number, line in enumerate(file, 1):
+        try:
+            yield number, line.decode("utf-8-sig" if number == 1 else "utf-8").strip()
+        except UnicodeDecodeError as error:
+            got = repr(line[error.start : error.start + 8])
+            raise SourceError(f"line {number} is not UTF-8 text", got=got) from error
+
+
+def is_row(text: str) -> bool:
+    """Return whether a line is neither blank nor a comment."""
+    return bool(text) and not text.startswith(_COMMENTS)
+
+
+@contextmanager
+def row_of(line: int, text: str, expected: str) -> Iterator[None]:
+    """Raise `SourceError` with the line's number if the block cannot parse the text of a row."""
+    try:
+        yield
+    except (ValueError, IndexError, OverflowError) as error:
+        raise invalid_row(line, text.split(), expected) from error
+
+
+def read_rows(
+    path: Path, limit: int = MAX_TABLE_BYTES, comments: tuple[str, ...] = _COMMENTS
+) -> Rows:
     """Read a table of at most `limit` bytes. Raises `SourceError` for decimal commas."""
     try:
         text = read_bytes(path, limit).decode("utf-8-sig")
@@ -111,9 +157,8 @@ def read_rows(path: Path, limit: int = MAX_TABLE_BYTES) -> Rows:
             expected="UTF-8",
             got=repr(error.object[error.start : error.start + 8]),
         ) from error
-    lines = _lines(text)
-    last = lines[-1][1] if lines else ""
-    separator = next((each for each in (";", ",") if each in last), None)
+    lines = _lines(text, comments)
+    separator = _separator(line for _, line in lines)
     for number, line in lines if separator else ():
         words = [word.strip() for word in line.split(";" if ";" in line else None)]
         found = [word for word in words if _DECIMAL_COMMA.fullmatch(word)]
@@ -205,7 +250,7 @@ class NumberTable:
 
 def read_numbers(path: Path) -> NumberTable:
     """Read the file's rows. Raises `SourceError` if it is not a table of numbers."""
-    table = read_rows(path, MAX_BYTES)
+    table = read_rows(path, MAX_BYTES, _ANY_COMMENTS)
     rows = table.words
     has_names = len(rows) > 1 and _are_names(rows[0]) and len(rows[0]) == len(rows[1])
     names, rows = (rows[0], rows[1:]) if has_names else ((), rows)
@@ -231,7 +276,7 @@ def count_rows(path: Path) -> int:
 
     Raises `SourceError` unless the last one is numeric.
     """
-    rows = read_rows(path, MAX_BYTES)
+    rows = read_rows(path, MAX_BYTES, _ANY_COMMENTS)
     if not rows.words or not all(map(_is_number, rows.words[-1])):
         raise _no_numbers(path, rows.shown(rows.words[-1]) if rows.words else "no rows")
     return len(rows.words)
@@ -293,9 +338,21 @@ def is_blank(path: Path) -> bool:
     return not read_bytes(path, MAX_BYTES).strip()
 
 
-def _lines(text: str) -> list[tuple[int, str]]:
+def _lines(text: str, comments: tuple[str, ...]) -> list[tuple[int, str]]:
     lines = ((number, line.strip()) for number, line in enumerate(text.splitlines(), 1))
-    return [(number, line) for number, line in lines if line and not line.startswith(_COMMENTS)]
+    return [(number, line) for number, line in lines if line and not line.startswith(comments)]
+
+
+def _separator(lines: Iterable[str]) -> str | None:
+    """Return the separator of most lines; of two equally frequent ones that of the later line.
+
+    Neither a line of names at the top nor a last line that is cut decides.
+    """
+    counts: Counter[str | None] = Counter()
+    for line in lines:
+        separator = next((each for each in (";", ",") if each in line), None)
+        counts[separator] = counts.pop(separator, 0) + 1  # the latest one is the last key
+    return max(reversed(counts), key=lambda each: counts[each], default=None)
 
 
 def _split(line: str, separator: str | None) -> list[str]:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import SourceError
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
@@ -81,7 +80,7 @@ def camera_of(episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, 
     for folder in episode.folders.values() if episode.cameras else ():
         path = episode.path / folder.first
         if path.suffix.lower() in IMAGE_ENDINGS:
-            with suppress(SourceError):  # raised by `frames`
+            with skipping_unreadable():  # raised by `frames`
                 height, width = image_header(path).shape[:2]
                 sizes.add((height, width))
     return find_camera(episode.path, episode.cameras, sizes)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import is_directory, is_file, read_bytes
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.originals.references import external_files, external_folders
@@ -198,7 +198,7 @@ class FolderSource(NumberedFrames, ScannedSource):
         """Row files by episode folder, without values; none of exported and broken episodes."""
         every = {episode.path: RowFiles(0) for episode in self._episodes}
         for episode in self._plain:
-            with suppress(SourceError):
+            with skipping_unreadable():
                 taken, num_frames = {*episode.folders, *episode.arrays}, self._num_frames(episode)
                 found = find_rows(episode.path, episode.rows, taken, num_frames)
                 for name, rows in found.features.items():
@@ -362,7 +362,7 @@ class FolderSource(NumberedFrames, ScannedSource):
     def _info(self, episode: EpisodeFolder, names: Collection[str]) -> EpisodeInfo:
         metadata: dict[str, Any] = {}
         num_frames, fps, split = 0, None, None
-        try:
+        with skipping_unreadable():  # raised by `frames`
             if episode.is_exported:
                 described = read_description(episode.path)
                 num_frames, fps, split = len(described.frames), described.fps, described.split
@@ -372,8 +372,6 @@ class FolderSource(NumberedFrames, ScannedSource):
                 metadata |= self._text_metadata(episode, names)
             if episode.has_metadata:
                 metadata |= read_metadata(episode.path / METADATA)
-        except SourceError:
-            pass  # raised by `frames`
         return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps, split)
 
     def _files(
@@ -396,7 +394,7 @@ class FolderSource(NumberedFrames, ScannedSource):
         columns = {**self._rows[episode.path].columns}
         for name, each in episode.folders.items():
             if ending_of(each.first) in POINT_ENDINGS:
-                with suppress(SourceError):  # raised by `frames`
+                with skipping_unreadable():  # raised by `frames`
                     found = read_points(episode.path / each.first, self.columns)
                     columns[name] = list(found[each.member or ""].names)
         chosen = {name: columns[name] for name in sorted(columns.keys() & names)}

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import json_object, list_folder, read_bytes
 from seqrecord.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
 from seqrecord.sources.common.frame_names import (
@@ -309,7 +309,7 @@ def _summaries(groups: Mapping[str, FrameFiles]) -> dict[str, FrameFiles]:
 def _members(first: Path) -> Sequence[str | None]:
     """Return the names of several arrays in an npz file or a file of points, else `None`."""
     ending, found = first.suffix.lower(), list[str]()
-    with suppress(SourceError):  # raised by the reader
+    with skipping_unreadable():  # raised by the reader
         if ending == NPZ:
             found = npz_names(first)
         elif ending in POINT_ENDINGS:

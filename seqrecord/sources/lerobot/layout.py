@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.boundary import reader_boundary
 from seqrecord.originals.files import is_file, json_object, read_bytes
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.originals import find_files
@@ -264,7 +265,7 @@ def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEp
     """Return the episode of a row. An invalid row gives an episode with its number and an error."""
     index = row.get("episode_index")
     try:
-        with located(SourceError, file=str(place)):
+        with reader_boundary(), located(SourceError, file=str(place)):
             return _episode(row, info)
     except SourceError as error:
         if not _is_count(index):

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from contextlib import suppress
 from pathlib import Path
 
-from seqrecord.errors import SourceError
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import is_file
 from seqrecord.originals.remote import remote_files
 from seqrecord.schema import Schema
@@ -114,14 +113,14 @@ def _extra_frames(root: Path, listed: Mapping[str, int]) -> int:
     """Count frames in video files beyond the episodes' frames, if the files' tables have counts."""
     extra = 0
     for place, count in listed.items():
-        with suppress(SourceError), VideoFile(root / place) as file:  # raised by reading
+        with skipping_unreadable(), VideoFile(root / place) as file:  # raised by reading
             extra += max(0, (file.known_count() or 0) - count)
     return extra
 
 
 def _columns(root: Path, episodes: Collection[LeRobotEpisode]) -> list[str]:
     for episode in episodes:
-        with suppress(SourceError):  # raised by reading
+        with skipping_unreadable():  # raised by reading
             return ParquetTable(root / episode.file).names
     return []
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
@@ -16,6 +15,7 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import is_file
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.originals.references import external_files, identity_of_files
@@ -257,7 +257,7 @@ class LeRobotSource(InPlace):
         found: dict[int, Rows | SourceError] = {}
         files = {each.file for each in self._episodes.values() if each.error is None}
         for file in sorted(files) if PERSISTENT in self._info.features else ():
-            with suppress(SourceError):  # raised by reading the rows
+            with skipping_unreadable():  # raised by reading the rows
                 found |= persistent_rows(self.path / file)
         return found
 

@@ -4,10 +4,9 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from pathlib import Path
 
-from seqrecord.errors import SourceError
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.protocol import EpisodeInfo
 from seqrecord.sources.inventory import NOT_SELECTED, Account, LeftOut, group_names, unread_files
 from seqrecord.sources.mcap.bags import Topic
@@ -73,7 +72,7 @@ def _records(source: TopicSource) -> Iterator[LeftOut]:
     """Yield attachments and metadata records; rosbag2 adds metadata records to every file."""
     counts: Counter[str] = Counter()
     for recording in source.recordings.values():
-        with suppress(SourceError):  # raised by `frames`
+        with skipping_unreadable():  # raised by `frames`
             counts.update(recording.extras())
     for name, count in sorted(counts.items()):
         yield LeftOut(f"{name} of MCAP", count, "no reader", "records", name == "attachments")
@@ -111,7 +110,7 @@ def _assumed(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[s
         if source.offered[topic].type.endswith(_COVARIANCES):
             yield f"{topic}: covariances are not packed"
     for recording in source.recordings.values():
-        with suppress(SourceError):  # raised by `frames`
+        with skipping_unreadable():  # raised by `frames`
             for topic in source.videos_of(recording):
                 if count := num_before_start(recording, topic):
                     yield f"{recording.key}: {topic} has {count} messages before a keyframe"

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import is_file, read_bytes
 from seqrecord.processes.forks import cached_property
 from seqrecord.sources.common.originals import by_key, find_files, key_of, natural_order
@@ -150,7 +150,7 @@ def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
     """
     mark, unlisted = folder / METADATA, list[Path]()
     paths = tuple(files)
-    with suppress(SourceError):  # raised by `times`
+    with skipping_unreadable():  # raised by `times`
         if names := read_metadata(mark).files:
             paths = tuple(folder / name for name in names)
             unlisted = [path for path in files if path not in paths]

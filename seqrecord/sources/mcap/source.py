@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.boundary import reader_boundary
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import Frame
@@ -190,10 +191,11 @@ class McapSource(TopicSource):
         clock = self.clock_topic  # raises for the source as a whole
         for recording in self.recordings.values():
             try:
-                aligned = self._aligned(recording)
-                topics = {topic: aligned.counts(topic) for topic in self._aligned_topics}
-                found.append(self._info(recording, aligned, topics))
-            except SourceError as error:
+                with reader_boundary():
+                    aligned = self._aligned(recording)
+                    topics = {topic: aligned.counts(topic) for topic in self._aligned_topics}
+                    found.append(self._info(recording, aligned, topics))
+            except SourceError as error:  # raised by `frames`
                 found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
                 continue
             dropped += sum(each["dropped"] for each in topics.values())

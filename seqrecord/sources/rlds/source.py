@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.boundary import reader_boundary
 from seqrecord.originals.files import list_folder, size_of
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.processes.forks import cached_property
@@ -201,7 +202,7 @@ class RldsSource(Originals):
 
         damage: SourceError | None = None
         try:
-            with TfRecordFile(path) as file:
+            with reader_boundary(), TfRecordFile(path) as file:
                 for record in file.records():
                     add(record.offset, *self._read_info(file, record))
         except SourceError as error:

@@ -15,7 +15,8 @@ import numpy as np
 
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_directory, is_file, list_folder, opened
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, pose_of, rotation_of
+from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, known_pose_of, rotation_of
+from seqrecord.sources.common.tables import is_row, parsed, row_of, text_lines
 from seqrecord.sources.scenes.views import Layout, Scene, View, inside, well_formed
 
 _MODELS: tuple[tuple[str, int, str | None, str], ...] = (
@@ -56,7 +57,8 @@ def _places(folder: Path) -> Mapping[str, Path]:
             continue
         if _ending(model):
             return {"": model}
-        inner = [name for name, is_folder in list_folder(model) if is_folder and name.isdigit()]
+        names = (name for name, is_folder in list_folder(model) if is_folder)
+        inner = [name for name in names if name.isascii() and name.isdigit()]
         found = {name: model / name for name in sorted(inner, key=int) if _ending(model / name)}
         if below and found:
             return {"": next(iter(found.values()))} if len(found) == 1 else found
@@ -83,9 +85,11 @@ def _read(model: Path) -> Scene:
             cameras[number] = _camera(name, size, numbers, paths[1])
     with opened(paths[0]) as file, well_formed(paths[0], "an image's pose, camera and name"):
         for numbers, camera, name in read_images(file):
-            pose = np.eye(4)
-            pose[:3, :3], pose[:3, 3] = rotation_of(numbers[:4]), numbers[4:]
-            pose = pose_of(pose, paths[0], inverse=True)
+            matrix = np.eye(4)
+            matrix[:3, :3], matrix[:3, 3] = rotation_of(numbers[:4]), numbers[4:]
+            pose = known_pose_of(matrix, paths[0], inverse=True)
+            if camera not in cameras:
+                raise SourceError(f"the camera of an image is not in {paths[1].name}", got=camera)
             views.append(View(inside(folder, name, paths[0]), cameras[camera], pose))
     return Scene(_CONVENTION, views, paths)
 
@@ -113,18 +117,33 @@ _Images = Iterator[tuple[list[float], int, str]]
 
 
 def _text_cameras(file: BinaryIO) -> _Cameras:
-    for words in map(str.split, map(bytes.decode, file)):
-        if words and not words[0].startswith("#"):
-            yield int(words[0]), words[1], (int(words[2]), int(words[3])), [*map(float, words[4:])]
+    for line, text in text_lines(file):
+        if is_row(text):
+            with row_of(line, text, "CAMERA_ID MODEL WIDTH HEIGHT PARAMETERS"):
+                words = text.split()
+                number, width, height = parsed([words[0], words[2], words[3]], int)
+                parameters = parsed(words[4:])
+            yield number, words[1], (width, height), parameters
 
 
 def _text_images(file: BinaryIO) -> _Images:
-    """Read every second line; the others are points, and may be empty."""
-    lines = (line for line in file if not line.startswith(b"#"))
-    for line in lines:
-        if words := line.decode().split(maxsplit=9):
-            yield [*map(float, words[1:8])], int(words[8]), words[9].rstrip()
-            next(lines, None)
+    """Read lines of images, each followed by a line of its points, which may be empty."""
+    lines = text_lines(file)
+    for line, text in lines:
+        if not is_row(text):
+            continue
+        with row_of(line, text, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"):
+            words = text.split(maxsplit=9)
+            _, camera = parsed([words[0], words[8]], int)
+            pose, name = parsed(words[1:8]), words[9]
+        line, text = next(lines, (0, ""))
+        expected = "points of the image above, X Y POINT3D_ID of each, or an empty line"
+        with row_of(line, text, expected):
+            numbers = text.split()
+            parsed(numbers[::3]), parsed(numbers[1::3]), parsed(numbers[2::3], int)
+            if len(numbers) % 3:
+                raise ValueError(f"{len(numbers)} numbers")
+        yield pose, camera, name
 
 
 def _bin_cameras(file: BinaryIO) -> _Cameras:

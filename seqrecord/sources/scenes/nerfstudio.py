@@ -12,9 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import is_file, opened
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, pose_of
+from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, known_pose_of
 from seqrecord.sources.common.sequences import image_size
 from seqrecord.sources.scenes.views import (
     DEPTH,
@@ -26,6 +26,7 @@ from seqrecord.sources.scenes.views import (
     read_json,
     well_formed,
 )
+from seqrecord.text import repr_of
 
 _FILE = "transforms.json"
 _SPLITS = {f"transforms_{split}.json": split for split in ("train", "val", "test")}
@@ -34,9 +35,10 @@ _FISHEYE = ("OPENCV_FISHEYE", "FISHEYE")
 _NUMBERS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "k1", "k2", "k3", "k4", "p1", "p2")
 _CAMERA = {*_NUMBERS, "camera_angle_x", "camera_angle_y", "camera_model", "is_fisheye"}
 _FRAME = {*_CAMERA, "file_path", "transform_matrix", "depth_file_path", "mask_path"}
+_FILES = ("file_path", "depth_file_path", "mask_path")
 _DEPTH_SCALE = "integer_depth_scale"
 _HEAD = 1 << 16
-_MOST_NUMBERS = 16  # of a value that is kept in the metadata
+_MOST_NUMBERS, _MOST_LEVELS = 16, 3  # of a value that is kept in the metadata
 
 
 def _fits(names: set[str]) -> bool:
@@ -60,12 +62,20 @@ def _read(path: Path) -> Scene:
     with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
         frames = [{**frame} for frame in found["frames"]]
         shared = {name: value for name, value in found.items() if name in _CAMERA}
-        files = {
-            (at, name): inside(folder, frame[name], path)
-            for at, frame in enumerate(frames)
-            for name in ("file_path", "depth_file_path", "mask_path")
-            if frame.get(name) is not None
-        }
+    files: dict[tuple[int, str], Path] = {}
+    for at, frame in enumerate(frames):
+        if not isinstance(frame.get("file_path"), str):
+            raise SourceError(
+                "frame without an image",
+                file=str(path),
+                frame=at,
+                expected="file_path, a path relative to the scene's folder",
+                got=repr_of(frame.get("file_path"), 100),
+            )
+        with located(SourceError, frame=at):
+            for name in _FILES:
+                if frame.get(name) is not None:
+                    files[at, name] = inside(folder, frame[name], path)
     for place, file in files.items():
         if place[1] == "file_path" and not file.suffix:
             files[place] = file.with_suffix(".png")
@@ -87,7 +97,7 @@ def _read(path: Path) -> Scene:
         with well_formed(path, "numbers fl_x, fl_y, cx, cy, w, h, or camera_angle_x"):
             if (key := repr(own)) not in cameras:
                 cameras[key] = _camera({**shared, **own}, size, path)
-            pose = pose_of(frame["transform_matrix"], path, flip="yz")
+            pose = known_pose_of(frame["transform_matrix"], path, flip="yz")
         names = {DEPTH: "depth_file_path", "mask": "mask_path"}
         others = {name: files[at, key] for name, key in names.items() if (at, key) in files}
         views.append(View(images[at], cameras[key], pose, others))
@@ -116,10 +126,11 @@ def _scene(path: Path, found: dict[str, Any], frames: list[Any], views: list[Vie
     )
 
 
-def _is_kept(value: Any) -> bool:
+def _is_kept(value: Any, level: int = 0) -> bool:
     """Whether a value is small: text, a number, or a matrix such as `applied_transform`."""
     if isinstance(value, list):
-        return len(value) <= _MOST_NUMBERS and all(map(_is_kept, value))
+        is_small = len(value) <= _MOST_NUMBERS and level < _MOST_LEVELS
+        return is_small and all(_is_kept(element, level + 1) for element in value)
     return not isinstance(value, dict)
 
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from seqrecord.originals.files import is_file
-from seqrecord.sources.common.cameras import Camera, FloatArray, camera_of_matrix, pose_of
+from seqrecord.sources.common.cameras import Camera, FloatArray, camera_of_matrix, known_pose_of
 from seqrecord.sources.common.sequences import DecodedFile, image_size
 from seqrecord.sources.common.tables import read_numbers
 from seqrecord.sources.scenes.packed_depth import METRIC_NOTE, packed_depth
@@ -64,7 +64,7 @@ def _read_scannet(folder: Path) -> Scene:
 def _pose(path: Path) -> FloatArray | None:
     """Return the pose of a frame; `None` if tracking failed, which is -inf."""
     numbers = read_numbers(path).matrix()
-    return None if np.isinf(numbers).any() else pose_of(numbers, path)
+    return None if np.isinf(numbers).any() else known_pose_of(numbers, path)
 
 
 def _read_iphone(folder: Path) -> Scene:
@@ -78,7 +78,7 @@ def _read_iphone(folder: Path) -> Scene:
         notes += [f"{depth.name}: {METRIC_NOTE}"] if is_metric else []
     for stem, frame in poses.items():
         with well_formed(path, "aligned_pose, 16 numbers, and intrinsic, 9 numbers, of each frame"):
-            pose = pose_of(np.reshape(frame["aligned_pose"], (4, 4)), path)
+            pose = known_pose_of(np.reshape(frame["aligned_pose"], (4, 4)), path)
             image = images.get(stem, folder / "rgb" / f"{stem}.jpg")
             matrix = np.reshape(frame["intrinsic"], (3, 3))
         camera = camera_of_matrix(matrix, size, path) if images else None

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from seqrecord.errors import SourceError, located
+from seqrecord.originals.boundary import reader_boundary
 from seqrecord.originals.files import list_folder
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.processes.forks import cached_property
@@ -67,18 +68,28 @@ class SceneSource(SequenceSource):
     def exists(self) -> bool:
         return super().exists() and bool(self._places)
 
-    def is_sequence(self, names: set[str]) -> bool:
-        return any(layout.fits(names) for layout in self._allowed)
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:
+        return any(layout.fits(names) and layout.holds(folder) for layout in self._allowed)
 
     def sequences(self, folder: Path) -> Mapping[str, Path]:
         names, key = {name for name, _ in list_folder(folder)}, self.key(folder)
         for layout in self._allowed:
-            if layout.fits(names) and (places := layout.places(folder)):
+            if not (layout.fits(names) and layout.holds(folder)):
+                continue
+            try:
+                with reader_boundary(file=str(folder)):
+                    places = layout.places(folder)
+            except SourceError as error:  # one broken list does not hide the other scenes
+                self._unlisted[folder] = error
+                return {key: folder}
+            if places:
                 self._layouts.update(dict.fromkeys(places.values(), (layout.name, folder)))
                 return {f"{key}/{name}".rstrip("/"): place for name, place in places.items()}
         return {}
 
     def open(self, folder: Path) -> SequenceFrames:
+        if (error := self._unlisted.get(folder)) is not None:
+            raise type(error)(error.message, **error.context()) from error
         name, above = self._layouts[folder]
         with located(SourceError, file=str(folder)):
             return sequence_of(LAYOUTS[name].read(folder), name, above, self.wants)
@@ -90,6 +101,11 @@ class SceneSource(SequenceSource):
     @cached_property
     def _layouts(self) -> dict[Path, tuple[str, Path]]:
         """Layout and folder of each argument of `open`."""
+        return {}
+
+    @cached_property
+    def _unlisted(self) -> dict[Path, SourceError]:
+        """Errors of folders whose scenes cannot be listed."""
         return {}
 
 

@@ -13,7 +13,8 @@ from __future__ import annotations
 import gzip
 import json
 import re
-from collections.abc import Mapping
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -21,13 +22,21 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
-from seqrecord.originals.files import is_directory, list_folder, opened, read_bytes
+from seqrecord.errors import SourceError, located
+from seqrecord.originals.files import (
+    is_directory,
+    is_file,
+    list_folder,
+    opened,
+    read_bytes,
+    size_of,
+)
+from seqrecord.originals.limits import check_size
 from seqrecord.sources.common.aligning import NONE, align
-from seqrecord.sources.common.cameras import OPENCV, Camera, pose_of, rotation_of
+from seqrecord.sources.common.cameras import OPENCV, Camera, known_pose_of, pose_of, rotation_of
 from seqrecord.sources.common.images import decode_image
 from seqrecord.sources.common.sequences import DecodedFile, image_size
-from seqrecord.sources.common.tables import Rows, read_numbers, read_rows, timed_values
+from seqrecord.sources.common.tables import Rows, parsed, read_numbers, read_rows, timed_values
 from seqrecord.sources.scenes.views import (
     DEPTH,
     Layout,
@@ -37,13 +46,22 @@ from seqrecord.sources.scenes.views import (
     inside,
     well_formed,
 )
+from seqrecord.text import repr_of
 
 _TRAJECTORY = "lowres_wide.traj"
 _NEAR = 5_000_000  # nanoseconds between an image and its pose, as in ARKitScenes' loader
 _NS = 10**9
+_MOST_SECONDS = (1 << 63) // _NS  # of int64 in nanoseconds
 _CLIP = re.compile(r"[0-9a-f]{16}")
+_MICROSECONDS = re.compile(r"[0-9]{1,19}")
+_MOST_MICROSECONDS = ((1 << 63) - 1) // 1000
+_ROW = 19  # numbers
+_MOST_OF_LINE = 4096
 _ANNOTATIONS = "frame_annotations.jgz"
-_MOST_BYTES = 1 << 31
+_NAME = re.compile(r"[^/\0]+")
+_FREE_BYTES = 16 << 20  # of annotations; decoded, text of JSON takes up to 24 times its size
+_MOST_RATIO = 32  # decompressed bytes per stored byte; Co3D's own files have less than 10
+_MOST_OF_FRAME = 1 << 16  # characters; Co3D's have about 1,500
 
 
 def _read_arkit(folder: Path) -> Scene:
@@ -81,7 +99,10 @@ def _read_arkit(folder: Path) -> Scene:
 
 def _seconds(stem: str) -> float:
     with well_formed(Path(stem), "names such as 41069021_305.365"):
-        return float(stem.rpartition("_")[2])
+        [seconds] = parsed([stem.rpartition("_")[2]])
+        if not 0 <= seconds < _MOST_SECONDS:
+            raise ValueError(f"{seconds} seconds")
+    return float(seconds)
 
 
 def _near_name(stem: str, names: set[str]) -> str | None:
@@ -101,23 +122,59 @@ def _pincam(path: Path) -> Camera:
 
 
 def _is_re10k(names: set[str]) -> bool:
-    files = (name.removesuffix(".txt") for name in names if name.endswith(".txt"))
-    return any(_CLIP.fullmatch(stem) and stem in names for stem in files)
+    return any(name.endswith(".txt") and name.removesuffix(".txt") in names for name in names)
 
 
 def _re10k_places(folder: Path) -> Mapping[str, Path]:
     names = {name for name, _ in list_folder(folder)}
-    clips = sorted(name for name in names if _CLIP.fullmatch(name) and f"{name}.txt" in names)
-    return {name: folder / f"{name}.txt" for name in clips}
+    stems = {name.removesuffix(".txt") for name in names if name.endswith(".txt")} & names
+    # The dataset's own names need no look into the lists, so that an empty one is an error.
+    clips = {stem for stem in stems if _CLIP.fullmatch(stem) or _has_rows(folder / f"{stem}.txt")}
+    if clips:
+        for stem in stems - clips:
+            if any(map(_MICROSECONDS.fullmatch, images_in(folder / stem))):
+                clips.add(stem)
+    return {name: folder / f"{name}.txt" for name in sorted(clips)}
+
+
+def _has_rows(path: Path) -> bool:
+    """Return whether one of the first two lines of a list is a row of RealEstate10K."""
+    if not is_file(path):
+        return False
+    with opened(path) as file:
+        lines = [file.readline(_MOST_OF_LINE).decode("ascii", "replace").split() for _ in range(2)]
+    return any(len(words) == _ROW and _is_re10k_row(words) for words in lines)
+
+
+def _is_re10k_row(words: Sequence[str]) -> bool:
+    """Return whether all words are numbers, the first one a time in microseconds."""
+    try:
+        parsed(words)
+    except ValueError:
+        return False
+    return _MICROSECONDS.fullmatch(words[0]) is not None
 
 
 def _read_re10k(path: Path) -> Scene:
     folder = path.with_suffix("")
     images = images_in(folder)
     size = image_size(next(iter(images.values()))) if images else (0, 0)
-    lines = read_rows(path)
-    rows, views = Rows(path, lines.words[1:], lines.lines[1:]), []
-    for words, row in zip(rows.words, rows.numbers(19), strict=True):
+    rows, url = read_rows(path), ""
+    if rows.words and not _is_re10k_row(rows.words[0]):  # else a list without the line of its URL
+        url = " ".join(rows.words[0])
+        rows = Rows(path, rows.words[1:], rows.lines[1:])
+    if not rows.words:
+        raise SourceError(
+            "clip without frames",
+            file=str(path),
+            expected="a URL, then a time in microseconds and 18 numbers a line",
+            got=f"{url[:100]!r} alone" if url else "no row",
+        )
+    views = []
+    numbers = rows.numbers(_ROW)
+    for words, line, row in zip(rows.words, rows.lines, numbers, strict=True):
+        if not _MICROSECONDS.fullmatch(words[0]) or (time := int(words[0])) > _MOST_MICROSECONDS:
+            raise rows.invalid(line, words, "a time in whole microseconds, and 18 numbers")
         image = images.get(words[0], folder / f"{words[0]}.png")
         scale, camera = np.array([size[1], size[0]] * 2), None
         if images:
@@ -127,12 +184,12 @@ def _read_re10k(path: Path) -> Scene:
                 *(intrinsics, size[::-1], path), centre=0.5, model=OPENCV, coefficients=distortion
             )
         pose = pose_of(row[7:].reshape(3, 4), path, inverse=True)
-        views.append(View(image, camera, pose, time=int(words[0]) * 1000))
+        views.append(View(image, camera, pose, time=time * 1000))
     return Scene(
         "world-to-camera, OpenCV axes, no scale; intrinsics as fractions of the sides "
         "(RealEstate10K)",
         *(views, [path]),
-        metadata={"url": " ".join(*lines.words[:1])},
+        metadata={"url": url} if url else {},
         notes=["the file names are times in us"],
     )
 
@@ -144,17 +201,56 @@ def _co3d_places(folder: Path) -> Mapping[str, Path]:
 @lru_cache(maxsize=1)
 def _annotations(path: Path) -> dict[str, list[Any]]:
     """Return the frames of a category by sequence."""
-    with opened(path) as file, well_formed(path, "a gzip file of a JSON list of frames"):
-        try:
-            data = gzip.GzipFile(fileobj=file).read(_MOST_BYTES + 1)
-        except (OSError, EOFError) as error:
-            raise SourceError("not a gzip file", file=str(path), got=str(error)[:200]) from error
-        if len(data) > _MOST_BYTES:
-            raise SourceError("annotations too large", expected=f"at most {_MOST_BYTES} bytes")
-        found: dict[str, list[Any]] = {}
-        for frame in json.loads(data):
-            found.setdefault(str(frame["sequence_name"]), []).append(frame)
+    found: dict[str, list[Any]] = {}
+    with (
+        well_formed(path, "a gzip file of a JSON list of frames"),
+        located(SourceError, file=str(path)),
+    ):
+        for frame in _elements(_unzipped(path)):
+            name = frame["sequence_name"]
+            if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
+                raise SourceError(
+                    "sequence_name is not the name of a folder",
+                    expected="a name without /",
+                    got=repr_of(name, 100),
+                )
+            kept = {key: frame.get(key) for key in ("image", "viewpoint", "mask", "depth")}
+            found.setdefault(name, []).append(kept)
     return found
+
+
+def _unzipped(path: Path) -> str:
+    """Decompress a list of annotations, within a budget: its frames take more memory than text."""
+    limit = max(_FREE_BYTES, _MOST_RATIO * size_of(path))
+    with opened(path) as file:
+        try:
+            data = gzip.GzipFile(fileobj=file).read(limit + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise SourceError("not a gzip file", got=str(error)[:200]) from error
+    check_size("annotations", len(data), limit)
+    return data.decode()
+
+
+def _elements(text: str) -> Iterator[dict[str, Any]]:
+    """Yield the objects of a JSON list one by one, so that anything else ends it at once."""
+    decode, at = json.JSONDecoder().raw_decode, _after(text, 0, "[")
+    while not text.startswith("]", at):
+        value, end = decode(text, at)
+        if not isinstance(value, dict) or end - at > _MOST_OF_FRAME:
+            raise ValueError(f"expected an object of a frame at character {at}")
+        yield value
+        at = _after(text, end, "")
+        at = at if text.startswith("]", at) else _after(text, at, ",")
+    if text[at + 1 :].strip():
+        raise ValueError(f"text after the list, at character {at + 1}")
+
+
+def _after(text: str, at: int, mark: str) -> int:
+    """Return the place after a mark and the spaces around it."""
+    match = re.compile(rf"\s*{re.escape(mark)}\s*").match(text, at)
+    if match is None:
+        raise ValueError(f"expected {mark} at character {at}")
+    return match.end()
 
 
 def _read_co3d(place: Path) -> Scene:
@@ -189,7 +285,9 @@ def _read_co3d(place: Path) -> Scene:
                 elif found is not None:
                     others[name] = found
             image = inside(root, frame["image"]["path"], path)
-        views.append(View(image, camera, pose_of(matrix, path, inverse=True, flip="xy"), others))
+        views.append(
+            View(image, camera, known_pose_of(matrix, path, inverse=True, flip="xy"), others)
+        )
     return Scene(
         "world-to-camera, PyTorch3D axes: x left, y up, z forward; no scale (Co3D)",
         *(views, [path]),
@@ -219,6 +317,7 @@ RE10K = Layout(
     "realestate10k",
     "CLIP.txt with CLIP/TIME.png (RealEstate10K)",
     *(_is_re10k, _read_re10k, _re10k_places),
+    holds=lambda folder: bool(_re10k_places(folder)),
 )
 CO3D = Layout(
     "co3d",

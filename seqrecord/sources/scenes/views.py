@@ -37,6 +37,9 @@ from seqrecord.sources.common.sequences import (
 IMAGE, DEPTH = "image", "depth"
 _KINDS = {IMAGE: IMAGE, DEPTH: DEPTH, "mask": "mask", "depth_mask": "mask"}
 _MAX_JSON = 1 << 28
+_WRONG_VALUES = (
+    *(ArithmeticError, LookupError, TypeError, ValueError, AttributeError, RecursionError),
+)
 
 
 @dataclass(frozen=True)
@@ -85,6 +88,7 @@ class Layout:
         name: value of the option `layout`, and of `dataset` in the metadata.
         expected: description of its files, for errors.
         fits: whether a folder with these entry names contains scenes.
+        holds: the same by the contents of the files, where names do not suffice.
         read: reads the scene at a place of `places`.
         places: scenes in a folder: suffix of the key to place; by default the folder itself.
     """
@@ -94,6 +98,7 @@ class Layout:
     fits: Callable[[set[str]], bool]
     read: Callable[[Path], Scene]
     places: Callable[[Path], Mapping[str, Path]] = lambda folder: {"": folder}
+    holds: Callable[[Path], bool] = lambda _: True
 
 
 def sequence_of(
@@ -180,7 +185,7 @@ def well_formed(path: Path, expected: str) -> Iterator[None]:
     """Raise `SourceError` for missing or wrong values that the block reads."""
     try:
         yield
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except _WRONG_VALUES as error:
         raise SourceError(
             "missing or wrong value",
             file=str(path),

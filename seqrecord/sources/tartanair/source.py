@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SourceError
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import is_file
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.processes.forks import cached_property
@@ -103,10 +103,11 @@ class TartanAirSource(SequenceSource):
     def exists(self) -> bool:
         """Return whether the first entries below `root` contain files with TartanAir's names."""
         return has_folder(
-            self.path, lambda path, names: self.is_sequence(names) and Trajectory(path).is_sound
+            self.path,
+            lambda path, names: self.is_sequence(path, names) and Trajectory(path).is_sound,
         )
 
-    def is_sequence(self, names: set[str]) -> bool:
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:  # noqa: ARG002
         return any(not layout.names.isdisjoint(names) for layout in LAYOUTS)
 
     def wants(self, *names: str) -> bool:
@@ -212,7 +213,7 @@ def _metadata(trajectory: Trajectory, layout: TartanAirLayout) -> dict[str, Any]
         "trajectory": trajectory.path.name,
         "first_frame_id": ids[0],
     }
-    with suppress(SourceError):  # raised by reading
+    with skipping_unreadable():  # raised by reading
         if first is not None:
             height, width = image_size(first)
             x, y = width / 2, height / 2

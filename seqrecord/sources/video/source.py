@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +14,7 @@ import numpy.typing as npt
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ExternalFile, ReferencedGops
+from seqrecord.originals.boundary import reader_boundary, skipping_unreadable
 from seqrecord.originals.files import is_file
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.originals.references import external_files, identity_of_files
@@ -102,7 +102,7 @@ class VideoSource(InPlace):
         streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
         for path in self._paths():
             endings[path.suffix] += 1
-            with suppress(SourceError), VideoFile(path, self.stream) as file:
+            with skipping_unreadable(), VideoFile(path, self.stream) as file:
                 streams.update(file.other_streams())
                 others.update(file.others)
                 if file.others and self.stream is None:
@@ -215,7 +215,7 @@ class VideoSource(InPlace):
 
     def _info(self, key: str, files: dict[str, Path]) -> EpisodeInfo:
         try:
-            with VideoFile(next(iter(files.values())), self.stream) as file:
+            with reader_boundary(), VideoFile(next(iter(files.values())), self.stream) as file:
                 return EpisodeInfo(key, max(file.count(), 1), fps=file.fps)
         except SourceError:
             return EpisodeInfo(key, 1)  # reading raises the error

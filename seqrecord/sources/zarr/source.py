@@ -30,6 +30,7 @@ import numpy.typing as npt
 from seqrecord.errors import SeqRecordError, SourceError, located
 from seqrecord.format.references import ExternalFile
 from seqrecord.lazy import import_extra
+from seqrecord.originals.boundary import skipping_unreadable
 from seqrecord.originals.files import first_line, is_directory, is_file, list_folder
 from seqrecord.originals.limits import MAX_CHUNK_BYTES, check_frames, check_size
 from seqrecord.originals.protocol import EpisodeInfo, SourceFormat
@@ -100,7 +101,7 @@ class ZarrSource(ScannedSource):
         names = [spec.name for spec in self.schema().values() if spec.may_be_referred_to]
         found: dict[str, ExternalFile] = {}
         for path in self._buffers:
-            with suppress(SourceError), _open(path) as group:  # raised by `frames`
+            with skipping_unreadable(), _open(path) as group:  # raised by `frames`
                 arrays = _arrays(group)
                 for name in names:
                     if name in arrays:
@@ -159,7 +160,7 @@ class ZarrSource(ScannedSource):
         notes, unwritten = list[str](), Unwritten()
         rows, others = Counter[str](), Counter[tuple[str, str, bool]]()
         for path in self._buffers:
-            with suppress(SourceError), _open(path) as group:  # raised by reading
+            with skipping_unreadable(), _open(path) as group:  # raised by reading
                 arrays, ends = _arrays(group), _episode_ends(group, path)
                 meta = {_ENDS, *(f"meta/{name}" for name in _per_episode(group, path, len(ends)))}
                 last = max([0, *ends[-1:].tolist()])
@@ -190,7 +191,7 @@ class ZarrSource(ScannedSource):
             left_out += unread_files(
                 self.path,
                 lambda path: path in self._buffers or path.parent in self._buffers,
-                goes_down=lambda names: not {"data", "meta"} <= {*names},
+                goes_down=lambda _, names: not {"data", "meta"} <= {*names},
             )
         reason = f"{counted(len(self._buffers), 'group')} with data/ and {_ENDS}"
         places = {name: f"data/{name}" for name in self.schema()}
