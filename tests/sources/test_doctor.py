@@ -201,7 +201,7 @@ BROKEN = [
     broken(
         "unreadable",
         lambda r: cut_short(r / VIDEO),
-        f"truncated video; copy its readable part, `ffmpeg -i IN -c copy OUT`; file: {CAMERA_OF}",
+        "truncated video: the file ends inside of a chunk of samples; copy its readable part",
     ),
     # Times and pictures
     broken(

@@ -207,7 +207,7 @@ def test_damaged_files(tmp_path: Path) -> None:
     matroska = made(tmp_path, "av1")
     data = matroska.read_bytes()
     matroska.write_bytes(data[: len(data) // 2])
-    assert refused(matroska, times).frame is not None
+    assert refused(matroska, times).message.startswith("truncated video")
 
 
 def test_file_without_a_keyframe_at_the_start(tmp_path: Path) -> None:
@@ -226,7 +226,7 @@ def test_file_without_a_keyframe_at_the_start(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("codec", "first", "last", "read"),
-    [("libx264", 0, 12, read_gops), ("libx265", 8, 999, read_frames)],
+    [("libx264", 4, 12, read_gops), ("libx265", 8, 999, read_frames)],
 )
 def test_a_damaged_keyframe_is_no_matter_of_tolerance(
     tmp_path: Path, codec: str, first: int, last: int, read: Any

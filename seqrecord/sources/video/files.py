@@ -14,7 +14,10 @@ from seqrecord.codecs.video.packets import PASSTHROUGH, Start, packet_format
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import open_file, openable, opened, unreadable
 from seqrecord.processes.forks import cached_property
+from seqrecord.sources.video.containers import check_container
+from seqrecord.sources.video.file_bytes import COPY, Contents, StreamFacts
 from seqrecord.sources.video.frame_forms import UPRIGHT, VideoForms, orientation_of_matrix
+from seqrecord.sources.video.joints import Joints
 from seqrecord.sources.video.mp4_boxes import check_boxes
 from seqrecord.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked
 
@@ -22,7 +25,6 @@ VIDEO_ENDINGS = (".mp4", ".mov", ".m4v", ".mkv", ".webm", ".avi", ".ts", ".gif")
 """File name endings of videos, in lower case."""
 
 _CONTAINERS = "mov,matroska,avi,mpegts,gif"  # FFmpeg's formats, none that refers to other files
-COPY = "copy its readable part, `ffmpeg -i IN -c copy OUT`"
 NO_KEYFRAME = (
     "the video does not begin with a keyframe; copy it from the first one on, "
     "`ffmpeg -i IN -c copy OUT`"
@@ -31,6 +33,9 @@ _REORDERING = ("h264", "hevc")  # packets of AV1 and VP9 are in display order
 _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a URL
 _MOST_BEFORE = 64  # bytes of container headers in front of a packet
+_ZEROS = 4
+_USUAL_RATE = 30.0  # of files that declare none
+_MOST_SECONDS = 1e9
 _UNKNOWN_MATRIX = 2
 _RANGES = {1: "limited", 2: "full"}
 
@@ -130,6 +135,10 @@ class VideoFile:
     def size(self) -> tuple[int, ...]:
         return turned_shape(self.coded_size, self.turn)
 
+    def check(self) -> None:
+        """Raise `SourceError` unless the file contains what its container declares."""
+        _ = self.contents
+
     def ticks(self) -> list[int]:
         """Return all frames' display times in `tick` units, ascending. Reads the whole file."""
         return sorted(packet.tick for packet in marked(self._from(None)) if packet.is_shown)
@@ -149,6 +158,7 @@ class VideoFile:
 
         Empty if the tables are incomplete.
         """
+        self.check()
         # With reordered frames, entries have decoding times.
         return () if self._stream.codec_context.has_b_frames else self._entries()
 
@@ -160,6 +170,21 @@ class VideoFile:
                 if 0 < len(entries) <= self._stream.frames:
                     return entries
         return ()
+
+    @cached_property
+    def contents(self) -> Contents:
+        """What the container declares, compared with the file's bytes.
+
+        Raises `SourceError` for a file that ends early or is damaged.
+        """
+        declared = next((v for k, v in self._stream.metadata.items() if k[:8] == "DURATION"), "")
+        stream = StreamFacts(
+            *(self._stream.index, self._stream.id, self._number),
+            end=_seconds_of(declared),
+            step=1 / (self.fps or _USUAL_RATE),
+        )
+        with located(SourceError, file=str(self.path)):
+            return check_container(self._file.format.name, self.path, stream, self._remote)
 
     def other_streams(self) -> list[str]:
         """Return the types of the file's non-video streams: "audio", "subtitle", "data", …"""
@@ -187,6 +212,7 @@ class VideoFile:
         return self._order.proved(packets, any_order=any_order) if self._order else packets
 
     def _from(self, first: int | None) -> Iterator[VideoPacket]:
+        self.check()
         second = max(1, round(1 / self.tick))
         target = first or 0
         for attempt in range(0 if first is None else _SEEKS):
@@ -199,7 +225,7 @@ class VideoFile:
             # Containers seek by decoding time, which may be earlier.
             target = min(target, head.tick) - second * 4**attempt
         self._from_start()
-        return self._demux()
+        return self._demux(self.contents.packets)
 
     def _from_start(self) -> None:
         if not self._is_unread:
@@ -251,6 +277,7 @@ class VideoFile:
             )
         if not streams or streams[number].codec_context is None:
             raise SourceError("no video of a supported codec in the file", file=str(self.path))
+        self._number = number
         self.others = tuple(text for i, text in enumerate(shown) if i != number)
         return streams[number]
 
@@ -263,19 +290,18 @@ class VideoFile:
         self._is_unread = False
         return self._demux()
 
-    def _demux(self) -> Iterator[VideoPacket]:
+    def _demux(self, expected: int | None = None) -> Iterator[VideoPacket]:
+        is_ts = self._file.format.name == "mpegts"
+        joints = Joints(self.path, self.fps, self.tick, can_join=is_ts)
         with self._errors("damaged or truncated video"):
             for packet in self._file.demux(self._stream):
                 if not packet.size:
                     continue  # end of the stream
                 data = bytes(packet)
-                if packet.is_corrupt:
-                    raise SourceError(
-                        f"truncated video; {COPY}", file=str(self.path), offset=packet.pos
-                    )
-                tick = packet.dts if packet.pts is None else packet.pts
-                if tick is None:
-                    raise SourceError("video frame without a time", file=str(self.path))
+                tick = joints.tick(packet)
+                if self._format and _is_hole(data):
+                    message = f"damaged video: a packet begins with zeros; {COPY}"
+                    raise SourceError(message, file=str(self.path), offset=packet.pos)
                 start = self._format.start(data) if self._format else Start()
                 is_start = start.is_closed or start.may_lead
                 if self.forms is not None and (is_start or self.codec == "vp9"):
@@ -283,6 +309,7 @@ class VideoFile:
                 shown = not (packet.is_discard or start.is_hidden)
                 key = packet.is_keyframe
                 yield VideoPacket(data, tick, start, key, shown, pos=packet.pos)
+            joints.check_end(expected)
 
     def place_of(self, packet: VideoPacket) -> tuple[int, int]:
         """Return offset and number of bytes of a packet in the file.
@@ -310,6 +337,21 @@ class VideoFile:
             raise SourceError(
                 message, file=str(self.path), got=(error.strerror or str(error))[:200]
             ) from error
+
+
+def _is_hole(data: bytes) -> bool:
+    """Return whether a packet of a kept codec begins with zeros, which are no start code."""
+    return not any(data[:_ZEROS]) and data.lstrip(b"\0")[:1] != b"\1"
+
+
+def _seconds_of(text: str) -> float:
+    """Return the seconds of "01:02:03.5", a tag of Matroska; 0 for other texts."""
+    try:
+        hours, minutes, seconds = (float(part) for part in text.split(":"))
+    except ValueError:
+        return 0.0
+    end = 3600 * hours + 60 * minutes + seconds
+    return end if 0 <= end < _MOST_SECONDS else 0.0
 
 
 def _title(stream: Any) -> str:

@@ -23,7 +23,9 @@ from seqrecord.schema import FeatureSpec, Frame, Schema
 from seqrecord.sources.common.originals import FirstError, InPlace, find_files, has_file, key_of
 from seqrecord.sources.common.specs import chosen_names, feature_spec
 from seqrecord.sources.inventory import Account, LeftOut, not_selected, unread_files
-from seqrecord.sources.video.files import COPY, VIDEO_ENDINGS, VideoFile
+from seqrecord.sources.video.file_bytes import COPY
+from seqrecord.sources.video.files import VIDEO_ENDINGS, VideoFile
+from seqrecord.sources.video.notes import FileNotes
 from seqrecord.sources.video.streams import own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import read_references, read_table
 from seqrecord.text import counted, repr_of
@@ -100,11 +102,13 @@ class VideoSource(InPlace):
     def account(self) -> Account:
         """Report all streams; opens each file."""
         streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
+        irregular = FileNotes()
         for path in self._paths():
             endings[path.suffix] += 1
             with skipping_unreadable(), VideoFile(path, self.stream) as file:
                 streams.update(file.other_streams())
                 others.update(file.others)
+                irregular.add(file)
                 if file.others and self.stream is None:
                     _logger.warning(
                         "%s: %d video streams; reading the first one, choose another by "
@@ -135,7 +139,7 @@ class VideoSource(InPlace):
             for name, spec in self.schema().items()
             if spec.kind == "depth" and spec.unit is None
         )
-        return Account(f"{count} {names}", places, tuple(left_out), tuple(notes))
+        return Account(f"{count} {names}", places, tuple(left_out), (*notes, *irregular.lines()))
 
     def is_whole(self) -> bool:
         """Return whether the folder contains nothing but videos."""

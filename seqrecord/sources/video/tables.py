@@ -19,7 +19,8 @@ from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
 from seqrecord.originals.remote import remote_files
 from seqrecord.processes.forks import cached_property
-from seqrecord.sources.video.files import COPY, NO_KEYFRAME, VideoFile
+from seqrecord.sources.video.file_bytes import COPY
+from seqrecord.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.sources.video.frame_forms import UPRIGHT
 from seqrecord.sources.video.streams import NO_FRAME, NO_PICTURE, TOLERANCE
 
