@@ -180,6 +180,8 @@ class ChunkLoader:
         stats: counters.
         clip_frames: windows of the features.
         in_pieces: see `ChunkFetcher`.
+        frames_stay: mark loaded rows for later epochs. Each load marks its own as it ends: an epoch
+            may be left at any time.
         exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
     """
 
@@ -194,8 +196,10 @@ class ChunkLoader:
         stats: EngineStats,
         clip_frames: ClipFrames,
         in_pieces: Collection[int] = (),
+        frames_stay: bool = False,
         exact: bool = False,
     ) -> None:
+        self._frames_stay = frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self._videos = {spec.group for spec in dataset.features.values() if spec.is_video}
         self.is_local, self.in_pieces, self._exact = self._reader.is_local, in_pieces, exact
@@ -223,6 +227,7 @@ class ChunkLoader:
         with self._buffers.storing(target, rows) as (out, places):
             wanted = Wanted(*self._frames(*loads), places, out)
             self._keep(loads[0], self._load(wanted, fetched))
+        self._mark(target, rows)
         self._stats.add(loads=len(loads))
 
     def begin(self, item: AssignedLoad, needed: npt.NDArray[np.bool_]) -> BegunLoad:
@@ -262,7 +267,14 @@ class ChunkLoader:
         group, chunk, frame = self._frames(item.load)
         with self._buffers.storing(item.target, item.rows[some]) as (out, places):
             wanted = Wanted(group, chunk[some], frame[some], places, out)
-            return replace(begun, fetched=self._load(wanted, begun.fetched))
+            begun = replace(begun, fetched=self._load(wanted, begun.fetched))
+        self._mark(item.target, item.rows[some])
+        return begun
+
+    def _mark(self, target: Any, rows: IntArray) -> None:
+        """Mark loaded rows of an arena, if frames stay."""
+        if self._frames_stay:
+            target.is_read[rows] = True
 
     def _first_part(
         self, load: Load, fetched: Fetched, needed: npt.NDArray[np.bool_]

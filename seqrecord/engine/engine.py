@@ -114,7 +114,9 @@ class Execution:
         # Resident frames have a row each, so no chunk stays open.
         in_pieces = {group.group for group in groups if group.in_pieces and not self.rows}
         frames = job.dataset, buffers, steps, leading, job.frame_transform
-        loader = ChunkLoader(*frames, threads, stats, job.clip_frames, in_pieces)
+        loader = ChunkLoader(
+            *frames, threads, stats, job.clip_frames, in_pieces, frames_stay=bool(self.rows)
+        )
         workers = WorkerPool(loader, threads, self.memory, channel, stats, buffers.is_untouched)
         executor = Executor(job, self._store(), workers, channel, slots, filled)
         buffers.begin(stats)

@@ -160,7 +160,7 @@ class Executor:
             if stop < len(planned.round.clips):
                 return
             loads.wait()
-            store.finish(planned.round, loads.assigned)
+            store.finish(planned.round)
             number, skip, loads = number + stop, 0, ahead
 
     def _emit(
@@ -275,14 +275,12 @@ class _RoundLoads:
 
     def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
         self._store, self._workers = store, workers
-        self.assigned: list[AssignedLoad] = []  # all loads
         self._idle: list[AssignedLoad] = []  # not started, in order of use
         self._loading: list[Loading] = []  # not waited for, in order of use
 
     def place(self, waiting: list[Load]) -> None:
         """Assign rows to loads. Loads without room remain in `waiting`."""
         assigned = self._store.place(waiting)
-        self.assigned += assigned
         self._idle = sorted([*self._idle, *assigned], key=BY_USE)
 
     def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:

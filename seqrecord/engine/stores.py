@@ -96,8 +96,8 @@ class FrameStore(ABC):
         """Find the rows of clips, for each set of features with equal windows."""
 
     @abstractmethod
-    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:
-        """End a round with these loads: free frames that no later clip needs."""
+    def finish(self, done: Round) -> None:
+        """End a round: free frames that no later clip needs."""
 
 
 class Rings(FrameStore):
@@ -144,7 +144,7 @@ class Rings(FrameStore):
             found += group.found(clips, group.window.frame_step, *rows)
         return found
 
-    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:  # noqa: ARG002
+    def finish(self, done: Round) -> None:
         for rings, todo in zip(self._rings.values(), done.groups, strict=True):
             frees = todo.frees
             counts = np.bincount(frees.cursor, frees.count, len(rings)).astype(np.int64)
@@ -156,8 +156,8 @@ class Rings(FrameStore):
 class AllFrames(FrameStore):
     """Frame store with a row for every frame; merges rounds.
 
-    A load counts as done at the end of its round: if the epoch ends before, the next epoch repeats
-    it. A load contains all frames of a chunk that the plan's clips use, for any cursor.
+    A load contains all frames of a chunk that the plan's clips use, for any cursor. Its frames stay
+    for later epochs once it has ended, even if this epoch is left early (see `ChunkLoader`).
 
     Args:
         rows: for each group of the plan.
@@ -229,9 +229,8 @@ class AllFrames(FrameStore):
             found += group.found(clips, 1, shift, nothing, nothing + len(self._asked[number]))
         return found
 
-    def finish(self, done: Round, assigned: Sequence[AssignedLoad]) -> None:  # noqa: ARG002
-        for item in assigned:
-            item.target.is_read[item.rows] = True
+    def finish(self, done: Round) -> None:
+        """See `FrameStore`: nothing is freed."""
 
 
 def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:

@@ -89,12 +89,8 @@ class Iteration:
         self._waiting: list[Clip] = []  # the last one comes first
         self._counts: dict[str, int] = {}
         self._stats = EngineStats()
-        self._engine: Engine | None = None
-
-    @property
-    def is_open(self) -> bool:
-        """Whether its engine runs."""
-        return self._engine is not None
+        self._engine: Engine | None = None  # whose threads may run
+        self.is_open = False  # whether it may return batches
 
     def clips(self, begin: Callable[[Iteration], tuple[AnyPlan, Segments, int]]) -> Iterator[Clip]:
         """Yield the batches, or single clips; once.
@@ -109,6 +105,7 @@ class Iteration:
         trace, self._counts = source.trace(), plan.counts
         self._stats = EngineStats(trace=trace, begun=begun)
         engine = self._engine = source.start(plan, segments, batch=self._made, stats=self._stats)
+        self.is_open = True
         try:
             resumed = begun  # all time inside `next` is waiting
             for arrays in engine:
@@ -131,16 +128,16 @@ class Iteration:
             self._stats.add_waiting(resumed, time.perf_counter())
             self.is_complete = True
         finally:
-            engine.drop()
+            engine.drop()  # a finalizer waits for a while only; `end` waits for the rest
             trace.close()
-            self._engine = None
+            self.is_open = False
             self._waiting.clear()
 
     def end(self) -> None:
         """Free the memory, before another iteration begins."""
         if self._engine is not None:
             self._engine.close()
-            self._engine = None
+            self._engine, self.is_open = None, False
             self._waiting.clear()
             self._stats.trace.close()
 

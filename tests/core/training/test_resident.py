@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import Counter
+from contextlib import suppress
 from functools import lru_cache
 from pathlib import Path
 from types import FrameType
@@ -330,6 +331,48 @@ def test_workers(video: Path, tmp_path: Path) -> None:
             SeqRecordIterableDataset(video, **CLIPS), batch_size=None, num_workers=2, **options
         )
     )
+
+
+def some_batches(loader: Any, count: int) -> None:
+    for number, _ in enumerate(loader, 1):
+        if number == count:
+            break
+
+
+def failing(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
+    if clip["id"][0, 1] == 3:
+        raise RuntimeError(f"{generator} is not used")
+    return clip
+
+
+LEFT_EARLY: dict[str, dict[str, Any]] = {
+    "break": {},
+    "single clips": {"batch_size": None},
+    "function of samples": {"samples": [lambda samples, epoch, rng: samples]},
+    "other clips in each epoch": {"samples": every(3, rotate=True)},
+    "error": {"clip_transform": failing},
+}
+
+
+@pytest.mark.parametrize("options", LEFT_EARLY.values(), ids=LEFT_EARLY)
+def test_frames_stay_if_an_epoch_is_left_early(images: Path, options: dict[str, Any]) -> None:
+    pipe, decoded = SeqRecordPipe(images, **{**CLIPS, **options}), list[int]()
+    for count in (1, 4, 4, 0, 4, 6, 6):
+        with suppress(RuntimeError):
+            some_batches(pipe, count or 1000)
+        decoded.append(pipe.stats()["frames_decoded"])
+    # A load that was ended in the middle decodes its frames again: at most one of each thread.
+    assert sum(decoded) <= FRAMES + 4 * 20 * pipe.stats()["num_threads"]
+    assert decoded[-2:] == [0, 0]
+
+
+def test_frames_of_a_mix_stay_if_an_epoch_is_left_early(video: Path) -> None:
+    mix, decoded = mix_of(video), list[int]()
+    for count in (3, 5, 5, 1000, 4):
+        some_batches(mix, count)
+        decoded.append(mix.stats()["frames_decoded"])
+    assert decoded[-1] == 0
+    assert sum(decoded) <= 2.5 * FRAMES
 
 
 def test_residency_depends_on_the_size_of_frames(tmp_path: Path) -> None:
