@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -31,6 +31,9 @@ from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.pages import Chunk
 from seqrecord.reading.raw_frames import frame_runs
 from seqrecord.storage.ranges import check_wanted
+
+if TYPE_CHECKING:
+    from seqrecord.reading.frame_cache import CachedRows
 
 _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 
@@ -208,6 +211,10 @@ class ChunkLoader:
         self._cached = None if buffers.needs.decoded_there else dataset.contents.cached_frames
         if transform is not None and self._cached is not None:
             self._cached = self._cached.of_results(leading, transform.specs, transform.cache_key)
+        # Frames of one group are counted; its decoded ones too, unless another group leads.
+        self._counted = leading
+        if self._cached is not None and leading not in self._cached.features:
+            self._counted = min(self._cached.features, default=leading)
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
         self._fetcher = ChunkFetcher(dataset, self._decoder, buffers.chunks, stats, in_pieces)
         self.close = self._fetcher.close
@@ -370,10 +377,10 @@ class ChunkLoader:
             stored = {*self._transform.specs}
         try:
             there = self._read_cached(wanted)
-            straight = {name for name, found in there.items() if found.all()}
+            straight = {name for name, cached in there.items() if cached.there.all()}
             if there.keys() == stored:
-                some = ~np.logical_and.reduce([*there.values()])
-                wanted, there = wanted.take(some), {n: found[some] for n, found in there.items()}
+                some = ~np.logical_and.reduce([cached.there for cached in there.values()])
+                wanted, there = wanted.take(some), {n: c.take(some) for n, c in there.items()}
                 if not len(wanted.frame):
                     return fetched
             if self._transform is not None:
@@ -398,8 +405,8 @@ class ChunkLoader:
                 if self._transform is not None:
                     fetched = self._fetcher.with_others(fetched, part.frame)
                 self._decoder.decode(fetched, part.frame, part.out, part.rows)
-                added = {n: found[some] for n, found in there.items() if n not in straight}
-                self._add_cached(added, added, part)
+                added = {n: cached.take(some) for n, cached in there.items() if n not in straight}
+                self._add_cached(added, added, part, fetched)
         except BaseException:
             self._fetcher.release(fetched)
             raise
@@ -427,9 +434,9 @@ class ChunkLoader:
         self._stats.note_fetch(begin, nbytes, int(chunk[0]))
         return set(targets)
 
-    def _read_cached(self, wanted: Wanted) -> dict[str, npt.NDArray[np.bool_]]:
-        """Read frames that are in the frame cache; returns which, bool[n], of each feature."""
-        found: dict[str, npt.NDArray[np.bool_]] = {}
+    def _read_cached(self, wanted: Wanted) -> dict[str, CachedRows]:
+        """Read frames that are in the frame cache; returns which, of each feature."""
+        found: dict[str, CachedRows] = {}
         group, chunk, frame, rows, out = wanted
         if self._cached is None or not len(frame):
             return found
@@ -440,15 +447,31 @@ class ChunkLoader:
         except Exception as error:  # for example, an original has changed
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise
-        count = sum(int(np.count_nonzero(some)) for some in found.values())
+        count = 0
+        if found and group == self._counted:  # as decoded frames: once for all features
+            count = int(np.logical_or.reduce([cached.read for cached in found.values()]).sum())
         self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
         return found
 
     def _add_cached(
-        self, there: Mapping[str, npt.NDArray[np.bool_]], names: Collection[str], wanted: Wanted
+        self,
+        cached: Mapping[str, CachedRows],
+        names: Collection[str],
+        wanted: Wanted,
+        fetched: Fetched | None = None,
     ) -> None:
-        """Add decoded frames of these features to the frame cache if they are not `there`."""
-        for name in there.keys() & names:
+        """Add decoded frames of these features to the frame cache if they are not there.
+
+        `fetched` are their pages, `None` for raw ones.
+        """
+        parts = () if fetched is None else (fetched, *fetched.others)
+        for name in cached.keys() & names:
             assert self._cached is not None, "it was asked"
-            _, chunk, frame, rows, out = wanted.take(~there[name])
-            self._cached.add(name, chunk, frame, out[name], rows)
+            _, chunk, frame, rows, out = wanted.take(~cached[name].there)
+            pages = [
+                (page, part.data[page.feature])
+                for part in parts
+                for page in part.pages
+                if page.feature in part.data
+            ]
+            self._cached.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)

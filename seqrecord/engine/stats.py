@@ -158,12 +158,12 @@ class EngineStats:
     """Thread-safe counters. Seconds are summed over threads.
 
     `bytes_read` counts pages. `frames_decoded` counts frames needed by clips, once per frame,
-    without resident frames. `frames_from_cache` counts frames of each feature read from the frame
-    cache. `video_frames_decoded` counts decoded frames of all videos, including frames decoded only
-    for others. `clips` and `batches` were delivered. `peak_buffer_bytes` is the peak size of frames
-    in arenas and open batches. `device_bytes` counts transfers to the device:
-    each frame once, and the row numbers of clips. `loads_throttled` counts loads delayed to their
-    round by lack of memory.
+    without resident frames. `frames_from_cache` counts such frames that have features from the
+    frame cache. `video_frames_decoded` counts decoded frames of all videos, including frames
+    decoded only for others. `clips` and `batches` were delivered. `peak_buffer_bytes` is the peak
+    size of frames in arenas and open batches. `device_bytes` counts transfers to the device: each
+    frame once, and the row numbers of clips. `loads_throttled` counts loads delayed to their round
+    by lack of memory.
     """
 
     bytes_read: int = 0

@@ -149,7 +149,7 @@ class EpochStream:
         """Return statistics of the last iteration of this process.
 
         - Work: `bytes_read`; `frames_decoded`, without frames kept from earlier iterations;
-          `frames_from_cache`, read from `frame_cache`, for each feature;
+          `frames_from_cache`, frames with features read from `frame_cache`;
           `video_frames_decoded`, including reference frames; `clips`; `batches`; `device_bytes`,
           copied to a device; `peak_buffer_bytes`, the greatest size of decoded frames; `loads` of
           chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the

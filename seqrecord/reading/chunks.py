@@ -20,7 +20,7 @@ from seqrecord.reading.pages import Chunk, Page
 from seqrecord.reading.raw_frames import RawFrames
 from seqrecord.reading.resizing import resize_frame, temporary_frame
 from seqrecord.schema import Schema
-from seqrecord.storage import Storage, worth_rereading
+from seqrecord.storage import Storage, state_of, worth_rereading
 from seqrecord.storage.ranges import ByteRange, coalesce
 
 if TYPE_CHECKING:
@@ -57,6 +57,7 @@ class ChunkReader:
         self._has_path = storage.local_path(MANIFEST) is not None
         self._paths = paths  # record files
         self._lengths: dict[str, int] = {}  # of record files, if checked
+        self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
         self._video = _video_codecs(features)
         self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
         self.raw = [
@@ -83,6 +84,18 @@ class ChunkReader:
         """Close external files; they are reopened on demand."""
         if "external" in vars(self):
             self.external.files.close()
+
+    def file_state(self, group: int, row: int) -> list[Any] | None:
+        """Return the state of a chunk's record file, see `state_of`.
+
+        Elsewhere than on a local disk, it is asked for once: record files are never changed.
+        """
+        path = self._paths[int(self._index.groups[group].file[row])]
+        if self._has_path:
+            return state_of(self._storage, path)
+        if path not in self._states:
+            self._states[path] = state_of(self._storage, path)
+        return self._states[path]
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
         """Return the chunk at a row of a group's table. `episode` avoids a search."""

@@ -41,6 +41,7 @@ from seqrecord.storage import (
     map_files,
     open_storage,
     reads_commit,
+    state_of,
 )
 from seqrecord.storage.ranges import ByteRange
 from seqrecord.storage.url import without_commit
@@ -76,6 +77,7 @@ class ExternalFiles:
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
         self._seen: set[object] = set()  # hashes of unchanged files
+        self._states: dict[ExternalFile, list[Any] | None] = {}  # of files on remote storages
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ExternalFiles, (self.storage, self.originals, self._options)
@@ -127,6 +129,24 @@ class ExternalFiles:
         for part in parts:
             with self._unchanged(part, None if reference.parts else reference.list_id):
                 pass
+
+    def states(self, reference: Reference) -> list[list[Any] | None]:
+        """Return the present states of the files of a page, see `state_of`.
+
+        Elsewhere than on a local disk, as of their first use.
+        """
+        file = self.file_of(reference.list_id, reference.file)
+        files = [part for part, _ in self._parts(reference, file)] if reference.parts else [file]
+        return [self._state(each) for each in files]
+
+    def _state(self, file: ExternalFile) -> list[Any] | None:
+        if file in self._states:
+            return self._states[file]
+        store = self.store(file.root)
+        state = state_of(store, file.path)
+        if store.local_path(file.path) is None:
+            self._states[file] = state
+        return state
 
     @contextmanager
     def _unchanged(self, file: ExternalFile, list_id: str | None = None) -> Iterator[None]:

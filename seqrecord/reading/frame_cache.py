@@ -3,11 +3,19 @@
 An entry of a `CacheFolder` has the frames of one feature in one chunk::
 
     place   what decoding depends on beside the page: shapes, codec, versions of libraries
-    name    digest of the page: of the episode's uid and the page's checksum
+    name    identity of the page
     slots   the frames of the chunk, before trimming
 
-Entries stay valid when a dataset is appended to, edited or indexed again. Frames that are absent
-are decoded: the cache changes no value, order or state, and its errors fail no read.
+The identity of an encoded page in a record file is its digest in the index: a lookup reads no page.
+Whoever adds frames computes the digest of the bytes that were decoded, and adds nothing if it
+differs. So an index cannot put frames under another page's name, and equal pages of any datasets
+share an entry, also after an edit, a copy or a new index. Hashing would cost a large part of
+resizing a raw page, so the identity of a raw page is its place in a record file and the state of
+this file: path, size, times, inode, or e-tag. So it is for the files to which a reference refers;
+their state before they were read must be the one when frames are added.
+
+Frames that are absent are decoded: the cache changes no value, order or state, and its errors fail
+no read.
 """
 
 from __future__ import annotations
@@ -15,7 +23,7 @@ from __future__ import annotations
 import hashlib
 import json
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -26,13 +34,14 @@ import numpy.typing as npt
 
 from seqrecord.clips.grids import IntArray, run_bounds
 from seqrecord.codecs.images import IMAGE
-from seqrecord.format.index import Index
+from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.references import Reference
 from seqrecord.reading.array_specs import ArraySpec
-from seqrecord.reading.chunks import ChunkReader
+from seqrecord.reading.chunks import ChunkReader, has_digest
+from seqrecord.reading.pages import Page
 from seqrecord.reading.resizing import is_smooth
 from seqrecord.schema import FeatureSpec
-from seqrecord.storage.cache_folder import Bools, CacheEntry, CacheFolder
+from seqrecord.storage.cache_folder import Bools, CacheEntry, CacheFolder, hash_of_place
 
 _REVISION = 1  # of this package's decoding and resizing: raise it if pixels change
 _PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
@@ -40,13 +49,14 @@ _IMAGES = ("png", "jpeg", "any", "jpegxl")  # decoding others costs less than wr
 _PATIENCE_SECONDS = 1.0  # for the lock of the folder
 _PAUSE_SECONDS = 600.0  # without adding, if the folder is full
 _MOST_PAGES = 1 << 12  # whose keys are remembered
+_TAG_BYTES = 8  # of a page's digest in the name of an entry's file
 
 
 def frame_folder(path: Path, limit: int) -> CacheFolder:
     """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
 
-    Frames that were not used since this call make room for others. If none is left, nothing is
-    added for ten minutes.
+    Frames that were not used since this call make room for others, except for those of the same
+    dataset. If none is left, nothing is added for ten minutes.
     """
     since = time.time_ns()
     return CacheFolder(
@@ -63,6 +73,42 @@ class _Kept(NamedTuple):
     sources: list[str]
 
 
+class PageKey(NamedTuple):
+    """A page that an entry depends on: group, row of the chunk table and feature."""
+
+    group: int
+    row: int
+    feature: str
+
+
+class _Sources(NamedTuple):
+    """What an entry depends on.
+
+    `identity` is the part of its name that the index determines. `hashed` are pages that the digest
+    identifies, `raw` pages and `references` those that the states of files identify.
+    """
+
+    identity: str
+    hashed: list[PageKey]
+    raw: list[PageKey]
+    references: list[Reference]
+    tag: str
+
+
+class CachedRows(NamedTuple):
+    """Frames after a lookup: which were read from the cache, bool[n]; which need no decoding, as
+    they were read or lack the feature; and the entries of their chunk rows.
+    """
+
+    read: Bools
+    there: Bools
+    entries: Mapping[int, CacheEntry | None]
+
+    def take(self, some: Any) -> CachedRows:
+        """The frames of an index, a mask or a slice."""
+        return self._replace(read=self.read[some], there=self.there[some])
+
+
 class CachedFrames:
     """The frames of a dataset in a cache, by group and name. Thread-safe.
 
@@ -75,7 +121,7 @@ class CachedFrames:
         self.features: dict[int, list[str]] = {}
         """Names of the features, or results, of each group that has any."""
         self._kept: dict[str, _Kept] = {}
-        self._known: dict[tuple[int, str], tuple[CacheEntry, list[Reference]]] = {}
+        self._known: dict[tuple[int, str], _Sources] = {}
         self._results: dict[Any, CachedFrames] = {}
         for name, spec in reader.features.items():
             if is_costly(spec):
@@ -114,64 +160,97 @@ class CachedFrames:
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
         """Whether all features of these frames of a group seem to be there."""
         return group in self._whole and all(
-            self._cache.covers(entry, first, some.stop - some.start)
+            (entry := self._entry(name, row)) is not None
+            and self._cache.covers(entry, first, some.stop - some.start)
             for name in self.features[group]
-            for some, entry, _, first in self._runs(name, chunk, frame, frame, is_checked=True)
+            for some, row, first in self._runs(name, chunk, frame, frame)
         )
 
     def read(
         self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
-    ) -> Bools:
-        """Read frames into rows of `out`; returns which were there, bool[n].
+    ) -> CachedRows:
+        """Read frames into rows of `out`.
 
         `chunk` are rows of the chunk table, `frame` numbers in the episode; int64[n] each.
         """
-        found = ~self._present([name], chunk, frame)
-        out[rows[found]] = 0  # as decoding leaves frames without the feature
-        for some, entry, _, first in self._runs(name, chunk, frame, rows):
-            start = first * entry.slot_bytes
-            found[some] = self._cache.read(entry, start, _bytes(out, rows, some))
-        return found
+        absent, read = ~self._present([name], chunk, frame), np.zeros(len(frame), np.bool_)
+        out[rows[absent]] = 0  # as decoding leaves frames without the feature
+        entries: dict[int, CacheEntry | None] = {}
+        for some, row, first in self._runs(name, chunk, frame, rows):
+            if row not in entries:
+                for reference in self._sources(name, row).references:
+                    self._reader.external.files.check(reference)
+                entries[row] = self._entry(name, row)
+            if (entry := entries[row]) is not None:
+                start = first * entry.slot_bytes
+                read[some] = self._cache.read(entry, start, _bytes(out, rows, some))
+        return CachedRows(read, absent | read, entries)
 
     def add(
-        self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
-    ) -> None:
-        """Add decoded frames, from rows of `out`, except if they lack a feature of the group."""
-        if self._cache.is_filling:
-            group, features = self._kept[name].group, self._reader.features.items()
-            names = [name, *(n for n, s in features if s.group == group)]
-            whole = self._present(names, chunk, frame)
-            chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
-            runs = self._runs(name, chunk, frame, rows, is_checked=True)
-            for some, entry, total, first in runs:
-                data, size = _bytes(out, rows, some), entry.slot_bytes
-                slots = {first + i: data[i * size :][:size] for i in range(len(data) // size)}
-                self._cache.add(entry, total * size, slots)
-
-    def _runs(
         self,
         name: str,
         chunk: IntArray,
         frame: IntArray,
+        out: npt.NDArray[Any],
         rows: IntArray,
-        *,
-        is_checked: bool = False,
-    ) -> list[tuple[slice, CacheEntry, int, int]]:
+        entries: Mapping[int, CacheEntry | None],
+        pages: Iterable[tuple[Page, memoryview]],
+    ) -> None:
+        """Add decoded frames, from rows of `out`, except if they lack a feature of the group.
+
+        `entries` are those of `read`, before anything was decoded; `pages` are what was decoded,
+        with their bytes in the record file.
+        """
+        if not self._cache.is_filling:
+            return
+        decoded = {PageKey(p.chunk.group, p.chunk.row, p.feature): (p, data) for p, data in pages}
+        group, features = self._kept[name].group, self._reader.features.items()
+        names = [name, *(n for n, s in features if s.group == group)]
+        whole = self._present(names, chunk, frame)
+        chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
+        sound: dict[int, bool] = {}
+        for some, row, first in self._runs(name, chunk, frame, rows):
+            if (entry := entries.get(row)) is None:
+                continue
+            if row not in sound:
+                sound[row] = self._is_sound(name, row, entry, decoded)
+            if sound[row]:
+                total = int(self._index.groups[group].num_frames[row])
+                data, size = _bytes(out, rows, some), entry.slot_bytes
+                slots = {first + i: data[i * size :][:size] for i in range(len(data) // size)}
+                self._cache.add(entry, total * size, slots, self._protected)
+
+    def _is_sound(
+        self,
+        name: str,
+        row: int,
+        entry: CacheEntry,
+        decoded: Mapping[PageKey, tuple[Page, memoryview]],
+    ) -> bool:
+        """Whether frames that were decoded belong to an entry that was looked up before."""
+        for key in self._sources(name, row).hashed:
+            if key not in decoded:
+                return False
+            page, data = decoded[key]
+            if "has_digest" not in page.memo:
+                page.memo["has_digest"] = has_digest(page, data)
+            if not page.memo["has_digest"]:
+                return False
+        return self._entry(name, row) == entry  # files are still the same
+
+    def _runs(
+        self, name: str, chunk: IntArray, frame: IntArray, rows: IntArray
+    ) -> list[tuple[slice, int, int]]:
         """Runs of consecutive frames and rows, without the frames that lack the feature.
 
-        Each with its slice, entry, number of frames in the entry, and first frame there.
+        Each with its slice, chunk row, and first frame in the chunk.
         """
-        kept, runs = self._kept[name], []
-        table = self._index.groups[kept.group]
+        runs = []
+        table = self._index.groups[self._kept[name].group]
         first, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
         for begin, stop in pairwise(run_bounds(frame, rows, same=2 * chunk + present)):
-            if not present[begin]:
-                continue
-            entry, references = self._page(kept, int(chunk[begin]), name)
-            for reference in () if is_checked else references:
-                self._reader.external.files.check(reference)
-            total = int(table.num_frames[chunk[begin]])
-            runs.append((slice(begin, stop), entry, total, int(first[begin])))
+            if present[begin]:
+                runs.append((slice(begin, stop), int(chunk[begin]), int(first[begin])))
         return runs
 
     def _present(self, names: list[str], chunk: IntArray, frame: IntArray) -> Bools:
@@ -182,49 +261,97 @@ class CachedFrames:
             return found
         for begin, stop in pairwise(run_bounds(same=chunk)):
             row = int(chunk[begin])
-            for name in names:
-                if (there := table.present(row, table.schema.position(name))) is not None:
+            for name in filter(table.schema.__contains__, names):
+                if (there := _present_frames(table, row, name)) is not None:
                     found[begin:stop] &= there[frame[begin:stop] - table.first_frame[row]]
         return found
 
-    def _page(self, kept: _Kept, row: int, name: str) -> tuple[CacheEntry, list[Reference]]:
-        """The entry of a chunk's frames, and references to the external files that they need."""
+    def _entry(self, name: str, row: int) -> CacheEntry | None:
+        """The entry of a chunk's frames; `None` if a file that it depends on has no identity."""
+        kept, sources = self._kept[name], self._sources(name, row)
+        states = [self._reader.file_state(page.group, page.row) for page in sources.raw]
+        for reference in sources.references:
+            states += self._reader.external.files.states(reference)
+        if None in states:
+            return None
+        identity = sources.identity
+        if states:
+            identity += hashlib.sha256(json.dumps(states).encode()).hexdigest()
+        return CacheEntry(kept.place, identity, kept.nbytes, sources.tag)
+
+    def _sources(self, name: str, row: int) -> _Sources:
+        """What the entry of a chunk's frames depends on."""
         if (found := self._known.get((row, name))) is None:
             if len(self._known) >= _MOST_PAGES:
                 self._known.clear()
-            pages, references = hashlib.sha256(), []
-            for feature in kept.sources:
-                for other in self._chunks_beside(
-                    kept.group, row, self._reader.features[feature].group
-                ):
-                    page, needed = self._identity(*other, feature)
-                    pages.update(b"%d %b" % (len(page), page))
-                    references += needed
-            found = CacheEntry(kept.place, pages.hexdigest(), kept.nbytes), references
-            self._known[row, name] = found
+            found = self._known[row, name] = self._sources_of(self._kept[name], row)
         return found
 
-    def _identity(self, group: int, row: int, feature: str) -> tuple[bytes, list[Reference]]:
-        """Bytes that identify the content of a page, also in a changed dataset; its references."""
-        table = self._index.groups[group]
-        if table.external[row]:
-            pages = self._reader.pages(self._reader.chunk_at(group, row))
-            [page] = (page for page in pages if page.feature == feature)
-            [data] = self._reader.read([page], resolve=False)
-            found, reference = self._reader.external.identity(page, data)
-            return found, [reference]
-        place = row, table.schema.position(feature)
-        facts = int(table.page_crc32c[place]), int(table.page_length[place])
-        uid = self._index.uid(table.episode_of(row))
-        return json.dumps([uid, *facts, int(table.num_frames[row])]).encode(), []
+    def _sources_of(self, kept: _Kept, row: int) -> _Sources:
+        digest, table = hashlib.sha256(), self._index.groups[kept.group]
+        found = _Sources("", [], [], [], self._tag(kept, row))
+        for feature in kept.sources:
+            other = self._index.groups[self._reader.features[feature].group]
+            for key in self._pages_beside(kept.group, row, feature):
+                column = other.schema.position(feature)
+                # Equal pages may meet at another offset in another dataset.
+                shift = int(other.first_frame[key.row]) - int(table.first_frame[row])
+                facts = [shift, other.page_digest[key.row, column].tobytes().hex()]
+                if other.external[key.row]:
+                    pages = self._reader.pages(self._reader.chunk_at(key.group, key.row))
+                    [page] = (page for page in pages if page.feature == feature)
+                    [data] = self._reader.read([page], resolve=False)
+                    found.references.append(self._reader.external.parse(page, data))
+                elif other.schema[feature].is_raw:
+                    present = _present_frames(other, key.row, feature)
+                    bits = "" if present is None else np.packbits(present).tobytes().hex()
+                    numbers = (other.offset, other.num_frames, other.page_length[:, column])
+                    facts += [bits, *(int(column[key.row]) for column in numbers)]
+                    found.raw.append(key)
+                else:
+                    found.hashed.append(key)
+                digest.update(json.dumps(facts).encode())
+        return found._replace(identity=digest.hexdigest())
 
-    def _chunks_beside(self, group: int, row: int, other: int) -> Iterator[tuple[int, int]]:
-        """Number and row of each chunk in group `other` that has frames of a chunk."""
+    def _tag(self, kept: _Kept, row: int) -> str:
+        """The beginning of the digest of an entry's page in its own group."""
+        _, column = self._tagged(kept)
+        page = self._index.groups[kept.group].page_digest[row, column]
+        return str(page[:_TAG_BYTES].tobytes().hex())
+
+    def _tagged(self, kept: _Kept) -> tuple[str, int]:
+        """The feature, and its column, whose pages begin the names of entries' files."""
+        schema = self._index.groups[kept.group].schema
+        feature = next(name for name in kept.sources if name in schema)
+        return feature, schema.position(feature)
+
+    def _protected(self, place: str, names: list[str]) -> Bools:
+        """Whether files, in the folder of a place, are of this dataset, bool[n]; see `CacheFolder`.
+
+        By their tags: one in 2^64 / chunks may be of another dataset.
+        """
+        found = np.zeros(len(names), np.bool_)
+        for kept in self._kept.values():
+            if hash_of_place(kept.place) == place:
+                tags = [bytes.fromhex(name[: 2 * _TAG_BYTES]) for name in names]
+                table = self._index.groups[kept.group].page_digest[:, self._tagged(kept)[1]]
+                own = np.ascontiguousarray(table[:, :_TAG_BYTES]).view(np.uint64).reshape(-1)
+                found |= np.isin(np.frombuffer(b"".join(tags), np.uint64), own)
+        return found
+
+    def _pages_beside(self, group: int, row: int, feature: str) -> Iterator[PageKey]:
+        """The pages of a feature that have frames of a chunk."""
+        other = self._reader.features[feature].group
         table, others = self._index.groups[group], self._index.groups[other]
         first, episode = int(table.first_frame[row]), table.episode_of(row)
         ends = np.array([max(first, 0), first + int(table.num_frames[row]) - 1])
         begin, last = others.chunks_of(episode, ends).tolist()
-        yield from ((other, each) for each in range(begin, last + 1))
+        yield from (PageKey(other, number, feature) for number in range(begin, last + 1))
+
+
+def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:
+    """Which frames of a chunk have a feature of its group, bool[frames]; `None` if all have it."""
+    return table.present(row, int(table.features[table.schema.position(name)]))
 
 
 def is_costly(spec: FeatureSpec) -> bool:

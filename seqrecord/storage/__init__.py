@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from seqrecord.storage.base import fixed_url_of as fixed_url_of
     from seqrecord.storage.base import identity_of as identity_of
     from seqrecord.storage.base import reads_commit as reads_commit
+    from seqrecord.storage.base import state_of as state_of
     from seqrecord.storage.base import worth_rereading as worth_rereading
     from seqrecord.storage.cache import CachedStorage as CachedStorage
     from seqrecord.storage.local import LocalStorage as LocalStorage

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 from seqrecord.checksum import Buffer
 from seqrecord.errors import LocationError, StorageError
@@ -219,6 +220,22 @@ def identity_of(storage: Storage, path: str) -> tuple[int, str | None]:
     """
     identity = getattr(storage, "identity", None)
     return (storage.size(path), None) if identity is None else identity(path)
+
+
+def state_of(storage: Storage, path: str) -> list[Any] | None:
+    """Return what identifies a file's content without reading it, as JSON; `None` if unavailable.
+
+    Path, size, times of modification and change, and inode of a local file; elsewhere URL, size and
+    the text of `identity_of`.
+    """
+    if (local := storage.local_path(path)) is not None:
+        try:
+            found = os.stat(local)  # noqa: PTH116 - faster than Path.stat, at each read
+        except OSError:
+            return None
+        return [local, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+    size, identity = identity_of(storage, path)
+    return None if identity is None else [fixed_url_of(storage), path, size, identity]
 
 
 def fixed_url_of(storage: Storage) -> str:

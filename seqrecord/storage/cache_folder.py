@@ -9,14 +9,16 @@
 
 An entry has slots of the same size; the last one may be shorter. Integers are little-endian::
 
-    │ slots │ CRC32C of each slot, with the entry's place and name; 0 if it is absent │
+    │ slots │ CRC32C of each slot, with the entry's place and name and its number; 0 if absent │
 
 A slot is written before its CRC32C. So processes that are killed, or fill the same slot with the
 same bytes, need no lock. Reading takes none either; the modification time of an entry is its last
-use. A process reserves the space of a whole entry in `taken` before it creates the file. During
-that, and so after a kill in the middle, `taken` has no number; after other kills it may be too
-large, but never too small. The size is then counted again, and also if space seems to be lacking,
-and after a reboot.
+use, and a time in the future counts as none: a clock was wrong. An entry of another size is
+replaced by a new file. Anything but a regular file in a folder, in place of an entry, is a missing
+entry; links are not followed. A process reserves the space of a whole entry in `taken` before it
+creates the file. During that, and so after a kill in the middle, `taken` has no number; after other
+kills it may be too large, but never too small. The size is then counted again, and also if space
+seems to be lacking, and after a reboot.
 
 The tag's text proves that a folder is a cache. Only files with the names above are removed.
 """
@@ -31,6 +33,7 @@ import hashlib
 import logging
 import os
 import re
+import stat
 import threading
 import time
 from collections import Counter, deque
@@ -58,30 +61,42 @@ _READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 _WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
-    "# This folder is a cache of seqrecord (layout 2). It may be removed at any time.\n"
+    "# This folder is a cache of seqrecord (layout 3). It may be removed at any time.\n"
 )
 _ENTRY = re.compile(r"[0-9a-f]{40}/[0-9a-f]{40}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
 _BUSY_SECONDS = 10.0
 _READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+_DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+_AHEAD_NS = 2 * 10**9  # clocks of the processes of one machine differ by less
 
 Bools: TypeAlias = npt.NDArray[np.bool_]
+Protected: TypeAlias = Callable[[str, list[str]], Bools]
+"""Which entries must not be evicted, given the hash of their place and their file names."""
 _T = TypeVar("_T")
 _logger = logging.getLogger("seqrecord")
 
 
 class CacheEntry(NamedTuple):
-    """An entry: the place of a storage, a name that is unique there, and the bytes of a slot."""
+    """An entry: the place of a storage, a name that is unique there, and the bytes of a slot.
+
+    `tag`, hexadecimal digits, begins its file name; it is part of `name`.
+    """
 
     place: str
     name: str
     slot_bytes: int
+    tag: str = ""
 
     @property
     def label(self) -> int:
         """Where the checksums of slots start."""
         return crc32c(f"{self.place}\0{self.name}".encode())
+
+    def checksum(self, label: int, number: int, *parts: Buffer) -> int:
+        """Return the checksum of slot `number`, never 0; `label` is the entry's."""
+        return crc32c(number.to_bytes(8, "little"), *parts, start=label) or 1
 
 
 class CacheFolder:
@@ -92,9 +107,10 @@ class CacheFolder:
     entries are readable and nothing changes. Entries used since `keep_since`, in nanoseconds of
     `time.time_ns`, are not evicted.
 
-    After an error of the disk, the first of which is logged, the cache is not used for `pause`
-    seconds. If adding fails, or an entry does not fit, nothing is added for this time; if another
-    process has the lock for `patience` seconds, for ten seconds at most.
+    After an error of the disk (full, damaged or read-only) or of the whole folder, the first of
+    which is logged, the cache is not used for `pause` seconds. If adding fails so, or an entry does
+    not fit, nothing is added for this time; if another process has the lock for `patience` seconds,
+    for ten seconds at most. Other errors concern one entry, which is missing then.
 
     Safe for threads, processes and forks: no file stays open. Picklable; copies have counters of
     their own.
@@ -116,10 +132,10 @@ class CacheFolder:
         self._lock = PerProcess(threading.Lock)
         # Times of the monotonic clock, before which the cache is not read, or not added to.
         self._paused_until = self._adding_paused_until = 0.0
-        self._oldest: deque[_Found] = deque()  # as of the last scan
+        self._oldest: deque[_Found] = deque()  # that may be evicted, as of the last scan
         self._is_trimmed = False
         self._now = 0
-        self._ignored: set[str] = set()  # damaged entries that could not be removed
+        self._ignored: set[str] = set()  # damaged entries that could not be removed or replaced
 
     def __reduce__(self) -> tuple[Any, ...]:
         since = self._keep_since
@@ -154,9 +170,18 @@ class CacheFolder:
 
         return self._try(covers, otherwise=False)
 
-    def add(self, entry: CacheEntry, size: int, slots: Mapping[int, memoryview]) -> None:
-        """Write slots by their numbers into an entry of `size` bytes, if it fits."""
-        self._try(functools.partial(self._add, entry, size, slots), None, is_adding=True)
+    def add(
+        self,
+        entry: CacheEntry,
+        size: int,
+        slots: Mapping[int, memoryview],
+        protected: Protected | None = None,
+    ) -> None:
+        """Write slots by their numbers into an entry of `size` bytes, if it fits.
+
+        `protected` entries are not evicted for it.
+        """
+        self._try(functools.partial(self._add, entry, size, slots, protected), None, is_adding=True)
 
     def forget(self, entries: Iterable[CacheEntry]) -> int:
         """Remove damaged entries, or ignore them from now on; returns their number."""
@@ -179,6 +204,8 @@ class CacheFolder:
         try:
             return function()
         except (OSError, LocationError) as error:
+            if not _is_failure(error):
+                return otherwise
             is_busy = isinstance(error, CacheBusyError)
             until = time.monotonic() + (min(self.pause, _BUSY_SECONDS) if is_busy else self.pause)
             if is_adding:
@@ -205,6 +232,7 @@ class CacheFolder:
             self._is_trimmed = True
             with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as taken:
                 self._make_room(taken, 0)
+                self._oldest.clear()  # they include protected entries
         length, stop, damaged = entry.slot_bytes, start + len(out), 0
         first = start // length
         with self._opened(entry, first, len(found)) as (fd, size, sums):
@@ -223,7 +251,7 @@ class CacheFolder:
                         out[max(at, start) - start : at + length - start],
                         after if at + length > stop else b"",
                     ]
-                    found[i] = (crc32c(*parts, start=label) or 1) == stored
+                    found[i] = entry.checksum(label, first + i, *parts) == stored
                     damaged += not found[i]
             if damaged:
                 self.count(damaged=damaged)
@@ -231,15 +259,28 @@ class CacheFolder:
                 self._note_use(fd)
         return found
 
-    def _add(self, entry: CacheEntry, size: int, slots: Mapping[int, memoryview]) -> None:
-        fd = self._create(entry, size + 4 * -(-size // entry.slot_bytes))
+    def _add(
+        self,
+        entry: CacheEntry,
+        size: int,
+        slots: Mapping[int, memoryview],
+        protected: Protected | None,
+    ) -> None:
+        if (path := self._path(entry)) in self._ignored:
+            return
+        try:
+            fd = self._create(entry, size + 4 * -(-size // entry.slot_bytes), protected)
+        except OSError as error:
+            if not _is_failure(error):
+                self._ignored.add(path)
+            raise
         if fd is None:
             self._adding_paused_until = time.monotonic() + self.pause
             return
         try:
             label = entry.label
             for number, slot in slots.items():
-                checksum = (crc32c(slot, start=label) or 1).to_bytes(4, "little")
+                checksum = entry.checksum(label, number, slot).to_bytes(4, "little")
                 _write(fd, slot, number * entry.slot_bytes)
                 _write(fd, memoryview(checksum), size + 4 * number)
             self._note_use(fd)
@@ -249,6 +290,7 @@ class CacheFolder:
     def scan(self) -> tuple[list[_Found], int]:
         """All entries, least recently used first, and the size on disk of everything."""
         entries: list[_Found] = []
+        most = time.time_ns() + _AHEAD_NS
         sizes: dict[int, int] = {}  # by inode
         for folder, _, names in os.walk(self.path):
             with contextlib.suppress(FileNotFoundError):
@@ -263,7 +305,8 @@ class CacheFolder:
                     sizes[found.st_ino] = size = _on_disk(found.st_size)
                     if _ENTRY.fullmatch(f"{place}/{name}"):
                         entries.append(_Found(found.st_mtime_ns, path, size))
-        return sorted(entries), sum(sizes.values())
+        entries.sort(key=lambda entry: (entry.used <= most and entry.used, entry))
+        return entries, sum(sizes.values())
 
     def locked(self) -> contextlib.AbstractContextManager[_Taken]:
         """Acquire the lock against other writers; see `_locked`."""
@@ -275,10 +318,8 @@ class CacheFolder:
     ) -> Iterator[tuple[int, int, npt.NDArray[np.uint32]]]:
         """Descriptor and size of an entry, and the checksums of some slots, 0 for absent ones."""
         path = self._path(entry)
-        try:
-            path = os.devnull if path in self._ignored else path
-            fd = with_descriptor(lambda: os.open(path, _READ))
-        except (FileNotFoundError, NotADirectoryError):
+        fd = None if path in self._ignored else _open_entry(path, _READ)
+        if fd is None:
             fd = os.open(os.devnull, _READ)
         try:
             whole = os.fstat(fd).st_size
@@ -289,23 +330,28 @@ class CacheFolder:
         finally:
             os.close(fd)
 
-    def _create(self, entry: CacheEntry, size: int) -> int | None:
+    def _create(self, entry: CacheEntry, size: int, protected: Protected | None) -> int | None:
         """Open an entry, created with a file of `size` bytes if needed; `None` if it cannot fit."""
         path = self._path(entry)
         try:
-            with contextlib.suppress(FileNotFoundError):
-                fd = with_descriptor(lambda: os.open(path, _WRITE))
-                if os.fstat(fd).st_size == size:
-                    return fd
-                os.close(fd)
+            if (fd := _open_sized(path, size)) is not None:
+                return fd
             with self.locked() as taken:
-                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES):
+                if (fd := _open_sized(path, size)) is not None:  # by another process
+                    return fd
+                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES, protected):
                     return None
-                if not (where := Path(path).with_name(_WHERE)).exists():
-                    where.parent.mkdir(mode=0o700, exist_ok=True)
+                folder = Path(path).parent
+                if not _is_folder(folder):
+                    folder.unlink(missing_ok=True)  # a link or a file
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                if not os.path.lexists(where := folder / _WHERE):
                     where.write_text(entry.place, "utf-8")
                     taken.bytes += _FOLDER_BYTES + _on_disk(len(entry.place))
-                fd = with_descriptor(lambda: os.open(path, _WRITE | os.O_CREAT, 0o600))
+                with contextlib.suppress(FileNotFoundError):
+                    Path(path).rmdir() if _is_folder(path) else Path(path).unlink()
+                # A new file: whoever has the one before open reads on in that.
+                fd = with_descriptor(lambda: os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o600))
                 try:
                     os.ftruncate(fd, size)
                 except BaseException:
@@ -318,13 +364,13 @@ class CacheFolder:
                 raise CacheReadOnlyError(error.errno, error.strerror, path) from error
             raise
 
-    def _make_room(self, taken: _Taken, needed: int) -> bool:
+    def _make_room(self, taken: _Taken, needed: int, protected: Protected | None = None) -> bool:
         """Evict entries until `needed` bytes are available; whether that is possible."""
         is_counted, limit = False, self.limit - _UNCOUNTED_BYTES
         while not taken.is_known or taken.bytes + needed > limit:
             if needed > limit:
                 return False
-            if taken.is_known and self._oldest and self._oldest[0].used < self._keep_since:
+            if taken.is_known and self._oldest:
                 oldest = self._oldest.popleft()
                 path = Path(oldest.path)
                 with contextlib.suppress(FileNotFoundError):
@@ -334,11 +380,27 @@ class CacheFolder:
                         self.count(evictions=1)
             elif not is_counted:
                 entries, taken.bytes = self.scan()
-                self._oldest, is_counted = deque(entries), True
+                self._oldest, is_counted = deque(self._evictable(entries, protected)), True
                 taken.is_known = True
             else:
                 return False
         return True
+
+    def _evictable(self, entries: list[_Found], protected: Protected | None) -> list[_Found]:
+        """The entries that are neither in use nor protected, in their order."""
+        most = time.time_ns() + _AHEAD_NS
+        unused = [each for each in entries if not self._keep_since <= each.used <= most]
+        if protected is None:
+            return unused
+        numbers: dict[str, list[int]] = {}
+        for number, found in enumerate(unused):
+            numbers.setdefault(found.path.split("/")[-2], []).append(number)
+        kept: set[int] = set()
+        for place, some in numbers.items():
+            names = [unused[number].path.rpartition("/")[2] for number in some]
+            is_kept = protected(place, names).tolist()
+            kept.update(number for number, keep in zip(some, is_kept, strict=True) if keep)
+        return [found for number, found in enumerate(unused) if number not in kept]
 
     def _note_use(self, fd: int) -> None:
         # Nanoseconds since 1970, strictly increasing.
@@ -346,7 +408,8 @@ class CacheFolder:
         os.utime(fd, ns=(self._now, self._now))
 
     def _path(self, entry: CacheEntry) -> str:
-        return f"{self.path}/{_digest(entry.place)}/{_digest(entry.name)}"
+        name = _digest(entry.name)[len(entry.tag) :]
+        return f"{self.path}/{hash_of_place(entry.place)}/{entry.tag}{name}"
 
 
 class _Found(NamedTuple):
@@ -355,6 +418,11 @@ class _Found(NamedTuple):
     used: int
     path: str
     size: int
+
+
+def hash_of_place(place: str) -> str:
+    """Return the name of the folder of a place's entries."""
+    return _digest(place)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -377,6 +445,47 @@ def _write(fd: int, data: memoryview, at: int) -> None:
         data, at = data[written:], at + written
 
 
+def _is_failure(error: OSError | LocationError) -> bool:
+    """Whether an error concerns the whole cache, and not a single entry."""
+    is_whole = isinstance(error, LocationError | CacheBusyError | CacheReadOnlyError | CacheError)
+    return is_whole or (isinstance(error, OSError) and error.errno in _DISK_FAILURES)
+
+
+def _is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder, and no link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _open_entry(path: str, flags: int) -> int | None:
+    """Open a regular file in a folder, neither of them a link; `None` if there is none.
+
+    Raises `OSError` if the disk fails.
+    """
+    if not _is_folder(path.rpartition("/")[0]):
+        return None
+    try:
+        fd = with_descriptor(lambda: os.open(path, flags | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno in _DISK_FAILURES:
+            raise
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _open_sized(path: str, size: int) -> int | None:
+    """Open a regular file for writing; `None` if there is none of this size."""
+    if (fd := _open_entry(path, _WRITE)) is None or os.fstat(fd).st_size == size:
+        return fd
+    os.close(fd)
+    return None
+
+
 def _on_disk(length: int) -> int:
     """Size on disk of a file of `length` bytes, with its directory entry."""
     return -(-length // 4096) * 4096 + _NAME_BYTES
@@ -384,6 +493,10 @@ def _on_disk(length: int) -> int:
 
 class CacheBusyError(OSError):
     """Timeout: another process has the cache's lock."""
+
+
+class CacheError(OSError):
+    """The cache's folder cannot be used."""
 
 
 class CacheReadOnlyError(OSError):
@@ -492,7 +605,7 @@ def _open_taken(folder: Path) -> int:
         return with_descriptor(lambda: os.open(path, flags, 0o600))
     except OSError as error:
         if error.errno not in _READ_ONLY or not path.exists():
-            raise
+            raise CacheError(error.errno, error.strerror, str(path)) from error
         raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
 
 
