@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +16,10 @@ from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.clips.sample_tables import column_names
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipSpec
+from seqrecord.errors import SeqRecordError
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.measured_rates import measured_rate
 from seqrecord.reading.opening import open as open_dataset
 from seqrecord.reading.opening import open_unchecked
 from seqrecord.reading.opening import verify as verify_dataset
@@ -120,6 +123,8 @@ def info(
                 summary = replace(summary, clips=clips)
         else:
             summary = next(list_episodes(dataset, [key], clip=clip))
+            with suppress(SeqRecordError):  # `verify` reports unreadable timestamps
+                summary = replace(summary, measured=measured_rate(dataset.episodes[key]))
     click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from seqrecord.cli.arguments import common, feature_names, source_option
+from seqrecord.cli.arguments import common, feature_names, pairs, source_option
 from seqrecord.cli.terminal import Command, ProgressBar
 from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.export import to_files, to_hub, to_lerobot
@@ -37,6 +37,7 @@ from seqrecord.writing.convert import convert
 @feature_names("Features to export.")
 @click.option("--fps", type=float, help="For lerobot: frames per second, if episodes have none.")
 @click.option("--video", metavar="CODEC", help="For lerobot: encode images (h264, av1, …).")
+@pairs("--rename", "rename", "FEATURE=NAME", "For lerobot: the column of a feature.")
 @source_option
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
 @common
@@ -49,6 +50,7 @@ def export(
     features: list[str] | None,
     fps: float | None,
     video: str | None,
+    rename: dict[str, str],
     source_options: dict[str, Any] | None,
     quiet: bool,
     storage_options: dict[str, Any] | None,
@@ -66,7 +68,7 @@ def export(
         key, dest = key or "*", output
     if key is None or dest is None or output not in (None, dest):
         raise click.UsageError("expected PATH KEY|GLOB DEST, or PATH [KEY|GLOB] -o DEST")
-    for name, given in (("fps", fps), ("video", video)):
+    for name, given in (("fps", fps), ("video", video), ("rename", rename or None)):
         if kind == "frames" and given is not None:
             raise click.UsageError(f"--{name} requires --format lerobot")
     how: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
@@ -78,7 +80,8 @@ def export(
         count = len(dataset.find_episodes(episodes))
         options: dict[str, Any] = {"features": features, "progress": bar}
         if kind == "lerobot":
-            to_lerobot(dataset, dest, episodes=episodes, fps=fps, video=video, **options)
+            more: dict[str, Any] = {"fps": fps, "video": video, "rename": rename}
+            to_lerobot(dataset, dest, episodes=episodes, **more, **options)
         else:
             to_files(dataset, episodes, dest, **options)
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")

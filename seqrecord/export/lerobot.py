@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
 from itertools import pairwise
@@ -42,12 +42,14 @@ from seqrecord.export.lerobot_meta import (
     collector,
     file_name,
     language_array,
+    names_unseen_by_policies,
     plan_columns,
 )
 from seqrecord.format.video_pages import parse_video_page
 from seqrecord.reading.dataset import Dataset, DatasetLike
 from seqrecord.reading.episode import Episode
 from seqrecord.reading.filters import EpisodeFilter
+from seqrecord.reading.measured_rates import measured_rate
 from seqrecord.reading.opening import opened
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.lerobot.language import PERSISTENT
@@ -74,6 +76,7 @@ def to_lerobot(
     features: Sequence[str] | None = None,
     fps: float | None = None,
     video: str | None = None,
+    rename: Mapping[str, str] | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
@@ -81,21 +84,22 @@ def to_lerobot(
 
     H.264, HEVC, AV1 and VP9 video is copied packet by packet into an MP4 file per episode and
     camera. If an episode begins between two keyframes, its file begins at the keyframe before, and
-    its `from_timestamp` is above 0. Groups of pictures with other frames that are decoded but not
-    shown are encoded again, with a warning. Other images, uint8 [H, W, 3], become PNG in the rows,
-    which is lossless, or with `video` are encoded; other features become columns. Depth in m or mm
-    is a video of LeRobot's codes if it is one, and otherwise TIFF in the rows: float32 or uint16
-    [H, W, 1]. `language_events`, and `language_persistent` of the episodes' metadata, become
-    LeRobot's language columns.
+    its `from_timestamp` is above 0, provided that all frames before it are in exported episodes.
+    Groups of pictures with other frames that are decoded but not shown, for example trimmed ones,
+    are encoded again, with a warning: they are not exported. Other images, uint8 [H, W, 3], become
+    PNG in the rows, which is lossless, or with `video` are encoded; other features become columns.
+    Depth in m or mm is a video of LeRobot's codes if it is one, and otherwise TIFF in the rows:
+    float32 or uint16 [H, W, 1]. `language_events`, and `language_persistent` of the episodes'
+    metadata, become LeRobot's language columns.
 
     Episodes, and LeRobot's `index` of frames, are in the dataset's order. Since LeRobot's splits
     are ranges, episodes of a split that are not consecutive are moved, with a warning.
 
-    Row i of an episode has the timestamp i / fps; a different feature `timestamp` becomes
-    `recorded_timestamp`. The task is a text feature `task`, or the first of `tasks` in the
-    episode's metadata. Statistics of an episode cover its rows, and one to eight frames of its
-    video. Statistics of the dataset are its own if all episodes are exported, without unknown
-    quantiles; else merged from the episodes.
+    Row i of an episode has the timestamp i / fps; a warning names the largest difference from the
+    dataset's timestamps. A different feature `timestamp` becomes `recorded_timestamp`. The task is
+    a text feature `task`, or the first of `tasks` in the episode's metadata. Statistics of an
+    episode cover its rows, and one to eight frames of its video. Statistics of the dataset are its
+    own if all episodes are exported, without unknown quantiles; else merged from the episodes.
 
     lerobot 0.6.1 loads the dataset and trains on it, and its tools append, merge and delete
     episodes.
@@ -109,11 +113,14 @@ def to_lerobot(
         fps: frames per second, if the dataset lacks it.
         video: codec for images that are no video: "h264", "av1", …, with options as for
             `--codec`, such as "h264:quality=20". Not lossless.
+        rename: names of columns by feature, `{"state": "observation.state"}`. LeRobot's policies
+            see the columns `action`, `observation.…` and the task only; a warning lists others.
         progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
-    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names), and
+    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names) and for an
+    unknown, repeated or reserved name in `rename`, and
     `ClipError` for an episode with frames that lack a feature, or without a frame rate, and
     `CodecError` for an invalid `video`.
 
@@ -135,7 +142,8 @@ def to_lerobot(
         chosen = reader.select(features)
         keys = list(chosen.episodes)
         episodes_in_order = [chosen.episodes[keys[numbers[place]]] for place in order]
-        writer = _Writer(chosen, episodes_in_order, fps, progress, video)
+        writer = _Writer(chosen, episodes_in_order, fps, progress, video, rename or {})
+        writer.warn_of_times(reader)
         root = local_path(destination, "destination")
         with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as new:
             writer.write(new)
@@ -150,8 +158,10 @@ class _Writer:
         fps: float | None,
         progress: Callable[[Progress], None] | None,
         video: str | None,
+        rename: Mapping[str, str],
     ) -> None:
         self._reader, self._episodes = reader, episodes
+        self._exported: dict[str, frozenset[bytes]] = {}  # packets by column, of a last GOP
         self._fps = _rate(episodes, fps)
         self._columns = [
             *plan_columns(
@@ -159,8 +169,18 @@ class _Writer:
                 keeps_times=self._has_own_times(),
                 has_persistent=any(PERSISTENT in episode.metadata for episode in episodes),
                 video=video,
+                rename=rename,
             )
         ]
+        self._task_feature = next(
+            (column.feature for column in self._columns if column.name == TASK), None
+        )
+        if unseen := names_unseen_by_policies(self._columns):
+            _logger.warning(
+                "%s: LeRobot's policies will not see %s: they see action, observation.… and the "
+                "task; rename columns with rename= (--rename %s=observation.%s)",
+                *(reader.url, ", ".join(unseen), unseen[0], unseen[0]),
+            )
         self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
         own = [each.feature for each in self._columns if not each.is_video]
         self._read = [name for name in own if name != PERSISTENT]
@@ -173,6 +193,20 @@ class _Writer:
                         feature=name,
                         frame=int(np.argmin(present)),
                     )
+
+    def warn_of_times(self, dataset: Dataset) -> None:
+        """Log the largest difference of the dataset's timestamps from i / fps."""
+        fps, worst = float(self._fps), (_SAME, "", 0.0)
+        for episode in self._episodes:
+            if (rate := measured_rate(dataset.episodes[episode.key], fps)) is not None:
+                worst = max(worst, (rate.max_deviation, episode.key, rate.mean_fps))
+        seconds, key, mean_fps = worst
+        if key:
+            _logger.warning(
+                "%s: rows have the times i / %g; timestamps differ by up to %.3g s (episode %s, "
+                "%.6g frames per second on average)",
+                *(dataset.url, fps, seconds, key, mean_fps),
+            )
 
     def write(self, root: Path) -> None:
         index, names = self._reader.contents.index, self._reader.contents.manifest.splits
@@ -220,7 +254,7 @@ class _Writer:
         for start in range(0, len(episode), step):
             numbers = range(start, min(start + step, len(episode)))
             arrays = episode.read(numbers, features=self._read) if self._read else {}
-            texts = arrays.get(TASK) or [default] * len(numbers)
+            texts = arrays.get(self._task_feature or "") or [default] * len(numbers)
             frames = np.array(numbers)
             tasks.update(dict.fromkeys(texts))
             columns = {}
@@ -274,7 +308,14 @@ class _Writer:
         else:
             gops += self._encoded(column, episode)
         config = gops[0].config or VideoConfig.from_json(spec.codec[0])
-        shown, before = _alike(gops, config, spec, f"{episode.key}, {name}")
+        exported = self._exported.get(column.name, frozenset[bytes]())
+        shown, before = _alike(gops, config, spec, f"{episode.key}, {name}", exported)
+        # The next episode may begin in this GOP.
+        self._exported[column.name] = frozenset(
+            packet
+            for packet, place in zip(gops[-1].packets, gops[-1].order, strict=True)
+            if place >= 0 or packet in exported
+        )
         # Frames are decoded up to this many packets before they are shown.
         delay = max(at - frame for one in shown for at, frame in enumerate(one.order))
         mux_mp4(
@@ -357,12 +398,17 @@ def _timed(gops: Sequence[_Shown], delay: int) -> Iterator[TimedPacket]:
 
 
 def _alike(
-    gops: Sequence[Gop], config: VideoConfig, spec: FeatureSpec, where: str
+    gops: Sequence[Gop],
+    config: VideoConfig,
+    spec: FeatureSpec,
+    where: str,
+    exported: Collection[bytes],
 ) -> tuple[list[_Shown], int]:
     """The GOPs in one configuration, and the number of frames before the first one of the episode.
 
     GOPs of another configuration, and with hidden frames behind or between the visible ones, are
-    encoded again, with a warning about `where`.
+    encoded again, with a warning about `where`. So are GOPs with hidden frames before the visible
+    ones whose packets are not `exported`: they were trimmed, or are of other episodes.
     """
     feature = VideoConfig.from_json(spec.codec[0])
     height, width = (n or 0 for n in spec.shape[:2])
@@ -372,7 +418,7 @@ def _alike(
         shown: _Shown | None = None
         if own == config and -1 not in gop.order:
             shown = _Shown(gop.packets, gop.order)
-        elif own == config and not found:
+        elif own == config and not found and _are_exported(gop, exported):
             shown = _from_keyframe(gop, own.codec)
         if shown is None:
             count += gop.num_frames
@@ -383,6 +429,12 @@ def _alike(
         reason = "their GOPs have hidden frames, or another codec"
         _logger.warning("%s: re-encoded %d frames (%s)", where, count, reason)
     return found, len(found[0].packets) - gops[0].num_frames
+
+
+def _are_exported(gop: Gop, exported: Collection[bytes]) -> bool:
+    """Whether all hidden packets of a GOP are exported with other episodes."""
+    pairs = zip(gop.packets, gop.order, strict=True)
+    return all(packet in exported for packet, place in pairs if place < 0)
 
 
 def _from_keyframe(gop: Gop, codec: str) -> _Shown | None:

@@ -24,6 +24,7 @@ from seqrecord.schema import CodecConfig, FeatureSpec, Schema
 from seqrecord.sources.lerobot.language import EVENTS, PERSISTENT, Rows
 from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
 from seqrecord.statistics.collecting import StatisticsCollector
+from seqrecord.text import repr_of
 
 TASK = "task"
 TIMESTAMP = "timestamp"
@@ -120,7 +121,12 @@ class LeRobotColumn:
 
 
 def plan_columns(
-    features: Schema, *, keeps_times: bool, has_persistent: bool, video: str | None
+    features: Schema,
+    *,
+    keeps_times: bool,
+    has_persistent: bool,
+    video: str | None,
+    rename: Mapping[str, str],
 ) -> Iterator[LeRobotColumn]:
     """The columns for these features.
 
@@ -129,21 +135,58 @@ def plan_columns(
         keeps_times: adds a column for the feature `timestamp`.
         has_persistent: adds the column `language_persistent`, of the episodes' metadata.
         video: codec in which images become video; `None` leaves them images.
+        rename: names of columns by feature.
 
-    Raises `SchemaError` for a feature that LeRobot does not support.
+    Raises `SchemaError` for a feature that LeRobot does not support, and for invalid names.
     """
+    _check_names(features, rename)
     for name, spec in features.items():
         # Video loses the values of labels and of coded normals or depth.
         may_be_video = _is_colour(spec) and is_image(spec, known_kind(name, spec, spec.kind))
-        if name != TIMESTAMP:
+        if name != TIMESTAMP or name in rename:
             if video is not None and may_be_video and not spec.is_video and spec.is_fixed:
                 spec = replace(spec, codec=_video_codec(video, spec))
-            yield _column(name, spec)
+            yield _column(rename.get(name, name), spec)
         elif keeps_times:
             yield _column(_RECORDED, spec)
     if has_persistent:
         spec = FeatureSpec(PERSISTENT, np.dtype(np.uint8), (None,), value="text")
         yield LeRobotColumn(PERSISTENT, spec, "language", (1,))
+
+
+def _check_names(features: Schema, rename: Mapping[str, str]) -> None:
+    if rename:
+        features.select(list(rename))  # raises for unknown features
+    names = [rename.get(name, name) for name in features]
+    for feature, name in rename.items():
+        reserved = (*OWN, TIMESTAMP, _RECORDED, PERSISTENT)
+        is_text = features[feature].value == "text"
+        if name in reserved or (name in (TASK, EVENTS) and not is_text) or "/" in name or not name:
+            raise SchemaError(
+                "column cannot have this name: LeRobot reserves it, or it has a slash",
+                feature=feature,
+                expected="a name such as observation.state",
+                got=repr_of(name, 100),
+            )
+        if names.count(name) > 1:
+            raise SchemaError(
+                "two columns would have the same name", feature=feature, got=repr_of(name, 100)
+            )
+
+
+def names_unseen_by_policies(columns: Sequence[LeRobotColumn]) -> list[str]:
+    """Names of columns that LeRobot's policies ignore.
+
+    They see `action` and `observation.…`, and of images those with such a name; the task; language
+    columns. Rewards and ends of episodes, `next.…`, are for its reinforcement learning.
+    """
+    known = ("action", TASK, _RECORDED, EVENTS, PERSISTENT)
+    seen = ("observation.", "next.")
+    return [
+        column.name
+        for column in columns
+        if column.name not in known and not column.name.startswith(seen)
+    ]
 
 
 def _video_codec(video: str, spec: FeatureSpec) -> tuple[CodecConfig, ...]:

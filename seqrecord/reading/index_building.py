@@ -352,7 +352,7 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     """Merge the parts of an episode. Raises `FormatError` if they contradict.
 
     Parts may differ in length, time spans and the truncation mark. The result has no fps if a part
-    with `num_frames` has none: the timestamps contradicted it.
+    with this `num_frames` has none: the timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]
@@ -360,11 +360,15 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     whole = {unmark_truncated(text) for text in texts} if len(texts) > 1 else texts
     metadata = next(iter(texts & whole or whole))
     changes: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
+    # Parts of a flush lack it if timestamps contradicted it until then, which may not last.
     drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
+    decides = any(
+        drop and part.num_frames == num_frames for part, drop in zip(parts, drops, strict=True)
+    )
     fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
     each = zip(parts, drops, strict=True)
     same = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in each}
-    episode = replace(parts[0], **changes, fps=None if any(drops) else fps)
+    episode = replace(parts[0], **changes, fps=None if decides else fps)
     if len(whole) > 1 or len(same) > 1:
         raise _contradiction(episode)
     return episode

@@ -13,6 +13,7 @@ import numpy.typing as npt
 
 from seqrecord.clips.tables import ClipSpec
 from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.format.frame_rates import MeasuredRate
 from seqrecord.format.index import GroupIndex, Index
 from seqrecord.format.inventory import Inventory
 from seqrecord.format.pages import table_bytes
@@ -381,7 +382,10 @@ def _table(features: Sequence[FeatureSummary]) -> list[tuple[str, ...]]:
 
 @dataclass(frozen=True)
 class EpisodeRow:
-    """One row of an episode list. `num_clips` is `None` unless requested."""
+    """One row of an episode list. `num_clips` is `None` unless requested.
+
+    `measured` is the rate of its timestamps, if these were read.
+    """
 
     key: str
     num_frames: int
@@ -389,14 +393,21 @@ class EpisodeRow:
     split: str | None
     num_clips: int | None
     metadata: dict[str, Any]
+    measured: MeasuredRate | None = None
 
     def to_json(self) -> dict[str, Any]:
-        return dict(vars(self))
+        values = dict(vars(self))
+        measured = values.pop("measured")
+        return values if measured is None else {**values, "measured": vars(measured)}
 
     def __str__(self) -> str:
+        measured = self.measured
         facts = [
             ("frames", f"{self.num_frames:,}"),
             ("fps", None if self.fps is None else f"{self.fps:g}"),
+            ("measured fps", None if measured is None else f"{measured.mean_fps:.6g} (mean)"),
+            ("longest step", None if measured is None else f"{measured.max_step:.4g} s"),
+            ("time error", None if measured is None else f"up to {measured.max_deviation:.3g} s"),
             ("split", self.split),
             ("clips", None if self.num_clips is None else f"{self.num_clips:,}"),
         ]

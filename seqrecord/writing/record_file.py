@@ -76,6 +76,7 @@ class RecordFileWriter(ChunkWriter):
         self.irregular: list[
             IrregularEpisode
         ] = []  # episodes without fps, for their timestamps differ
+        self._flushed_irregular: str | None = None  # key of the last entry of this episode
         self._num_frames = 0  # of the episode
         self._encoding = self._groups  # without those whose chunks are copied
 
@@ -87,15 +88,12 @@ class RecordFileWriter(ChunkWriter):
         chunk_frames: int | None,
         metadata: str,
         fps: float | None = None,
-        checks_rate: bool = True,
     ) -> None:
         """Start an episode; `ChunkLength` chooses the length of chunks if `chunk_frames` is
-        `None`. Without `checks_rate`, its fps is not compared with its timestamps."""
+        `None`."""
         uid = self._writer + secrets.token_hex(8)
         part = EpisodePart(key, uid, ordinal, None, fps, metadata)
         self.begin_part(part, chunk_frames)
-        if not checks_rate:
-            self._rate.begin(replace(part, fps=None))
 
     def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
         """Start chunks of an episode that may also have chunks in other files."""
@@ -107,6 +105,7 @@ class RecordFileWriter(ChunkWriter):
         for time_spans in self._time_spans.values():
             time_spans.begin()
         self._rate.begin(episode)
+        self._flushed_irregular = None
         self._statistics.begin(episode.key)
         for name in self._referred:
             self._statistics.exclude(name)
@@ -220,10 +219,13 @@ class RecordFileWriter(ChunkWriter):
 
     def _is_regular(self) -> bool:
         """Whether the episode's timestamps so far agree with its fps."""
-        if (found := self._rate.contradiction()) is None:
+        contradiction = self._rate.contradiction()
+        if self._episode is not None and self._episode.key == self._flushed_irregular:
+            self.irregular.pop()  # the mean rate of all frames counts
+        self._flushed_irregular = contradiction.episode if contradiction else None
+        if contradiction is None:
             return True
-        if found not in self.irregular[-1:]:  # noted at an earlier flush
-            self.irregular.append(found)
+        self.irregular.append(contradiction)
         return False
 
     def check_lengths(self) -> None:

@@ -90,7 +90,7 @@ class SeqRecordRecorder:
         schema: the features; by default the features of the first frame.
         fps: frames per second of episodes without their own. If an episode's frames were appended
             more slowly, by more than 5 % in the median, its end logs a warning and stores the rate
-            as `measured_fps` in its metadata. The fps stays.
+            as `measured_fps` in its metadata. Timestamps remove the fps as in `SeqRecordWriter`.
         timestamps: store the time of each `append`, in seconds of `time.monotonic`, in the float64
             feature `timestamp`; not with `schema`, and not if the first frame has a timestamp: a
             feature of kind `timestamp`, or named `timestamp` or `log_time`.

@@ -80,9 +80,9 @@ class SeqRecordWriter:
             `balanced` and `small`. Images: `png`, and with loss `jpeg` and `jpeg:quality=90`. RGB
             video: `ffv1`, and with loss `av1`, `h264`, `hevc`, `vp9` and `av1:quality=30,gop=16`.
             Overrides the codecs in `schema`. An existing dataset keeps its codecs.
-        fps: frames per second of episodes without their own. An episode keeps its fps only if each
-            timestamp is within a quarter of a frame period of `i / fps`, counted from the first
-            frame; otherwise `close` logs a warning. Timestamps are the feature of kind `timestamp`;
+        fps: frames per second of episodes without their own. An episode keeps its fps only if its
+            timestamps agree: their mean rate within 5 %, no step above 1.5 frame periods, and none
+            back; otherwise `close` logs a warning. Timestamps are the feature of kind `timestamp`;
             if there are several, the feature `timestamp` or `log_time`.
         chunk_frames: frames per chunk, 1 to 65536. By default as many as fit 48 MiB decoded, at
             most 32; for groups of small features as many as fit 1 MiB, at most 1024. If a feature's
@@ -132,7 +132,7 @@ class SeqRecordWriter:
         check_codecs(codecs)
         check_descriptions(features)
         self._codecs, self._features, self._has_statistics = codecs, features, statistics
-        self._is_stamped = self._closed = False
+        self._closed = False
         self._episode: EpisodeWriter | None = None  # the last one
         self._schema: Schema | None = None  # until the features are known
         self._records: RecordFileWriter | None = None  # until the features are known
@@ -320,7 +320,6 @@ class SeqRecordWriter:
             chunk_frames=self._chunk_frames,
             metadata=episode._metadata,
             fps=episode._fps,
-            checks_rate=not self._is_stamped,
         )
         self._ordinal += 1
         return self._records
@@ -499,6 +498,5 @@ class EpisodeWriter:
 
 
 def expect_stamps(writer: SeqRecordWriter) -> None:
-    """Expect `STAMP` in all frames of a writer: it decides about no fps."""
-    writer._is_stamped = True
+    """Expect `STAMP` in all frames of a writer."""
     writer._features = {**(writer._features or {}), **STAMP}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import open_source
-from seqrecord.edit import split_episodes
+from seqrecord.edit import delete_episodes, merge_datasets, split_episodes, trim_episodes
 from seqrecord.errors import ClipError, CodecError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
 from tests.kit.command_line import run
@@ -352,3 +353,116 @@ def test_kinds_decide_what_is_an_image(tmp_path: Path) -> None:
     [after] = all_frames(tmp_path / "again")
     assert np.array_equal(after["segmentation"], pixels)
     assert np.array_equal(after["state"], pixels)
+
+
+@pytest.mark.parametrize("how", ["export", "merge", "pack", "subset", "command"])
+@pytest.mark.parametrize("codec", ["h264", "av1"])
+def test_removed_frames_are_not_exported(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, codec: str, how: str
+) -> None:
+    """Neither trimmed ones nor those of other episodes in the same group of pictures."""
+    images = pictures(30)
+    path = tmp_path / "records"
+    episodes = {
+        key: [{VIDEO: image, "action": np.float32(i)} for i, image in enumerate(images)]
+        for key in "ab"
+    }
+    write_dataset(path, episodes, codecs={VIDEO: f"{codec}:gop=10"}, fps=10)
+    with seqrecord.open(path) as dataset:
+        before = dataset.episodes["a"].read(range(30), features=[VIDEO])[VIDEO].astype(int)
+    trim_episodes(path, ["a", "b"], slice(13, 27))
+    if how == "subset":
+        delete_episodes(path, ["b"])
+    elif how == "merge":
+        merge_datasets([path], tmp_path / "merged")
+    elif how == "pack":
+        seqrecord.convert(open_source(path), tmp_path / "packed", workers=1)
+    folder = {"merge": "merged", "pack": "packed"}.get(how, "records")
+    with caplog.at_level(logging.WARNING):
+        if how == "command":
+            run("export", path, "*", tmp_path / "out", "--format", "lerobot", "--quiet")
+        else:
+            to_lerobot(tmp_path / folder, tmp_path / "out")
+    files = sorted((tmp_path / "out" / "videos").rglob("*.mp4"))
+    assert len(files) == (1 if how == "subset" else 2)
+    for file in files:
+        frames = decoded(file)[1].astype(int)
+        assert len(frames) == 14
+        assert abs(frames - before[13:27]).mean() < 4
+    if how != "command":
+        assert "re-encoded" in caplog.text
+    [table] = (tmp_path / "out" / "meta/episodes").rglob("*.parquet")
+    assert not pq.read_table(table)[f"videos/{VIDEO}/from_timestamp"].to_numpy().any()
+
+
+def test_columns_are_renamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """LeRobot's policies see some names only; the warning lists others, with the remedy."""
+    features: dict[str, Any] = {
+        "state": np.zeros(3, np.float32),
+        "front": np.zeros((16, 16, 3), np.uint8),
+        "action": np.ones(2, np.float32),
+        "instruction": "fold",
+    }
+    path = write(tmp_path / "a", [features] * 4)
+    seqrecord.add_statistics(path)
+    with caplog.at_level(logging.WARNING):
+        to_lerobot(path, tmp_path / "plain")
+    [message] = [text for text in caplog.messages if "policies will not see" in text]
+    assert "will not see state, front, instruction:" in message
+    assert "--rename state=observation.state" in message
+    caplog.clear()
+    names = {
+        "state": "observation.state",
+        "front": "observation.images.front",
+        "instruction": "task",
+    }
+    options = [part for pair in names.items() for part in ("--rename", "=".join(pair))]
+    with caplog.at_level(logging.WARNING):
+        to_lerobot(path, tmp_path / "renamed", rename=names)
+        run("export", path, "*", tmp_path / "cli", "--format", "lerobot", *options)
+    assert "policies" not in caplog.text
+    for out in (tmp_path / "renamed", tmp_path / "cli"):
+        info = json.loads((out / "meta/info.json").read_text())
+        assert {"observation.state", "observation.images.front", "action"} <= set(info["features"])
+        assert not {"state", "front", "instruction", "task"} & set(info["features"])
+        assert "observation.state" in json.loads((out / "meta/stats.json").read_text())
+        assert pq.read_table(out / "meta/tasks.parquet")["task"].to_pylist() == ["fold"]
+        source = open_source(out)
+        assert {"observation.state", "observation.images.front"} <= set(source.schema())
+    for wrong in (
+        {"stat": "x"},
+        {"state": "action"},
+        {"state": "index"},
+        {"state": "timestamp"},
+        {"state": "task"},
+        {"state": "a/b"},
+    ):
+        with pytest.raises(SchemaError):
+            to_lerobot(path, tmp_path / "wrong", rename=wrong)
+        assert not (tmp_path / "wrong").exists()
+    run("export", path, "*", tmp_path / "files", "--rename", "state=x", code=2)
+
+
+def test_times_that_differ_from_the_rate_are_named(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Rows get i / fps; also without the timestamps among the exported features, in any unit."""
+    for unit, scale in (("s", 1.0), ("ms", 1e3)):
+        frames = [
+            {"action": np.float32(i), "timestamp": np.float64(scale * (5 + i / 28.8))}
+            for i in range(60)
+        ]
+        spec = {"timestamp": {"kind": "timestamp", "unit": unit}}
+        path = write(tmp_path / unit, frames, fps=30, features=spec)
+        for number, features in enumerate((None, ["action"])):
+            caplog.clear()
+            with caplog.at_level(logging.WARNING):
+                out = to_lerobot(path, tmp_path / f"{unit}{number}", features=features)
+            [message] = [text for text in caplog.messages if "timestamps differ" in text]
+            assert "times i / 30; timestamps differ by up to 0.0819 s (episode a/b, 28.8" in message
+            [rows] = (out / "data").rglob("*.parquet")
+            times = pq.read_table(rows)["timestamp"].to_numpy()
+            np.testing.assert_allclose(times, np.arange(60) / 30, atol=1e-6)
+        text = run("info", path, "a/b").output
+        assert re.search(r"measured fps +28.8 \(mean\)", text)
+        assert re.search(r"time error +up to 0.0819 s", text)
