@@ -175,7 +175,7 @@ class _Run:
     def check_earlier(self, current: Manifest) -> tuple[str, ...]:
         """Check what only kept earlier versions name; returns the checks that were not made.
 
-        A version without all of its files cannot be restored, and is not checked. Neither are
+        A version without all its files cannot be restored, and is not checked. Neither are
         versions before a reindex: it left out what was damaged in them.
         """
         storage, num_incomplete = self._storage, 0

@@ -360,7 +360,7 @@ def test_kinds_decide_what_is_an_image(tmp_path: Path) -> None:
 def test_removed_frames_are_not_exported(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, codec: str, how: str
 ) -> None:
-    """Neither trimmed ones nor those of other episodes in the same group of pictures."""
+    """Neither trimmed frames nor frames of other episodes in a shared group of pictures."""
     images = pictures(30)
     path = tmp_path / "records"
     episodes = {
