@@ -291,7 +291,7 @@ def _join(
 
     `schemas` are the dataset's groups and their feature positions. A dropped group, and an added
     group without chunks, is missing in all frames. The episode is as long as its longest complete
-    part, or has those of its frames that are in `frames`, `[start, stop)`, which alone must be
+    part, or has only its frames in `frames`, `[start, stop)`, which alone must be
     complete then. The first of several copies of a chunk is used; copies must be equal.
     """
     described = [files[file].footer.episodes[number] for file, number in parts]
