@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 KINDS = tuple(
     "image depth disparity flow normals mask segmentation points pose action state imu timestamp "  # noqa: SIM905
-    "reward audio text frame_number frame_name intrinsics".split()
+    "reward audio text frame_number frame_name intrinsics distortion".split()
 )
 """Kinds that this package assigns or uses. Datasets may have others."""
 
@@ -194,6 +194,8 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
         ok = numbers and spec.dtype.kind != "b"
     elif kind == "intrinsics":
         expected, ok = INTRINSICS_SHAPES, are_intrinsics(spec)
+    elif kind == "distortion":
+        expected, ok = DISTORTION_SHAPES, are_coefficients(spec)
     elif kind in ("text", "frame_name"):
         expected, ok = "text", spec.value == "text"
     elif spec.value != "array":
@@ -299,6 +301,22 @@ def are_intrinsics(spec: Pixels) -> bool:
     """Whether frames can be intrinsics: fx, fy, cx and cy in pixels, or a camera matrix."""
     is_float = spec.value == "array" and spec.dtype.kind == "f"
     return is_float and spec.shape in ((4,), (3, 3))
+
+
+DISTORTION_SHAPES = "floats [4], [5], [8], [12] or [14], distortion coefficients"
+_COEFFICIENTS = (4, 5, 8, 12, 14)
+
+
+def are_coefficients(spec: Pixels) -> bool:
+    """Whether frames can be distortion coefficients in OpenCV's order."""
+    is_float = spec.value == "array" and spec.dtype.kind == "f"
+    return is_float and len(spec.shape) == 1 and spec.shape[0] in _COEFFICIENTS
+
+
+def is_distortion(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether frames are distortion coefficients, by kind, or by name without a kind."""
+    is_named = kind is None and (name == "distortion" or name.endswith("_distortion"))
+    return (kind == "distortion" or is_named) and are_coefficients(spec)
 
 
 def has_pixels(spec: Pixels) -> bool:

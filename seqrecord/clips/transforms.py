@@ -496,7 +496,8 @@ class HorizontalFlip(CropStep):
 
     Negates x of optical flow (kind `flow`, or without a kind "flow" in the name and 2 or more
     numbers per pixel) and of float normals (kind `normals`, or "normal" in the name). Normals coded
-    as integers and flow coded as unsigned integers are an error. Poses and actions are unchanged,
+    as integers and flow coded as unsigned integers are an error. Intrinsics and distortion become
+    those of the mirrored image. Poses and actions are unchanged,
     and so are the names of left and right cameras: swap the two images of a flipped stereo pair
     yourself; its disparity remains positive.
 

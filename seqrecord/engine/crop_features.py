@@ -30,7 +30,7 @@ from seqrecord.reading.array_specs import ArraySpec
 FrameSize: TypeAlias = "tuple[int | None, int | None]"
 """Height and width; `None` if it varies."""
 
-_WITHOUT_PIXELS = (*VECTOR_KINDS, "intrinsics")
+_WITHOUT_PIXELS = (*VECTOR_KINDS, "intrinsics", "distortion")
 
 
 class CropFeatures(NamedTuple):

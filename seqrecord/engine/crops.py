@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Set
 from dataclasses import dataclass, field, replace
@@ -206,14 +207,14 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """Windows of clips by feature, and changes of intrinsics, a value per frame."""
+    """Windows of clips by feature, and changes of intrinsics and distortion, values per frame."""
 
     parts: Mapping[str, tuple[ClipCrops, CropWindows]]
-    intrinsics: Mapping[str, IntrinsicsChange] = field(default_factory=dict)
+    changes: Mapping[str, ValuesChange] = field(default_factory=dict)
 
     @property
     def features(self) -> Set[str]:
-        return self.parts.keys() | self.intrinsics.keys()
+        return self.parts.keys() | self.changes.keys()
 
     def place(self, name: str, clip: int) -> Place:
         """Place of a feature in clip number `clip`."""
@@ -236,8 +237,8 @@ class Crop:
 
         `array` is an array or `VariableRows`. Frames are resized one by one.
         """
-        if name in self.intrinsics:
-            out[...] = self.intrinsics[name].view(clip, array[rows])
+        if name in self.changes:
+            out[...] = self.changes[name].view(clip, array[rows])
             return
         place = self.place(name, clip)
         if place.size is None and isinstance(array, np.ndarray):
@@ -261,8 +262,8 @@ class Crop:
 
         A view, unless they are flipped, resized or scattered.
         """
-        if name in self.intrinsics:
-            return self.intrinsics[name].view(clip, array[rows])
+        if name in self.changes:
+            return self.changes[name].view(clip, array[rows])
         place = self.place(name, clip)
         if not place.flipped and place.size is None and isinstance(array, np.ndarray):
             return frames_in(array[place.pixels], rows)
@@ -401,15 +402,44 @@ _NUMBERS = 4  # fx, fy, cx, cy
 
 
 @dataclass(frozen=True, eq=False)
-class IntrinsicsChange:
+class ValuesChange(ABC):
+    """Base class of changes of numbers that belong to a window: `factor` and `offset` of n clips.
+
+    Each is float64[n, numbers].
+    """
+
+    factor: FloatArray
+    offset: FloatArray
+
+    @staticmethod
+    @abstractmethod
+    def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        """The numbers in batches, float64, from those of stored frames, [clips, frames, …]."""
+
+    def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The numbers of one clip, [frames, …], in their dtype."""
+        one = slice(clip, clip + 1)
+        columns = torch.from_numpy(self.factor[one]), torch.from_numpy(self.offset[one])
+        whole = torch.from_numpy(np.ascontiguousarray(values)[None])
+        return self.apply(whole, *columns)[0].numpy().astype(values.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class DistortionChange(ValuesChange):
+    """From the distortion coefficients of stored frames to those of mirrored ones."""
+
+    @staticmethod
+    def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        return values.to(torch.float64) * factor[:, None] + offset[:, None]  # no negative zeros
+
+
+@dataclass(frozen=True, eq=False)
+class IntrinsicsChange(ValuesChange):
     """From the intrinsics of stored frames to those of n clips' windows; float64[n, 2], x and y.
 
     A pixel at x is at `factor * x + offset` in the batch. The factor is negative if mirrored;
     focal lengths stay positive.
     """
-
-    factor: FloatArray
-    offset: FloatArray
 
     @classmethod
     def of(
@@ -422,31 +452,17 @@ class IntrinsicsChange:
                 zero, one = each.intrinsics(zero), each.intrinsics(one)
         return cls(one[:, 2:] - zero[:, 2:], zero[:, 2:])
 
-    def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
-        """The intrinsics of one clip, [frames, …], in their dtype."""
-        one = slice(clip, clip + 1)
-        columns = torch.from_numpy(self.factor[one]), torch.from_numpy(self.offset[one])
-        whole = torch.from_numpy(np.ascontiguousarray(values)[None])
-        return changed_intrinsics(whole, *columns)[0].numpy().astype(values.dtype)
-
-
-def changed_intrinsics(
-    values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor
-) -> torch.Tensor:
-    """The intrinsics in batches: float64 [clips, frames, 4] or [clips, frames, 3, 3].
-
-    `values`, of the same shape, are those of stored frames; `factor` and `offset` as in
-    `IntrinsicsChange`.
-    """
-    values, factor, offset = values.to(torch.float64), factor[:, None], offset[:, None]
-    if values.shape[-1] == _NUMBERS:
-        sizes, center = values[..., :2] * factor.abs(), values[..., 2:] * factor + offset
-        return torch.cat((sizes, center), dim=-1)
-    last = values[..., 2:, :]
-    rows = values[..., :2, :] * factor[..., None] + last * offset[..., None]
-    found = torch.cat((rows, last), dim=-2)
-    found[..., 0] *= factor[..., :1].sign()  # of a mirrored scene
-    return found + 0.0  # no negative zeros
+    @staticmethod
+    def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        values, factor, offset = values.to(torch.float64), factor[:, None], offset[:, None]
+        if values.shape[-1] == _NUMBERS:
+            sizes, center = values[..., :2] * factor.abs(), values[..., 2:] * factor + offset
+            return torch.cat((sizes, center), dim=-1)
+        last = values[..., 2:, :]
+        rows = values[..., :2, :] * factor[..., None] + last * offset[..., None]
+        found = torch.cat((rows, last), dim=-2)
+        found[..., 0] *= factor[..., :1].sign()  # of a mirrored scene
+        return found + 0.0  # no negative zeros
 
 
 def whole_windows(frame: tuple[int, int], size: tuple[int, int], count: int) -> CropWindows:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeAlias
@@ -11,15 +11,35 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.clips.cameras import EpisodeCamera, followed_feature, known_cameras
+from seqrecord.clips.cameras import (
+    OWN_DISTORTION,
+    EpisodeCamera,
+    followed_feature,
+    known_cameras,
+)
+from seqrecord.clips.distortion import FISHEYE, MODEL, OPENCV, lens_model, mirror_factors
 from seqrecord.clips.frames import ClipKeys, ClipSteps
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipTable, IntArray
-from seqrecord.clips.transforms import Camera, CropWindows, HorizontalFlip
+from seqrecord.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
 from seqrecord.engine.batches import ClipDraws, ClipRows
-from seqrecord.engine.crops import ClipCrops, Crop, DrawBatch, IntrinsicsChange, whole_windows
+from seqrecord.engine.crops import (
+    ClipCrops,
+    Crop,
+    DistortionChange,
+    DrawBatch,
+    IntrinsicsChange,
+    ValuesChange,
+    whole_windows,
+)
 from seqrecord.errors import ClipError, located
-from seqrecord.feature_kinds import INTRINSICS_SHAPES, are_intrinsics, is_picture, partner_of
+from seqrecord.feature_kinds import (
+    INTRINSICS_SHAPES,
+    are_intrinsics,
+    is_distortion,
+    is_picture,
+    partner_of,
+)
 from seqrecord.pipes.columns import ClipEpisodes, EpisodeMetadata, NoDraws
 from seqrecord.pipes.distributed import warn_once
 from seqrecord.reading.array_specs import ArraySpec
@@ -70,9 +90,8 @@ class CropSampler:
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
             columns[f"{of}flipped"] = torch.from_numpy(windows.flipped)
         sizes = None if self.sizes is None else self.sizes[episode]
-        for one in self.known:
-            intrinsics = windows.intrinsics(one.intrinsics(cameras, sizes))
-            columns[one.column] = torch.from_numpy(intrinsics)
+        for camera in self.known:
+            columns |= tensors(camera.columns(windows, cameras, sizes))
         return columns
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
@@ -103,6 +122,51 @@ class CropSampler:
 
     def _place(self, row: int, feature: str) -> dict[str, str]:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
+
+
+def tensors(columns: Mapping[str, FloatArray]) -> dict[str, torch.Tensor]:
+    """Columns as tensors on the host."""
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+
+@dataclass(frozen=True)
+class _FrameDistortion:
+    """Per-frame distortion `name` of the feature `image`: `count` coefficients.
+
+    `has_kind` is whether its kind is declared, not implied by its name.
+    """
+
+    name: str
+    image: str
+    count: int
+    has_kind: bool
+
+    def change(
+        self,
+        parts: Mapping[str, tuple[ClipCrops, CropWindows]],
+        episodes: Sequence[EpisodeMetadata],
+        url: str,
+    ) -> DistortionChange:
+        """The change for clips of these episodes with these windows.
+
+        Raises `ClipError` for a mirrored clip of an unknown lens model.
+        """
+        factor = np.ones((len(episodes), self.count))
+        for clip in np.flatnonzero(parts[self.image][1].flipped).tolist():
+            episode = episodes[clip]
+            camera = EpisodeCamera(self.image, ()).own(episode.metadata.get("camera"))
+            model = lens_model(camera, self.count)
+            if model is not None:
+                factor[clip] = mirror_factors(model, self.count)
+                continue
+            problem = "HorizontalFlip of distortion with an unknown lens model"
+            remedy = f"a metadata `camera` with {MODEL}: {OPENCV} or {FISHEYE}"
+            if self.has_kind:
+                raise ClipError(
+                    problem, file=url, episode=episode.key, feature=self.name, expected=remedy
+                )
+            warn_once(f"{url}: {problem}: {self.name} is unchanged; expected {remedy}")
+        return DistortionChange(factor, np.zeros_like(factor))
 
 
 @dataclass(frozen=True)
@@ -161,17 +225,19 @@ class AugmentationSampler(NoDraws):
         if "intrinsics" in kinds.values():
             self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
         own = {each.name for each in self._intrinsics}
+        self._distortion = _distortion_of(self.crops, arrays, dataset)
         camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
             known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
-            known = [one for one in known if one.column not in own]  # the feature's values count
+            known = _without_features(known, own, arrays)
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
             self._cameras.append(CropSampler(crops, episodes, known, frames, dataset.url))
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
-        self._resized = [one for one in resized if one.column not in own]
+        self._resized = _without_features(resized, own, arrays)
+        self._url = dataset.url
         found = (*(one.known for one in self._cameras), self._resized, own)
         if camera is not None and not any(found):
             warn_once(
@@ -223,7 +289,12 @@ class AugmentationSampler(NoDraws):
             camera.learn(episode, start, sources)
             windows = camera.windows(seed, epoch, numbers, episode, draw_batch)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
-        changes = {each.name: each.change(parts, len(start)) for each in self._intrinsics}
+        changes: dict[str, ValuesChange] = {
+            each.name: each.change(parts, len(start)) for each in self._intrinsics
+        }
+        for distortion in self._distortion:
+            metadata = self._episodes.of(clips.episode)
+            changes[distortion.name] = distortion.change(parts, metadata, self._url)
         if self.functions is not None:
             calls = self.functions.calls_for(seed, epoch, numbers, episode, start)
         return ClipDraws(Crop(parts, changes) if parts or changes else None, calls)
@@ -237,7 +308,8 @@ class AugmentationSampler(NoDraws):
         self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
     ) -> dict[str, Any]:
         """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]; and `intrinsics`, float64[n,
-        4], NaN for episodes without. A named camera has `<name>_crop` and so on.
+        4], `distortion`, float64[n, 14] and `skew`, float64[n], if the metadata has them, NaN for
+        episodes without. A named camera has `<name>_crop` and so on.
 
         Cameras that share a window have `<feature>_intrinsics` if the metadata has each, and so
         have resized features without steps.
@@ -247,8 +319,8 @@ class AugmentationSampler(NoDraws):
             return columns
         cameras = [one.metadata.get("camera") for one in metadata]
         episode = self._episodes.rows(episode)
-        for one in self._resized:
-            columns[one.column] = torch.from_numpy(one.intrinsics(cameras))
+        for resized in self._resized:
+            columns |= tensors(resized.columns(None, cameras))
         parts = {} if drawn.crop is None else drawn.crop.parts
         for camera in self._cameras if parts else ():
             _, windows = parts[min(camera.crops.features)]
@@ -298,14 +370,57 @@ def _intrinsics_of(
     return found
 
 
-def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
-    """Log the stereo pairs that are flipped."""
-    flipped = {
+def _distortion_of(
+    crops: Sequence[ClipCrops], arrays: Mapping[str, ArraySpec], dataset: Dataset
+) -> list[_FrameDistortion]:
+    """The distortion features among `arrays` whose image may be mirrored."""
+    kinds = {name: spec.kind for name, spec in dataset.features.items()}
+    names = [name for name, spec in arrays.items() if is_distortion(name, spec, kinds.get(name))]
+    flipped = _flipped_features(crops)
+    if not names or not flipped:
+        return []
+    images = {
+        name: next((at for at, c in enumerate(crops) if name in c.features), -1)
+        for name, spec in arrays.items()
+        if name in flipped or is_picture(name, spec, kinds.get(name))
+    }
+    found, stored = [], dataset.contents.index.schema.active
+    for name in names:
+        image = followed_feature(name, names, images, stored, OWN_DISTORTION)
+        if image in flipped:
+            assert image is not None, "a flipped feature"
+            count = arrays[name].shape[0] or 0
+            found.append(_FrameDistortion(name, image, count, kinds.get(name) is not None))
+    return found
+
+
+def _without_features(
+    cameras: Sequence[EpisodeCamera], own: Collection[str], arrays: Collection[str]
+) -> list[EpisodeCamera]:
+    """Cameras whose columns are no features: values per frame count."""
+    return [
+        camera._replace(
+            has_distortion=camera.has_distortion and camera.lens_column not in arrays,
+            has_skew=camera.has_skew and camera.skew_column not in arrays,
+        )
+        for camera in cameras
+        if camera.column not in own
+    ]
+
+
+def _flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
+    """Features that a flip may mirror."""
+    return {
         name
         for crops in cameras
         if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
         for name in crops.features
     }
+
+
+def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
+    """Log the stereo pairs that are flipped."""
+    flipped = _flipped_features(cameras)
     for left in sorted(flipped):
         if (right := partner_of(left, flipped)) is not None:
             warn_once(

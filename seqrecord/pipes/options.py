@@ -286,9 +286,11 @@ class ClipOptions:
             Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
             pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
             4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
-            `camera`. These columns are on the host. Features of kind `intrinsics` become those of
-            the visible image, too. A dict has separate steps for features, such as cameras of
-            different sizes: `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
+            `camera`; and, if that has them, `distortion`, float64 [batch, 14], coefficients in
+            OpenCV's order, and `skew`, float64 [batch]. These columns are on the host. Features of
+            kind `intrinsics` and `distortion` become those of the visible image, too. A dict has
+            separate steps for features, such as cameras of different sizes:
+            `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
             `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
             episode.
 

@@ -24,11 +24,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.distortion import MODELS
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.sources.common.aligning import align
-from seqrecord.sources.common.cameras import MODELS, Camera
+from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.common.specs import frame_rate

@@ -16,10 +16,11 @@ from pathlib import Path
 
 import numpy as np
 
+from seqrecord.clips.distortion import OPENCV
 from seqrecord.originals.files import opened
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.sources.common.aligning import NONE, associate
-from seqrecord.sources.common.cameras import OPENCV, Camera
+from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import (
     Column,

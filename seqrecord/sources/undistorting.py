@@ -11,16 +11,16 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.cameras import INTRINSICS
+from seqrecord.clips.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
 from seqrecord.errors import SourceError, located
 from seqrecord.feature_kinds import is_image, is_picture, known_kind
 from seqrecord.originals.inventory import Account, account_of, format_of
 from seqrecord.originals.protocol import EpisodeInfo, Source
 from seqrecord.processes.forks import cached_property
 from seqrecord.schema import FeatureSpec, Frame, Schema
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera
+from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.scenes.views import well_formed
 
-_MODEL, _COEFFICIENTS = "distortion_model", "distortion_coefficients"
 _DIRECTED = ("flow", "disparity", "normals")  # values that depend on the pixel grid
 
 
@@ -46,7 +46,7 @@ def undistorted(source: Source) -> Source:
     if not found.changed:
         raise SourceError(
             "no camera with a distortion; leave out --undistort",
-            expected=f"a metadata `camera` with {_MODEL} {OPENCV} or {FISHEYE}",
+            expected=f"a metadata `camera` with {MODEL} {OPENCV} or {FISHEYE}",
             got=", ".join(source.schema()),
         )
     return found
@@ -75,7 +75,7 @@ class UndistortedSource:
             name: spec
             for name, spec in self.source.schema().items()
             if is_picture(name, spec, spec.kind)
-            and any(_own(name, camera).get(_MODEL) for camera in cameras)
+            and any(_own(name, camera).get(MODEL) for camera in cameras)
         }
         for name, spec in found.items():
             kind = known_kind(name, spec, spec.kind)
@@ -138,7 +138,7 @@ def _without_distortion(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     def plain(value: Any) -> Any:
         if not isinstance(value, Mapping):
             return value
-        return {n: plain(v) for n, v in value.items() if n not in (_MODEL, _COEFFICIENTS)}
+        return {n: plain(v) for n, v in value.items() if n not in (MODEL, COEFFICIENTS)}
 
     cameras = metadata.get("camera")
     if plain(cameras) == cameras:
@@ -152,13 +152,13 @@ def _camera(
 ) -> Camera | None:
     """Return the camera of an image of `size`, height and width; `None` without distortion."""
     own = _own(name, cameras)
-    if (model := own.get(_MODEL)) is None:
+    if (model := own.get(MODEL)) is None:
         return None
     values, factors = (
         frame.get(f"{name}_{kind}", frame.get(kind, default))
         for kind, default in (
             ("intrinsics", [own.get(each) for each in INTRINSICS]),
-            ("distortion", own.get(_COEFFICIENTS)),
+            ("distortion", own.get(COEFFICIENTS)),
         )
     )
     with well_formed(Path(name), "fx, fy, cx, cy and coefficients"):

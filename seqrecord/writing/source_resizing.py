@@ -81,6 +81,12 @@ class SourceResizing:
         height, width = (side or 0 for side in self.features[name].shape[:2])
         return EpisodeCamera(name, self.features[name].stored.shape[:2], (height, width))
 
+    def _along_x(self, name: str, camera: Any) -> float:
+        """Factor of widths, of a camera whose intrinsics are known."""
+        lens = EpisodeCamera(name, self.features[name].stored.shape[:2]).own(camera)
+        width = self.features[name].stored.shape[1] or lens["width"]
+        return float(self.features[name].shape[1] or 0) / width
+
     @property
     def schema(self) -> Schema:
         """The features as they are stored; resized ones have no codec yet."""
@@ -128,6 +134,8 @@ class SourceResizing:
                 numbers = self._camera(name).intrinsics([camera])[0].tolist()
                 new = dict(zip(_FACTS, (*numbers, width, height), strict=True))
                 is_known = not any(map(math.isnan, numbers))
+                if is_known and isinstance(kept.get("skew"), int | float):
+                    new["skew"] = kept["skew"] * self._along_x(name, camera)
                 kept = {n: v for n, v in kept.items() if n not in new} | (new if is_known else {})
             found[name] = kept
         return {**metadata, "camera": {name: own for name, own in found.items() if own}}

@@ -34,9 +34,8 @@ from seqrecord.engine.buffers import BufferNeeds, Buffers, most_numbers, shapes_
 from seqrecord.engine.calls import Calls
 from seqrecord.engine.crops import (
     Crop,
-    IntrinsicsChange,
     Place,
-    changed_intrinsics,
+    ValuesChange,
     interpolated,
     nearest,
     runs,
@@ -266,13 +265,13 @@ class DeviceArena:
             known = self._constants[feature] = step, list(map(self._upload, step.arrays()))
         return known[1]
 
-    def change_intrinsics(
-        self, batch: torch.Tensor, slots: npt.NDArray[np.int64], change: IntrinsicsChange
+    def change_values(
+        self, batch: torch.Tensor, slots: npt.NDArray[np.int64], change: ValuesChange
     ) -> None:
-        """Queue a change of gathered intrinsics in these slots of `batch`, [clips, frames, …]."""
+        """Queue a change of gathered numbers in these slots of `batch`, [clips, frames, …]."""
         with self.stream.use():
             places, factor, offset = map(self._upload, (slots, change.factor, change.offset))
-            found = changed_intrinsics(batch[places], factor, offset)
+            found = change.apply(batch[places], factor, offset)
             batch.index_copy_(0, places, found.to(batch.dtype))
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -476,7 +475,7 @@ class DeviceBatchBuilder:
             at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
             nbytes += arena.gather(flat, parts, at)
             if source.crop is not None:
-                self._change_intrinsics(slots, source, source.crop)
+                self._change_values(slots, source, source.crop)
             for name in source.features if vectors else ():
                 if name not in self._words or (step := vectors.get(name)) is None:
                     continue
@@ -498,12 +497,12 @@ class DeviceBatchBuilder:
                 out = self._features[name][int(slots[clip])]
                 source.arena.gather_window(name, rows, out, crop.place(name, clip))
 
-    def _change_intrinsics(
+    def _change_values(
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
     ) -> None:
-        """Queue changes of gathered intrinsics."""
-        for name in sorted(crop.intrinsics.keys() & self._features.keys() & set(source.features)):
-            source.arena.change_intrinsics(self._features[name], slots, crop.intrinsics[name])
+        """Queue changes of gathered intrinsics and distortion."""
+        for name in sorted(crop.changes.keys() & self._features.keys() & set(source.features)):
+            source.arena.change_values(self._features[name], slots, crop.changes[name])
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Queue filling slots of a feature with a fixed shape with 0."""

@@ -33,6 +33,7 @@ from seqrecord.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.schema import FeatureSpec
 from seqrecord.units import raise_if
 
+_CAMERA_COLUMNS = ("intrinsics", "distortion", "skew")
 _DATASET = "dataset"  # the column with the name of each clip's source
 _MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature
 _IS_REAL = "_padding_mask"  # LeRobot's name of the opposite, for cameras
@@ -91,7 +92,7 @@ class MixedBatches:
         first = {name: some[0] for name, some in having.items() if some}.items()
         columns = {n: c for one in selections.values() for n, c in one.column_kinds.items()}
         entries = {number: _entries(one, features) for number, one in selections.items()}
-        cameras = [name for name in columns if name.endswith("intrinsics")]
+        cameras = [name for name in columns if name.endswith(_CAMERA_COLUMNS)]
         names = [*(name for name, _ in first), *cameras]
         without = {n: [number for number in sources if n not in entries[number]] for n in names}
         missing = {name: numbers for name, numbers in without.items() if numbers}

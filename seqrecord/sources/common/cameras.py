@@ -4,7 +4,8 @@ Pixel centres are at integers: (0, 0) is the middle of the first pixel. Poses ar
 with OpenCV's axes: x to the right, y down, z forward. Distortion has OpenCV's coefficients in
 OpenCV's order, https://docs.opencv.org/4.x/d9/d0c/group__calib3d.html:
 
-- `opencv`: k1 k2 p1 p2 [k3 [k4 k5 k6]], also of ROS (`plumb_bob`, `rational_polynomial`)
+- `opencv`: k1 k2 p1 p2 [k3 [k4 k5 k6 [s1 s2 s3 s4 [tx ty]]]], also of ROS
+  (`plumb_bob`, `rational_polynomial`)
 - `opencv_fisheye`: k1 k2 k3 k4, also of ROS (`equidistant`)
 """
 
@@ -20,17 +21,17 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.clips.cameras import INTRINSICS
+from seqrecord.clips.distortion import (
+    COEFFICIENTS,
+    FISHEYE,
+    MAX_COEFFICIENTS,
+    MODEL,
+    NUM_COEFFICIENTS,
+    OPENCV,
+)
 from seqrecord.errors import SourceError
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
-
-OPENCV, FISHEYE = "opencv", "opencv_fisheye"
-
-MODELS = {
-    **dict.fromkeys(("plumb_bob", "rational_polynomial", "radial-tangential", "radtan"), OPENCV),
-    **dict.fromkeys(("equidistant", "fisheye"), FISHEYE),
-}
-"""Distortion models by their names in ROS, EuRoC and Kalibr."""
 
 POSE = "camera-to-world, OpenCV axes: x right, y down, z forward"
 """Convention of poses, for the metadata."""
@@ -86,8 +87,16 @@ class Camera:
             model = None
         while model == OPENCV and len(distortion) > 4 and not distortion[-1]:
             distortion.pop()
-        if model == OPENCV and len(distortion) > 5:
-            distortion += [0.0] * (8 - len(distortion))
+        if model == OPENCV and len(distortion) > MAX_COEFFICIENTS:
+            raise SourceError(
+                "invalid camera",
+                file=str(path),
+                expected=f"at most {MAX_COEFFICIENTS} distortion coefficients",
+                got=len(distortion),
+            )
+        if model == OPENCV and len(distortion) > NUM_COEFFICIENTS[0]:
+            count = min(n for n in NUM_COEFFICIENTS if n >= len(distortion))
+            distortion += [0.0] * (count - len(distortion))
         kept = tuple(distortion) if model else ()
         return cls(fx, fy, cx - centre, cy - centre, int(width), int(height), model, kept)
 
@@ -124,7 +133,8 @@ class Camera:
 
     def distorted(self, plane: FloatArray) -> FloatArray:
         """Map points [..., 2] of the image plane, x / z and y / z, as the lens does."""
-        x, y, k = plane[..., 0], plane[..., 1], [*self.coefficients, *[0.0] * 8]
+        x, y = plane[..., 0], plane[..., 1]
+        k = [*self.coefficients, *[0.0] * MAX_COEFFICIENTS]
         r2 = x * x + y * y
         if self.model == FISHEYE:
             radius = np.sqrt(r2)
@@ -132,12 +142,13 @@ class Camera:
             turned = angle * (1 + sum(k[n] * angle ** (2 * n + 2) for n in range(4)))
             scale = np.divide(turned, radius, out=np.ones_like(radius), where=radius > 0)
             return np.stack([x * scale, y * scale], axis=-1)
-        k1, k2, p1, p2, k3, k4, k5, k6 = k[:8]
+        k1, k2, p1, p2, k3, k4, k5, k6, s1, s2, s3, s4, tx, ty = k[:MAX_COEFFICIENTS]
         scale = 1 + r2 * (k1 + r2 * (k2 + r2 * k3))
         scale = scale / (1 + r2 * (k4 + r2 * (k5 + r2 * k6)))
-        dx = 2 * p1 * x * y + p2 * (r2 + 2 * x * x)
-        dy = p1 * (r2 + 2 * y * y) + 2 * p2 * x * y
-        return np.stack([x * scale + dx, y * scale + dy], axis=-1)
+        dx = 2 * p1 * x * y + p2 * (r2 + 2 * x * x) + r2 * (s1 + r2 * s2)
+        dy = p1 * (r2 + 2 * y * y) + 2 * p2 * x * y + r2 * (s3 + r2 * s4)
+        found = np.stack([x * scale + dx, y * scale + dy], axis=-1)
+        return _tilted(found, tx, ty) if tx or ty else found
 
     def to_json(self) -> dict[str, Any]:
         """Return the camera for the metadata."""
@@ -150,9 +161,21 @@ class Camera:
         if self.model is None:
             return {}
         return {
-            "distortion_model": self.model,
-            "distortion_coefficients": list(self.coefficients),
+            MODEL: self.model,
+            COEFFICIENTS: list(self.coefficients),
         }
+
+
+def _tilted(plane: FloatArray, tx: float, ty: float) -> FloatArray:
+    """Project points [..., 2] to a sensor tilted by these angles in radians, as OpenCV does."""
+    (cx, cy), (sx, sy) = np.cos([tx, ty]), np.sin([tx, ty])
+    turned = np.array([[cy, 0, -sy], [0, 1, 0], [sy, 0, cy]])
+    turned = turned @ np.array([[1, 0, 0], [0, cx, sx], [0, -sx, cx]])
+    depth = turned[2, 2]
+    onto = np.array([[depth, 0, -turned[0, 2]], [0, depth, -turned[1, 2]], [0, 0, 1]]) @ turned
+    found = np.concatenate([plane, np.ones_like(plane[..., :1])], axis=-1) @ onto.T
+    projected: FloatArray = found[..., :2] / found[..., 2:]
+    return projected
 
 
 def camera_of_matrix(matrix: Any, size: Sequence[float], path: Path, **more: Any) -> Camera:

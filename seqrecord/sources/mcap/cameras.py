@@ -10,10 +10,11 @@ from typing import Any
 import numpy as np
 
 from seqrecord.clips.cameras import OWN_INTRINSICS
+from seqrecord.clips.distortion import MODELS, OPENCV
 from seqrecord.errors import SourceError
 from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.schema import FeatureSpec
-from seqrecord.sources.common.cameras import MODELS, OPENCV, Camera
+from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.mcap.bags import Topic
 from seqrecord.sources.mcap.messages import ros_message
 from seqrecord.sources.mcap.recordings import Recording

@@ -13,9 +13,10 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from seqrecord.clips.distortion import FISHEYE, OPENCV
 from seqrecord.errors import SourceError
 from seqrecord.originals.files import is_directory, is_file, list_folder, opened
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, known_pose_of, rotation_of
+from seqrecord.sources.common.cameras import Camera, known_pose_of, rotation_of
 from seqrecord.sources.common.tables import is_row, parsed, row_of, text_lines
 from seqrecord.sources.scenes.views import Layout, Scene, View, inside, well_formed
 

@@ -12,9 +12,10 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from seqrecord.clips.distortion import FISHEYE, OPENCV
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import is_file, opened
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, Camera, known_pose_of
+from seqrecord.sources.common.cameras import Camera, known_pose_of
 from seqrecord.sources.common.sequences import image_size
 from seqrecord.sources.scenes.views import (
     DEPTH,

@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.distortion import OPENCV
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import (
     is_directory,
@@ -33,7 +34,7 @@ from seqrecord.originals.files import (
 )
 from seqrecord.originals.limits import check_size
 from seqrecord.sources.common.aligning import NONE, align
-from seqrecord.sources.common.cameras import OPENCV, Camera, known_pose_of, pose_of, rotation_of
+from seqrecord.sources.common.cameras import Camera, known_pose_of, pose_of, rotation_of
 from seqrecord.sources.common.images import decode_image
 from seqrecord.sources.common.sequences import DecodedFile, image_size
 from seqrecord.sources.common.tables import Rows, parsed, read_numbers, read_rows, timed_values

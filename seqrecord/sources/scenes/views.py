@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.clips.distortion import FISHEYE, OPENCV
 from seqrecord.errors import SourceError, located
 from seqrecord.originals.files import is_directory, json_object, list_folder, read_bytes
-from seqrecord.sources.common.cameras import FISHEYE, OPENCV, POSE, Camera, FloatArray
+from seqrecord.sources.common.cameras import POSE, Camera, FloatArray
 from seqrecord.sources.common.frame_names import (
     FRAME_NAME,
     FRAME_NUMBER,
@@ -295,7 +296,9 @@ def _camera_columns(
                 if all(row == padded[0] for row in padded):
                     metadata[name]["distortion_coefficients"] = padded[0]
                 else:
-                    columns[f"{prefix}distortion"] = Values(np.array(padded), None, None, there)
+                    columns[f"{prefix}distortion"] = Values(
+                        np.array(padded), "distortion", None, there
+                    )
     return columns, metadata.get("", metadata)
 
 
