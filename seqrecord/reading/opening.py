@@ -65,7 +65,8 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
             checksums of samples of 16 files per root, are compared. Default: their location when
             indexed.
         tolerance: for a LeRobot dataset in place, the maximum difference between the times of a
-            frame and its row, in seconds; default 0.1 ms. Not for datasets of record files.
+            frame and its row, in seconds; default 0.1 ms, and jitter is accepted with a warning.
+            Not for datasets of record files.
         language: for a LeRobot dataset in place, text features by resolvers of its language
             columns: `{"subtask": "active_at(t, style=subtask)"}`, see `LeRobotSource`.
         skip_bad_episodes: leave out episodes of an original that cannot be read;

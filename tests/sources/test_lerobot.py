@@ -462,7 +462,7 @@ def test_broken_videos(tmp_path: Path) -> None:
 def test_a_tolerance(root: Path) -> None:
     images = with_video(root, COUNTS)
     rows = root / "data/chunk-000/file-000.parquet"
-    rewrite(rows, column("timestamp", at(6, 0.11)))
+    rewrite(rows, column("timestamp", at(6, 0.13)))
     assert refused(root, 1).frame == 1
     rewrite(rows, column("timestamp", lambda times: [time + 0.003 for time in times]))
     error = refused(root, 0)
@@ -471,6 +471,58 @@ def test_a_tolerance(root: Path) -> None:
     with pytest.raises(SourceError, match="--source-option tolerance="):
         seqrecord.convert(open_source(root), root.parent / "i", in_place=True, workers=1)
     np.testing.assert_array_equal(video_of(open_source(root, tolerance=0.01), 0), images[:5])
+
+
+JITTER = [0.0, 0.0021, -0.0017, 0.0009, -0.0006, 0.0, 0.0013, -0.0024, 0.0004, 0.0]
+
+
+def jitter(times: list[float]) -> list[float]:
+    return [time + JITTER[i % len(JITTER)] for i, time in enumerate(times)]
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rows_that_jitter_have_the_frames_of_their_number(
+    root: Path, caplog: pytest.LogCaptureFixture, in_place: bool
+) -> None:
+    images = with_video(root, COUNTS)
+    rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", jitter))
+    out = root.parent / "out"
+    seqrecord.convert(open_source(root), out, in_place=in_place, workers=1)
+    with seqrecord.open(out) as dataset:
+        episode = dataset.episodes["episode_000000"][:]
+    np.testing.assert_array_equal(episode[VIDEO], images[:5])
+    np.testing.assert_allclose(np.diff(episode["timestamp"])[:2], [0.1021, 0.0962], atol=1e-6)
+    warnings = [text for text in caplog.messages if "jitter" in text]
+    assert len(warnings) == 1
+    assert "up to 2.1 ms" in warnings[0]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda times: [time + 0.1 for time in jitter(times)],  # one frame later
+        lambda times: [time + 0.1 * (i > 2) for i, time in enumerate(jitter(times))],  # a lost row
+        lambda times: [time * 1.02 for time in times],  # drift
+        lambda times: [time * 2 for time in jitter(times)],  # another frame rate
+        lambda times: [time + 0.04 * (i % 2) for i, time in enumerate(times)],  # too far apart
+    ],
+)
+@pytest.mark.parametrize("in_place", [False, True])
+def test_other_times_than_jitter_are_refused(
+    root: Path, change: Callable[[list[float]], list[float]], in_place: bool
+) -> None:
+    with_video(root, COUNTS)
+    rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", change))
+    with pytest.raises(SourceError, match=r"tolerance=.*--tolerance_s|overlaps|ascending"):
+        seqrecord.convert(open_source(root), root.parent / "i", in_place=in_place, workers=1)
+
+
+def test_a_tolerance_is_kept(root: Path) -> None:
+    """A tolerance that the user chooses refuses rows further from their frames."""
+    with_video(root, COUNTS)
+    rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", jitter))
+    with pytest.raises(SourceError, match=r"within 0\.001 s"):
+        seqrecord.convert(open_source(root, tolerance=0.001), root.parent / "i", workers=1)
 
 
 def test_invalid_paths_and_times(root: Path) -> None:

@@ -52,7 +52,6 @@ from seqrecord.sources.lerobot.layout import (
 from seqrecord.sources.lerobot.lerobot_account import account_of
 from seqrecord.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
-from seqrecord.sources.video.streams import TOLERANCE
 
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
 """Columns that are not packed: a row's position, or a number that stands for a text."""
@@ -98,7 +97,8 @@ class LeRobotSource(InPlace):
         keep_encoded: keep RGB images as PNG or JPEG.
         without_video: exclude all features stored as video.
         tolerance: each row gets the frame nearest to its timestamp, which must be less than
-            `tolerance` seconds away, as in lerobot.
+            `tolerance` seconds away, as in lerobot. Default 0.1 ms; rows whose times jitter around
+            those of their frames are then paired with them in order, with a warning.
         in_place: reference video packets instead of copying them.
         language: expressions of lerobot's recipes by text feature, for example
             `{"subtask": "active_at(t, style=subtask)"}`, also as JSON.
@@ -108,7 +108,7 @@ class LeRobotSource(InPlace):
     """
 
     without_video: bool = False
-    tolerance: float = TOLERANCE
+    tolerance: float | None = None
     language: Mapping[str, str | Resolver] | str = field(default_factory=dict)
 
     keeps_in_place = None
@@ -278,6 +278,7 @@ class LeRobotSource(InPlace):
         return {
             name: LeRobotVideos(
                 *(self.path, known[name], schema[name], self.tolerance),
+                fps=self._info.fps,
                 limits=limits_in_videos(episodes, self._info, name),
                 in_place=self.in_place,
             )

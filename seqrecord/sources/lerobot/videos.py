@@ -6,6 +6,7 @@ stores the scale in the feature's `info`. The packets are kept, and readers deco
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -19,12 +20,16 @@ from seqrecord.codecs.video.depth import DepthScale
 from seqrecord.codecs.video.gops import DecodedFrame, Gop
 from seqrecord.errors import SourceError, located
 from seqrecord.format.references import ReferencedGops
+from seqrecord.originals.remote import remote_files
 from seqrecord.schema import FeatureSpec
 from seqrecord.sources.common.specs import UnsupportedError
 from seqrecord.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
+from seqrecord.sources.lerobot.pairing import pair_in_order
 from seqrecord.sources.video.files import VideoFile
-from seqrecord.sources.video.streams import own_config, read_gops, video_spec
+from seqrecord.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
 from seqrecord.sources.video.tables import PacketTable, read_references, read_table
+
+_logger = logging.getLogger("seqrecord")
 
 _PIXELS = "gray12le"
 
@@ -32,7 +37,8 @@ _PIXELS = "gray12le"
 class LeRobotVideos:
     """The videos of one feature.
 
-    The last file stays open, since the next episode is usually in it too. `limits` are the end
+    The last file stays open, since the next episode is usually in it too. Without `tolerance`, rows
+    whose times jitter are paired with frames in order, see `pair_in_order`. `limits` are the end
     times of episodes in their files, by key, see `limits_in_videos`.
     """
 
@@ -41,17 +47,21 @@ class LeRobotVideos:
         root: Path,
         feature: LeRobotFeature,
         spec: FeatureSpec,
-        tolerance: float,
+        tolerance: float | None,
         *,
+        fps: float,
         limits: Mapping[str, float],
         in_place: bool = False,
     ) -> None:
         self._root, self._spec, self._tolerance = root, spec, tolerance
+        self._step = 1 / fps
+        self._has_jitter = False
         self._limits, self._reference = limits, in_place
         self._is_depth = feature.depth is not None
         self._file: VideoFile | None = None
         self._opened_last = ""
         self._table: PacketTable | None = None
+        self._ticks: list[int] | None = None
         self._how: dict[str, Any] = {}  # tolerance, and the file's configuration
 
     def gops(
@@ -60,10 +70,51 @@ class LeRobotVideos:
         """Yield the GOPs of an episode's rows with these timestamps."""
         with located(SourceError, episode=episode.key, feature=self._spec.name):
             file, begin = self._opened(episode, times)
+            wanted = self._paired(file, times + begin, begin)
             if self._table is None:
-                yield from read_gops(file, times + begin, **self._how)
+                yield from read_gops(file, wanted, **self._how)
             else:
-                yield read_references(file, self._table, times + begin, **self._how)
+                yield read_references(file, self._table, wanted, **self._how)
+
+    def _paired(
+        self, file: VideoFile, times: npt.NDArray[np.float64], begin: float
+    ) -> npt.NDArray[np.float64]:
+        """Return the times of the rows' frames if the rows' times jitter, else `times`."""
+        if self._tolerance is not None or not (frames := self._frame_times(file, times - begin)):
+            return times
+        shown = np.array(frames) * file.tick
+        after = np.searchsorted(shown, times).clip(1, len(shown)) - 1
+        before, after = shown[after], shown[(after + 1).clip(0, len(shown) - 1)]
+        if np.minimum(np.abs(before - times), np.abs(after - times)).max() < TOLERANCE:
+            return times
+        if (paired := pair_in_order(times, shown, begin, self._step)) is None:
+            return times
+        frame_times, largest = paired
+        if not self._has_jitter:
+            _logger.warning(
+                "%s: times of rows jitter; each row has the frame of its number. In the first such "
+                "episode they are up to %.1f ms apart; lerobot-train needs --tolerance_s=%.2g",
+                *(file.path, 1e3 * largest, self._step / 4),
+            )
+        self._has_jitter = True
+        return frame_times
+
+    def _frame_times(self, file: VideoFile, times: npt.NDArray[np.float64]) -> list[int]:
+        """Return ticks of all frames in ascending order; empty if they are not needed.
+
+        `times` are the rows' times in the episode. Files without tables are read once more; on a
+        URL only if the rows' times are not multiples of the step.
+        """
+        if self._table is not None:
+            return [int(tick) for tick in self._table.ticks[self._table.shown]]
+        away = times - np.round(times / self._step) * self._step
+        if remote_files(self._root) is not None and np.abs(away).max() < TOLERANCE:
+            return []
+        if self._ticks is None:
+            entries = file.entries()
+            shown = sorted(each.timestamp for each in entries if not each.is_discard)
+            self._ticks = shown or file.ticks()
+        return self._ticks
 
     def _opened(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
@@ -86,7 +137,9 @@ class LeRobotVideos:
             if self._is_depth:
                 _check_pixels(self._file)
             config = own_config(self._file, self._spec)
-            self._how = {"tolerance": self._tolerance, "config": config}
+            tolerance = TOLERANCE if self._tolerance is None else self._tolerance
+            self._how = {"tolerance": tolerance, "config": config}
+            self._ticks = None
             self._table = read_table(self._file) if self._reference else None
             self._opened_last = place.file
         return self._file, place.begin

@@ -44,7 +44,8 @@ TOLERANCE = 1e-4
 
 NO_FRAME = (
     "the row has no frame of its own in the video; `tolerance` accepts frames at other times: "
-    "seqrecord.open(…, tolerance=0.01), or --source-option tolerance=0.01"
+    "seqrecord.open(…, tolerance=0.01), or --source-option tolerance=0.01; lerobot-train has "
+    "--tolerance_s"
 )
 NO_PICTURE = "the row's frame cannot be decoded, or an edit list hides it"
 
