@@ -51,7 +51,7 @@ def open_packed(
     Reads the manifest and maps the index. Record files are opened by the first read of their
     frames.
 
-    Arguments are those of `seqrecord.open`, and three more: `external_options`, the `open_storage`
+    Takes the arguments of `seqrecord.open`, and three more: `external_options`, the `open_storage`
     arguments for external files; `check_originals`, which compares them with their index; `bad`,
     the original's episodes that are not in the dataset.
 
@@ -235,7 +235,7 @@ class Dataset:
     ) -> Statistics:
         """Compute statistics by reading the frames. `seqrecord.add_statistics` stores them.
 
-        Results equal those of `SeqRecordWriter` for the same frames, up to rounding and the error
+        Results equal `SeqRecordWriter`'s for the same frames, up to rounding and the error
         bound of quantiles.
 
         Args:

@@ -114,7 +114,7 @@ def open_version(storage: Storage, version: str) -> tuple[Manifest, Index]:
     """Open manifest and index of a version, by its id.
 
     A deleted index is rebuilt from the record files' footers. Raises `NotFoundError` for an unknown
-    version, and if one of its files is missing.
+    version, and if a file is missing.
     """
     if (manifest := read_manifest(storage)).commit == version:
         return load(storage)
