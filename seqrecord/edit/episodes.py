@@ -80,7 +80,7 @@ def delete_episodes(
 def rename_episodes(
     location: str | PathLike[str],
     keys: Mapping[str, str],
-    *,
+    *more: str,
     dry_run: bool = False,
     if_version: str | None = None,
     storage_options: Mapping[str, Any] | None = None,
@@ -90,13 +90,17 @@ def rename_episodes(
     `{}` in a new key stands for the old key, and the old key may then be a glob: `{"episode_*":
     "B/{}"}`. If two entries match an episode, the later one counts. Two episodes may swap their
     keys. Other arguments and errors as for `delete_episodes`; also raises `FormatError` for an
-    invalid key, and `ClipError` for a key of another episode.
+    invalid key, and `ClipError` for a key of another episode, and for keys that are no dict.
 
     Example:
         from seqrecord import edit
 
         edit.rename_episodes("records/", {"*": "site-b/{}"})
     """
+    if more or not isinstance(keys, Mapping):
+        pair = f"{{{keys!r}: {more[0]!r}}}" if more else "{old: new}"
+        got = ", ".join(map(repr, (keys, *more)))
+        raise ClipError("the keys are no dict", expected=f"rename_episodes(…, {pair})", got=got)
 
     def make(dataset: EditedDataset) -> Change:
         index = dataset.index

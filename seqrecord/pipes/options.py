@@ -232,6 +232,8 @@ class ClipOptions:
             on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
             the attributes `key`, `num_frames`, `fps` and `split`.
         split: name of a split; selects its episodes. See `seqrecord split`.
+        skip_bad_episodes: leave out selected episodes of an original that cannot be read. Default:
+            an error. `loader.dataset.bad_episodes` has the reasons.
         samples: the samples of an epoch, a clip for each: a table, a function of an epoch's table,
             or a list of functions, which may begin with a table. Default: every start at which a
             clip is complete, every `stride` frames.
@@ -343,6 +345,7 @@ class ClipOptions:
     split: str | None = _checked(
         None, _satisfies(lambda name: isinstance(name, str), "a split's name")
     )
+    skip_bad_episodes: bool = _checked(False, _is_a(bool, "True or False"))
     samples: SamplesLike | None = _checked(None, _check_samples, repr=False)
     metadata: Sequence[str] | None = _checked(None, check_names)
     resize: Sizes | None = _checked(None, _check_resize)
@@ -828,8 +831,17 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     return call
 
 
-_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit", "skip_bad_episodes")
+_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
 """Arguments of `seqrecord.open`."""
+
+_OF_OTHERS = {
+    **dict.fromkeys(("world_size", "num_replicas"), "rank=(rank, world_size), or none"),
+    "num_workers": "DataLoader(loader, batch_size=None, num_workers=…) around it; its own threads: "
+    "engine=seqrecord.EngineOptions(num_threads=…)",
+    "chunk_size": "windows={feature: range(chunk_size)} for chunks of a feature, such as actions; "
+    "clip_len=… for all features",
+}
+"""What to write for arguments of torch and of policies."""
 
 
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:
@@ -837,6 +849,12 @@ def _unknown_argument(name: str, names: Collection[str]) -> Exception:
     if "engine" in names:
         of_engine = inspect.signature(EngineOptions).parameters
         elsewhere |= {one: f"engine=seqrecord.EngineOptions({one}=…)" for one in of_engine}
+        elsewhere |= _OF_OTHERS
+    else:
+        sampler = "torch.utils.data.DistributedSampler(dataset) as the sampler of a DataLoader"
+        elsewhere |= dict.fromkeys(("world_size", "num_replicas", "rank"), sampler)
+        elsewhere["num_workers"] = "DataLoader(dataset, num_workers=…) around it"
+        elsewhere["chunk_size"] = _OF_OTHERS["chunk_size"]
     if name in elsewhere:
         return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
     if name in inspect.signature(LoaderOptions).parameters:

@@ -51,6 +51,8 @@ def select(
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
     dataset = dataset_of(location, features=options.features)
+    if options.skip_bad_episodes:
+        dataset = skipping_bad_episodes(dataset)
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
         from seqrecord.reading.frame_cache import frame_folder  # most loaders have none
 

@@ -19,7 +19,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import open_source
+from seqrecord import SeqRecordMapDataset, SeqRecordPipe, open_source
 from seqrecord.errors import (
     CodecError,
     FormatError,
@@ -224,6 +224,14 @@ def test_a_video_that_is_empty_or_no_video_is_a_bad_episode(tmp_path: Path, data
         seqrecord.open(root)
     found = seqrecord.open(root, skip_bad_episodes=True)
     assert (len(found.episodes), [*found.bad_episodes]) == (2, ["episode_000001"])
+    for kind in (SeqRecordPipe, SeqRecordMapDataset):
+        make = partial(kind, root, clip_len=1)
+        with pytest.raises(SourceError, match="skip_bad_episodes=True of a loader"):
+            make()
+        loader: Any = make(skip_bad_episodes=True)
+        assert [*loader.dataset.bad_episodes] == ["episode_000001"]
+        clips = loader if kind is SeqRecordPipe else [loader[i] for i in range(len(loader))]
+        assert {clip["episode"] for clip in clips} == {"episode_000000", "episode_000002"}
 
 
 def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:

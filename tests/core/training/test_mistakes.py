@@ -6,6 +6,7 @@ import errno
 import json
 import os
 import pickle
+import re
 import shutil
 import subprocess
 import sys
@@ -19,7 +20,14 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import ClipError, SeqRecordPipe, SeqRecordWriter, StateError
+from seqrecord import (
+    ClipError,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    StateError,
+    edit,
+)
 from seqrecord.edit import split_dataset
 from seqrecord.errors import (
     DestinationError,
@@ -52,6 +60,11 @@ CLIP = {"episode": ["set/0"], "start": [0]}
 WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"cliplen": 3}, TypeError, r"no argument 'cliplen'; is it clip_len\?"),
     ({"delta_timestamps": {}}, TypeError, r"no argument 'delta_timestamps'; is it windows\?"),
+    ({"world_size": 2}, ClipError, r"no argument of a loader; expected: rank=\(rank, world_size"),
+    ({"num_replicas": 2}, ClipError, r"no argument of a loader; expected: rank=\(rank, world_size"),
+    ({"num_workers": 2}, ClipError, r"expected: DataLoader\(loader, batch_size=None, num_work"),
+    ({"chunk_size": 16}, ClipError, r"expected: windows=\{feature: range\(chunk_size\)\}"),
+    ({"skip_bad_episodes": 1}, ClipError, "skip_bad_episodes.*True or False"),
     ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, clip_len"),
     ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
     ({"episodes": "other/*"}, ClipError, f"expected: some of the keys of {KEYS}; got: 'other/"),
@@ -72,6 +85,22 @@ STATES: list[tuple[dict[str, Any], str]] = [
         "a StatefulDataLoader to that, with as many",
     ),
 ]
+
+
+def test_arguments_of_the_map_style_class_and_of_rename_episodes(path: Path) -> None:
+    clips: Any = SeqRecordMapDataset
+    for name, expected in (
+        ("num_replicas", r"DistributedSampler\(dataset\)"),
+        ("num_workers", r"DataLoader\(dataset, num_workers="),
+        ("shuffle", "SeqRecordPipe, "),
+    ):
+        with pytest.raises(ClipError, match=expected):
+            clips(path, clip_len=3, **{name: 2})
+    rename: Any = edit.rename_episodes
+    for arguments, pair in ((("old", "new"), "{'old': 'new'}"), ((["old"],), "{old: new}")):
+        expected = re.escape(f"the keys are no dict; expected: rename_episodes(…, {pair}); got: ")
+        with pytest.raises(ClipError, match=expected):
+            rename(path, *arguments)
 
 
 def test_arguments_and_states_of_loaders(path: Path) -> None:
