@@ -26,19 +26,19 @@ import numpy.typing as npt
 
 from seqrecord.clips.distortion import MODELS
 from seqrecord.errors import SourceError
-from seqrecord.originals.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.originals.files import is_directory, is_file, list_folder
 from seqrecord.originals.protocol import SourceFormat
 from seqrecord.sources.common.aligning import align
 from seqrecord.sources.common.cameras import Camera
 from seqrecord.sources.common.sequence_tables import SequenceTables
 from seqrecord.sources.common.sequences import Images, SequenceFrames, SequenceSource, Values
 from seqrecord.sources.common.specs import frame_rate
+from seqrecord.sources.common.yaml_values import read_yaml
+from seqrecord.text import repr_of
 
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose, evo's default
 _TRUTHS = ("state_groundtruth_estimate0", "mocap0")
 _CAMERA = re.compile(r"cam\d+", re.ASCII)
-_YAML = re.compile(r"^\s*(\w+)\s*:\s*(\[[^\]]*\]|[^#\n]*)", re.MULTILINE)
-_YAML_POSE = re.compile(r"T_BS\s*:[^\[]*data\s*:\s*\[([^\]]*)\]")
 _YAML_LISTS = ("resolution", "intrinsics", "distortion_coefficients")
 _YAML_NUMBERS = ("rate_hz", "_noise_density", "_random_walk")
 _YAML_TEXTS = ("comment", "sensor_type", "_model")
@@ -173,17 +173,36 @@ def _sensor(path: Path) -> dict[str, Any]:
     """Parse a sensor's YAML: numbers, lists of numbers, model names and `T_BS`; {} if missing."""
     if not is_file(path):
         return {}
-    text = read_bytes(path, 1 << 20).decode("utf-8", "replace")
+    content = read_yaml(path, 1 << 20)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SourceError(
+            "not a description of a sensor",
+            file=str(path),
+            expected="names and values, such as rate_hz: 20",
+            got=repr_of(content, 120),
+        )
+    return _described(content, path)
+
+
+def _described(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the known values of a mapping and of mappings in it."""
     found: dict[str, Any] = {}
-    for name, value in _YAML.findall(text):
-        if name in _YAML_LISTS:
-            found[name] = _numbers(value.strip("[]"), name, path)
+    for name, value in content.items():
+        if name == "T_BS":
+            data = value.get("data") if isinstance(value, dict) else value
+            rows = data if isinstance(data, list) else [data]
+            flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
+            found[name] = np.reshape(_numbers(flat, name, path, 16), (4, 4)).tolist()
+        elif isinstance(value, dict):
+            found |= _described(value, path)
+        elif name in _YAML_LISTS:
+            found[name] = _numbers(value, name, path)
         elif name.endswith(_YAML_NUMBERS):
-            [found[name]] = _numbers(value, name, path, 1)
+            [found[name]] = _numbers([value], name, path, 1)
         elif name.endswith(_YAML_TEXTS):
-            found[name] = value.strip()[:200]
-    if pose := _YAML_POSE.search(text):
-        found["T_BS"] = np.reshape(_numbers(pose[1], "T_BS", path, 16), (4, 4)).tolist()
+            found[name] = "" if value is None else str(value)[:200]
     return found
 
 
@@ -197,12 +216,11 @@ def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:
     return Camera.of(values, size, path, model=model, coefficients=coefficients)
 
 
-def _numbers(text: str, name: str, path: Path, count: int | None = None) -> list[float]:
-    try:
-        numbers = [float(word) for word in text.split(",")]
-    except ValueError:
-        numbers = [math.nan]
-    if not all(map(math.isfinite, numbers)) or count not in (None, len(numbers)):
+def _numbers(values: Any, name: str, path: Path, count: int | None = None) -> list[float]:
+    is_right = isinstance(values, list) and all(type(n) in (int, float) for n in values)
+    if not is_right or not all(map(math.isfinite, values)) or count not in (None, len(values)):
         expected = f"{count or 'finite'} numbers"
-        raise SourceError(f"invalid {name}", file=str(path), expected=expected, got=text[:120])
-    return numbers
+        raise SourceError(
+            f"invalid {name}", file=str(path), expected=expected, got=repr_of(values, 120)
+        )
+    return [float(number) for number in values]

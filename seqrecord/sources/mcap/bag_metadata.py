@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from seqrecord.errors import SourceError, located
-from seqrecord.lazy import import_extra
-from seqrecord.originals.files import first_line, read_bytes
+from seqrecord.originals.files import first_line
+from seqrecord.sources.common.yaml_values import read_yaml
+from seqrecord.text import repr_of
 
 METADATA = "metadata.yaml"
 _ROOT = "rosbag2_bagfile_information"
@@ -66,14 +66,17 @@ def check_counts(
 
 
 def read_metadata(path: Path) -> BagMetadata:
-    """Read the metadata of a rosbag2 folder. Nothing is unpickled.
+    """Read the metadata of a rosbag2 folder.
 
     Raises `SourceError` for an invalid file and for a compressed recording.
     """
-    hint = "rosbag2 metadata needs ruamel.yaml, of the extra `mcap`: pip install rosbags"
-    yaml = import_extra("ruamel.yaml", hint, str(path))
+    remedy = "remove it to read the files without it"
     try:
-        value: Any = yaml.YAML(typ="safe", pure=True).load(read_bytes(path, _MAX_BYTES))
+        value = read_yaml(path, _MAX_BYTES)
+    except SourceError as error:
+        problem = f"invalid metadata of a rosbag2 recording; {remedy}: {error.message}"
+        raise SourceError(problem, **error.context()) from error
+    try:
         about = value[_ROOT]
         compression = about.get("compression_mode") or ""
         found = BagMetadata(
@@ -90,11 +93,9 @@ def read_metadata(path: Path) -> BagMetadata:
                 if each.get("message_count") is not None
             },
         )
-    except SourceError:
-        raise
-    except Exception as error:  # any other YAML
+    except (LookupError, TypeError, ValueError, AttributeError) as error:  # any other YAML
         raise SourceError(
-            "invalid metadata of a rosbag2 recording; remove it to read the files without it",
+            f"invalid metadata of a rosbag2 recording; {remedy}",
             file=str(path),
             expected=_ROOT,
             got=first_line(error),
@@ -112,11 +113,11 @@ def read_metadata(path: Path) -> BagMetadata:
 
 def _text(value: object) -> str:
     if not isinstance(value, str):
-        raise ValueError(f"expected text, got {value!r}"[:100])
+        raise ValueError(f"expected text, got {repr_of(value, 80)}")
     return value
 
 
 def _count(value: object) -> int:
     if type(value) is not int or value < 0:
-        raise ValueError(f"expected a number of messages, got {value!r}"[:100])
+        raise ValueError(f"expected a number of messages, got {repr_of(value, 80)}")
     return value

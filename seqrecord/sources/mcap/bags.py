@@ -5,6 +5,7 @@ https://mcap.dev/spec and https://github.com/ros2/rosbag2.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -26,12 +27,15 @@ from seqrecord.originals.files import (
     size_of,
 )
 from seqrecord.sources.mcap.bag_metadata import METADATA, check_counts
+from seqrecord.text import repr_of
 
 if TYPE_CHECKING:
     import sqlite3
 
 BAG_ENDINGS = (".mcap", ".db3", ".bag")
 _MAX_CHUNK_BYTES = 1 << 30
+_STEP, _FREE_STEPS, _STEPS_PER_BYTE = 100_000, 10_000_000, 100  # instructions of SQLite
+_SQLITE_LIMIT_LENGTH = 0  # https://www.sqlite.org/c3ref/c_limit_attached.html
 
 
 @dataclass(frozen=True)
@@ -181,22 +185,60 @@ class _Mcap:
 
 
 class _Sqlite:
-    """A file of rosbag2's storage `sqlite3`, with a table of topics and a table of messages."""
+    """A file of rosbag2's storage `sqlite3`, with a table of topics and a table of messages.
 
-    def __init__(self, database: sqlite3.Connection) -> None:
-        self._database = database
+    A view or a generated column computes any number of rows and bytes from a small file, and
+    damaged pages may point at each other: both names must be plain tables, and a statement ends
+    after steps that are proportional to the file.
+    """
+
+    def __init__(self, database: sqlite3.Connection, size: int) -> None:
+        self._database, self._steps = database, 0
+        self._most_steps = (_FREE_STEPS + _STEPS_PER_BYTE * size) // _STEP
+        database.execute("PRAGMA trusted_schema = OFF")
+        if hasattr(database, "setlimit"):  # since Python 3.11
+            database.setlimit(_SQLITE_LIMIT_LENGTH, max(1 << 20, size))
+        database.set_progress_handler(self._is_too_long, _STEP)
+        for table in ("topics", "messages"):
+            self._check_table(table)
+
+    def _check_table(self, name: str) -> None:
+        """Raise `SourceError` for a view, a virtual table and a generated column."""
+        kinds = self._rows("SELECT type, sql FROM sqlite_master WHERE name = ?", (name,)).fetchall()
+        columns = self._rows(f"PRAGMA table_xinfo({name})").fetchall()
+        is_plain = [kind for kind, sql in kinds] == ["table"] and not any(
+            re.match(r"\s*CREATE\s+VIRTUAL", str(sql), re.IGNORECASE) for _, sql in kinds
+        )
+        if not is_plain or any(column[-1] for column in columns):
+            raise SourceError(
+                "not a recording of rosbag2",
+                expected=f"a table {name} with stored rows",
+                got=f"{'generated columns' if is_plain else repr_of(kinds, 100)}",
+            )
+
+    def _is_too_long(self) -> bool:
+        self._steps += 1
+        return self._steps > self._most_steps
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        self._steps = 0
+        return self._database.execute(statement, values)
 
     def extras(self) -> dict[str, int]:
         return {}
 
     def topics(self) -> dict[str, Topic]:
-        rows = self._database.execute("SELECT name, type, serialization_format FROM topics")
-        return {str(name): Topic(str(name), str(t), str(s)) for name, t, s in rows}
+        found = {}
+        for row in self._rows("SELECT name, type, serialization_format FROM topics"):
+            if not all(isinstance(word, str) for word in row):
+                raise SourceError("a topic is not described by text", got=repr_of(row, 100))
+            found[row[0]] = Topic(*row)
+        return found
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         times = {}
         for number, name in self._names():
-            rows = self._database.execute(
+            rows = self._rows(
                 "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp", (number,)
             )
             times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
@@ -205,7 +247,7 @@ class _Sqlite:
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         names = {number: name for number, name in self._names() if name in topics}
         marks = ", ".join("?" * len(names))
-        rows = self._database.execute(
+        rows = self._rows(
             f"SELECT topic_id, data FROM messages WHERE topic_id IN ({marks}) "  # noqa: S608
             "ORDER BY timestamp, id",
             [*names],
@@ -216,7 +258,7 @@ class _Sqlite:
             yield names[number], data
 
     def _names(self) -> list[tuple[int, str]]:
-        return self._database.execute("SELECT id, name FROM topics").fetchall()
+        return self._rows("SELECT id, name FROM topics").fetchall()
 
 
 class _Rosbag1:
@@ -356,7 +398,7 @@ def open_bag(path: Path) -> Iterator[_Mcap | _Sqlite | _Rosbag1]:
         with on_disk(path) as local:
             url = f"file:{quote(str(local))}?mode=ro&immutable=1"
             with closing(sqlite3.connect(url, uri=True)) as database:
-                yield _Sqlite(database)
+                yield _Sqlite(database, size_of(path))
     except SeqRecordError as error:
         error.located(file=str(path))
         raise
