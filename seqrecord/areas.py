@@ -33,6 +33,9 @@ FORMATS: Mapping[str, str] = {
 IN_PLACE = "seqrecord.indexing.originals:find_index"
 """Function that indexes an original, to read it in place."""
 
+IS_ORIGINAL = "seqrecord.indexing.originals:is_original"
+"""Function that returns whether a location is an original."""
+
 
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""

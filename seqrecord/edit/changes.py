@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from seqrecord.areas import IS_ORIGINAL, load_entry
 from seqrecord.errors import ConflictError, FormatError, NotFoundError
 from seqrecord.format.edits import Delete, Edit, Relabel, Rename, Trim
 from seqrecord.format.footer import Footer
@@ -148,7 +149,17 @@ def read_existing(storage: Storage) -> EditedDataset:
         index = load_index(storage, manifest)
         return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
 
-    return read_consistent(storage, look)
+    try:
+        return read_consistent(storage, look)
+    except NotFoundError as error:
+        if not load_entry(IS_ORIGINAL)(storage):
+            raise
+        raise NotFoundError(
+            "no dataset here, but an original, which is never edited; pack it "
+            "(`seqrecord write --src SRC`), and edit the result",
+            file=storage.url,
+            expected="a dataset of record files",
+        ) from error
 
 
 @contextmanager

@@ -34,6 +34,7 @@ from seqrecord.errors import (
     SeqRecordError,
     SourceError,
 )
+from seqrecord.feature_kinds import PIXEL_KINDS
 from seqrecord.format.manifest import read_manifest
 from seqrecord.format.references import (
     EXTERNALS,
@@ -42,7 +43,7 @@ from seqrecord.format.references import (
     ExternalList,
 )
 from seqrecord.indexing.source_opening import open_source
-from seqrecord.originals.files import LinkLoopError
+from seqrecord.originals.files import NoOriginalError
 from seqrecord.originals.protocol import Source
 from seqrecord.originals.references import MOST_COPIED
 from seqrecord.reading.externals import ExternalFiles
@@ -56,8 +57,6 @@ from seqrecord.reading.home import (
 )
 from seqrecord.reading.opening import FoundIndex
 from seqrecord.reading.original_checks import check_new
-from seqrecord.sources.common.nested import NestedError
-from seqrecord.sources.registry import OptionError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, open_storage, parse_location
 from seqrecord.storage.url import without_commit
 from seqrecord.text import name_index
@@ -101,7 +100,7 @@ def find_index(
     `workers=1` starts no process: scripts that open a dataset need no main guard.
 
     Raises `NotFoundError` for an original that is indexed only on request, and `SourceError` for
-    unknown options.
+    unknown or invalid options.
     """
     source = _source_at(location, storage_options, options)
     if source is None:
@@ -114,6 +113,15 @@ def find_index(
     found = _found_or_made(source, name, shown, workers)
     name_index(str(found.folder), shown)
     return found
+
+
+def is_original(storage: Storage) -> bool:
+    """Return whether a storage without a manifest contains an original of one format."""
+    try:
+        open_source(storage if "://" in storage.url else storage.url)
+    except SeqRecordError:
+        return False
+    return True
 
 
 def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> FoundIndex:
@@ -129,9 +137,7 @@ def _source_at(
 ) -> Source | None:
     try:
         source = open_source(location, storage_options=storage_options, **options)
-    except (LinkLoopError, OptionError, NestedError):  # they may hide an original
-        raise
-    except (SourceError, NotFoundError, LocationError):  # the last: without folder listings
+    except (NoOriginalError, NotFoundError, LocationError):  # the last: without folder listings
         return None
     # A tree of mixed files with some video is not detected automatically.
     is_whole = getattr(source, "is_whole", None)
@@ -163,8 +169,11 @@ def _referring(source: Any) -> Any:
         and (spec.nbytes > MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
     ]
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
-    if (large and (are_named or not hasattr(source, "leaving_out"))) or not (
-        are_named or any(spec.may_be_referred_to for spec in schema.values())
+    refers = are_named or any(spec.may_be_referred_to for spec in schema.values())
+    has_pixels = any(spec.kind in PIXEL_KINDS for spec in schema.values())
+    # An original of numbers and texts is copied whole; pictures never are.
+    if (large and (are_named or not hasattr(source, "leaving_out"))) or (
+        not refers and (large or unreadable or has_pixels or not schema)
     ):
         for error in unreadable.values():
             raise error
@@ -173,7 +182,8 @@ def _referring(source: Any) -> Any:
             "nor images or arrays in files of their own or parts of files; select others "
             "(--features), or pack it with `seqrecord write --src`",
             expected="video or images, and other features of at most 64 KiB a frame",
-            got=", ".join(large) or "neither",
+            got=", ".join(large or [n for n, each in schema.items() if each.kind in PIXEL_KINDS])
+            or "neither",
         )
     if not large:
         return source

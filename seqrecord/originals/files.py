@@ -39,7 +39,7 @@ def find_original(path: str | os.PathLike[str], *, takes_files: bool = True) -> 
     absolute = Path(os.path.abspath(local))  # noqa: PTH100 - resolve() would rename links
     is_folder = is_directory(absolute)
     if not is_folder and not (takes_files and is_file(absolute)):
-        raise SourceError(
+        raise NoOriginalError(
             "no such file or folder",
             file=os.fspath(path),
             expected=f"a local or mounted folder{', or a file' if takes_files else ''}",
@@ -95,6 +95,10 @@ def is_readable(path: Path) -> bool:
     if remote_files(path) is not None:
         return True
     return os.access(path, os.R_OK) and (os.access(path, os.X_OK) or not path.is_dir())
+
+
+class NoOriginalError(SourceError):
+    """A path with no original of one supported format."""
 
 
 class LinkLoopError(SourceError):

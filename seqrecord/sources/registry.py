@@ -16,7 +16,7 @@ from seqrecord.areas import DATASET, FORMATS, load_entry
 from seqrecord.errors import SeqRecordError, SourceError
 from seqrecord.originals.boundary import boundary
 from seqrecord.originals.file_types import file_type
-from seqrecord.originals.files import find_original, is_file, list_folder
+from seqrecord.originals.files import NoOriginalError, find_original, is_file, list_folder
 from seqrecord.originals.protocol import FoundSource, Source, SourceFormat
 from seqrecord.originals.remote import is_url, remote_files
 from seqrecord.originals.remote_source import open_remote
@@ -100,7 +100,7 @@ class _Opening:
             found = [(each, source) for each in candidates if (source := self._try(each))]
             if len(found) > 1:
                 names = ", ".join(each.name for each, _ in found)
-                raise SourceError(
+                raise NoOriginalError(
                     "several formats match; choose one (--format NAME or format=)",
                     file=str(self.path),
                     expected="; ".join(f"{each.name} ({each.layout})" for each, _ in found),
@@ -111,7 +111,7 @@ class _Opening:
                 return source
         check_nested(self.path, only_lerobot=False)
         if images := _flat_images(self.path):
-            raise SourceError(
+            raise NoOriginalError(
                 "images without a folder of their feature; move them into a subfolder, which names "
                 f"it: `mkdir image; mv *{Path(images[0]).suffix} image/`",
                 file=str(self.path),
@@ -121,7 +121,7 @@ class _Opening:
         problem, tried = "no supported dataset found", "; ".join(self.tried)
         if types := _types(self.path):
             problem, tried = f"{problem}: {'; '.join(types)}", ", ".join(format_names())
-        raise SourceError(
+        raise NoOriginalError(
             problem,
             file=str(self.path),
             expected=f"a supported format: {tried}",

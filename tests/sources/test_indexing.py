@@ -20,7 +20,7 @@ import torch
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, open_source
+from seqrecord import EncodedImage, SeqRecordWriter, open_source
 from seqrecord.codecs.chain import FrameCodec
 from seqrecord.errors import (
     ChecksumError,
@@ -404,6 +404,42 @@ def test_an_argument_that_an_original_does_not_take(tmp_path: Path, memory_url: 
             seqrecord.open(root, originals=tmp_path)
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path / "gone", tolerance=0.01, originals=tmp_path)
+
+
+def test_invalid_options_of_an_original_are_named(tmp_path: Path) -> None:
+    """An error in an option does not hide the original."""
+    root = made(tmp_path / "original", "lerobot with video")
+    with pytest.raises(SourceError, match="invalid tolerance"):
+        seqrecord.open(root, tolerance=-1)
+    for text in ("active_at(t, style=subtaks)", "actve_at(t, style=subtask)", "active_at(t)"):
+        with pytest.raises(SourceError, match="not a resolver of language columns") as caught:
+            seqrecord.open(root, language={"sub": text})
+        assert text in str(caught.value)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(tmp_path / "gone", language={"sub": "wrong"})
+
+
+def test_an_edit_of_an_original_names_it(tmp_path: Path) -> None:
+    root = made(tmp_path / "original", "lerobot with video")
+    with pytest.raises(NotFoundError, match="but an original, which is never edited"):
+        seqrecord.edit.delete_episodes(root, ["episode_000000"])
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(NotFoundError, match="neither a manifest"):
+        seqrecord.edit.delete_episodes(tmp_path / "empty", ["episode_000000"])
+
+
+def test_an_original_without_pictures_is_opened(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "records", fps=10) as writer, writer.episode("a") as episode:
+        for i in range(6):
+            episode.append({"observation.state": np.full(3, i, np.float32), "task": "push"})
+    root = tmp_path / "original"
+    seqrecord.export.to_lerobot(tmp_path / "records", root)
+    for _ in range(2):
+        with seqrecord.open(root) as dataset:
+            rows = dataset.episodes["episode_000000"][:]
+        np.testing.assert_array_equal(rows["observation.state"][:, 0], range(6))
+        assert rows["task"] == ["push"] * 6
+    assert seqrecord.verify(root).ok
 
 
 def test_a_damaged_note_of_an_index_is_no_note(tmp_path: Path, home: Path) -> None:
