@@ -185,7 +185,8 @@ class BadEpisodes:
                 f"{counted(len(found), 'selected episode')} cannot be read: {keys}; select "
                 "others (episodes= of a loader), or leave these out "
                 "(skip_bad_episodes=True of a loader or seqrecord.open; for commands `seqrecord "
-                f"index SRC -o DST --skip-bad-episodes`, and DST). The first error: {first.message}",
+                f"index SRC -o DST --skip-bad-episodes`, and DST). The first error: "
+                f"{first.message}",
                 **first.context(),
             )
         return episodes
