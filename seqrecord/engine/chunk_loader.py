@@ -30,6 +30,8 @@ from seqrecord.engine.stores import AssignedLoad, Load
 from seqrecord.reading.dataset import Dataset
 from seqrecord.reading.pages import Chunk
 from seqrecord.reading.raw_frames import frame_runs
+from seqrecord.schema import FeatureSpec
+from seqrecord.storage.chunk_store import ChunkStore
 from seqrecord.storage.ranges import check_wanted
 
 if TYPE_CHECKING:
@@ -205,7 +207,15 @@ class ChunkLoader:
         self._frames_stay = frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self._videos = {spec.group for spec in dataset.features.values() if spec.is_video}
-        self.is_local, self.in_pieces, self._exact = self._reader.is_local, in_pieces, exact
+        self.is_local, self.in_pieces = self._reader.is_local, in_pieces
+        storage = dataset.contents.storage
+        self._store = storage if isinstance(storage, ChunkStore) else None
+        # The store reads the rest of a page itself.
+        self._exact = exact or self._store is not None
+        others = {s.group for s in self._reader.features.values() if not _is_read_by_frame(s)}
+        self._by_frame = {spec.group for spec in self._reader.features.values()} - others
+        if transform is not None:  # it needs whole frames, of all groups
+            self._by_frame = set()
         self._buffers, self._stats, self._transform = buffers, stats, transform
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         self._cached = None if buffers.needs.decoded_there else dataset.contents.cached_frames
@@ -339,8 +349,15 @@ class ChunkLoader:
         specs = [s for s in self._reader.features.values() if s.group == load.group]
         return all(spec.is_video or spec.stored_shape is None for spec in specs)
 
-    def fetch(self, load: Load) -> Fetched:
-        """Read the chunk of a load whose frames have no rows yet."""
+    def fetch(self, load: Load) -> Fetched | None:
+        """Read the chunk of a load whose frames have no rows yet.
+
+        `None` if the chunk store has the bytes of the load, or no room for them: a load of few
+        frames must not read its whole chunk.
+        """
+        if self._store is not None and load.group in self._by_frame:
+            self._read_ahead(self._store, load)
+            return None
         fetched = self._read_chunk(load)
         if self._transform is None:
             return fetched
@@ -349,6 +366,15 @@ class ChunkLoader:
         except BaseException:
             self._fetcher.release(fetched)
             raise
+
+    def _read_ahead(self, store: ChunkStore, load: Load) -> None:
+        """Read the bytes of a load into the chunk store, if it has room."""
+        begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
+        first = load.first - chunk.first_frame
+        stop = first + (load.count - 1) * self._steps[load.group] + 1
+        with self._decoder.naming(chunk):
+            store.prefetch(chunk.path, self._reader.ranges(chunk, range(first, stop)))
+        self._stats.note_fetch(begin, 0, chunk.row)
 
     def _read_chunk(self, load: Load) -> Fetched:
         return self._fetcher.read(self._reader.chunk_at(load.group, load.chunk))
@@ -386,7 +412,8 @@ class ChunkLoader:
             if self._transform is not None:
                 straight = set()  # it needs all features
             # From remote storage, raw pages are read together with the other pages.
-            may_read = self.is_local or stored == self._reader.raw[group].specs.keys()
+            may_read = self.is_local or (self._store is not None and group in self._by_frame)
+            may_read |= stored == self._reader.raw[group].specs.keys()
             if self._transform is None and fetched is None and may_read:
                 straight |= self._read_raw(wanted, straight)
                 self._add_cached(there, straight, wanted)
@@ -475,3 +502,8 @@ class ChunkLoader:
                 if page.feature in part.data
             ]
             self._cached.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)
+
+
+def _is_read_by_frame(spec: FeatureSpec) -> bool:
+    """Whether loads of some frames read these alone; texts beside raw frames are short."""
+    return spec.stored.is_raw or spec.value == "text"

@@ -42,6 +42,7 @@ from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.sampling.memory import CONSUMER, Memory
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.schema import FeatureSpec
+from seqrecord.storage.chunk_store import ChunkStore
 
 if TYPE_CHECKING:
     from seqrecord.engine.device.streams import SideStream
@@ -98,7 +99,8 @@ class Execution:
         except MemoryError as error:
             raise no_memory(error) from error
         self._kept = weakref.ref(kept)
-        self.stats.watch(self.job.dataset.contents.storage.counters)
+        storage = self.job.dataset.contents.storage
+        self.stats.watch(storage.counters, storage if isinstance(storage, ChunkStore) else None)
 
     def run(
         self,

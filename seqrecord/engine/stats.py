@@ -25,6 +25,7 @@ from time import perf_counter
 from typing import Any, Literal
 
 from seqrecord.processes.forks import PerProcess
+from seqrecord.storage.chunk_store import ChunkStore
 
 _FLUSH = 2048  # spans in memory before a thread writes them
 _MOST_IN_MEMORY = 4  # times _FLUSH: threads then wait for the write
@@ -157,13 +158,15 @@ _LITTLE = 0.05  # fraction of a step that is negligible
 class EngineStats:
     """Thread-safe counters. Seconds are summed over threads.
 
-    `bytes_read` counts pages. `frames_decoded` counts frames needed by clips, once per frame,
-    without resident frames. `frames_from_cache` counts such frames that have features from the
-    frame cache. `video_frames_decoded` counts decoded frames of all videos, including frames
-    decoded only for others. `clips` and `batches` were delivered. `peak_buffer_bytes` is the peak
-    size of frames in arenas and open batches. `device_bytes` counts transfers to the device: each
-    frame once, and the row numbers of clips. `loads_throttled` counts loads delayed to their round
-    by lack of memory.
+    `bytes_read` counts pages read from the storage. `frames_decoded` counts frames needed by clips,
+    once per frame, without resident frames. `frames_from_cache` counts such frames that have
+    features from the frame cache. `video_frames_decoded` counts decoded frames of all videos,
+    including frames decoded only for others. `clips` and `batches` were delivered.
+    `peak_buffer_bytes` is the peak size of frames in arenas and open batches. `device_bytes` counts
+    transfers to the device: each frame once, and the row numbers of clips. `loads_throttled` counts
+    loads delayed to their round by lack of memory. A report adds `bytes_from_chunk_store`, which
+    loads copied from memory in place of the storage, and `peak_chunk_store_bytes`, the peak size of
+    that memory.
     """
 
     bytes_read: int = 0
@@ -191,6 +194,8 @@ class EngineStats:
     begun: float = field(default_factory=perf_counter, repr=False, compare=False)
     _counters: Callable[[], Mapping[str, int]] = field(default=dict, repr=False, compare=False)
     _counted: Mapping[str, int] = field(default_factory=dict, repr=False, compare=False)
+    _store: ChunkStore | None = field(default=None, repr=False, compare=False)
+    _store_counted: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
     _lock: PerProcess[threading.Lock] = field(
         default_factory=lambda: PerProcess(threading.Lock), repr=False, compare=False
     )
@@ -220,9 +225,17 @@ class EngineStats:
             for feature, amount in seconds.items():
                 total[feature] = total.get(feature, 0.0) + amount
 
-    def watch(self, counters: Callable[[], Mapping[str, int]]) -> None:
-        """Include counters of a storage in reports, from now on."""
-        self._counters, self._counted = counters, dict(counters())
+    def watch(
+        self, counters: Callable[[], Mapping[str, int]], store: ChunkStore | None = None
+    ) -> None:
+        """Include counters of a storage and its store of chunks in reports, from the first call
+        on.
+        """
+        if self._counters is dict:
+            self._counters, self._counted = counters, dict(counters())
+            if store is not None:
+                self._store = store
+                self._store_counted = store.bytes_from_memory, store.surplus
 
     def note_fetch(self, begin: float, nbytes: int, chunk: int) -> None:
         """Count a read that began at `begin`, and trace it by the row of its first chunk."""
@@ -247,7 +260,24 @@ class EngineStats:
         storage = {name: now - before.get(name, 0) for name, now in self._counters().items()}
         words = STAGES[bottleneck(counters)] if self.clips else "no batch delivered yet"
         waiting = 100 * counters["data_wait_seconds"] / (self.epoch_seconds or 1.0)
-        return {**storage, **counters, "waiting_percent": waiting, "bottleneck": words}
+        from_store = peak = 0
+        if (store := self._store) is not None:
+            from_store, surplus = (
+                now - then
+                for now, then in zip(
+                    (store.bytes_from_memory, store.surplus), self._store_counted, strict=True
+                )
+            )
+            counters["bytes_read"] = max(0, counters["bytes_read"] + surplus)
+            peak = store.peak_bytes
+        return {
+            **storage,
+            **counters,
+            "bytes_from_chunk_store": from_store,
+            "peak_chunk_store_bytes": peak,
+            "waiting_percent": waiting,
+            "bottleneck": words,
+        }
 
 
 def bottleneck(

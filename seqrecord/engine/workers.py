@@ -95,7 +95,7 @@ class WorkerPool:
         self._loader = loader
         self._channel = channel
         self._left = False
-        self._fetching: dict[Load, Future[Fetched]] = {}
+        self._fetching: dict[Load, Future[Fetched | None]] = {}
         self._not_fetched: set[Load] = set()  # known to need no fetch
         ahead = self.num_read_ahead
         self._ahead = threading.BoundedSemaphore(ahead) if ahead else None
@@ -232,7 +232,7 @@ class WorkerPool:
     def _load(
         self,
         some: Sequence[AssignedLoad],
-        fetching: Future[Fetched] | None,
+        fetching: Future[Fetched | None] | None,
         before: Future[None] | None,
     ) -> None:
         # Cannot deadlock: earlier loads have begun.

@@ -22,7 +22,8 @@ from seqrecord.engine.executor import Job
 from seqrecord.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.errors import ClipError
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.pipes.memory import check_machine
+from seqrecord.pipes.memory import check_machine, spare_memory
+from seqrecord.pipes.needed import needed_in
 from seqrecord.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.pipes.planning import EpochPlanner, of_selected, plan_clips
 from seqrecord.pipes.select_clips import select
@@ -34,6 +35,7 @@ from seqrecord.sampling.plan import Plan
 from seqrecord.sampling.runs import Shard
 from seqrecord.sampling.shard_batches import DrawsByPlace
 from seqrecord.storage import local_path
+from seqrecord.storage.chunk_store import ChunkStore
 from seqrecord.text import counted, shown_place
 from seqrecord.units import format_size
 
@@ -51,6 +53,7 @@ class _Iteration:
     times_without_frame: int = 0
     stats: EngineStats | None = None
     is_noted: bool = False  # that every epoch decodes its frames
+    are_shards_noted: bool = False  # that each shard reads remote bytes
 
 
 class ClipLoader:
@@ -74,6 +77,9 @@ class ClipLoader:
         self._order = SourceOrder(planner)
         self.batch_size = planner.settings.batch_size
         self._has_sequences = options.order == "sequences"
+        storage = selection.dataset.contents.storage
+        self._store = storage if isinstance(storage, ChunkStore) else None
+        self.machine_part = 1.0  # of the memory for loaders of this process
         self._iteration = _Iteration()
 
     @property
@@ -114,6 +120,8 @@ class ClipLoader:
         planner = plan_clips(self.selection.dataset, of_selected(options))
         planner = replace(planner, options=options).with_shuffle(self.planner.settings.shuffle)
         found, before = ClipLoader(planner), self.selection.clip_set.selected
+        if self._store is not None and found._store is not None:
+            found._store.take_over(self._store)
         is_same = np.array_equal(planner.selection.clip_set.selected, before)
         if is_same and self.ranks.current().count == 1:
             found._buffers = self._buffers
@@ -187,6 +195,9 @@ class ClipLoader:
         )
         self._iteration.frames_stay = bool(rows)
         self._note_decoding(plan.shard.count, stats)
+        if self._store is not None:
+            room = 0 if rows else self.planner.store_bytes(plan, memory, nbytes)
+            self._begin_store(self._store, plan, min(room, spare_memory(nbytes, self.machine_part)))
         if not on_device and self.planner.limit_in is None:
             check_machine(nbytes, self.selection.dataset.url)
         tuning = self.options.tuning
@@ -202,6 +213,23 @@ class ClipLoader:
             decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
         )
+
+    def _begin_store(self, store: ChunkStore, plan: Plan, capacity: int) -> None:
+        """Give the store of remote chunks its memory, and the bytes that the plan needs.
+
+        It has none beside resident frames: these are loaded once.
+        """
+        shards = plan.shard.count
+        store.begin(capacity, needed_in(self.selection, plan) if capacity else {})
+        if shards > 1 and not store.has_disk_cache and not self._iteration.are_shards_noted:
+            self._iteration.are_shards_noted = True
+            if plan.shard.index == 0:
+                _logger.info(
+                    "%s: each of %d shards reads its own frames from remote storage in every "
+                    "epoch, except bytes still in memory_limit; cache_dir= reads each byte once "
+                    "per machine",
+                    *(shown_place(self.selection.dataset.url), shards),
+                )
 
     def _note_decoding(self, num_shards: int, stats: EngineStats) -> None:
         """Log once, as a second epoch begins, that each epoch decodes its frames again."""

@@ -37,11 +37,13 @@ from seqrecord.errors import SeqRecordError
 from seqrecord.format.pages import slice_frames
 from seqrecord.pipes.collating import ClipSequence
 from seqrecord.pipes.distributed import worker_threads
-from seqrecord.pipes.memory import features_in_memory, frames_in_memory
+from seqrecord.pipes.memory import features_in_memory, frames_in_memory, spare_memory
+from seqrecord.pipes.needed import all_bytes
 from seqrecord.pipes.selection import Selection
 from seqrecord.processes.forks import PerProcess
 from seqrecord.reading.array_specs import ArraySpec
 from seqrecord.reading.dataset import Dataset
+from seqrecord.storage.chunk_store import ChunkStore
 from seqrecord.units import parse_size
 
 _BLOCK_BYTES = 128 << 10  # of small frames, read at once: as many as Linux reads ahead
@@ -82,7 +84,7 @@ class ClipReader:
     The clips of a call are adjacent in memory, so `collate` returns them as a batch without
     copying. Each frame is read and decoded once per call. Small raw features, encoded features and
     the results of a deterministic `frame_transform` stay in memory once read if all their frames
-    fit into `memory_limit` bytes.
+    fit into `memory_limit` bytes. The rest of these bytes holds chunks of remote storage.
     """
 
     def __init__(self, selection: Selection, memory_limit: int | str) -> None:
@@ -96,9 +98,20 @@ class ClipReader:
         self._filling = PerProcess(threading.Lock)  # while resident frames are read
         self._num_threads = PerProcess(worker_threads)
         self.stats = PerProcess(EngineStats)
+        self._begun = PerProcess(list[bool])
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ClipReader, (self._selection, self._memory_limit)
+
+    def _begin(self) -> None:
+        """Give a store of remote chunks the memory that resident frames leave."""
+        storage = self._selection.dataset.contents.storage
+        if isinstance(storage, ChunkStore):
+            arenas = [one.in_memory for one in self._sets if one.in_memory is not None]
+            nbytes = sum(arena.nbytes for arena in arenas)
+            room = min(parse_size(self._memory_limit) - nbytes, spare_memory(nbytes))
+            storage.begin(max(0, room), all_bytes(self._selection) if room > 0 else {})
+            self.stats.get().watch(storage.counters, storage)
 
     @property
     def resident(self) -> list[str]:
@@ -150,6 +163,9 @@ class ClipReader:
         self, seed: int, clips: ClipKeys, frames: ClipFrames
     ) -> tuple[dict[str, Any], ClipDraws]:
         """Return the features of n clips as a batch, and their random parameters."""
+        if not (begun := self._begun.get()):
+            self._begin()
+            begun.append(True)
         selection, count = self._selection, len(clips.start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())

@@ -106,11 +106,14 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         """Return statistics of this process.
 
         These are `bytes_read`; `frames_decoded`; `frames_from_cache`; `video_frames_decoded`,
-        including reference frames; and `features_resident`, features whose frames are kept in
-        memory once read.
+        including reference frames; `bytes_from_chunk_store` and `peak_chunk_store_bytes`, of the
+        memory for remote chunks; and `features_resident`, features whose frames are kept in memory
+        once read.
         """
-        report, names = self._reader.stats.get().report(), ("bytes_read", "frames_decoded")
-        found = {n: report[n] for n in (*names, "frames_from_cache", "video_frames_decoded")}
+        report = self._reader.stats.get().report()
+        frames = ("frames_decoded", "frames_from_cache", "video_frames_decoded")
+        nbytes = ("bytes_read", "bytes_from_chunk_store", "peak_chunk_store_bytes")
+        found = {name: report[name] for name in (*nbytes, *frames)}
         return {**found, "features_resident": self._reader.resident}
 
     def __repr__(self) -> str:

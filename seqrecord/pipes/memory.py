@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 from torch.utils.data import get_worker_info
@@ -36,17 +37,43 @@ _TENSOR_BYTES = 1 << 10  # of a tensor beside its values: one for each frame of 
 _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 
 
+class _Machine(NamedTuple):
+    """This machine's memory, in bytes: all, of each process, and what all processes leave.
+
+    The processes themselves (Python, torch, the model) take as much as this one at the first call.
+    """
+
+    loaders: int
+    processes: int
+    memory: int
+    own: int
+    left: int
+
+    @classmethod
+    def of_now(cls) -> _Machine:
+        """The memory for the ranks and workers on this machine."""
+        info, ranks = get_worker_info(), local_ranks()
+        loaders = ranks * (1 if info is None else info.num_workers)
+        processes = loaders + (0 if info is None else ranks)  # a worker's parent has no loader
+        own, memory = process_memory(), usable_memory()
+        return cls(loaders, processes, memory, own, max(0, memory - processes * own))
+
+
+def spare_memory(nbytes: int, part: float = 1.0) -> int:
+    """The bytes that a loader of `nbytes` may use beside them: within half of the machine's memory,
+    of which it has a `part`.
+    """
+    machine = _Machine.of_now()
+    return max(0, int(part * _MUCH * machine.left / machine.loaders) - nbytes)
+
+
 def check_machine(nbytes: int, url: str) -> None:
     """Check the memory of all ranks and workers on this machine, `nbytes` each.
 
-    The processes themselves (Python, torch, the model) take as much as this one at the first call.
-    Logs a warning if loaders take over half of the rest. Raises `MemoryLimitError` above 80 %.
+    Logs a warning if loaders take over half of the memory that processes leave. Raises
+    `MemoryLimitError` above 80 %.
     """
-    info, ranks = get_worker_info(), local_ranks()
-    loaders = ranks * (1 if info is None else info.num_workers)
-    processes = loaders + (0 if info is None else ranks)  # a worker's parent has no loader
-    own, memory = process_memory(), usable_memory()
-    left = max(0, memory - processes * own)
+    loaders, processes, memory, own, left = _Machine.of_now()
     if loaders * nbytes <= _MUCH * left:
         return
     each = f"{format_size(nbytes)} for each loader here, {loaders} in all"

@@ -551,7 +551,8 @@ class DatasetOptions(ClipOptions):
             (default). Small raw features, encoded features and the results of a deterministic
             `frame_transform` stay in memory once read, as long as the object lives, if all frames
             of the selected episodes fit; smaller features come first. Other features are read again
-            in every call. The memory of batches is extra. 0 keeps no frames.
+            in every call; on remote storage, the rest of the memory keeps their bytes. The memory
+            of batches is extra. 0 keeps no frames.
     """
 
     memory_limit: int | str = _checked("512MiB", check_size)
@@ -659,6 +660,9 @@ class LoaderOptions(ClipOptions):
             default depends on the clips, the batches and the number of workers, never on the
             machine; a warning names a limit that mixes better. An epoch raises `MemoryLimitError`
             above 80 % of the machine's memory for all its ranks.
+
+            On remote storage, what the plan leaves of this memory keeps chunks as bytes, also for
+            later epochs: see docs/order.md. It changes no order.
 
             If all frames of a process fit beside batches and chunks, they are kept in memory,
             decoded, as long as the object lives, and later epochs decode nothing. This applies to

@@ -212,6 +212,17 @@ class EpochPlanner:
             memory = replace(memory, together=fitted.clips_at_once(memory, most))
         return memory, fitted.nbytes(memory), rows
 
+    def store_bytes(self, plan: Plan, memory: Memory, nbytes: int) -> int:
+        """The part of the memory limit for a store of remote chunks, beside a plan's execution of
+        `nbytes`.
+
+        Loads of raw frames are read ahead into the store, so it has their memory, too.
+        """
+        features = self.selection.dataset.features.values()
+        if self.selection.frames.transform is None and all(s.stored.is_raw for s in features):
+            nbytes -= memory.max_read_ahead * self._sizes.chunk
+        return max(0, self.limit(plan.shard.count) - nbytes)
+
     def keep(self, plans: MemoryPlans) -> None:
         """Use these settings from now on."""
         self._memory_plans.update(plans)

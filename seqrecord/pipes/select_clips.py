@@ -21,7 +21,13 @@ from seqrecord.pipes.option_values import FrameCache
 from seqrecord.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.pipes.selection import Selection
 from seqrecord.reading.array_specs import ArraySpec, bound
-from seqrecord.reading.dataset import Dataset, DatasetLike, cached_in, skipping_bad_episodes
+from seqrecord.reading.dataset import (
+    Dataset,
+    DatasetLike,
+    cached_in,
+    skipping_bad_episodes,
+    with_chunk_store,
+)
 from seqrecord.reading.filters import check_metadata
 from seqrecord.reading.opening import dataset_of
 from seqrecord.schema import Schema
@@ -50,7 +56,7 @@ def select(
 
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
-    dataset = dataset_of(location, features=options.features)
+    dataset = with_chunk_store(dataset_of(location, features=options.features))
     if options.skip_bad_episodes:
         dataset = skipping_bad_episodes(dataset)
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:

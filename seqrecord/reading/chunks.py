@@ -14,7 +14,14 @@ from seqrecord.checksum import crc32c
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.format.index import Index
 from seqrecord.format.manifest import MANIFEST
-from seqrecord.format.pages import ALIGNMENT, PageCodec, page_digest, slice_sums
+from seqrecord.format.pages import (
+    ALIGNMENT,
+    PageCodec,
+    num_slices,
+    page_digest,
+    slice_frames,
+    slice_sums,
+)
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.pages import Chunk, Page
 from seqrecord.reading.raw_frames import RawFrames
@@ -212,6 +219,23 @@ class ChunkReader:
         """Return the byte ranges that `read` would read, each with positions in `pages`; no I/O."""
         ranges = [ByteRange(page.start, page.stop) for page in pages]
         return coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
+
+    def ranges(self, chunk: Chunk, frames: range) -> list[ByteRange]:
+        """Return the bytes of consecutive frames, counted from the chunk's start: all pages of the
+        selected features, of raw pages the slices with the frames, and the checksums of slices.
+        """
+        ranges, sums = [], list[int]()
+        for page in self.pages(chunk):
+            start, stop, spec = page.start, page.stop, self.features[page.feature].stored
+            if page.sums is not None:
+                number = num_slices(spec, page.num_present)
+                sums += [page.sums, page.sums + 4 * number]
+                if page.present is None:
+                    size = slice_frames(spec)
+                    start += frames.start // size * size * spec.nbytes
+                    stop = min(stop, page.start + -(-frames.stop // size) * size * spec.nbytes)
+            ranges.append(ByteRange(start, stop))
+        return [*ranges, ByteRange(min(sums), max(sums))] if sums else ranges
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""

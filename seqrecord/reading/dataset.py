@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError, located
+from seqrecord.format.manifest import MANIFEST
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.filters import BadEpisodes, EpisodeFilter
@@ -19,6 +20,7 @@ from seqrecord.reading.resizing import Sizes, resized_schema
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
 from seqrecord.storage import StorageLike, open_storage
+from seqrecord.storage.chunk_store import ChunkStore
 from seqrecord.text import shown_place
 from seqrecord.units import Progress
 
@@ -291,6 +293,19 @@ def skipping_bad_episodes(dataset: Dataset) -> Dataset:
 def cached_in(dataset: Dataset, cache: CacheFolder) -> Dataset:
     """Return the dataset with a cache of decoded frames, for loaders."""
     return Dataset(replace(dataset.contents, frame_cache=cache))
+
+
+def with_chunk_store(dataset: Dataset) -> Dataset:
+    """Return the dataset with a store of remote chunks of its own, for a loader.
+
+    A dataset on a local disk is returned unchanged.
+    """
+    storage = dataset.contents.storage
+    if storage.local_path(MANIFEST) is not None:
+        return dataset
+    if isinstance(storage, ChunkStore):
+        storage = storage.inner
+    return Dataset(replace(dataset.contents, storage=ChunkStore(storage)))
 
 
 def _reopen(of: dict[str, Any]) -> Dataset:

@@ -374,6 +374,11 @@ class StorageWrapper:
         return False
 
     @property
+    def has_disk_cache(self) -> bool:
+        """Whether files are cached on a local disk."""
+        return getattr(self.inner, "has_disk_cache", False)
+
+    @property
     def fixed_url(self) -> str | None:
         """See `fixed_url_of`."""
         return getattr(self.inner, "fixed_url", None)

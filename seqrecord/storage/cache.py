@@ -65,6 +65,7 @@ class CachedStorage(StorageWrapper):
     and for an invalid limit or one too small for an entry.
     """
 
+    has_disk_cache = True
     slot_bytes = 32 << 10
     entry_slots = 32  # few files, but little space for parts of a file that are not read
 

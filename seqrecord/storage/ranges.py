@@ -122,7 +122,12 @@ def unwanted_if(condition: Callable[[], bool]) -> Iterator[None]:
         _is_unwanted.reset(token)
 
 
+def is_unwanted() -> bool:
+    """Whether this thread's requests were cancelled; see `unwanted_if`."""
+    return _is_unwanted.get()()
+
+
 def check_wanted(file: str) -> None:
     """Raise `StorageError` if this thread's requests were cancelled; see `unwanted_if`."""
-    if _is_unwanted.get()():
+    if is_unwanted():
         raise StorageError("cancelled, because its result is no longer needed", file=file)

@@ -139,6 +139,7 @@ class MixLoader:
         self._done = {name: SourceStats() for name in sources}  # in the last iteration
         self.prefetch, _ = self._share_out(1)
         for source in self._sources:
+            source.machine_part = 1 / len(self._sources)
             source.planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     @property
