@@ -56,7 +56,9 @@ def select(
 
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
-    dataset = with_chunk_store(dataset_of(location, features=options.features))
+    dataset = dataset_of(location, features=options.features)
+    if not dataset.contents.chunks.has_path:
+        dataset = with_chunk_store(dataset)
     if options.skip_bad_episodes:
         dataset = skipping_bad_episodes(dataset)
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:

@@ -61,14 +61,14 @@ class ChunkReader:
         self._externals = externals
         self.features = features
         self._storage, self._index = storage, index
-        self._has_path = storage.local_path(MANIFEST) is not None
+        self.has_path = storage.local_path(MANIFEST) is not None
         self._paths = paths  # record files
         self._lengths: dict[str, int] = {}  # of record files, if checked
         self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
         self._video = _video_codecs(features)
         self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
         self.raw = [
-            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self._has_path)
+            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self.has_path)
             for n in range(len(index.groups))
         ]
         """Readers for the raw features of each group."""
@@ -85,7 +85,7 @@ class ChunkReader:
     def is_local(self) -> bool:
         """Whether everything is on local disks. Requests to other storages are slow."""
         refers = any(group.external.any() for group in self._index.groups)
-        return self._has_path and not (refers and self.external.files.are_remote())
+        return self.has_path and not (refers and self.external.files.are_remote())
 
     def close(self) -> None:
         """Close external files; they are reopened on demand."""

@@ -11,7 +11,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SchemaError, located
-from seqrecord.format.manifest import MANIFEST
 from seqrecord.processes.forks import cached_property
 from seqrecord.reading.contents import Contents, Episodes
 from seqrecord.reading.filters import BadEpisodes, EpisodeFilter
@@ -296,13 +295,8 @@ def cached_in(dataset: Dataset, cache: CacheFolder) -> Dataset:
 
 
 def with_chunk_store(dataset: Dataset) -> Dataset:
-    """Return the dataset with a store of remote chunks of its own, for a loader.
-
-    A dataset on a local disk is returned unchanged.
-    """
+    """Return the dataset with a store of remote chunks of its own, for a loader."""
     storage = dataset.contents.storage
-    if storage.local_path(MANIFEST) is not None:
-        return dataset
     if isinstance(storage, ChunkStore):
         storage = storage.inner
     return Dataset(replace(dataset.contents, storage=ChunkStore(storage)))
