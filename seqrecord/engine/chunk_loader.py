@@ -370,8 +370,10 @@ class ChunkLoader:
     def _read_ahead(self, store: ChunkStore, load: Load) -> None:
         """Read the bytes of a load into the chunk store, if it has room."""
         begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
-        first = load.first - chunk.first_frame
-        stop = first + (load.count - 1) * self._steps[load.group] + 1
+        frames = self._frames(load)[2] - chunk.first_frame
+        first, stop = int(frames.min()), int(frames.max()) + 1
+        if stop - first > load.count * self._steps[load.group]:
+            return  # frames of a list, far from each other
         with self._decoder.naming(chunk):
             store.prefetch(chunk.path, self._reader.ranges(chunk, range(first, stop)))
         self._stats.note_fetch(begin, 0, chunk.row)
