@@ -98,7 +98,7 @@ class ChunkReader:
         Elsewhere than on a local disk, it is asked for once: record files are never changed.
         """
         path = self._paths[int(self._index.groups[group].file[row])]
-        if self._has_path:
+        if self.has_path:
             return state_of(self._storage, path)
         if path not in self._states:
             self._states[path] = state_of(self._storage, path)
