@@ -64,7 +64,8 @@ class ImageHeader:
     """Header of an encoded image: `shape` is [H, W] for one channel, else [H, W, C].
 
     `mode` is Pillow's, such as `RGB`. `orientation` is EXIF's, 1 to 8: how viewers transform the
-    stored pixels; 1 is upright. `shape` is that of the stored pixels.
+    stored pixels; 1 is upright. `shape` is that of the stored pixels. Pillow decodes other values
+    than the stored ones if it `needs_imagecodecs`.
     """
 
     format: str
@@ -72,6 +73,7 @@ class ImageHeader:
     dtype: np.dtype[Any]
     shape: tuple[int, ...]
     orientation: int = 1
+    needs_imagecodecs: bool = False
 
 
 def probe(data: bytes | memoryview) -> ImageHeader:

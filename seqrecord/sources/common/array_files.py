@@ -8,7 +8,8 @@ Formats:
 - `.flo` is Middlebury's flow: https://vision.middlebury.edu/flow/code/flow-code/README.txt
 - `.dpt` is Sintel's depth, the same with one channel.
 - PFM: https://netpbm.sourceforge.net/doc/pfm.html
-- OpenEXR is read by the library OpenEXR, an optional extra.
+- OpenEXR is read by the library OpenEXR, an optional extra. Windows of a picture:
+  https://openexr.com/en/latest/TechnicalIntroduction.html
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, BinaryIO, cast
+from typing import Any, BinaryIO, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
@@ -118,7 +119,7 @@ def read_array(path: Path, member: str | None = None) -> npt.NDArray[Any]:
     - `.dpt`: float32 [H, W].
     - PFM: float32 [H, W] or [H, W, 3], without the header's scale.
     - OpenEXR: float16, float32 or uint32; [H, W] for one channel, [H, W, 3] or [H, W, 4] for R, G,
-      B and A.
+      B and A. H and W are those of the display window; pixels that are not stored are 0.
     - npz: the array `member`, by default the only one.
 
     Raises `SourceError` for unreadable, truncated or other files, and `MissingPackageError` for
@@ -324,9 +325,10 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
                     "unsupported OpenEXR file",
                     expected="one flat image: neither deep nor multi-part",
                 )
-            (left, top), (right, bottom) = np.array(parts[0].header["dataWindow"]).tolist()
-            size = (bottom - top + 1, right - left + 1)
-            check_image_size((*size, len(parts[0].header["channels"])), itemsize=4)
+            stored, shown = (_window(parts[0].header[f"{n}Window"]) for n in ("data", "display"))
+            for size in (stored[2:], shown[2:]):
+                check_image_size((*size, len(parts[0].header["channels"])), itemsize=4)
+            size = stored[2:]
             found = exr.File(str(file), separate_channels=True).channels()
     except (SourceError, StorageError):
         raise
@@ -342,7 +344,34 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
             expected="one channel, or R, G, B and optionally A, of one dtype and not subsampled",
             got=", ".join(kinds)[:200],
         )
-    return np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
+    pixels = np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
+    return pixels if stored == shown else _placed(pixels, stored, shown)
+
+
+_Window: TypeAlias = tuple[int, int, int, int]
+"""Top, left, height and width."""
+
+
+def _window(corners: Any) -> _Window:
+    (left, top), (right, bottom) = np.array(corners).tolist()
+    return top, left, bottom - top + 1, right - left + 1
+
+
+def _placed(pixels: npt.NDArray[Any], stored: _Window, shown: _Window) -> npt.NDArray[Any]:
+    """Return the picture, the display window: zeros where no pixel is stored.
+
+    The stored pixels are those of the data window, which renderers shrink to the part that is not
+    empty, or extend beyond the picture.
+    """
+    picture = np.zeros((*shown[2:], *pixels.shape[2:]), pixels.dtype)
+    inner, outer = [], []
+    for axis in range(2):
+        shift = stored[axis] - shown[axis]
+        begin, end = max(shift, 0), min(shift + stored[axis + 2], shown[axis + 2])
+        outer.append(slice(begin, max(begin, end)))
+        inner.append(slice(begin - shift, max(begin, end) - shift))
+    picture[tuple(outer)] = pixels[tuple(inner)]
+    return picture
 
 
 _RASTERS: dict[str, Callable[[BinaryIO], ArrayHeader]] = {

@@ -1,7 +1,8 @@
 """Checked reading of image files, and decoding of raw pixels in messages.
 
 Pillow decodes files of most formats. It would silently convert 16-bit colour PNGs and TIFFs to 8
-bits, so imagecodecs, an optional extra, decodes these. The first bytes identify PNG and JPEG; other
+bits, swap the bytes of compressed big-endian TIFFs, and drop or change their extra channels, so
+imagecodecs, an optional extra, decodes these. The first bytes identify PNG and JPEG; other
 formats also need their file name ending. Raw encodings have ROS's names,
 `sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
 """
@@ -73,7 +74,12 @@ _SIGNATURES: dict[str, tuple[bytes, ...]] = {
     "bmp": (b"BM",),
 }
 _PNG_SIGNATURE_BYTES = 8
-_TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_SAMPLES = 256, 257, 258, 339  # tags of TIFF
+# Tags of TIFF.
+_TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_CHANNELS = 256, 257, 258, 259, 277
+_TIFF_PLANES, _TIFF_EXTRA, _TIFF_SAMPLES = 284, 338, 339
+_TIFF_IS_PREMULTIPLIED = 1  # an extra channel, alpha that the colours contain
+_TIFF_HAS_PLANES = 2  # a plane for each channel
+_TIFF_BIG_ENDIAN = b"MM"
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
 _CHANNELS: dict[str, tuple[int, ...]] = {
@@ -202,7 +208,7 @@ def decode_image(
     """Decode an image read from `path`: [H, W] or [H, W, C].
 
     dtype is uint8 or uint16, bool for bilevel images, and for TIFF also int8, int16, int32, uint32
-    or float32. Palette images give their indices.
+    or float32. Palette images give their indices. A transparent colour of PNG is ignored.
 
     Args:
         data: the whole file.
@@ -220,8 +226,8 @@ def decode_image(
         try:
             if image is None:
                 array = decode_netpbm(data)
-            elif header.dtype == np.uint16 and len(header.shape) == 3:
-                array = getattr(load_imagecodecs(), f"{header.format}_decode")(data)
+            elif header.needs_imagecodecs:
+                array = _by_imagecodecs(data, header, image)
             else:
                 with _no_truncated_images():
                     image.load()
@@ -241,8 +247,9 @@ def decode_image(
 def load_imagecodecs(path: Path | None = None) -> Any:
     """Import imagecodecs. Raises `MissingPackageError` if it is missing."""
     hint = (
-        "16-bit colour images (TartanAir V2's flow) need imagecodecs; pip install imagecodecs, or "
-        "leave their features out (features=, --features)"
+        "16-bit colour images (TartanAir V2's flow) and some TIFFs (compressed big-endian, extra "
+        "channels) need imagecodecs; pip install imagecodecs, or leave their features out "
+        "(features=, --features)"
     )
     return import_extra("imagecodecs", hint, None if path is None else str(path))
 
@@ -286,9 +293,10 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
             got=mode,
         )
     shape = (image.height, image.width, *_CHANNELS[mode])
-    if format_ == "tiff":  # Pillow gives the size of the turned image
-        tags: Any = getattr(image, "tag_v2", {})
-        shape = (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *_CHANNELS[mode])
+    needs_imagecodecs = dtype == np.uint16 and len(shape) == 3
+    if format_ == "tiff":
+        shape = _tiff_shape(image)
+        needs_imagecodecs = _is_wrong_by_pillow(image, dtype, shape)
     check_image_size(shape[:2], itemsize=8)
     try:
         check_single(image)
@@ -296,7 +304,8 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
         raise SourceError(str(error)) from error
     except Exception as error:  # broken pages
         raise _undecodable(error) from error
-    return ImageHeader(format_, mode, dtype, shape, orientation_of(image, stream)), image
+    orientation = orientation_of(image, stream)
+    return ImageHeader(format_, mode, dtype, shape, orientation, needs_imagecodecs), image
 
 
 def _tiff_dtype(image: Any) -> np.dtype[Any]:
@@ -314,6 +323,47 @@ def _tiff_dtype(image: Any) -> np.dtype[Any]:
             got=f"{sorted(bits)} bits",
         )
     return np.dtype(f"{kind}{size // 8}")
+
+
+def _tiff_shape(image: Any) -> tuple[int, ...]:
+    """Return the shape of the stored pixels: Pillow turns images, and drops extra channels."""
+    tags = image.tag_v2
+    channels = tags.get(_TIFF_CHANNELS, 1)
+    return (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *((channels,) if channels > 1 else ()))
+
+
+def _is_wrong_by_pillow(image: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether Pillow would return other values than the stored ones, without an error.
+
+    Found by a matrix of TIFFs that Pillow 13 and imagecodecs decode, see `test_image_matrix`.
+    """
+    tags = image.tag_v2
+    if shape[2:] == _CHANNELS[image.mode]:
+        if not shape[2:]:
+            # Pillow swaps what libtiff has swapped; its modes of 16 bits know the byte order.
+            is_swapped = dtype.itemsize > 1 and not image.mode.startswith("I;16")
+            is_compressed = tags.get(_TIFF_COMPRESSION, 1) != 1
+            return is_swapped and is_compressed and tags.prefix == _TIFF_BIG_ENDIAN
+        is_grey_in_planes = shape[2] == 2 and tags.get(_TIFF_PLANES) == _TIFF_HAS_PLANES
+        is_premultiplied = _TIFF_IS_PREMULTIPLIED in tags.get(_TIFF_EXTRA, ())
+        return dtype.itemsize > 1 or is_grey_in_planes or is_premultiplied
+    return True
+
+
+def _by_imagecodecs(data: bytes, header: ImageHeader, image: Any) -> npt.NDArray[Any]:
+    """Decode a PNG or TIFF. Raises `SourceError` for another dtype or shape than the header's."""
+    array = np.asarray(getattr(load_imagecodecs(), f"{header.format}_decode")(data))
+    if header.format == "tiff" and image.tag_v2.get(_TIFF_PLANES) == _TIFF_HAS_PLANES:
+        array = np.moveaxis(array, 0, -1)
+    if header.format == "png" and array.shape[2:] == (4,) and header.shape[2:] == (3,):
+        array = array[..., :3]  # libpng makes alpha of a transparent colour
+    if array.shape != header.shape or array.dtype != header.dtype:
+        raise SourceError(
+            "the image differs from its header",
+            expected=f"{header.dtype} {list(header.shape)}",
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    return array
 
 
 def _check_png(data: bytes) -> None:

@@ -310,7 +310,7 @@ class FolderSource(NumberedFrames, ScannedSource):
             codec = self._codec(path, folder)
             if ending_of(path.name) in IMAGE_ENDINGS:
                 image = image_header(path)
-                if image.dtype == np.uint16 and len(image.shape) == 3:
+                if image.needs_imagecodecs:
                     load_imagecodecs(path)
                 dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))
             elif ending_of(path.name) in POINT_ENDINGS:
