@@ -54,7 +54,7 @@ if TYPE_CHECKING:
     from seqrecord.reading.episode import Episode as Episode
     from seqrecord.reading.opening import open as open  # noqa: A004 - as `gzip.open`
     from seqrecord.reading.opening import summarize as summarize
-    from seqrecord.reading.opening import verify as verify
+    from seqrecord.reading.verify import verify as verify
     from seqrecord.schema import EncodedImage as EncodedImage
     from seqrecord.schema import FeatureSpec as FeatureSpec
     from seqrecord.schema import Schema as Schema

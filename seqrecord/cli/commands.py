@@ -22,7 +22,6 @@ from seqrecord.reading.filters import EpisodeFilter
 from seqrecord.reading.measured_rates import measured_rate
 from seqrecord.reading.opening import open as open_dataset
 from seqrecord.reading.opening import open_unchecked
-from seqrecord.reading.opening import verify as verify_dataset
 from seqrecord.reading.summary import (
     EpisodeRow,
     Summary,
@@ -30,6 +29,7 @@ from seqrecord.reading.summary import (
     listing_lines,
     summarize,
 )
+from seqrecord.reading.verify import verify as verify_dataset
 from seqrecord.reading.versions import list_versions
 from seqrecord.text import counted, one_line, table_lines
 

@@ -20,7 +20,6 @@ from seqrecord.areas import FORMATS
 from seqrecord.errors import SourceError
 from seqrecord.format.inventory import Inventory, LeftOut, PackedFeature
 from seqrecord.originals.protocol import Source
-from seqrecord.originals.remote_source import RemoteSource
 
 NOT_SELECTED = "not selected by features="
 """Reason for data excluded by the caller."""
@@ -104,8 +103,6 @@ def not_selected(name: str, count: int = 1, unit: str = "features", *, also: str
 
 def format_of(source: Source) -> str:
     """Return the format name of a source, or its class name for other packages' sources."""
-    if isinstance(source, RemoteSource):
-        source = source.source
     if (name := getattr(source, "format_name", None)) is not None:
         return str(name)
     module = type(source).__module__

@@ -10,6 +10,7 @@ from typing import Any, cast
 
 from seqrecord.errors import LocationError, SeqRecordError, SourceError
 from seqrecord.originals.file_types import explained
+from seqrecord.originals.inventory import format_of
 from seqrecord.originals.protocol import EpisodeInfo, Source
 from seqrecord.originals.remote import RemoteFiles
 from seqrecord.schema import Frame, Schema
@@ -60,6 +61,11 @@ class RemoteSource:
 
     files: RemoteFiles  # pickled first: the source's paths need it
     source: Source
+
+    @property
+    def format_name(self) -> str:
+        """Format of `source`."""
+        return format_of(self.source)
 
     def schema(self) -> Schema:
         with _urls_in_errors(self.files):

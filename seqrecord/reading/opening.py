@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, closing, nullcontext
-from dataclasses import dataclass, replace
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -20,13 +20,11 @@ from seqrecord.reading.dataset import (
     skipping_bad_episodes,
 )
 from seqrecord.reading.filters import BadEpisodes
-from seqrecord.storage import LocalStorage, StorageLike, open_storage
-from seqrecord.units import Progress
+from seqrecord.storage import StorageLike
 
 if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.reading.externals import Originals
     from seqrecord.reading.summary import Summary
-    from seqrecord.reading.verify import VerifyReport
 
 
 def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
@@ -154,7 +152,7 @@ def _open(
             raise
         given: dict[str, Any] = {"tolerance": tolerance, "language": language}
         chosen = {name: value for name, value in given.items() if value is not None}
-        found = _index_of(location, storage_options, error, features=features, **chosen)
+        found = index_of_original(location, storage_options, error, features=features, **chosen)
     else:
         if language is not None:
             packed.close()
@@ -234,64 +232,7 @@ def summarize(
         return summarize(reader, clip=clip)
 
 
-def verify(
-    dataset: DatasetLike,
-    *,
-    deep: bool = False,
-    check_video: bool = False,
-    num_threads: int | None = None,
-    progress: Callable[[Progress], None] | None = None,
-    storage_options: Mapping[str, Any] | None = None,
-) -> VerifyReport:
-    """Read a whole dataset and report all problems.
-
-    Checks manifest and index, headers and footers of record files and their agreement, checksums of
-    all pages and slices, and the state of referenced files. A damaged index is reported, and
-    replaced by one built from the record files, so that pages are still checked. Files that only
-    kept earlier versions name are checked too, back to the last reindex, if `edit.restore_version`
-    has all that it needs; their problems begin with `earlier version`. Memory: the index, the index
-    built from the record files, 8 bytes per chunk, and a chunk per thread.
-
-    Nothing is written.
-
-    Args:
-        dataset: local path or URL, or an open dataset. The current state of its storage is checked,
-            through its cache if it has one.
-        deep: also decode every frame of every feature.
-        check_video: also decode every frame of video.
-        num_threads: default one per core.
-        progress: called from the calling thread after every chunk, in bytes of pages.
-        storage_options: for the filesystem of the dataset's URL.
-
-    Raises `NotFoundError` if there is no dataset, and `StorageError` if its manifest is unreadable
-    or the storage stops answering. All other problems are in the report, in an order independent of
-    threads.
-
-    Example:
-        report = seqrecord.verify("records/")
-        assert report.ok, report.problems
-    """
-    from seqrecord.reading.verify import verify
-
-    checks: dict[str, Any] = {"deep": deep, "check_video": check_video}
-    checks |= {"num_threads": num_threads, "progress": progress}
-    if isinstance(dataset, Dataset):
-        refuse_ignored("an open dataset", storage_options=storage_options)
-        return verify(dataset.contents.storage, dataset.contents.externals, **checks)
-    with closing(open_storage(dataset, storage_options)) as storage:
-        try:
-            return verify(storage, **checks)
-        except NotFoundError as error:
-            found = _index_of(dataset, storage_options, error)
-    from seqrecord.reading.externals import ExternalFiles
-
-    storage = LocalStorage(found.folder)
-    with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
-        report = verify(storage, externals, **checks)
-    return replace(report, problems=(*report.problems, *found.bad.errors.values()))
-
-
-def _index_of(
+def index_of_original(
     location: StorageLike,
     storage_options: Mapping[str, Any] | None,
     error: NotFoundError,
