@@ -131,7 +131,7 @@ class ExternalFiles:
                 pass
 
     def states(self, reference: Reference) -> list[list[Any] | None]:
-        """Return the present states of the files of a page, see `state_of`.
+        """Return the present states of a page's files, see `state_of`.
 
         Elsewhere than on a local disk, as of their first use.
         """

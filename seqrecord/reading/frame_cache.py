@@ -55,8 +55,8 @@ _TAG_BYTES = 8  # of a page's digest in the name of an entry's file
 def frame_folder(path: Path, limit: int) -> CacheFolder:
     """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
 
-    Frames that were not used since this call make room for others, except for those of the same
-    dataset. If none is left, nothing is added for ten minutes.
+    Frames that were not used since this call make room for others, but not for other frames of
+    their dataset. If none is left, nothing is added for ten minutes.
     """
     since = time.time_ns()
     return CacheFolder(
@@ -84,8 +84,8 @@ class PageKey(NamedTuple):
 class _Sources(NamedTuple):
     """What an entry depends on.
 
-    `identity` is the part of its name that the index determines. `hashed` are pages that the digest
-    identifies, `raw` pages and `references` those that the states of files identify.
+    `identity` is the part of its name that the index determines. Digests identify the `hashed`
+    pages, states of files the `raw` pages and the `references`.
     """
 
     identity: str
@@ -198,8 +198,8 @@ class CachedFrames:
     ) -> None:
         """Add decoded frames, from rows of `out`, except if they lack a feature of the group.
 
-        `entries` are those of `read`, before anything was decoded; `pages` are what was decoded,
-        with their bytes in the record file.
+        `entries` are from `read`, before anything was decoded. `pages` were decoded, and have their
+        bytes in the record file.
         """
         if not self._cache.is_filling:
             return
@@ -314,7 +314,7 @@ class CachedFrames:
         return found._replace(identity=digest.hexdigest())
 
     def _tag(self, kept: _Kept, row: int) -> str:
-        """The beginning of the digest of an entry's page in its own group."""
+        """How the digest of an entry's page begins, in its own group."""
         _, column = self._tagged(kept)
         page = self._index.groups[kept.group].page_digest[row, column]
         return str(page[:_TAG_BYTES].tobytes().hex())

@@ -421,7 +421,7 @@ class _Found(NamedTuple):
 
 
 def hash_of_place(place: str) -> str:
-    """Return the name of the folder of a place's entries."""
+    """Return the folder's name for entries of a place."""
     return _digest(place)
 
 

@@ -16,7 +16,6 @@ from seqrecord.format.footer import Footer
 from seqrecord.format.pages import (
     Blob,
     PageCodec,
-    page_digest,
     page_offsets,
     slice_frames,
     slice_sums,
@@ -25,6 +24,7 @@ from seqrecord.format.pages import (
 from seqrecord.format.rows import chunk_row, features_of, present_frames
 from seqrecord.schema import FeatureSpec, Schema
 from seqrecord.storage.ranges import ByteRange
+from seqrecord.writing.page_digests import PageDigests
 
 CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
 CHUNK_FRAMES = 32  # at most
@@ -128,7 +128,8 @@ def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.i
 class StoredChunk:
     """A chunk as record files store it.
 
-    `row` is its row of the chunk table, [1], without episode and offset. `gaps` has the presence of
+    `row` is its row of the chunk table, [1], without episode and offset, and without digests if
+    these are in `digests`. `gaps` has the presence of
     each feature that some frames lack: bool [frames] by position in the schema. `parts` are the
     pages of the group's features, followed by the tables of slice checksums.
     """
@@ -137,6 +138,7 @@ class StoredChunk:
     row: npt.NDArray[Any]
     gaps: Mapping[int, npt.NDArray[np.bool_]]
     parts: Sequence[Buffer]
+    digests: PageDigests | None = None
 
     @property
     def first_frame(self) -> int:
@@ -164,19 +166,13 @@ class StoredChunk:
         the bytes of the largest frame for each feature of a variable shape. `external` is the
         number of bytes of another file to which the page refers.
         """
+        digests = PageDigests(zip(pages, map(gaps.get, places), strict=True), len(frames))
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
-        digests = [
-            page_digest(page, len(frames), gaps.get(place))
-            for page, place in zip(pages, places, strict=True)
-        ]
-        about = [
-            (len(page), of_page, np.frombuffer(digest, np.uint8))
-            for page, (of_page, _), digest in zip(pages, sums, digests, strict=True)
-        ]
+        about = [(len(page), of_page, 0) for page, (of_page, _) in zip(pages, sums, strict=True)]
         row = (0, len(frames), frames.start, external, 0, about, largest)
         dtype = chunk_row(len(group), len(largest))
         slices = b"".join(of_slices for _, of_slices in sums)
-        return cls(number, np.array([row], dtype), gaps, (*pages, slices))
+        return cls(number, np.array([row], dtype), gaps, (*pages, slices), digests)
 
 
 def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
@@ -276,7 +272,7 @@ class FrameGroup(ChunkGroup):
             self._length.add(columns, rows)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """As `ChunkGroup.chunks`. Raw pages of a chunk are valid until the next `add`."""
+        """As `ChunkGroup.chunks`. Raw pages are valid until frames are added after another one."""
         while (length := self._length.frames) is not None and self._num_frames >= length:
             yield self._take(length)
         if rest and self._num_frames:
@@ -309,17 +305,19 @@ class FrameGroup(ChunkGroup):
 
 
 class _RawFrames:
-    """Bytes of a raw feature's frames, in memory that is used again for each chunk.
+    """Bytes of a raw feature's frames, in memory that is used again for every second chunk.
 
-    Fresh memory would cost as much as the copy.
+    Fresh memory would cost as much as the copy. The chunk before may still be hashed.
     """
 
     def __init__(self) -> None:
-        self._memory = np.empty(0, np.uint8)
-        self.clear()
+        self._memory = self._other = np.empty(0, np.uint8)
+        self._start = self._stop = 0  # of the bytes that are not taken yet
 
     def clear(self) -> None:
-        self._start = self._stop = 0  # of the bytes that are not taken yet
+        if self._start:
+            self._memory, self._other = self._other, self._memory
+        self._start = self._stop = 0
 
     def add(self, data: memoryview, expected: int) -> None:
         """Copy `data`; `expected` is the likely size of all bytes before `take`."""
@@ -327,6 +325,8 @@ class _RawFrames:
         size = len(rest) + len(data)
         if self._start or size > len(self._memory):
             memory = self._memory
+            if self._start:
+                memory, self._other = self._other, memory
             if size > len(memory):
                 memory = np.empty(max(size, min(expected, max(2 * size, CHUNK_BYTES))), np.uint8)
             memory[: len(rest)] = rest
@@ -335,7 +335,7 @@ class _RawFrames:
         self._start, self._stop = 0, size
 
     def take(self, size: int) -> memoryview:
-        """Take the first `size` bytes, valid until the next `add`."""
+        """Take the first `size` bytes, valid until the `add` after another `take`."""
         self._start += size
         return self._memory[self._start - size : self._start].data
 

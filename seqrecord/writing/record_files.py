@@ -36,6 +36,7 @@ from seqrecord.processes.threads import ThreadPool
 from seqrecord.schema import Schema
 from seqrecord.storage import Storage, Upload, unwanted_if
 from seqrecord.writing.chunking import StoredChunk
+from seqrecord.writing.page_digests import PageDigests
 
 LEAVE_SECONDS = 5.0  # that a failed writer waits for a commit
 
@@ -180,6 +181,8 @@ class ChunkWriter:
     def hold_back(self) -> None:
         """Continue the episode, which was flushed just now, in a new file; see the class."""
         self._finish_held()
+        if self._file is not None:
+            self._file.settle()
         self._held, self._file = self._file, None
 
     def drop(self) -> bool:
@@ -351,6 +354,8 @@ class OpenFile:
         self._num_groups = len(self._dtypes)
         self._dtypes += [GAP_ROW] * self._num_groups
         self._rows: list[list[npt.NDArray[Any]]] = [[] for _ in self._dtypes]
+        # The last row of a group, and its digests. Memory of a page is used again after the next.
+        self._hashed: dict[int, tuple[npt.NDArray[Any], PageDigests]] = {}
         self._begun = self._noted = self._mark()  # start of the last episode, and of its next note
         self._before = self._noted  # start of its last note
         self._num_lags = len(timestamp_features(schema))
@@ -371,6 +376,7 @@ class OpenFile:
             self._text_bytes += self._text_of(episode)
             self._episodes.append(episode)
             self._uids.add(episode.uid)
+        self.settle(chunk.group)
         chunks = self._rows[chunk.group]
         gaps = self._rows[self._num_groups + chunk.group]
         missing = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
@@ -379,6 +385,8 @@ class OpenFile:
         self._row_bytes += row.nbytes + sum(rows.nbytes for rows in missing)
         gaps += missing
         chunks.append(row)
+        if chunk.digests is not None:
+            self._hashed[chunk.group] = row, chunk.digests
         parts = [each for part in chunk.parts for each in (part, bytes(-len(part) % ALIGNMENT))]
         if sum(map(len, parts)) <= _JOINED_BYTES:
             parts = [b"".join(parts)]
@@ -470,11 +478,19 @@ class OpenFile:
         named = 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
         return named + _TIME_SPAN_BYTES * self._num_lags
 
+    def settle(self, *groups: int) -> None:
+        """Wait for the digests of the last rows of these groups, or of all."""
+        for group in groups or [*self._hashed]:
+            if (hashed := self._hashed.pop(group, None)) is not None:
+                row, digests = hashed
+                row["pages"]["digest"][0] = digests.result()
+
     def _mark(self) -> _Mark:
         return _Mark(self.upload.tell(), tuple(map(len, self._rows)))
 
     def _footer(self, episodes: Sequence[EpisodePart], since: _Mark) -> Footer:
         """Footer with the rows after a mark, for these episodes, the last in the file."""
+        self.settle()
         tables = [
             np.frombuffer(bytearray().join(row.tobytes() for row in rows[first:]), dtype)
             for rows, first, dtype in zip(self._rows, since.rows, self._dtypes, strict=True)

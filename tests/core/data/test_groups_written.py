@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -12,10 +13,11 @@ import pytest
 
 import seqrecord
 from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, summarize
-from seqrecord.errors import FrameError, SchemaError
-from seqrecord.format.pages import aligned, page_offsets, slice_table
-from seqrecord.writing import chunking
+from seqrecord.errors import FrameError, ResourceError, SchemaError
+from seqrecord.format.pages import aligned, page_digest, page_offsets, slice_table
+from seqrecord.writing import chunking, page_digests
 from seqrecord.writing import writer as writer_module
+from tests.kit.clip_data import no_leaks
 from tests.kit.command_line import run
 from tests.kit.datasets import chunk_lengths, columns, write_dataset, write_episodes
 from tests.kit.tiny import footers_of, read_all, same_frames
@@ -392,3 +394,46 @@ def test_invalid_texts_and_bytes_are_refused(tmp_path: Path) -> None:
             writer.episode("a").append({feature: item})
         error = caught.value
         assert (error.episode, error.frame, error.feature) == ("a", 0, feature)
+
+
+def write_large(path: Path, **options: Any) -> None:
+    """Pages of more than 1 MiB, which threads hash."""
+    rng, shape = np.random.default_rng(0), (512, 512, 3)
+    with SeqRecordWriter(path, chunk_frames=2, codecs="raw", **options) as writer:
+        for number, length in enumerate((5, 1, 2, 4)):
+            with writer.episode(f"e{number}") as episode:
+                for i in range(length):
+                    frame = {"left": rng.integers(0, 256, shape, U1), "step": np.int64(i)}
+                    if i != 2:
+                        frame["right"] = rng.integers(0, 256, shape, U1)
+                    episode.append(frame)
+                    if number == 3:
+                        episode.flush()
+
+
+@pytest.mark.parametrize("options", [{}, {"max_file_size": 4 << 20}])
+def test_threads_hash_what_was_written(
+    options: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Memory of raw pages is used again only after its hash."""
+
+    def slow(page: Any, *about: Any) -> bytes:
+        time.sleep(0.05 * (len(page) > 1 << 20))
+        return page_digest(page, *about)
+
+    monkeypatch.setattr(page_digests, "page_digest", slow)
+    with no_leaks():
+        write_large(tmp_path / "records", **options)
+    assert seqrecord.verify(tmp_path / "records").problems == ()
+
+
+def test_digests_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(thread: Any) -> None:
+        raise ResourceError("no thread can be started", got=thread.name)
+
+    write_large(tmp_path / "with")
+    monkeypatch.setattr(page_digests, "start", refuse)
+    write_large(tmp_path / "without")
+    first, second = (seqrecord.open(tmp_path / name).fingerprint for name in ("with", "without"))
+    assert first == second
+    assert seqrecord.verify(tmp_path / "without").problems == ()

@@ -50,9 +50,6 @@ _SCHEMA = Schema(
 )
 
 
-_OTHER = ("gaps", "page_digest")
-
-
 def _table(group: int, num_chunks: Any, first_frame: Any, num_frames: Any, **more: Any) -> Any:
     """A chunk table of one feature: by default chunks of `a` without bytes, in one file."""
     count = len(num_frames)
@@ -61,15 +58,11 @@ def _table(group: int, num_chunks: Any, first_frame: Any, num_frames: Any, **mor
         "offset": 64 + 128 * np.arange(count, dtype=np.uint64),
         "page_length": 2 * np.array(num_frames, np.uint32),
         "page_crc32c": np.zeros(count, np.uint32),
-        "page_digest": np.zeros((count, 1, 16), np.uint8),
         "largest_frame": np.empty((count, 0), np.uint32),
-        **{
-            name: np.array(column, np.uint32) for name, column in more.items() if name not in _OTHER
-        },
+        **{name: np.array(column, np.uint32) for name, column in more.items() if name != "gaps"},
         "gaps": np.array(more.get("gaps", []), GAP_ROW),
     }
-    if "page_digest" in more:
-        columns["page_digest"][:, 0, 0] = more["page_digest"]
+    columns["page_digest"] = np.resize(columns["page_crc32c"].astype("u1"), (count, 1, 16))
     for name in ("page_length", "page_crc32c"):
         columns[name] = columns[name].reshape(count, 1)
     columns["offset"] = columns["offset"].astype(np.uint64)
@@ -91,8 +84,6 @@ def _index() -> Index:
     second: dict[str, Any] = {"file": [0, 1, 1], "offset": [192, 384, 448]}
     second |= {"page_length": [30, 30, 40], "largest_frame": [[9], [18], [28]]}
     second |= {"gaps": [(0, 1, 0, 0b011)]}
-    first |= {"page_crc32c": [1, 3, 5], "page_digest": [7, 8, 9]}
-    second |= {"page_crc32c": [2, 4, 6], "page_digest": [10, 11, 12]}
     return Index(
         schema=_SCHEMA,
         keys=pa.array(["x", "é/y"], pa.string()),
@@ -102,8 +93,8 @@ def _index() -> Index:
         fps=np.array([0, 12.5]),
         split=np.array([NO_SPLIT, 1], np.uint16),
         groups=(
-            _table(0, [2, 1], [0, 2, 0], [2, 1, 2], **first),
-            _table(1, [1, 2], [0, 0, 1], [3, 1, 1], **second),
+            _table(0, [2, 1], [0, 2, 0], [2, 1, 2], page_crc32c=[1, 3, 5], **first),
+            _table(1, [1, 2], [0, 0, 1], [3, 1, 1], page_crc32c=[2, 4, 6], **second),
         ),
     )
 
@@ -238,7 +229,7 @@ def test_chunks_that_do_not_cover_their_episodes(
 def test_fingerprint_depends_on_content_only() -> None:
     index = _index()
     assert index.fingerprint() == (
-        "d6b9359a0d0730e898636ec215ea1c2423e8a0c98009d78d28f57822d16b91cf"
+        "3d62c8c6d0525336acb2c7de965bdd59541c29174cbde487d6f589337618ca57"
     ), "it can't change: saved states contain it"
     for name in ("page_digest", "first_frame", "num_frames"):
         changed = _index()
@@ -307,7 +298,6 @@ def footer(file_id: str, *pieces: tuple[EpisodePart, Chunks, bool]) -> Footer:
             crc = random.Random(f"{part.uid} {group} {first}").getrandbits(32)
             row["pages"]["length"] = [4 * frames] if group == 0 else [0, 2 * frames]
             row["pages"]["crc32c"] = [crc] if group == 0 else [0, crc]
-            row["pages"]["digest"][0, -1, :4] = np.frombuffer(crc.to_bytes(4, "little"), np.uint8)
             if group == 1:
                 gaps[1].append(gap_rows(len(rows[1]), 1, np.zeros(frames, bool)))
             rows[group].append(row)
