@@ -112,6 +112,15 @@ class Images:
             with located(SourceError, feature=name):
                 want, channels = self.form
                 check_array(dtype.newbyteorder("<"), shape, want, (*shape[:2], *channels), path)
+        is_scaled = self.kind == "depth" and self.unit is not None
+        if is_scaled and (dtype == np.uint8 or len(shape) != 2):
+            raise SourceError(
+                f"not a depth image in {self.unit}",
+                file=str(path),
+                feature=name,
+                expected="one channel, of 16 bits or floats",
+                got=f"{dtype} {list(shape)}",
+            )
         return feature_spec(name, dtype, shape, path, codec=codec, **meaning)
 
     def read(self, frame: int, spec: FeatureSpec, source: SequenceSource) -> Any:

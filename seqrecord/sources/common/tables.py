@@ -187,7 +187,8 @@ def timed_values(
     if width not in columns:
         expected = f"a timestamp and {' or '.join(map(str, columns))} numbers"
         raise rows.invalid(rows.lines[0], rows.words[0], expected)
-    return rows.times(parse), rows.numbers(width, 1)
+    numbers = rows.numbers(width, 1)  # first: a cut row is an error by its number, not by its time
+    return rows.times(parse), numbers
 
 
 def timed_files(

@@ -40,6 +40,7 @@ class TopicFeatures:
             if isinstance(data, Encoded):
                 spec = embedded_spec(name, data.data, path, **how)
                 if kind == "depth":
+                    _check_depth(spec, path)
                     dtype = np.dtype("<f4") if data.inverse else spec.dtype
                     spec = replace(spec, kind="depth", unit=unit, dtype=dtype)
             elif isinstance(data, str):
@@ -78,6 +79,8 @@ class TopicFeatures:
                 frame[spec.name] = embedded_value(data.data, spec, path, exif)
             elif isinstance(data, str):
                 frame[spec.name] = data
+            elif spec.kind == "pose" and not np.isfinite(data[:3]).all():
+                continue  # tracking failed
             else:
                 order = self._order(value, suffix, path)
                 check_like_first("the message", data.dtype, data.shape, spec, path)
@@ -100,3 +103,15 @@ class TopicFeatures:
                 got=", ".join(names)[:200],
             )
         return [places[name] for name in known]
+
+
+def _check_depth(spec: FeatureSpec, path: Path) -> None:
+    """Raise `SourceError` unless an encoded depth image has the type that its message declares."""
+    if spec.dtype != np.uint16 or len(spec.shape) != 2:
+        raise SourceError(
+            "the payload of a depth image differs from its declared encoding",
+            file=str(path),
+            feature=spec.name,
+            expected="a PNG of one channel of 16 bits",
+            got=f"{spec.dtype} {list(spec.shape)}",
+        )

@@ -37,7 +37,11 @@ def account_of(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Account:
         f"{reason} of messages",
         places,
         (*_topics(source, episodes), *_records(source), *_files(source)),
-        (*_dropped(source, episodes), *_assumed(source, episodes)),
+        (
+            *_dropped(source, episodes),
+            *lacking_poses(source, episodes),
+            *_assumed(source, episodes),
+        ),
     )
 
 
@@ -98,6 +102,19 @@ def _dropped(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[s
             yield f"{dropped:,} of {total:,} messages of {topic} dropped: in no frame"
         if without:
             yield f"{without:,} frames lack {topic}"
+
+
+def lacking_poses(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:
+    """Yield a line for each feature of `poses` that frames lack."""
+    readable = [info for info in episodes if "topics" in info.metadata]
+    total = sum(info.num_frames for info in readable)
+    for name in source.frame_ids:
+        counts = (info.metadata.get("frames_without_pose", {}).get(name, 0) for info in readable)
+        if count := sum(counts):
+            yield (
+                f"{count:,} of {total:,} frames lack {name}: no transform at most "
+                f"{source.tolerance:g} s before and after (--source-option tolerance=SECONDS)"
+            )
 
 
 def _assumed(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:

@@ -20,7 +20,7 @@ from seqrecord.sources.common.aligning import NONE, AlignedMessages
 from seqrecord.sources.common.originals import has_file
 from seqrecord.sources.inventory import Account
 from seqrecord.sources.mcap.bags import BAG_ENDINGS
-from seqrecord.sources.mcap.mcap_account import account_of
+from seqrecord.sources.mcap.mcap_account import account_of, lacking_poses
 from seqrecord.sources.mcap.messages import (
     READABLE,
     can_read,
@@ -47,7 +47,8 @@ class McapSource(TopicSource):
     Each message of the clock topic makes a frame. A frame gets one message of each other topic: the
     nearest one in time, or the last one before, if it is within `tolerance`; otherwise the frame
     lacks the topic. The episode's metadata counts messages by topic (`topics`: `messages`, `used`,
-    `dropped`, `frames_without`), and the total of dropped messages is logged.
+    `dropped`, `frames_without`), and `frames_without_pose`. The totals of dropped messages and of
+    missing poses are logged.
 
     Supported types: of ROS Image, CompressedImage, CameraInfo, PointCloud2, Imu, JointState,
     PoseStamped, TransformStamped, Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers
@@ -76,7 +77,8 @@ class McapSource(TopicSource):
         time: `log` or `header`: the clock and alignment by log times or header stamps.
         poses: frames of the robot, as a list or comma-separated text: `camera_link`. Each has a
             feature `pose.camera_link` float64 [7], its pose in `root_frame`: x, y, z in metres and
-            a quaternion x, y, z, w, interpolated between the transforms of `/tf`.
+            a quaternion x, y, z, w, interpolated between the transforms of `/tf`. A frame without
+            transforms within `tolerance` before and after it lacks the pose.
         root_frame: frame id.
         intrinsics: `constant`: `camera` in the metadata; a camera that changes is an error.
             `frames`: a feature `<image>_intrinsics` float64 [4], fx, fy, cx, cy in pixels.
@@ -110,19 +112,25 @@ class McapSource(TopicSource):
             read = self._reader(recording, videos)
             picked = (each for each in checked if each[0] in aligned.picks)
             messages = decoded(picked, videos)
-            poses: dict[str, npt.NDArray[np.float64]] = {}  # NaN where unknown
-            if self.poses:
-                poses = read_poses(
-                    *(recording, self.frame_ids, str(self.root_frame), aligned.clock),
-                    by_header=self.time == "header",
-                    within=round(self.tolerance * 1e9),
-                )
+            poses = self._poses_of(recording, aligned)
             for row, values in enumerate(aligned.frames(messages, read)):
                 frame: dict[str, Any] = {self.time_name: np.array(aligned.clock[row], "<i8")}
-                frame |= {n: each[row] for n, each in poses.items() if np.isfinite(each[row, 0])}
+                frame |= {n: each[row] for n, each in poses.items() if np.isfinite(each[row]).all()}
                 for each in values.values():
                     frame |= each
                 yield {name: frame[name] for name in self.schema() if name in frame}
+
+    def _poses_of(
+        self, recording: Recording, aligned: AlignedMessages
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the poses of `poses`, float64 [T, 7] by feature; NaN where they are unknown."""
+        if not self.poses:
+            return {}
+        return read_poses(
+            *(recording, self.frame_ids, str(self.root_frame), aligned.clock),
+            by_header=self.time == "header",
+            within=round(self.tolerance * 1e9),
+        )
 
     def account(self) -> Account:
         """Report topics that are not read, unused messages, and other files."""
@@ -206,6 +214,8 @@ class McapSource(TopicSource):
                 "one message per topic, the %s one within %g s",
                 self.root, dropped, total, clock, self.align, self.tolerance,
             )  # fmt: skip
+        for note in lacking_poses(self, found):
+            _logger.warning("%s: %s", self.root, note)
         return found
 
     def _info(
@@ -225,6 +235,10 @@ class McapSource(TopicSource):
             "start_ns": int(aligned.clock[0]),
             "topics": topics,
         }
+        poses = self._poses_of(recording, aligned)
+        lacking = {n: int((~np.isfinite(each).all(axis=1)).sum()) for n, each in poses.items()}
+        if any(lacking.values()):
+            metadata["frames_without_pose"] = lacking
         if others:
             metadata["topics_not_read"] = others
         if names:

@@ -81,7 +81,9 @@ class TransformTree:
         parent, child, time, pose = transform
         if self._parents.setdefault(child, parent) != parent:
             raise ValueError(f"frame {child} has two parents, {self._parents[child]} and {parent}")
-        if not all(map(math.isfinite, pose)) or not any(pose[3:]):
+        if not all(map(math.isfinite, pose[:3])):  # tracking failed: frames lack the pose
+            pose = [math.nan] * 7
+        elif not all(map(math.isfinite, pose[3:])) or not any(pose[3:]):
             raise ValueError(f"frame {child} has an invalid pose in {parent}: {pose}")
         if time is None:
             self._fixed[child] = pose

@@ -137,7 +137,15 @@ class TartanAirSource(SequenceSource):
         for name, (file, unit) in layout.imu.items():
             path = folder / "imu" / file
             shapes = [(IMU_ROWS * n, 3) for n in (count - 1, count)]
-            if is_file(path) and array_header(path).shape in shapes:
+            if not is_file(path):
+                continue
+            if (shape := array_header(path).shape) not in shapes:
+                least, most = (rows for rows, _ in shapes)
+                found.notes.append(
+                    f"imu/{file} not packed: {list(shape)}, expected [{least}, 3] or [{most}, 3], "
+                    f"{IMU_ROWS} samples from each frame to the next"
+                )
+            else:
                 found.places[name] = f"imu/{file}"
                 if self.wants(name):
                     found.files.append(path)
