@@ -14,6 +14,8 @@ if TYPE_CHECKING:
     __all__: list[str]
 
     from seqrecord.clips.samples import Samples as Samples
+    from seqrecord.clips.segments import Segments as Segments
+    from seqrecord.clips.segments import segments as segments
     from seqrecord.sampling.built_ins import dilate as dilate
     from seqrecord.sampling.built_ins import every as every
     from seqrecord.sampling.built_ins import final_goal as final_goal

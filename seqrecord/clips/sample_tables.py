@@ -127,12 +127,7 @@ def read_samples(
         place = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
         return np.asarray(flat)[(np.cumsum(lengths) - lengths)[:, None] + place], lengths
 
-    if not len(names):
-        raise ClipError("samples has no rows", expected="at least one sample", got="none")
-    found = pc.index_in(names.cast(pa.string()), value_set=keys)
-    episode = np.asarray(found.fill_null(-1), np.int64)
-    problem = "has an unknown episode"
-    check_rows(episode < 0, problem, lambda _: "a key of the dataset", np.asarray(names, object))
+    episode = find_episodes(names, keys)
     last = num_frames[episode] - 1
     dilation: npt.NDArray[np.integer] = np.ones(1, np.int64)
     if "dilation" in columns:
@@ -174,13 +169,28 @@ def read_samples(
     return episode, chosen.astype(np.int64), own
 
 
+def find_episodes(names: pa.Array, keys: pa.StringArray) -> IntArray:
+    """The row of each key, int64[n]. Raises `ClipError` for no rows, and an unknown key."""
+    import pyarrow.compute as pc  # a slow import
+
+    if not len(names):
+        raise ClipError("samples has no rows", expected="at least one sample", got="none")
+    found = pc.index_in(names.cast(pa.string()), value_set=keys)
+    episode = np.asarray(found.fill_null(-1), np.int64)
+    for row in np.flatnonzero(episode < 0)[:1].tolist():
+        key = names[row].as_py()
+        problem, expected = f"samples has an unknown episode, in row {row}", "a key of the dataset"
+        raise ClipError(problem, episode=key, expected=expected, got=repr_of(key, 100))
+    return episode
+
+
 def without_episodes(
     samples: TableLike, keys: Iterable[str]
 ) -> tuple[dict[str, pa.Array], set[str]]:
     """Remove the samples of these episodes; also returns which of the keys the table had."""
     import pyarrow.compute as pc  # a slow import
 
-    columns = table_columns(samples)
+    columns = table_columns(samples, of_spans=True)
     names = columns["episode"].cast(pa.string())
     found = pc.is_in(names, value_set=pa.array(keys, pa.string()))
     kept = {name: column.filter(pc.invert(found)) for name, column in columns.items()}
@@ -230,11 +240,16 @@ def _from_arrow(read: Callable[[], Any]) -> Any:
         raise ClipError(f"samples is not a table: {error}", expected=_EXPECTED) from error
 
 
-def table_columns(samples: TableLike) -> dict[str, pa.Array]:
-    """Columns of a table as contiguous arrays without nulls.
+def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa.Array]:
+    """Columns of a table as contiguous arrays.
 
-    Raises `ClipError` for missing and mistyped columns.
+    Missing numbers of a user's column are NaN, and missing texts nulls. NaN counts as missing, as
+    in pandas.
+
+    Raises `ClipError` for missing and mistyped columns, for other missing values, and unless
+    `of_spans` for a table of spans.
     """
+    import pyarrow.compute as pc  # a slow import
 
     def read() -> dict[str, pa.Array]:
         if isinstance(samples, Path):
@@ -254,6 +269,14 @@ def table_columns(samples: TableLike) -> dict[str, pa.Array]:
     columns: dict[str, pa.Array] = _from_arrow(read)
     columns.pop("__index_level_0__", None)  # index of a sliced pandas table
     _check_names(columns)
+    if not of_spans and "start" in columns and (stops := {"stop", "end"} & columns.keys()):
+        name = min(stops)
+        raise ClipError(
+            f"samples has start and {name}, and a loader takes one clip at start",
+            expected="samples=seqrecord.samples.segments(table) for all clips inside each span; or "
+            f"another name for {name}, for the clips at start",
+            got=", ".join(columns)[:200],
+        )
     for name, column in columns.items():
         content, expected, is_right = _RESERVED.get(name, _OWN)
         if pa.types.is_dictionary(column.type):
@@ -261,15 +284,27 @@ def table_columns(samples: TableLike) -> dict[str, pa.Array]:
         if len(column) and not is_right(column.type):
             problem = f"samples has no {content} in column {name}"
             raise ClipError(problem, expected=expected, got=str(column.type))
-        for row in np.flatnonzero(column.is_null())[:1].tolist():
-            raise ClipError(f"samples has no {name} in row {row}", expected="a value")
+        if name not in _RESERVED and _is_float(column.type):
+            columns[name] = pc.fill_null(column, pa.scalar(np.nan, column.type))
+        elif not (name not in _RESERVED and _is_text(column.type)):
+            for row in np.flatnonzero(column.is_null())[:1].tolist():
+                expected = "a value; only numbers may be missing (NaN) in float columns, and texts"
+                raise ClipError(f"samples has no {name} in row {row}", expected=expected)
     return columns
 
 
 def _column(values: Any) -> Any:
-    """Convert a 2-D array to Arrow lists; Arrow accepts only 1-D arrays."""
+    """Convert a 2-D array to Arrow lists, since Arrow accepts only 1-D arrays.
+
+    NaN between texts is a missing text, as in pandas.
+    """
     if getattr(values, "ndim", 1) != 2 or not len(values):
-        return values
+        if not isinstance(values, (list, tuple, np.ndarray)):
+            return values
+        try:
+            return pa.array(values)
+        except pa.ArrowException:
+            return pa.array(values, from_pandas=True)
     rows = np.asarray(values)
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
 

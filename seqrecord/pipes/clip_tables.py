@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
@@ -11,6 +12,7 @@ import pyarrow as pa
 from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.sample_tables import read_frame_lists, read_samples, table_columns
 from seqrecord.clips.samples import Samples, Values, empty_clips, taken
+from seqrecord.clips.segments import Segments, clips_in_segments, segment_columns
 from seqrecord.clips.tables import IntArray
 from seqrecord.errors import ClipError
 from seqrecord.pipes.clip_sets import ClipSet, DatasetEpisodes
@@ -30,6 +32,8 @@ def clips_of_table(options: ClipOptions, dataset: Dataset, selected: IntArray) -
     """The samples of the table of a request, in selected episodes."""
     if options.lists_frames:
         return _of_lists(options, dataset, selected)
+    if isinstance(options.table, Segments):
+        return _of_segments(options, dataset, selected, segment_columns(options.table))
     columns = table_columns(options.table)
     if "start" in columns:
         return _of_starts(options, dataset, selected, columns)
@@ -50,6 +54,24 @@ def _of_lists(
     episodes = DatasetEpisodes(windows, selected, excerpts)
     base = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
     return ClipSet.of(options, windows, selected, base, excerpts)
+
+
+def _of_segments(
+    options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
+) -> ClipSet:
+    """The samples of all clips inside segments that lack no feature."""
+    index, dilations = dataset.contents.index, None
+    if "dilation" in columns:
+        dilations = np.unique(columns["dilation"]).tolist()
+    reaches = SelectedWindows(options, dataset, selected, dilations=dilations).extents
+    clips, num_short = clips_in_segments(
+        columns, index.keys, index.num_frames, reaches, options.stride or 1
+    )
+    if num_short:
+        place, count = shown_place(dataset.url), len(columns["episode"])
+        warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
+    starts = replace(options, stride=1)
+    return _of_starts(starts, dataset, selected, clips)
 
 
 def _of_starts(

@@ -54,8 +54,8 @@ class EpochStream:
     def __len__(self) -> int:
         """Batches in an epoch of this rank; clips without a `batch_size`.
 
-        Inside a DataLoader worker: of this worker. Called by a DataLoader: of all its workers
-        together.
+        Inside a DataLoader worker: of this worker. `len` of a DataLoader: of all its workers
+        together, of which each has a last batch of its own, so it may be greater.
         """
         loader, batches, epoch = find_loader(), self._epochs.loader, self._epochs.current
         shards = [self._shard()]

@@ -256,8 +256,9 @@ class ClipOptions:
             means two occurrences in most epochs and three in the others, as the seed decides;
             `dilation` and `reverse`, integers and booleans, the frames of each clip. Batches have
             every other column: numbers as a tensor [batch], texts as a list, lists of numbers, all
-            of one length, as a tensor [batch, length]. Rows may be equal, or differ only in these
-            columns.
+            of one length, as a tensor [batch, length]. Missing numbers of a float column are NaN,
+            missing texts `None`. Rows may be equal, or differ only in these columns. For spans with
+            `start` and `stop` or `end` see `seqrecord.samples.segments`.
         metadata: names of the episodes' metadata entries that become columns: the value for a clip,
             a list of values for a batch. `None` if an episode lacks the entry.
         resize: height and width in pixels: `{"camera": (224, 224)}` by feature, or `(224, 224)` for
@@ -452,7 +453,10 @@ class ClipOptions:
         if self.table is None:
             return frozenset()
         from seqrecord.clips.sample_tables import column_names
+        from seqrecord.clips.segments import Segments
 
+        if isinstance(self.table, Segments):  # clips start every `stride` frames
+            return column_names(self.table.table) - {"start", "stop", "end", "frames"}
         return column_names(self.table)
 
     @property

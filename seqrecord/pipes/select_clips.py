@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -103,8 +103,13 @@ def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset,
     if options.table is None or not bad.records:
         return dataset, options
     from seqrecord.clips.sample_tables import without_episodes
+    from seqrecord.clips.segments import Segments
 
-    samples, listed = without_episodes(options.table, bad.errors)
+    segments = options.table if isinstance(options.table, Segments) else None
+    table = options.table if segments is None else segments.table
+    samples: Any
+    samples, listed = without_episodes(table, bad.errors)
+    samples = samples if segments is None else Segments(samples)
     listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
     listed_bad.check(options.episodes, options.split)
     return skipping_bad_episodes(dataset), replace(options, samples=[samples, *options.functions])

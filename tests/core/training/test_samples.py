@@ -35,7 +35,7 @@ from seqrecord import (
     StateError,
 )
 from seqrecord.errors import MemoryLimitError
-from seqrecord.samples import dilate, reverse, skip_last
+from seqrecord.samples import dilate, reverse, segments, skip_first, skip_last
 from tests.core.training.resume_contract import check_resume
 from tests.kit.clip_data import (
     LENGTHS,
@@ -982,7 +982,7 @@ BAD: list[tuple[Any, str]] = [
     ({"episode": ["set/0", "set/9"]}, "unknown episode, in row 1.*'set/9'"),
     ({**ONE, "score": [None]}, "no values for batches in column score.*got: null"),
     ({**ONE, "score": pa.array([0], pa.timestamp("s"))}, "expected: numbers, texts, or lists"),
-    ({"episode": ["set/0"] * 2, "start": [0, 0], "score": [1.0, None]}, "no score in row 1"),
+    ({"episode": ["set/0"] * 2, "start": [0, 0], "score": [1, None]}, "no score in row 1.*NaN"),
     ({"episode": ["set/0"] * 2, "start": [0, 0], "pair": [[1, 2], [1]]}, "column pair, in row 1"),
     ({**ONE, "dilation": [0]}, "invalid dilation, in row 0.*got: 0"),
     ({"episode": ["set/0"] * 2, "start": [0, 9], "dilation": [1, 5]}, "in row 1.*0 to 7.*got: 9"),
@@ -1000,6 +1000,15 @@ BAD: list[tuple[Any, str]] = [
     ({**ONE, "start": np.array([2**63], "u8")}, "in row 0.*0 to 19"),
     ({**ONE, "repeat": [-0.5]}, "invalid repeat.*row 0.*got: -0.5"),
     ({**ONE, "repeat": [float("nan")]}, "invalid repeat.*row 0.*nan"),
+    ({**ONE, "stop": [9]}, r"has start and stop.*segments\(table\).*another name for stop"),
+    ({**ONE, "end": [9]}, r"has start and end.*segments\(table\).*another name for end"),
+    (segments(ONE), "segments lack a column.*start, and stop or end"),
+    (segments({**ONE, "stop": [9], "end": [9]}), "segments lack a column"),
+    (segments({**ONE, "stop": [9.5]}), "no frames in column stop"),
+    (segments({**ONE, "stop": [24]}), "no segment.*row 0.*set/0.*start < stop <= 23.*stop 24"),
+    (segments({**ONE, "end": [0]}), "no segment of its episode, in row 0"),
+    (segments({**ONE, "end": [3]}), "no segment is as long as a clip.*at least 4 frames"),
+    (segments({**ONE, "episode": ["x"], "end": [9]}), "unknown episode, in row 0"),
     ({**ONE, "repeat": [1e9]}, "invalid repeat.*row 0"),
     ({**ONE, "repeat": ["1"]}, "no numbers in column repeat"),
     ({**ONE, "repeat": [0.0]}, "some epochs have no sample.*got: 0.0"),
@@ -1031,6 +1040,105 @@ BAD: list[tuple[Any, str]] = [
 
 
 ONE_START: dict[str, Any] = {"episode": ["set/0"], "start": [2], "goal": [22]}
+
+
+SPANS = {
+    "episode": ["set/3", "set/0", "set/3", "set/2", "set/1"],
+    "start": [5, 0, 8, 0, 2],
+    "stop": [15, 23, 40, 3, 9],
+    "label": ["a", None, "c", "d", "e"],
+    "score": [0.5, float("nan"), 1.0, 2.0, 3.0],
+}
+
+
+@pytest.mark.parametrize("name", ["stop", "end"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_len": 4},
+        {"clip_len": 3, "dilation": 2, "stride": 3},
+        {"windows": {"id": [-2, 0, 1]}},
+        {"windows": {"id": [-2, 0, 1]}, "pad": "edge"},
+    ],
+    ids=str,
+)
+def test_all_clips_inside_segments(each: Dataset, name: str, options: dict[str, Any]) -> None:
+    """A clip of two segments comes twice, each time with the columns of one."""
+    table = {name if column == "stop" else column: values for column, values in SPANS.items()}
+    offsets = [i * options.get("dilation", 1) for i in range(options.get("clip_len", 0))]
+    offsets = offsets or ([0] if "pad" in options else options["windows"]["id"])
+    expected: Counter[Any] = Counter()
+    for key, begin, stop, label, score in zip(*SPANS.values(), strict=True):
+        starts = range(begin - min(offsets), stop - max(offsets), options.get("stride", 1))
+        expected.update((key, start, label, str(score)) for start in starts)
+    pipe = SeqRecordPipe(each, features=["id"], samples=segments(table), batch_size=4, **options)
+    rows: Counter[Any] = Counter()
+    for batch in pipe:
+        scores = [str(score) for score in batch["score"].tolist()]
+        starts = batch["start"].tolist()
+        rows.update(zip(batch["episode"], starts, batch["label"], scores, strict=True))
+    assert rows == expected
+
+
+def test_segments_repeat_each_clip_and_combine_with_functions(each: Dataset) -> None:
+    table = {"episode": ["set/3", "set/0"], "start": [5, 0], "end": [15, 10], "repeat": [2.0, 0.5]}
+    options: dict[str, Any] = {"features": ["id"], "clip_len": 4, "batch_size": 4}
+    pipe = SeqRecordPipe(each, samples=segments(table), **options)
+    found = Counter(key for batch in pipe for key in batch["episode"])
+    assert found["set/3"] == 2 * 7
+    assert found["set/0"] in (3, 4)
+    pipe = SeqRecordPipe(each, samples=[segments(pa.table(table)), skip_first(2)], **options)
+    assert min(start for batch in pipe for start in batch["start"].tolist()) == 2
+    state = begun_state(pipe)
+    changed = segments({**table, "end": [15, 11]})
+    with pytest.raises(StateError, match="samples"):
+        SeqRecordPipe(each, samples=[changed, skip_first(2)], **options).load_state_dict(state)
+    del table["repeat"]
+    clips = SeqRecordMapDataset(each, features=["id"], clip_len=4, samples=segments(table))
+    assert [clip["start"] for clip in (clips[0], clips[7])] == [5, 0]
+
+
+def begun_state(pipe: SeqRecordPipe) -> dict[str, Any]:
+    next(iter(pipe))
+    return pipe.state_dict()
+
+
+class FromPandas:
+    """A table as pandas makes it: NaN are nulls."""
+
+    def __init__(self, columns: dict[str, Any]) -> None:
+        self._table = pa.table({n: pa.array(c, from_pandas=True) for n, c in columns.items()})
+
+    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
+        return self._table.__arrow_c_stream__(requested_schema)
+
+
+def test_missing_values_are_the_same_in_every_form_of_a_table(each: Dataset) -> None:
+    nan = float("nan")
+    columns: dict[str, Any] = {
+        "episode": ["set/0"] * 3,
+        "start": [0, 1, 2],
+        "score": [0.5, nan, 1.5],
+        "label": ["a", nan, None],
+    }
+    arrays = {n: np.array(c, object if n == "label" else None) for n, c in columns.items()}
+    for table in (columns, arrays, FromPandas(columns)):
+        [batch] = SeqRecordPipe(
+            each, features=["id"], clip_len=1, samples=table, batch_size=3, shuffle=False
+        )
+        np.testing.assert_equal(batch["score"].numpy(), [0.5, nan, 1.5])
+        assert batch["label"] == ["a", None, None]
+    none = {**columns, "score": np.full(3, nan)}
+    for table in (none, FromPandas(none)):
+        pipe = SeqRecordPipe(each, features=["id"], clip_len=1, samples=table, batch_size=3)
+        assert next(iter(pipe))["score"].isnan().all()
+    for name in ("episode", "start", "repeat", "reverse"):
+        wrong = {**columns, name: [*columns["start"][:2], None]}
+        if name in ("episode", "reverse"):
+            wrong[name] = ["set/0", "set/0", nan] if name == "episode" else [True, True, None]
+        for table in (wrong, FromPandas(wrong)):
+            with pytest.raises(ClipError, match=f"no {name} in row 2"):
+                SeqRecordPipe(each, features=["id"], clip_len=1, samples=table)
 
 
 def test_wrong_lists_are_refused(numbered: Dataset) -> None:

@@ -115,7 +115,7 @@ def test_the_page_has_the_schemes() -> None:
     prefix = "test_scheme_"
     tested = {name.removeprefix(prefix) for name in globals() if name.startswith(prefix)}
     assert tested == SCHEMES.keys()
-    assert len(SCHEMES) == 20
+    assert len(SCHEMES) == 21
     for source in SCHEMES.values():
         lines = [line for line in source.splitlines() if line and not line.startswith("#")]
         assert len(lines) <= 10
@@ -195,6 +195,14 @@ def test_scheme_segments(epochs: Epochs) -> None:
         (e, i) for e, i in starts() if subtask(LENGTHS[e], i) == subtask(LENGTHS[e], i + 3)
     )
     check_starts(epochs, lambda _: inside)
+
+
+def test_scheme_spans(epochs: Epochs) -> None:
+    captions = dict.fromkeys(((0, i) for i in range(4)), "opens the drawer")
+    captions |= dict.fromkeys(((0, i) for i in range(6, 9)), "closes it")
+    check_starts(epochs, lambda _: dict.fromkeys(captions, 1))
+    for clip in (clip for epoch in epochs for clip in epoch):
+        assert clip["caption"] == captions[place(clip)]
 
 
 def test_scheme_subsets(epochs: Epochs) -> None:
