@@ -177,18 +177,33 @@ def _referring(source: Any) -> Any:
     ):
         for error in unreadable.values():
             raise error
+        sizes = [name for name in large if not schema[name].is_fixed]
+        pictures = [name for name, spec in schema.items() if spec.kind in PIXEL_KINDS]
+        problem = "it has large features that are neither video, nor images or arrays in files of "
+        problem += "their own or parts of files"
+        if sizes:
+            problem = "frames of one feature differ in size"
         raise SourceError(
-            "this original cannot be read in place: it has large features that are neither video, "
-            "nor images or arrays in files of their own or parts of files; select others "
-            "(--features), or pack it with `seqrecord write --src`",
-            expected="video or images, and other features of at most 64 KiB a frame",
-            got=", ".join(large or [n for n, each in schema.items() if each.kind in PIXEL_KINDS])
-            or "neither",
+            f"this original cannot be read in place: {problem}; select others (--features), or "
+            "pack it with `seqrecord write --src`",
+            feature=sizes[0] if sizes else None,
+            expected="video or images of one size, and other features of at most 64 KiB a frame",
+            got=", ".join(str(schema[name]) for name in sizes or large or pictures) or "neither",
         )
     if not large:
         return source
-    reason = "more than 64 KiB a frame, and not in files of its own: `seqrecord write` packs it"
-    return source.leaving_out({name: SourceError(reason, feature=name) for name in large})
+    reasons = {
+        name: "more than 64 KiB a frame, and not in files of its own"
+        if schema[name].is_fixed
+        else f"its frames differ in size, {schema[name]}"
+        for name in large
+    }
+    return source.leaving_out(
+        {
+            name: SourceError(f"{reason}: `seqrecord write` packs it", feature=name)
+            for name, reason in reasons.items()
+        }
+    )
 
 
 def _size_of(folder: Path) -> str:

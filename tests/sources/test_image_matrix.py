@@ -19,7 +19,8 @@ import seqrecord
 from seqrecord.errors import MissingPackageError, SourceError
 from tests.kit.image_layouts import pixels_of, png_layouts, tiff_layouts
 from tests.kit.tiff_files import DEFLATE, LZW, tiff_file
-from tests.sources.image_data import exr
+from tests.sources.cases import index_source
+from tests.sources.image_data import exr, saved
 
 Array = npt.NDArray[Any]
 
@@ -124,3 +125,17 @@ def test_openexr_colours_are_at_their_place(tmp_path: Path) -> None:
     want = np.zeros((7, 9, 4), "f2")
     want[1:5, 2:7] = np.stack([*planes.values()], axis=-1)
     np.testing.assert_array_equal(got, want, strict=True)
+
+
+def test_an_index_of_images_of_several_sizes_is_refused_with_the_reason(tmp_path: Path) -> None:
+    for key, height in (("a", 5), ("b", 6)):
+        folder = tmp_path / "src" / key / "image"
+        folder.mkdir(parents=True)
+        for number in range(2):
+            picture = saved(tmp_path / "0.png", pixels_of("u1", height, 7, 3))
+            (folder / f"{number}.png").write_bytes(picture)
+    source = seqrecord.open_source(tmp_path / "src")
+    with pytest.raises(SourceError, match=r"differ in size.*seqrecord write") as caught:
+        index_source(source, tmp_path / "index")
+    assert caught.value.feature == "image"
+    assert caught.value.got == "image: uint8 [?, 7, 3]"
