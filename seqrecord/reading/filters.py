@@ -183,9 +183,9 @@ class BadEpisodes:
             keys, first = first_of(found, _SHOWN_BAD), left_out[found[0]]
             raise SourceError(
                 f"{counted(len(found), 'selected episode')} cannot be read: {keys}; select "
-                "others (episodes= of a loader), or leave these out "
-                "(skip_bad_episodes=True of a loader or seqrecord.open; for commands `seqrecord "
-                f"index SRC -o DST --skip-bad-episodes`, and DST). The first error: "
+                "others (episodes= of a loader, --dataset.episodes of lerobot-train), or leave "
+                "these out (skip_bad_episodes=True of a loader or seqrecord.open; for commands "
+                "`seqrecord index SRC -o DST --skip-bad-episodes`, and DST). The first error: "
                 f"{first.message}",
                 **first.context(),
             )

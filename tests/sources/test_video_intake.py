@@ -304,6 +304,21 @@ def test_check_video_decodes_all_packets(tmp_path: Path, files: Files, in_place:
     assert "cannot decode video packets" in run("verify", out, "--check-video", code=1).stdout
 
 
+@pytest.mark.parametrize("in_place", [False, True])
+@pytest.mark.parametrize("ending", ["mp4", "mkv", "avi"])
+def test_cropped_streams_have_the_declared_size(
+    tmp_path: Path, ending: str, in_place: bool
+) -> None:
+    """Parameter sets crop on all four sides; players show the rest."""
+    images, crop = pictures(8), "crop-rect=4,2,6,8"
+    options = {"x264-params": f"keyint=4:bframes=0:qp=0:{crop}"}
+    path = write_video(tmp_path / f"a.{ending}", images, options=options, pixels="yuv444p")
+    seqrecord.convert(open_source(path), tmp_path / "out", workers=1, in_place=in_place)
+    with seqrecord.open(tmp_path / "out") as dataset:
+        found = dataset.episodes["a"][:]["image"]
+    assert np.abs(found.astype(int) - images[:, 2:-8, 4:-6]).max() < 4
+
+
 @pytest.mark.skipif(not HAS_TABLES, reason="PyAV before 17 has no tables")
 @pytest.mark.parametrize("in_place", [False, True])
 def test_damaged_files_name_a_remedy(tmp_path: Path, files: Files, in_place: bool) -> None:

@@ -25,6 +25,9 @@ from seqrecord.schema import MAX_FRAME_BYTES, CodecConfig
 if TYPE_CHECKING:
     from seqrecord.codecs.video.depth import DepthScale
 
+EXACT_CROP = {"flags": "+unaligned"}
+"""Option of decoders: without it, FFmpeg keeps columns that a stream crops on the left."""
+
 _DECODERS = {"av1": "libdav1d"}  # FFmpeg's own decoder needs a GPU
 _RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
 _HIDDEN = 1 << 20  # first timestamp of hidden frames
@@ -269,7 +272,7 @@ def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:
 def _context(codec: str, **options: str) -> Any:
     context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
     context.thread_count = 1  # parallelism is over GOPs
-    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **options}
+    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **EXACT_CROP, **options}
     return context
 
 

@@ -28,6 +28,7 @@ from seqrecord.sources.lerobot.layout import (
     listed_columns,
 )
 from seqrecord.sources.video.files import VideoFile
+from seqrecord.sources.video.notes import FileNotes
 from seqrecord.text import counted
 
 _USED = {"episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index"}
@@ -96,25 +97,31 @@ def account_of(
     notes = _notes(info)
     if PERSISTENT in info.features:
         notes.append(f"{PERSISTENT}: in the metadata of episodes")
+    irregular = FileNotes()
     for name in info.videos:
         if name in schema:
             places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
             if remote_files(root) is not None:  # opening takes a request per file
                 notes.append(f"{name}: frames outside of episodes are not counted on a URL")
-            elif extra := _extra_frames(root, places):
+            elif extra := _extra_frames(root, places, irregular):
                 left_out.append(
                     LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
                 )
+    notes += irregular.lines()
     reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
     return Account(reason, _places(schema, info, numbered, language), tuple(left_out), tuple(notes))
 
 
-def _extra_frames(root: Path, listed: Mapping[str, int]) -> int:
-    """Count frames in video files beyond the episodes' frames, if the files' tables have counts."""
+def _extra_frames(root: Path, listed: Mapping[str, int], irregular: FileNotes) -> int:
+    """Count frames in video files beyond the episodes' frames, if the files' tables have counts.
+
+    `irregular` collects the files' notes.
+    """
     extra = 0
     for place, count in listed.items():
         with skipping_unreadable(), VideoFile(root / place) as file:  # raised by reading
             extra += max(0, (file.known_count() or 0) - count)
+            irregular.add(file)
     return extra
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 
 from seqrecord.codecs.exif import turned
 from seqrecord.codecs.video.config import GREY16, VideoConfig
-from seqrecord.codecs.video.decoding import describe_video
+from seqrecord.codecs.video.decoding import EXACT_CROP, describe_video
 from seqrecord.codecs.video.depth import DepthScale
 from seqrecord.codecs.video.encoding import is_odd
 from seqrecord.codecs.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, DecodedFrame, Gop
@@ -402,8 +402,7 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> I
             context.height, context.width = file.coded_size
             if file.extradata:
                 context.extradata = file.extradata
-        if file.codec == "h264":
-            context.options = {"strict": "1"}
+        context.options = EXACT_CROP | ({"strict": "1"} if file.codec == "h264" else {})
     is_first, form, rows.decodes = True, None, True
     for each in chain(packets, (None,)):
         coded = None
