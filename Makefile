@@ -25,7 +25,7 @@ OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-area test-slow test-services test-others test-benchmarks test-torchcodec test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-area test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -151,6 +151,11 @@ test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tes
 test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
 	$(BIN)/python -c 'import torchcodec.decoders'
 	$(PYTEST) --dist worksteal tests/core/training/test_device_video.py
+
+test-peers: $(INSTALLED) ## Run the tests that compare with OpenCV and COLMAP; installs both into .venv
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt opencv-python-headless pycolmap==4.2.1
+	$(BIN)/python -c 'import cv2, pycolmap'
+	$(PYTEST) --dist worksteal tests/sources/test_scenes.py
 
 test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
 	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests
