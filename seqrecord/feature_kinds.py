@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
@@ -39,6 +39,10 @@ _WORDS = {  # words of feature names, by kind; the first match wins: a depth mas
     "flow": "flow flows",
     "depth": "depth depths",
 }
+_POSE_WORDS = frozenset(
+    "pose poses traj trajs trajectory trajectories extrinsic extrinsics odom odometry".split()  # noqa: SIM905
+)
+_POSE_SHAPES = ((6,), (7,), (12,), (16,), (3, 4), (4, 4))
 _KIND_OF_WORD = {word: kind for kind, words in _WORDS.items() for word in words.split()}
 _PAIRS = {  # name of the left camera of a stereo pair, and name of the right one
     "left": "right", "lcam": "rcam", "l": "r", "cam0": "cam1", "camera0": "camera1", "0": "1",
@@ -281,6 +285,19 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
 
 def _words(name: str) -> list[str]:
     return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def unknown_pose_kinds(schema: Schema) -> Iterator[str]:
+    """Notes on features that may be poses by name and shape, and have no kind.
+
+    The name does not tell the convention (for example the order of a quaternion), so the kind is
+    not guessed.
+    """
+    for name, spec in schema.active.items():
+        is_float = spec.value == "array" and spec.dtype.kind == "f"
+        is_pose = is_float and spec.shape in _POSE_SHAPES and _POSE_WORDS.intersection(_words(name))
+        if spec.kind is None and is_pose:
+            yield f"feature {name}: no kind; if these are poses, --kind {name}=pose says so"
 
 
 class Pixels(Protocol):

@@ -136,7 +136,7 @@ skip_bad_episodes = click.option(
     help="Remove the lens distortion of cameras in the metadata from images, depth and masks.",
 )
 @check_video
-@click.option("--quiet", is_flag=True, help="Print errors and skipped episodes only.")
+@click.option("--quiet", is_flag=True, help="Print errors and data left out only.")
 @common
 def write(
     src: str,
@@ -313,6 +313,9 @@ def _print_written(
         )
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
         _print_inventory(report)
+    else:
+        for left_out in report.inventory.left_out_data:
+            click.echo(f"{destination}: left out {one_line(str(left_out))}", err=True)
     _print_bad({bad.key: bad.error for bad in report.bad})
 
 

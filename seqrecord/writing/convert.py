@@ -6,14 +6,22 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any, cast
 
-from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError, SourceError
-from seqrecord.feature_kinds import check_kinds_and_units
+from seqrecord.errors import (
+    ClipError,
+    DestinationError,
+    FormatError,
+    SchemaError,
+    SeqRecordError,
+    SourceError,
+)
+from seqrecord.feature_kinds import check_kinds_and_units, unknown_pose_kinds
+from seqrecord.format.footer import RECORDS
 from seqrecord.format.index import Index
 from seqrecord.format.inventory import Inventory, LeftOut
 from seqrecord.format.manifest import CopiedFiles, Manifest
@@ -29,9 +37,9 @@ from seqrecord.reading.metadata import DamagedFile
 from seqrecord.reading.resizing import Sizes
 from seqrecord.schema import Schema
 from seqrecord.statistics.by_feature import Statistics
-from seqrecord.storage import StorageLike, open_storage
-from seqrecord.text import counted
-from seqrecord.units import Progress
+from seqrecord.storage import Storage, StorageLike, open_storage
+from seqrecord.text import counted, shown_place
+from seqrecord.units import Progress, format_size
 from seqrecord.writing.clusters import open_workers
 from seqrecord.writing.convert_jobs import (
     OTHER_FEATURES,
@@ -244,6 +252,8 @@ def convert(
             for note in _unknown_units(original, described, target.schema):
                 _logger.warning("%s: %s", target.storage.url, note)
                 inventory = replace(inventory, notes=(*inventory.notes, note))
+            notes = *inventory.notes, *unknown_pose_kinds(schema)
+            inventory = replace(inventory, notes=notes)
             externals: dict[str, tuple[str, int]] = {}
             if in_place:
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
@@ -278,16 +288,33 @@ def convert(
             requested = chosen if isinstance(chosen, list | tuple) else ()
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
-            return _report(
+            report = _report(
                 *(target, episodes, todo, written, unlisted, known, inventory, commit),
                 schema=schema,
                 inventories=inventories,
             )
+            if mode == "resume":
+                _name_unfinished(target.storage)
+            return report
         except BaseException as error:
             target.give_up(error)
             raise
         finally:
             target.release()
+
+
+def _name_unfinished(storage: Storage) -> None:
+    """Log the unfinished files that stay after a resume: another writer may still use them."""
+    with suppress(SeqRecordError):  # the dataset is committed
+        uploads = storage.unfinished(RECORDS)
+        nbytes = sum(max((size for size, _ in u.checkpoints()), default=0) for u in uploads)
+        if uploads:
+            _logger.warning(
+                "%s: %s of interrupted runs stay, at least %s, the first: %s; when no other writer "
+                "is running, `seqrecord clean --older-than 0 %s` deletes them",
+                *(storage.url, counted(len(uploads), "unfinished file"), format_size(nbytes)),
+                *(uploads[0].path, shown_place(storage.url)),
+            )
 
 
 @contextmanager

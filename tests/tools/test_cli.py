@@ -82,7 +82,8 @@ def test_write_selects_features_and_episodes(tree: Path, tmp_path: Path) -> None
     options += ["--codec", "raw", "--codec", "depth_left=small"]
     sizes = ["--chunk-frames", 1, "--cameras", "left", "--quiet"]
     result = run("write", "--src", tree, "--dst", tmp_path / "d", *options, *sizes)
-    assert result.output == ""
+    assert result.stdout == ""
+    assert "left out cave/Easy/*/pose_left.txt: 2 files" in result.stderr
     with seqrecord.open(tmp_path / "d") as dataset:
         assert list(dataset.features) == ["depth_left", "image_left", "pose_left"]
         assert list(dataset.episodes) == ["cave/Hard/P000"]
