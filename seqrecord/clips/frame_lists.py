@@ -56,7 +56,7 @@ class FrameLists(ClipWindow):
         shorter list. Also returns the index of each sample in these arrays, int64[n].
         """
         lengths, frames = (frames >= 0).sum(axis=1), with_last_repeated(frames)
-        order = np.lexsort((frames.max(axis=1), frames.min(axis=1), episode))
+        order = np.lexsort((frames.min(axis=1), episode))  # then as listed
         episode, frames = episode[order], frames[order]
         excerpt = np.cumsum(np.diff(episode, prepend=episode[:1]) != 0)
         if most is not None:

@@ -153,6 +153,13 @@ class ClipWindow(ABC):
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
 
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """First and last frames of clips, with offsets times `dilation`; int64[n] each."""
+        found = self.find(clips, frames).frames
+        return found.min(axis=1), found.max(axis=1)
+
 
 @dataclass(frozen=True, eq=False)
 class OffsetWindow(ClipWindow):
@@ -207,6 +214,18 @@ class OffsetWindow(ClipWindow):
         last = frames.num_frames[episode][:, None] - 1
         found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as np.clip
         return WindowFrames(found, found != asked)
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`: of all positions, whichever are drawn."""
+        rate = np.zeros_like(clips.episode) if self.rate is None else self.rate[clips.episode]
+        last = frames.num_frames[clips.episode] - 1
+        first, final = (ends[rate] for ends in (self.offsets.min(axis=1), self.offsets.max(axis=1)))
+        return (
+            np.clip(clips.start + first * dilation, 0, last),
+            np.clip(clips.start + final * dilation, 0, last),
+        )
 
 
 class Anchor(NamedTuple):
@@ -280,6 +299,13 @@ class AnchoredWindow(ClipWindow):
             expected = "samples.filter(…) without this row; or a subset of the features"
             raise _anchor_error(problem, clips, frames, place, expected, found.frames[place])
         return found
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`. A later function may remove clips that lack an anchored frame."""
+        found = self.with_lacking(clips, frames)[0].frames
+        return found.min(axis=1), found.max(axis=1)
 
     def with_lacking(
         self, clips: ClipKeys, frames: ClipFrames
@@ -394,6 +420,12 @@ class TimedWindow(ClipWindow):
             num_far += far
         return found._replace(num_far=num_far)
 
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`. A later function may remove clips without a near frame."""
+        return ClipWindow.ends(replace(self, pads_far=True), clips, frames, _dilation)
+
     def _find(self, row: int, start: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
         stamps, near = self.clock.seconds(row), self.tolerance
         last = len(stamps) - 1
@@ -489,6 +521,12 @@ class NearestWindow(ClipWindow):
         else:
             found = replace(missing, start=np.where(is_open, missing.start, missing.start + most))
         return found.subset(found.start < found.stop)
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`: before looking for values."""
+        return self.window.ends(clips, frames, dilation)
 
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""

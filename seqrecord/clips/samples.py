@@ -55,8 +55,8 @@ class SampleEpisodes(Protocol):
     def from_row(self, row: int) -> SampleEpisodes:
         """The same episodes for a table that begins at a row."""
 
-    def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
-        """First and last frames that clips use, inside their episodes."""
+    def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
+        """First and last frames that clips of a table use, inside their episodes."""
 
     def complete(self, dilation: int) -> ClipTable:
         """The complete clips with a dilation, at each start."""
@@ -90,6 +90,7 @@ class Samples:
     episodes: SampleEpisodes
     columns: Mapping[str, Column] = field(default_factory=dict)
     listed: IntArray | None = None  # row of a user's table, of each row of the first table
+    episode_order: IntArray | None = None  # … of each episode, if a user's table has no starts
 
     @classmethod
     def of(

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.frames import ClipKeys, offset_range
+from seqrecord.clips.frames import ClipKeys
 from seqrecord.clips.samples import Samples
 from seqrecord.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.errors import ClipError
@@ -66,15 +66,18 @@ class DatasetEpisodes:
             return self
         return replace(self, excerpts=self.excerpts.from_row(row))
 
-    def extent(self, clips: ClipKeys, dilation: IntArray) -> tuple[IntArray, IntArray]:
+    def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
         if self.excerpts is not None:
             frames = self.excerpts.filled_of(clips.row)
             return frames.min(axis=1), frames.max(axis=1)
-        windows, last = self.windows.stored.windows.values(), self.num_frames[clips.episode] - 1
-        before, after = offset_range([window.frame_offsets for window in windows])
-        reach = (clips.start - before * dilation, clips.start + after * dilation)
-        return np.clip(reach[0], 0, last), np.clip(reach[1], 0, last)
+        dilation = np.ones_like(clips.start)
+        if "dilation" in samples.columns:
+            dilation = np.asarray(samples.values("dilation", clips))
+        found = replace(self.windows.stored, samples=samples)
+        windows = [found.windows[names[0]] for names in found.by_window(found.windows)]
+        first, last = zip(*(one.ends(clips, found, dilation) for one in windows), strict=True)
+        return np.minimum.reduce(first), np.maximum.reduce(last)
 
     def complete(self, dilation: int) -> ClipTable:
         """See `SampleEpisodes`."""

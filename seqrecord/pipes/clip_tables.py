@@ -116,7 +116,7 @@ def _of_episodes(
     windows = SelectedWindows(options, dataset, selected)
     values = {name: partial(_of_episode, column, row) for name, column in own.items()}
     episodes = DatasetEpisodes(windows, selected)
-    base = Samples(windows.enumerate(options.spec), episodes, values)
+    base = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
     return ClipSet.of(options, windows, selected, base)
 
 

@@ -69,7 +69,8 @@ class FrameArrays:
     def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
         """The arrays of a request. Raises `ClipError` for unsupported features."""
         dataset, clips, excerpts = found.dataset, found.epochs.clips, found.excerpts
-        rows = clips.episode if excerpts is None else excerpts.episode[clips.episode]
+        rows = found.epochs.typical.episode  # of all epochs
+        rows = rows if excerpts is None else excerpts.episode[rows]
         stored = _stored_arrays(dataset, np.unique(rows))
         if options.frame_transform is None:
             arrays, nested = _ragged_arrays(options.ragged, stored)

@@ -40,6 +40,24 @@ class _Epoch:
         """Number of each sample in the order of the user's table, int64[n]."""
         return np.argsort(self.samples.rows_listed, kind="stable")
 
+    @cached_property
+    def _runs_as_listed(self) -> tuple[IntArray, IntArray]:
+        """The runs of clips in the order of a user's table of episodes, and their first numbers."""
+        assert self.samples.episode_order is not None
+        order = np.argsort(self.samples.episode_order[self.clips.episode], kind="stable")
+        count = self.clips.count[order]
+        return order, np.cumsum(count) - count
+
+    def locate(self, numbers: IntArray) -> ClipKeys:
+        """Clips by their numbers, int64[n], as listed or in canonical order."""
+        if self.samples.listed is not None:
+            numbers = self.as_listed[numbers]
+        elif self.samples.episode_order is not None:
+            order, first = self._runs_as_listed
+            place = np.searchsorted(first, numbers, side="right") - 1
+            numbers = self.clips.offsets[order[place]] + numbers - first[place]
+        return self.clips.locate(numbers)
+
 
 @dataclass(frozen=True, eq=False)
 class SampleEpochs:
@@ -228,7 +246,4 @@ class SampleEpochs:
 
     def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
         """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""
-        found = self._in(epoch)
-        if found.samples.listed is not None:
-            numbers = found.as_listed[numbers]
-        return found.clips.locate(numbers)
+        return self._in(epoch).locate(numbers)

@@ -250,8 +250,8 @@ def _repeat_by(
 def inside(feature: str) -> BuiltIn:
     """The samples whose frames, from the first to the last one, have one value of a feature.
 
-    `feature` is a text or a number, such as a subtask. It is read once. With `dilate`, put it
-    after that.
+    `feature` is a text or a number, such as a subtask. It is read once. Put it behind `dilate` and
+    behind functions that add columns for `At`.
 
     Example:
         one_note = seqrecord.samples.inside("note")
@@ -264,10 +264,7 @@ def _inside(samples: Samples, _epoch: int, _rng: SampleRandom, feature: str) -> 
     episodes, masks = samples.episodes, [np.zeros(0, np.bool_)]
     for begin in range(0, len(samples), _ROWS):
         clips = samples.clips.locate(np.arange(begin, min(begin + _ROWS, len(samples))))
-        dilation = np.ones(1, np.int64)
-        if "dilation" in samples.columns:
-            dilation = np.asarray(samples.values("dilation", clips))
-        ends, episode = episodes.extent(clips, dilation), episodes.stored(clips)[0]
+        ends, episode = episodes.extent(clips, samples), episodes.stored(clips)[0]
         segments = (episodes.values(feature, episode, frame, segments=True) for frame in ends)
         masks.append(np.equal(*segments))
     return samples.filter(np.concatenate(masks))

@@ -21,6 +21,7 @@ from seqrecord import (
     ClipError,
     ClipSpec,
     Dataset,
+    Seconds,
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordNode,
@@ -711,3 +712,71 @@ def test_any_functions_on_changing_ranks(numbered: Dataset, data: st.DataObject)
         if state["epoch"] > epoch:
             break
     assert found == Counter(rows_of([listed], *columns))
+
+
+def near_goal(samples: Samples, *_: Any) -> Samples:
+    return samples.with_columns(goal=np.minimum(samples["start"] + 3, samples.num_frames - 1))
+
+
+@pytest.mark.parametrize("within", [None, (0, 20)])
+@pytest.mark.parametrize("function", [near_goal, final_goal()])
+def test_inside_a_segment_of_anchored_frames(labelled: Dataset, function: Any, within: Any) -> None:
+    def goal(key: str, start: int) -> int:
+        last = len(SUBTASKS[key]) - 1
+        return min(start + 3, last) if function is near_goal else last
+
+    windows = {"frame": [0, At("goal", within=within)], "subtask": [0]}
+    options: dict[str, Any] = {"windows": windows, "features": ["frame", "subtask"], "pad": "edge"}
+    functions = [function, inside("subtask")]
+    pipe = SeqRecordPipe(labelled, **options, samples=functions, batch_size=2, last_batch="keep")
+    expected = [
+        (key, start)
+        for key, start in clips_of(0, where=lambda *_: True)
+        if len({*SUBTASKS[key][start : goal(key, start) + 1]}) == 1
+    ]
+    assert sorted(name for batch in pipe for name in names(batch)) == expected
+    with pytest.raises(ClipError, match=r"no integers for At\('goal'\)"):
+        next(iter(SeqRecordPipe(labelled, **options, samples=functions[::-1], batch_size=2)))
+
+
+def test_inside_a_segment_at_each_frame_rate(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "rates") as writer:
+        for key, fps in (("slow", 2), ("fast", 8)):
+            with writer.episode(key, fps=fps) as episode:
+                for frame in range(16):
+                    episode.append({"part": np.int64(frame // 8)})
+    pipe = SeqRecordPipe(
+        tmp_path / "rates",
+        windows={"part": Seconds([0, 0.5])},
+        samples=inside("part"),
+        batch_size=2,
+        last_batch="keep",
+    )
+    found = Counter(key for batch in pipe for key in batch["episode"])
+    assert found == {"slow": 14, "fast": 8}  # 1 frame apart, and 4
+
+
+def test_later_epochs_have_other_episodes(tmp_path: Path) -> None:
+    """Arrays have room for the largest frames of all epochs."""
+    with SeqRecordWriter(tmp_path / "sizes", features={"points": {"shape": (None, 3)}}) as writer:
+        for number in range(3):
+            with writer.episode(f"{number}") as episode:
+                for _ in range(2 + number):
+                    points = np.full((1 + 3 * number, 3), number, np.float32)
+                    episode.append({"points": points, "note": "x" * (1 + 200 * number)})
+
+    def shortest(samples: Samples, epoch: int, _: Any) -> Samples:
+        return samples.filter(samples.num_frames <= 2 + epoch)
+
+    options: dict[str, Any] = {"clip_len": 1, "samples": shortest, "ragged": "pad"}
+    pipe = SeqRecordPipe(tmp_path / "sizes", **options, batch_size=1)
+    for epoch in range(3):
+        for batch in pipe:
+            number = int(batch["episode"][0])
+            assert number <= epoch
+            assert tuple(batch["points"].shape) == (1, 1, 7, 3)
+            assert int(batch["points_mask"].sum()) == 1 + 3 * number
+            assert len(batch["note"][0][0]) == 1 + 200 * number
+    clips = SeqRecordMapDataset(tmp_path / "sizes", **options)
+    clips.set_epoch(2)
+    assert {int(clips[i]["points_mask"].sum()) for i in range(len(clips))} == {1, 4, 7}

@@ -1180,3 +1180,29 @@ def test_wrong_lists_are_refused(numbered: Dataset) -> None:
     for more in several:
         with pytest.raises(ClipError, match="or the frames of each clip"):
             make(numbered, FRAMES, **more)
+
+
+def test_clips_by_number_are_in_the_order_of_a_table_of_episodes(numbered: Dataset) -> None:
+    def odd(samples: Any, *_: Any) -> Any:
+        return samples.filter(samples["start"] % 2 == 1)
+
+    table = {"episode": ["set/3", "set/0"], "label": [7, 8]}
+    for functions in ([], [odd]):
+        clips = SeqRecordMapDataset(numbered, clip_len=4, samples=[table, *functions])
+        every = [clips[number] for number in range(len(clips))]
+        found = [(clip["episode"], int(clip["start"]), int(clip["label"])) for clip in every]
+        assert found == sorted(found, key=lambda clip: (clip[2], clip[1]))
+        assert {(key, label) for key, _, label in found} == {("set/3", 7), ("set/0", 8)}
+
+
+def test_functions_see_lists_with_one_start_as_listed(numbered: Dataset) -> None:
+    rows = list[int]()
+
+    def see(samples: Any, *_: Any) -> Any:
+        rows[:] = samples.rows_listed.tolist()
+        return samples
+
+    frames = [[1, 4], [0, 3], [1, 2], [1, 3], [0, 1]]
+    table = {"episode": ["set/0"] * 5, "frames": frames}
+    assert len(list(SeqRecordPipe(numbered, samples=[table, see]))) == 5
+    assert rows == [1, 4, 0, 2, 3]
