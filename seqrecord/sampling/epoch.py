@@ -45,11 +45,13 @@ from functools import partial
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.clips.frames import COPIES
 from seqrecord.clips.grids import ragged_arange
 from seqrecord.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.errors import ClipError
 from seqrecord.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.sampling.cursors import Blocks, Cursors
+from seqrecord.sampling.passes import in_step, passes
 from seqrecord.sampling.plan import Clips, Plan
 from seqrecord.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.sampling.runs import (
@@ -172,6 +174,12 @@ class EpochLayout:
     def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
         """The ordered runs, and the cursors' shares of `shards`."""
         settings, runs = self.settings, Runs.of(table)
+        # One round of all clips shuffles all copies, of frames that are loaded once.
+        in_one_round = settings.first_block_frames >= self.stats.whole_block()
+        begins: IntArray | None = None
+        has_passes = settings.shuffle and not in_one_round and bool(runs.copy.any())
+        if has_passes:
+            runs = passes(runs)
         key, frames_stay = self.key, settings.num_shares is not None
         if settings.shuffle and len(runs):
             anywhere = self.num_shards == 1 and frames_stay
@@ -183,6 +191,8 @@ class EpochLayout:
                 num_shares = self.num_shards * settings.shares
                 cuts = cut(anywhere=anywhere)
                 runs = shuffle_runs(runs, settings.run_frames, cuts, key, num_shares=num_shares)
+            if has_passes:
+                runs, begins = in_step(runs, key, self.num_shards, settings.cursors)
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         return runs, shares_of(
             runs,
@@ -192,6 +202,7 @@ class EpochLayout:
             settings.cursors,
             fill=settings.last_batch == "repeat",
             num_shares=settings.shares,
+            begins=begins,
         )
 
     def num_clips(self, shares: CursorShares, batches: Sequence[ShardBatches]) -> IntArray:
@@ -248,10 +259,9 @@ class EpochLayout:
         size_of = sizes[block]
         # Episodes count by their place in the selection: rows may differ between datasets.
         episode = np.searchsorted(self.selected, blocks.episode[first])
-        name = (
-            hash64(key_of(Purpose.BLOCK_NAMES, self.key), episode).view(np.int64)
-            + blocks.first[first]
-        )
+        episode += (blocks.sample[first] % COPIES) << 32
+        name = hash64(key_of(Purpose.BLOCK_NAMES, self.key), episode).view(np.int64)
+        name += blocks.first[first]
         spread = num_cursors < size
         apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
         order = np.lexsort((*_order(name, block, size_of, place, apart), block))

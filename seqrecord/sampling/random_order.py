@@ -88,6 +88,9 @@ class Purpose(IntEnum):
     MIX_SWAPS = 30
     MIX_BATCHES = 31
     MIX_SEEDS = 32
+    PASS_ORDER = 33
+    PASS_TIMES = 34
+    PASS_CURSORS = 35
 
 
 def key_of(purpose: Purpose, *values: int) -> int:

@@ -218,6 +218,11 @@ class Runs:
         columns = table.episode, table.first_start, table.count, run, table.first_sample
         return cls(table.spec.stride, *columns, table.sample_step)
 
+    @property
+    def copy(self) -> IntArray:
+        """The number of each row's clips among the copies of their samples; int64[n]."""
+        return self.first_sample % COPIES
+
     def __len__(self) -> int:
         return len(self.episode)
 
@@ -296,8 +301,13 @@ class Runs:
 
 def remaining_table(table: ClipTable, left: Runs) -> ClipTable:
     """The clips of a table that are in some runs of it, in any order. Adjacent runs are joined."""
-    order = np.argsort(left.first_sample)
     columns = left.episode, left.first_start, left.count, left.first_sample
+    if left.copy.any():  # a clip between two copies of another one
+        row, inside = ragged_arange(left.count)
+        start = left.first_start[row] + inside * left.stride
+        sample = left.first_sample[row] + inside * left.sample_step
+        columns = left.episode[row], start, np.ones_like(row), sample
+    order = np.argsort(columns[-1])
     return table.joined(*(column[order] for column in columns))
 
 
@@ -445,12 +455,14 @@ def shares_of(
     *,
     fill: bool,
     num_shares: int | None = None,
+    begins: IntArray | None = None,
 ) -> CursorShares:
     """The shares of the cursors of shards `index`, int64[shards], of `count`.
 
     All shards together cover the sequence. Shares begin at chunks, see `Cuts`, unless they are
     shorter than chunks. If runs stay whole, a shard's shares are consecutive, and all but the first
-    one begin at runs. If a shard has fewer shares than cursors, the cursors divide them anywhere.
+    one begin at runs; or at the clips `begins`, int64[shards, cursors] of all shards. If a shard
+    has fewer shares than cursors, the cursors divide them anywhere.
     Shards have the same number of clips, or differ by one. With `fill` all have the same number: a
     shard with one clip less repeats a clip of the next shard::
 
@@ -462,10 +474,14 @@ def shares_of(
     start = _equal_bounds(total, count, num_shares, index)
     stop = _equal_bounds(total, count, num_shares, index + 1)
     most = -(-cuts.longest // sequence.stride)
-    if cuts.whole and total:
+    if (begins is not None or cuts.whole) and total:
         first, last = (_equal_bounds(total, count, 1, index + i) for i in range(2))
-        inner = first + (last - first) * np.arange(1, num_shares) // num_shares
-        inner = np.clip(sequence.nearest(inner), first, last)
+        if begins is None:
+            inner = first + (last - first) * np.arange(1, num_shares) // num_shares
+            inner = sequence.nearest(inner)
+        else:
+            inner, num_shares = begins[index, 1:], num_cursors
+        inner = np.clip(inner, first, last)
         start, stop = np.hstack((first, inner)), np.hstack((inner, last))
     elif total // count // num_shares > most + 1:
         # A shard gains in one share and loses in others: the moves of its shares' starts and ends

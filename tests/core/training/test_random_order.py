@@ -86,7 +86,7 @@ TABLES = [[0.9, 0.1], [0.5, 0.3, 0.2], [2.3, 0.1, 1, 0], [0.5, 0.5], [0.99, 0.00
     "repeat",
     [*TABLES, *(pytest.param(table, marks=pytest.mark.slow) for table in random_tables(50))],
 )
-def test_samples_come_as_often_as_repeat_says(repeat: list[float]) -> None:
+def test_samples_come_as_often_as_requested(repeat: list[float]) -> None:
     epochs = 600
     times, exact = counted_times(repeat, epochs, seed=11), np.array(repeat)
     share = exact % 1
@@ -109,7 +109,7 @@ def test_any_two_samples_may_come_together(repeat: list[float]) -> None:
     assert min(together) > 0
 
 
-def test_an_epoch_has_as_many_samples_as_it_says_at_any_number_of_rows() -> None:
+def test_the_size_of_an_epoch_at_any_number_of_rows() -> None:
     for size in (1, 2, 3, 7, 64, 1001):
         repeat = np.full(size, 1 / 3) + (size < 3)
         times = times_in_epoch(repeat, np.arange(size)[::-1], seed=1, epoch=5)
