@@ -14,13 +14,17 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial
+from importlib import import_module
 from typing import Any, Literal
 
 import numpy as np
 
+from seqrecord.codecs.video.config import VIDEO_CODECS
+from seqrecord.codecs.video.packages import pyav
 from seqrecord.errors import (
     DestinationError,
     FormatError,
+    MissingPackageError,
     QueueFullError,
     SchemaError,
     SeqRecordError,
@@ -130,6 +134,7 @@ class SeqRecordRecorder:
     ) -> None:
         limit = _check_arguments(queue_size, flush_seconds)
         _check_local(destination)
+        _load_modules((codecs, schema and [spec.codec for spec in schema.values()]))
         writer = SeqRecordWriter(
             destination,
             schema=schema,
@@ -373,6 +378,23 @@ class RecordingEpisode:
         if self._recorder._episode is not self:
             raise DestinationError("the episode has ended", episode=self.key)
         return self._recorder
+
+
+def _load_modules(codecs: object) -> None:
+    """Import what the first frames and their codecs need.
+
+    An import can stop all threads for 0.3 s. In the control loop, frames would come late by that.
+    """
+    for name in ("numpy.ma", "numpy.random"):  # which NumPy imports late
+        import_module(name)
+    names = repr(codecs)
+    with contextlib.suppress(MissingPackageError):  # the writer reports it with its feature
+        if any(name in names for name in VIDEO_CODECS):
+            pyav()
+            import_module("seqrecord.writing.video_group")
+            import_module("seqrecord.codecs.video.encoding")
+        if any(name in names for name in ("png", "jpeg")):
+            import_module("PIL.Image").preinit()
 
 
 @dataclass(eq=False)

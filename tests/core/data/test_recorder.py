@@ -5,6 +5,8 @@ from __future__ import annotations
 import gc
 import re
 import shutil
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -465,3 +467,27 @@ def test_a_kill_keeps_complete_episodes_and_flushed_frames(tmp_path: Path, mode:
         episode.close()
         complete.append(str(number))
     recorder.close()
+
+
+_IMPORTS = """
+import sys, time
+import numpy as np
+from seqrecord import SeqRecordRecorder
+
+recorder = SeqRecordRecorder(sys.argv[1], codecs={"front": sys.argv[2]})
+loaded = set(sys.modules)
+with recorder, recorder.episode("e") as episode:
+    for number in range(40):
+        episode.append({"front": np.full((32, 32, 3), number, np.uint8), "task": "x"})
+    time.sleep(1.5)  # a flush encodes the frames
+    late = {name.partition(".")[0] for name in set(sys.modules) - loaded}
+assert not late & {"av", "PIL"}, late
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["av1", "png"])
+def test_codecs_are_imported_before_the_loop(tmp_path: Path, codec: str) -> None:
+    """An import stops the loop's thread, so that a frame comes late and the fps is lost."""
+    command = [sys.executable, "-c", _IMPORTS, str(tmp_path / "a"), codec]
+    assert subprocess.run(command, check=False).returncode == 0
