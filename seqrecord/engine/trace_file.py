@@ -53,7 +53,7 @@ class TraceFile:
             ) from None
         except FileExistsError:
             raise DestinationError(
-                "existing file is no trace of seqrecord and stays; remove it, or choose another "
+                "existing file is no trace of seqrecord; remove it, or choose another "
                 "path for the trace",
                 file=str(path),
             ) from None
