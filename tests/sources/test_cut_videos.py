@@ -196,3 +196,9 @@ def test_cut_files_on_a_url_are_refused(
     data = path.read_bytes()
     (folder / f"a{path.suffix}").write_bytes(data[: len(data) * 3 // 5])
     assert Result(upload(folder, memory_url), tmp_path / "out").error is not None
+
+
+def test_a_negative_count_of_a_table_is_no_raw_error(tmp_path: Path, made: Made) -> None:
+    data = declare(made("h264.mp4"), b"ctts", 8, 0xFFFFFFFF)
+    result = packed(data, tmp_path / "a", ".mp4")
+    assert result.error is not None or len(result.frames) == FRAMES

@@ -10,7 +10,7 @@ from seqrecord.sources.video.file_bytes import UNVERIFIABLE, Contents, FileBytes
 _HEAD = 8
 _LIST_HEAD = 12
 _ENTRY = 16
-_MAX_CHUNKS = 1 << 25
+_MAX_CHUNKS = 1 << 22
 _FORMS = (b"AVI ", b"AVIX")
 _UNKNOWN = (0, 0xFFFFFFFF)
 _ROUNDING = 8  # some writers count the head of the file, or miss padding

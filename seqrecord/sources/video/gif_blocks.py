@@ -10,7 +10,7 @@ from seqrecord.sources.video.file_bytes import Contents, FileBytes, StreamFacts
 _HEADER = 13
 _EXTENSION, _IMAGE, _TRAILER = 0x21, 0x2C, 0x3B
 _IMAGE_HEAD = 10
-_MAX_BLOCKS = 1 << 25
+_MAX_BLOCKS = 1 << 22
 
 
 def check_gif(data: FileBytes, _stream: StreamFacts) -> Contents:

@@ -31,7 +31,7 @@ _OF_SEGMENT = frozenset(
 )
 _OPEN_ENDED = frozenset((_SEGMENT, _CLUSTER))
 _VIDEO = 1
-_MAX_ELEMENTS = 1 << 25
+_MAX_ELEMENTS = 1 << 22  # half a minute
 _MAX_TRACKS = 1 << 10  # FFmpeg takes fewer streams
 _HEAD = 12  # most bytes of an ID and a size
 _LACING, _LACED = 0b110, -1

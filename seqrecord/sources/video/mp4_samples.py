@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.sources.video.file_bytes import Contents, FileBytes, StreamFacts, early_end
+from seqrecord.sources.video.mp4_boxes import MAX_PACKETS
 
 Ints = npt.NDArray[np.int64]
 
@@ -340,6 +341,8 @@ def _sample_sizes(tables: dict[bytes, bytes]) -> Ints | None:
     body = tables.get(b"stsz")
     if body is not None:
         size, count = _number(body, 4), _number(body, 8)
+        if size and count > MAX_PACKETS:
+            return None  # refused by `check_boxes`
         sizes: Any = np.full(count, size, np.int64) if size else _rows(body, ">u4", 8)[:count]
         return np.asarray(sizes)
     return None  # compact sizes (stz2) are left to FFmpeg
@@ -349,7 +352,11 @@ def _last_time(tables: dict[bytes, bytes], samples: int) -> int:
     """Return the latest end of a sample, in ticks from the first decoding time; 0 if unknown."""
     steps = _rows(tables.get(b"stts", b""), ">u4", 4, 2).reshape(-1, 2)
     shifts = _rows(tables.get(b"ctts", b""), ">i4", 4, 2).reshape(-1, 2)
-    if not len(steps) or max(steps[:, 0].sum(), shifts[:, 0].sum()) > samples + _MOST_UNTIMED:
+    if (
+        not len(steps)
+        or (shifts[:, 0] < 0).any()
+        or max(steps[:, 0].sum(), shifts[:, 0].sum()) > samples + _MOST_UNTIMED
+    ):
         return 0
     ends = np.cumsum(np.repeat(steps[:, 1], steps[:, 0]))
     if not len(ends):
