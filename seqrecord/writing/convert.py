@@ -310,7 +310,7 @@ def _name_unfinished(storage: Storage) -> None:
         nbytes = sum(max((size for size, _ in u.checkpoints()), default=0) for u in uploads)
         if uploads:
             _logger.warning(
-                "%s: %s of interrupted runs stay, at least %s, the first: %s; when no other writer "
+                "%s: %s left by interrupted runs, at least %s, the first: %s; when no other writer "
                 "is running, `seqrecord clean --older-than 0 %s` deletes them",
                 *(storage.url, counted(len(uploads), "unfinished file"), format_size(nbytes)),
                 *(uploads[0].path, shown_place(storage.url)),

@@ -1,4 +1,4 @@
-"""Bytes of remote storage in memory: what is read, how often, and what it never changes."""
+"""Bytes of remote storage in memory: each is read once, and the order is that of local files."""
 
 from __future__ import annotations
 
@@ -26,12 +26,19 @@ from seqrecord import (
     SeqRecordWriter,
 )
 from seqrecord.errors import StorageError, TransientError
-from seqrecord.storage import CachedStorage, Storage, open_storage, unwanted_if
-from seqrecord.storage.base import StorageWrapper
-from seqrecord.storage.chunk_store import ChunkStore
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.storage import CachedStorage, open_storage
 from tests.core.training.clip_model import GROUPS, Case, cases, equal, write_all
 from tests.core.training.test_combinations import CASES
+from tests.kit.chunk_stores import (
+    FILE_BYTES,
+    ChunkStore,
+    Readers,
+    SlowStorage,
+    forget_range,
+    read_ahead,
+    read_range,
+    started_store,
+)
 from tests.kit.clip_data import minimum_memory, no_leaks
 from tests.kit.faults import CountingStorage, FaultyStorage, damages_once
 
@@ -105,7 +112,7 @@ def test_little_memory(remote: CountingStorage, limit: str) -> None:
         assert stats["bytes_read"] <= remote.bytes_read
 
 
-def test_a_part_stays_for_later_epochs(remote: CountingStorage) -> None:
+def test_later_epochs_find_a_part(remote: CountingStorage) -> None:
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 4, "shuffle": False}
     pipe = SeqRecordPipe(remote, **options, memory_limit="24MiB")
     shares = read_shares(remote, pipe)
@@ -262,82 +269,19 @@ def test_damaged_bytes_are_read_again(folder: Path) -> None:
 # ---- the store alone
 
 
-class _Slow(StorageWrapper):
-    """Requests wait for `may_go`; those after `fail` is set then fail."""
-
-    def __init__(self, inner: Storage) -> None:
-        super().__init__(inner)
-        self.may_go, self.started = threading.Event(), threading.Event()
-        self.error: Exception | None = None
-        self.count = 0
-
-    def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
-        self.count += 1
-        self.started.set()
-        assert self.may_go.wait(30)
-        if self.error is not None:
-            raise self.error
-        super().read_ranges(path, ranges, buffers)
-
-
-FILE_BYTES = 1 << 16
-
-
 @pytest.fixture
-def slow(tmp_path: Path) -> _Slow:
+def slow(tmp_path: Path) -> SlowStorage:
     (tmp_path / "a.seqrec").write_bytes(bytes(range(256)) * (FILE_BYTES // 256))
-    return _Slow(open_storage(str(tmp_path)))
-
-
-def started_store(storage: Storage, capacity: int = 1 << 20) -> ChunkStore:
-    store = ChunkStore(storage)
-    store.begin(capacity, {"a.seqrec": (np.array([0]), np.array([FILE_BYTES]))})
-    return store
-
-
-def read(store: Storage, start: int, stop: int) -> bytes:
-    buffer = bytearray(stop - start)
-    store.read_ranges("a.seqrec", [ByteRange(start, stop)], [memoryview(buffer)])
-    return bytes(buffer)
-
-
-class _Readers:
-    """Threads that read ranges of a store; `results` are bytes or errors, by number."""
-
-    def __init__(self, store: ChunkStore, ranges: list[tuple[int, int]]) -> None:
-        self.results: dict[int, Any] = {}
-        self.is_unwanted = threading.Event()
-        self._threads = [
-            threading.Thread(target=self._read, args=(store, number, *item))
-            for number, item in enumerate(ranges)
-        ]
-        self._waiting = iter(self._threads)
-
-    def start(self, count: int) -> None:
-        for _ in range(count):
-            next(self._waiting).start()
-
-    def _read(self, store: ChunkStore, number: int, start: int, stop: int) -> None:
-        condition = self.is_unwanted.is_set if number == 0 else lambda: False
-        try:
-            with unwanted_if(condition):
-                self.results[number] = read(store, start, stop)
-        except Exception as error:
-            self.results[number] = error
-
-    def join(self) -> list[Any]:
-        for thread in self._threads:
-            thread.join(30)
-        return [self.results[number] for number in sorted(self.results)]
+    return SlowStorage(open_storage(str(tmp_path)))
 
 
 RANGES = [(0, 9), (100, 300), (5, 700), (60_000, 65_536)]
 DATA = [(bytes(range(256)) * 256)[a:b] for a, b in RANGES]
 
 
-def test_one_request_for_all_readers(slow: _Slow) -> None:
+def test_one_request_for_all_readers(slow: SlowStorage) -> None:
     store = started_store(slow)
-    readers = _Readers(store, RANGES)
+    readers = Readers(store, RANGES)
     readers.start(1)
     assert slow.started.wait(30)
     readers.start(3)
@@ -346,15 +290,14 @@ def test_one_request_for_all_readers(slow: _Slow) -> None:
     assert slow.count == 1
 
 
-def test_failed_request_reaches_all_readers(slow: _Slow) -> None:
+def test_failed_request_reaches_all_readers(slow: SlowStorage) -> None:
     store = started_store(slow)
     slow.error = StorageError("cut off", file="a")
-    readers = _Readers(store, RANGES)
+    readers = Readers(store, RANGES)
     readers.start(1)
     assert slow.started.wait(30)
     readers.start(3)
-    while store._contents.get()._entries["a.seqrec"][0].users < 4:
-        pass
+    readers.wait_for_waiting()
     slow.may_go.set()
     errors = readers.join()
     assert [str(error) for error in errors] == [str(slow.error)] * 4
@@ -362,18 +305,17 @@ def test_failed_request_reaches_all_readers(slow: _Slow) -> None:
     assert slow.count == 1
     assert store.used_bytes == 0
     slow.error = None
-    assert [read(store, a, b) for a, b in RANGES] == DATA
+    assert [read_range(store, a, b) for a, b in RANGES] == DATA
 
 
-def test_cancelled_request_is_made_again(slow: _Slow) -> None:
+def test_cancelled_request_is_made_again(slow: SlowStorage) -> None:
     store = started_store(slow)
     slow.error = StorageError("cancelled", file="a")
-    readers = _Readers(store, RANGES)
+    readers = Readers(store, RANGES)
     readers.start(1)
     assert slow.started.wait(30)
     readers.start(3)
-    while store._contents.get()._entries["a.seqrec"][0].users < 4:
-        pass
+    readers.wait_for_waiting()
     readers.is_unwanted.set()
     inner = slow.error
 
@@ -405,14 +347,14 @@ def test_any_reads(tmp_path: Path, data: Any) -> None:
             bounds = data.draw(st.lists(st.integers(0, FILE_BYTES), min_size=2, max_size=2))
             start, stop = sorted(bounds)
             if data.draw(st.booleans()):
-                store.prefetch("a.seqrec", [ByteRange(start, stop)])
+                read_ahead(store, start, stop)
             if data.draw(st.integers(0, 5)) == 0:
-                store.forget("a.seqrec", [ByteRange(start, stop)])
-            assert read(store, start, stop) == content[start:stop]
+                forget_range(store, start, stop)
+            assert read_range(store, start, stop) == content[start:stop]
             assert store.peak_bytes <= capacity
     copy = pickle.loads(pickle.dumps(store))
     assert copy.used_bytes == 0
-    assert read(copy, 3, 99) == content[3:99]
+    assert read_range(copy, 3, 99) == content[3:99]
 
 
 # ---- plan, order and state
