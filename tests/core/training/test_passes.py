@@ -9,7 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter, samples
+from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe, SeqRecordWriter, samples
+from seqrecord.sampling.bounds import PlanSettings
+from seqrecord.sampling.epoch import EpochPlan
+from seqrecord.sampling.runs import Shard
+from tests.core.training.clip_cases import episode_table, listed_clips
 
 RARE = {"e020", "e120"}
 NUM_EPISODES, LENGTH, CLIP = 200, 20, 8
@@ -143,3 +147,46 @@ def test_a_single_round_decodes_all_copies_once(path: Path) -> None:
     pipe = SeqRecordPipe(path, samples=table, clip_len=CLIP, batch_size=4)
     assert len(list(pipe)) == 18
     assert pipe.stats()["frames_decoded"] <= 2 * LENGTH
+
+
+@pytest.mark.parametrize("number", range(60))
+def test_plans_have_each_copy_once_within_their_bound_of_frames(number: int) -> None:
+    """Walks the rounds of random tables frame by frame."""
+    rng = np.random.default_rng(number)
+    lengths = rng.integers(6, 40, int(rng.integers(2, 12))).tolist()
+    size, chunk = int(rng.integers(1, 6)), int(rng.integers(1, 8))
+    rows = [
+        (episode, start, int(rng.integers(0, 4)) if episode % 3 else 1)
+        for episode, length in enumerate(lengths)
+        for start in range(length - size + 1)
+        if rng.random() < 0.7
+    ]
+    episode, start, times = np.array(rows).T
+    table = listed_clips(ClipSpec(size), len(lengths), episode, start, times)
+    layout = episode_table(lengths, [chunk] * len(lengths))
+    settings = PlanSettings(
+        num_cursors=int(rng.integers(1, 6)),
+        block_frames=int(rng.integers(1, 12)),
+        first_block_frames=4,
+        run_frames=[None, 10, 30][number % 3],
+        batch_size=4,
+        last_batch="keep",
+    )
+    samples_of_shards, count = list[int](), int(rng.integers(1, 5))
+    for index in range(count):
+        plan = EpochPlan(table, layout, settings, shard=Shard(index, count))
+        held, most = set[tuple[int, int]](), 0
+        for work in plan.rounds():
+            loads, frees = work.groups[0].loads, work.groups[0].frees
+            for run, first, length in zip(loads.run, loads.first, loads.count, strict=True):
+                loaded = {(int(run), int(first) + i) for i in range(int(length))}
+                assert not held & loaded
+                held |= loaded
+            most = max(most, len(held))
+            for run, first in zip(work.clips.run, work.clips.start, strict=True):
+                assert {(int(run), int(first) + i) for i in range(size)} <= held
+            samples_of_shards += work.clips.sample.tolist()
+            for run, first, length in zip(frees.run, frees.first, frees.count, strict=True):
+                held -= {(int(run), int(first) + i) for i in range(int(length))}
+        assert most <= plan.groups[0].max_resident_frames
+    assert len(samples_of_shards) == len(set(samples_of_shards)) == times.sum()
