@@ -8,6 +8,7 @@ import pickle
 import threading
 import weakref
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -382,7 +383,7 @@ def check_equal(model: Path, options: dict[str, Any]) -> None:
     """Check that a remote copy has the batches, order and states of a local one."""
     options = dict(options)
     if options.get("memory_limit") == "least":
-        options["memory_limit"] = minimum_memory(lambda: SeqRecordPipe(model, **options))
+        options["memory_limit"] = minimum_memory(partial(SeqRecordPipe, model, **options))
     batches, states = order_and_states(model, options)
     remote_batches, remote_states = order_and_states(
         CountingStorage(open_storage(str(model))), options
