@@ -156,7 +156,8 @@ def read_existing(storage: Storage) -> EditedDataset:
             raise
         raise NotFoundError(
             "no dataset here, but an original, which is never edited; pack it "
-            "(`seqrecord write --src SRC`), and edit the result",
+            "(`seqrecord write --src SRC`) or make an index of it "
+            "(`seqrecord index SRC -o DST`), and edit the result",
             file=storage.url,
             expected="a dataset of record files",
         ) from error

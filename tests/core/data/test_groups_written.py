@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import hashlib
+import threading
 import time
 from collections.abc import Sequence
 from itertools import pairwise
@@ -13,9 +15,9 @@ import pytest
 
 import seqrecord
 from seqrecord import Dataset, FeatureSpec, Schema, SeqRecordWriter, summarize
-from seqrecord.errors import FrameError, ResourceError, SchemaError
-from seqrecord.format.pages import aligned, page_digest, page_offsets, slice_table
-from seqrecord.writing import chunking, page_digests
+from seqrecord.errors import FrameError, SchemaError
+from seqrecord.format.pages import aligned, page_offsets, slice_table
+from seqrecord.writing import chunking
 from seqrecord.writing import writer as writer_module
 from tests.kit.clip_data import no_leaks
 from tests.kit.command_line import run
@@ -417,23 +419,35 @@ def test_threads_hash_what_was_written(
 ) -> None:
     """Memory of raw pages is used again only after its hash."""
 
-    def slow(page: Any, *about: Any) -> bytes:
-        time.sleep(0.05 * (len(page) > 1 << 20))
-        return page_digest(page, *about)
+    sha256, hashing = hashlib.sha256, []
 
-    monkeypatch.setattr(page_digests, "page_digest", slow)
+    def slow(data: Any = b"") -> Any:
+        if len(data) > 1 << 20:
+            hashing.append(threading.get_ident())
+            time.sleep(0.05)
+        return sha256(data)
+
+    monkeypatch.setattr(hashlib, "sha256", slow)
     with no_leaks():
         write_large(tmp_path / "records", **options)
+    assert len(hashing) > 4
+    assert threading.get_ident() not in hashing
     assert seqrecord.verify(tmp_path / "records").problems == ()
 
 
 def test_digests_without_threads(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(thread: Any) -> None:
-        raise ResourceError("no thread can be started", got=thread.name)
+    start, refused = threading.Thread.start, []
+
+    def refuse(thread: threading.Thread) -> None:
+        if thread.name == "seqrecord-digest":
+            refused.append(thread)
+            raise RuntimeError("can't start new thread")
+        start(thread)
 
     write_large(tmp_path / "with")
-    monkeypatch.setattr(page_digests, "start", refuse)
+    monkeypatch.setattr(threading.Thread, "start", refuse)
     write_large(tmp_path / "without")
     first, second = (seqrecord.open(tmp_path / name).fingerprint for name in ("with", "without"))
+    assert refused
     assert first == second
     assert seqrecord.verify(tmp_path / "without").problems == ()

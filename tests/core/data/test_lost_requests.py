@@ -17,8 +17,7 @@ import pytest
 import seqrecord
 from seqrecord.edit import clean, delete_episodes, merge_datasets, split_episodes
 from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, NotFoundError
-from seqrecord.format.manifest import MANIFEST, read_manifest
-from seqrecord.reading.versions import kept_versions
+from seqrecord.format.manifest import MANIFEST, parse_manifest, read_manifest, version_path
 from seqrecord.storage import LocalStorage
 from seqrecord.storage.retrying import Retrier, RetryingStorage
 from tests.kit.datasets import append
@@ -106,7 +105,11 @@ def test_a_lost_request_superseded_by_another_commit(
     with pytest.raises(ConflictError):
         lost.land()
     check_valid(path)
-    versions = [manifest, *(kept for kept, _ in kept_versions(LocalStorage(path), manifest))]
+    kept = filter(Path.is_file, (path / version_path(name) for name in manifest.earlier_commits))
+    versions = [
+        manifest,
+        *(parse_manifest(LocalStorage(path), file.read_bytes(), file.name) for file in kept),
+    ]
     files = {file.path for version in versions for file in version.small_files}
     files_on_disk = {f"index/{each.name}" for each in (path / "index").iterdir()}
     assert files_on_disk <= files
