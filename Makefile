@@ -93,16 +93,16 @@ bench-training: $(INSTALLED) ## Train beside each loader, in bench/training; ARG
 
 lerobot-tools: $(LEROBOT_TOOLS)/installed $(INSTALLED) ## Let lerobot 0.6.1 load, cut, merge, extend and train on an export; 6 GB, needs Python 3.12
 	rm -rf $(LEROBOT_TOOLS)/data
-	$(BIN)/python -m tests.lerobot.tools make $(LEROBOT_TOOLS)/data
-	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.lerobot.tools try $(LEROBOT_TOOLS)/data
+	$(BIN)/python -m tests.robots.tools make $(LEROBOT_TOOLS)/data
+	HF_HUB_OFFLINE=1 $(LEROBOT_TOOLS)/bin/python -m tests.robots.tools try $(LEROBOT_TOOLS)/data
 
 test-lerobot: $(LEROBOT_TOOLS)/installed ## Compare items with lerobot 0.6.1, and lerobot-train by its reader and by ours, and on a mix; an hour
 	rm -rf $(LEROBOT_TOOLS)/training
 	mkdir $(LEROBOT_TOOLS)/training
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.equal $(LEROBOT_TOOLS)/training/equal
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.training make $(LEROBOT_TOOLS)/training
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.training check $(LEROBOT_TOOLS)/training
-	$(LEROBOT_TOOLS)/bin/python -m tests.lerobot.training check-mix $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.robots.equal $(LEROBOT_TOOLS)/training/equal
+	$(LEROBOT_TOOLS)/bin/python -m tests.robots.training make $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.robots.training check $(LEROBOT_TOOLS)/training
+	$(LEROBOT_TOOLS)/bin/python -m tests.robots.training check-mix $(LEROBOT_TOOLS)/training
 
 # One command, so that lerobot's version limits apply to our dependencies too.
 $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
@@ -150,12 +150,12 @@ test-others: $(INSTALLED) ## Run the tests that `make test` leaves out: slow tes
 
 test-torchcodec: $(INSTALLED) ## Run the tests of decoding with torchcodec; needs FFmpeg's libraries
 	$(BIN)/python -c 'import torchcodec.decoders'
-	$(PYTEST) --dist worksteal tests/core/training/test_device_video.py
+	$(PYTEST) --dist worksteal tests/cuda/test_device_video.py
 
 test-peers: $(INSTALLED) ## Run the tests that compare with OpenCV and COLMAP; installs both into .venv
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt opencv-python-headless pycolmap==4.2.1
 	$(BIN)/python -c 'import cv2, pycolmap'
-	$(PYTEST) --dist worksteal tests/sources/test_scenes.py
+	$(PYTEST) --dist worksteal tests/formats/test_scenes.py
 
 test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
 	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests
@@ -166,13 +166,13 @@ test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and developme
 # each test suffices to find a feature that a package lacks.
 test-lowest: $(LOWEST)/installed ## Run one case of each fast test with the lowest versions that pyproject.toml allows
 	$(PYTEST:$(BIN)/%=$(LOWEST)/bin/%) --dist loadfile --one-case --hypothesis-profile=least -k 'not ($(OWN))' -W ignore::DeprecationWarning
-	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/tools/test_rerun.py tests/sources/test_zarr.py
+	$(LOWEST)/apart/bin/python -m pytest -W ignore::DeprecationWarning tests/tools/test_rerun.py tests/formats/test_zarr.py
 
 test-all: $(INSTALLED) ## Run every test
 	$(PYTEST) --dist worksteal -m '' --hypothesis-profile=many tests benchmarks/tests development/tests
 
 simulate: $(INSTALLED) ## Run 100,000 histories of commands with interleaved and failing calls; ARGS='--first 100000'
-	$(BIN)/python -m tests.core.data.simulation $(ARGS)
+	$(BIN)/python -m tests.tools.simulation $(ARGS)
 
 mutants: $(INSTALLED) ## Count the small changes of the code that no fast test detects; ARGS='--to development/mutation' and so on
 	$(BIN)/python -m development.mutation $(ARGS)

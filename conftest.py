@@ -43,7 +43,7 @@ from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.places import PLACES, Place, make_place
 
 if TYPE_CHECKING:
-    from tests.core.data.killed_writer import Writers
+    from tests.store.killed_writer import Writers
 
 # Number of examples of each property: few in `make test`, many in `make test-slow`, the least in
 # `make quick` and `make test-lowest`.
@@ -279,7 +279,7 @@ def raw_errors() -> Iterator[tuple[type[Exception], ...]]:
 
     Returns their types, which users get as `SourceError`.
     """
-    boundary = importlib.import_module("seqrecord.originals.boundary")
+    boundary = importlib.import_module("seqrecord.in_place.boundary")
     types: tuple[type[Exception], ...] = boundary.RAW_ERRORS
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(boundary, "RAW_ERRORS", ())
@@ -291,7 +291,7 @@ def users_boundary(
     raw_errors: tuple[type[Exception], ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Turn unexpected errors of readers into `SourceError`, as for users."""
-    monkeypatch.setattr("seqrecord.originals.boundary.RAW_ERRORS", raw_errors)
+    monkeypatch.setattr("seqrecord.in_place.boundary.RAW_ERRORS", raw_errors)
 
 
 @pytest.fixture(scope="session")
@@ -354,7 +354,7 @@ def new_nginx(
 @pytest.fixture(scope="session")
 def writers() -> Iterator[Writers]:
     """A process that forks writers, for tests that kill them."""
-    from tests.core.data.killed_writer import Writers  # imports the package
+    from tests.store.killed_writer import Writers  # imports the package
 
     writers = Writers()
     yield writers

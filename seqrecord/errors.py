@@ -40,7 +40,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from seqrecord.text import repr_of, shown_place
+from seqrecord.store.text import repr_of, shown_place
 
 __all__ = [
     "AccessError",

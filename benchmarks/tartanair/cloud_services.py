@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from benchmarks.tartanair.cloud_line import Line
 from benchmarks.timing import files_of
-from seqrecord.checksum import crc32c
-from seqrecord.format.index import NO_SPLIT, GroupIndex, Index
-from seqrecord.format.manifest import IndexFile, Manifest, RecordFile
-from seqrecord.format.rows import GAP_ROW
-from seqrecord.schema import FeatureSpec, Schema
+from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index
+from seqrecord.store.format.manifest import IndexFile, Manifest, RecordFile
+from seqrecord.store.format.rows import GAP_ROW
+from seqrecord.store.schema import FeatureSpec, Schema
 from tests.kit.services import Azurite, Moto
 from tests.kit.services.fault_proxy import FaultProxy
 

@@ -22,9 +22,9 @@ import numpy as np
 import numpy.typing as npt
 from PIL import Image
 
-from seqrecord.codecs.chain import FrameCodec, resolve
-from seqrecord.codecs.presets import PRESETS
-from seqrecord.schema import CodecConfig
+from seqrecord.store.codecs.chain import FrameCodec, resolve
+from seqrecord.store.codecs.presets import PRESETS
+from seqrecord.store.schema import CodecConfig
 
 Frames = dict[str, list[npt.NDArray[Any]]]
 Row = npt.NDArray[np.float64]

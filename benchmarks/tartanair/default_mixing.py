@@ -14,12 +14,12 @@ from itertools import product
 import numpy as np
 
 from benchmarks.tartanair.shuffle_quality import ABANDONEDFACTORY, batch_quality
-from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import ClipSpec, EpisodeLayout, enumerate_clips
-from seqrecord.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.sampling.epoch import EpochPlan
-from seqrecord.sampling.memory import FrameSizes, MemoryRequest, usual_limit
-from seqrecord.sampling.runs import Shard
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest, usual_limit
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.clips.grids import ChunkGrid
+from seqrecord.store.clips.tables import ClipSpec, EpisodeLayout, enumerate_clips
 
 __all__ = ["CASES", "Case", "Mixing", "measured"]
 

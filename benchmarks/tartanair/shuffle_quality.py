@@ -17,12 +17,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.clips.grids import ChunkGrid
-from seqrecord.clips.tables import ClipSpec, ClipTable, EpisodeLayout, enumerate_clips
-from seqrecord.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.sampling.epoch import EpochPlan
-from seqrecord.sampling.memory import AHEAD, FrameSizes, MemoryRequest
-from seqrecord.sampling.runs import Shard
+from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.memory import AHEAD, FrameSizes, MemoryRequest
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.clips.grids import ChunkGrid
+from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, enumerate_clips
 
 __all__ = [
     "ABANDONEDFACTORY",

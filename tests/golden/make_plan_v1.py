@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.clips.tables import ClipSpec, enumerate_clips
-from seqrecord.sampling.bounds import PlanSettings
-from seqrecord.sampling.epoch import EpochPlan
-from seqrecord.sampling.runs import Shard
-from tests.core.training.clip_cases import episode_table
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.epoch import EpochPlan
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.clips.tables import ClipSpec, enumerate_clips
+from tests.loader.clip_cases import episode_table
 
 GOLDEN = Path(__file__).parent / "plan_v1.json"
 CASES = range(9)  # plans in it: with and without shuffle, of one and several shards, by frame, …

@@ -8,9 +8,9 @@ from typing import Any
 import numpy as np
 
 from seqrecord.storage import Storage, unwanted_if
-from seqrecord.storage.base import StorageWrapper
-from seqrecord.storage.chunk_store import ChunkStore
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.store.storage.base import StorageWrapper
+from seqrecord.store.storage.chunk_store import ChunkStore
+from seqrecord.store.storage.ranges import ByteRange
 
 FILE_BYTES = 1 << 16
 

@@ -22,9 +22,9 @@ from PIL import Image
 import seqrecord
 from seqrecord import Dataset, EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter
 from seqrecord.errors import NotFoundError
-from seqrecord.format.manifest import read_manifest
 from seqrecord.sources import Gop
 from seqrecord.storage import LocalStorage, StorageLike
+from seqrecord.store.format.manifest import read_manifest
 
 Frame = dict[str, Any]
 """Values by feature."""

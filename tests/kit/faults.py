@@ -13,12 +13,19 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 from weakref import WeakKeyDictionary
 
 from seqrecord import SeqRecordWriter
-from seqrecord.checksum import Buffer
 from seqrecord.errors import StorageError, TransientError
-from seqrecord.format.manifest import MANIFEST
 from seqrecord.storage import StorageLike, open_storage
-from seqrecord.storage.base import FileInfo, Storage, StorageWrapper, Unfinished, Upload, short_read
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.store.checksum import Buffer
+from seqrecord.store.format.manifest import MANIFEST
+from seqrecord.store.storage.base import (
+    FileInfo,
+    Storage,
+    StorageWrapper,
+    Unfinished,
+    Upload,
+    short_read,
+)
+from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.processes import own_threads, wait_for
 
 if TYPE_CHECKING:

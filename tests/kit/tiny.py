@@ -18,12 +18,12 @@ import pyarrow as pa
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema
-from seqrecord.checksum import crc32c
-from seqrecord.format.footer import TAIL_BYTES, Footer, parse_footer, parse_tail
-from seqrecord.format.index import Index
-from seqrecord.format.manifest import Manifest
-from seqrecord.format.pages import page_digest, slice_table
-from seqrecord.format.rows import GAP_ROW, chunk_row, features_of, present_frames
+from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.footer import TAIL_BYTES, Footer, parse_footer, parse_tail
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.manifest import Manifest
+from seqrecord.store.format.pages import page_digest, slice_table
+from seqrecord.store.format.rows import GAP_ROW, chunk_row, features_of, present_frames
 from tests.kit.datasets import write_dataset
 
 Frames = dict[str, list[dict[str, Any]]]

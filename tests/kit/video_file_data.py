@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.codecs.video.config import VideoConfig
-from seqrecord.codecs.video.decoding import decode_gop
-from seqrecord.codecs.video.gops import DecodedFrame, Gop
-from seqrecord.schema import FeatureSpec
-from seqrecord.sources.video.files import VideoFile
-from seqrecord.sources.video.streams import read_gops, video_spec
+from seqrecord.formats.sources.video.files import VideoFile
+from seqrecord.formats.sources.video.streams import read_gops, video_spec
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.decoding import decode_gop
+from seqrecord.video.gops import DecodedFrame, Gop
 
 HEIGHT, WIDTH = 48, 64
 try:

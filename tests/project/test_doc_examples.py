@@ -26,13 +26,13 @@ from torch.utils.data import DataLoader
 from tqdm import tqdm
 
 import seqrecord
-from tests.core.training.rank_jobs import finish, start
+from tests.formats.all_cases import made
+from tests.formats.format_cases import sequences
 from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.processes import free_port, run_python
+from tests.loader.rank_jobs import finish, start
 from tests.project.language import pages
-from tests.sources.all_cases import made
-from tests.sources.formats import sequences
 
 ROOT = Path(__file__).parents[2]
 HEIGHT, WIDTH = 232, 240

@@ -28,26 +28,26 @@ from seqrecord.cli import main
 
 ROOT = Path(__file__).parents[2]
 PACKAGE = ROOT / "seqrecord"
-ROOMS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
+PARTS = sorted(path.parent.name for path in PACKAGE.glob("*/__init__.py"))
 ARCHITECTURE = (ROOT / "docs" / "architecture.md").read_text()
 WAYS = {"A frame's way to disk": "write", "A clip's way to a batch": "read"}
 
 
 def named_modules(heading: str) -> list[str]:
-    """Modules in a section of docs/architecture.md, as `room.module`."""
+    """Modules in a section of docs/architecture.md, as `part.room.module`."""
     text = ARCHITECTURE[ARCHITECTURE.index(f"## {heading}") + 3 :].partition("\n## ")[0]
-    return re.findall(rf"`((?:{'|'.join(ROOMS)})(?:\.\w+)+)`", text)
+    return re.findall(rf"`((?:{'|'.join(PARTS)})(?:\.\w+)+)`", text)
 
 
-def test_the_architecture_page_lists_rooms_and_existing_modules() -> None:
-    """Every room, only modules that exist, and a glossary of at most 25 terms."""
+def test_the_architecture_page_lists_parts_and_existing_modules() -> None:
+    """Every part, only modules that exist, and a glossary of at most 25 terms."""
     for heading in (*WAYS, "Where to change something"):
         assert len(named_modules(heading)) >= 12
         for name in named_modules(heading):
             path = PACKAGE / name.replace(".", "/")
             assert path.with_suffix(".py").exists() or path.is_dir(), name
-    for room in ROOMS:
-        assert re.search(rf"│ {room} ", ARCHITECTURE), room
+    for part in PARTS:
+        assert re.search(rf"^\| `{part}` \|", ARCHITECTURE, re.M), part
     glossary = ARCHITECTURE[ARCHITECTURE.index("## Glossary") :]
     terms = re.findall(r"^\| (\w[\w ]*) \|", glossary, re.M)
     assert terms[0] == "term"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from seqrecord.processes.system import reserve, sync
+from seqrecord.store.processes.system import reserve, sync
 from tests.kit.processes import run_code, run_python
 
 ROOT = Path(__file__).parents[2]
@@ -57,7 +57,8 @@ import os
 assert not hasattr(os, "sched_getaffinity")
 import numpy as np, seqrecord
 from seqrecord import export
-from seqrecord.processes.machine import peak_memory, process_memory, usable_cores, usable_memory
+from seqrecord.store.processes.machine import peak_memory, process_memory
+from seqrecord.store.processes.machine import usable_cores, usable_memory
 from tests.kit.command_line import run
 
 with seqrecord.SeqRecordWriter(folder + "/a", codecs={"image": "fast", "video": "av1"}) as writer:

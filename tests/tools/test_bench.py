@@ -18,12 +18,12 @@ import torch
 import seqrecord
 from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordIterableDataset, bench
 from seqrecord.errors import MemoryLimitError
-from seqrecord.profiler.advice import Sizes, advise
-from seqrecord.profiler.bench import BenchOptions, StepTimes, measure
-from seqrecord.reading.summary import FeatureSummary
-from seqrecord.schema import FeatureSpec
 from seqrecord.storage import LocalStorage, Storage, StorageWrapper
-from seqrecord.storage.ranges import ByteRange
+from seqrecord.store.reading.summary import FeatureSummary
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.tools.profiler.advice import Sizes, advise
+from seqrecord.tools.profiler.bench import BenchOptions, StepTimes, measure
 from seqrecord.types import Progress
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import HEIGHT, WIDTH, write_small

@@ -195,7 +195,7 @@ def test_info_of_a_dataset_and_its_episodes(small: Path) -> None:
 
 
 def test_info_of_an_episode(small: Path) -> None:
-    """As text; JSON is tested in `tests/core/data/test_summary.py`."""
+    """As text; JSON is tested in `tests/tools/test_summary.py`."""
     lines = run("info", small, "alpha/Easy/P000", "--clip-len", 4).stdout.splitlines()
     assert lines[0] == "alpha/Easy/P000"
     assert "  frames        11" in lines

@@ -22,8 +22,8 @@ from seqrecord.edit import (
     split_episodes,
 )
 from seqrecord.errors import SeqRecordError
-from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
+from seqrecord.store.format.manifest import read_manifest
 from tests.kit import command_line
 from tests.kit.datasets import check_rebuilt, write_dataset
 

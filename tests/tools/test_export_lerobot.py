@@ -18,6 +18,9 @@ from seqrecord import open_source
 from seqrecord.edit import delete_episodes, merge_datasets, split_episodes, trim_episodes
 from seqrecord.errors import ClipError, CodecError, DestinationError, SchemaError
 from seqrecord.export import to_lerobot
+from tests.formats.format_cases.mcap import recording
+from tests.formats.test_mcap import write as write_bag
+from tests.formats.test_video_streams import CASES, FRAMES, made
 from tests.kit.command_line import run
 from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_data import FEATURES, FPS
@@ -26,10 +29,7 @@ from tests.kit.lerobot_language_data import annotate
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.source_faults import frames_of
 from tests.kit.video_file_data import decoded, gops_of, pictures
-from tests.lerobot.tools import CAMERA, described, export
-from tests.sources.formats.mcap import recording
-from tests.sources.test_mcap import write as write_bag
-from tests.sources.test_video_streams import CASES, FRAMES, made
+from tests.robots.tools import CAMERA, described, export
 
 GOLDEN = Path(__file__).parents[1] / "golden"
 VIDEO = CAMERAS[0]

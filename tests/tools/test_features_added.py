@@ -13,8 +13,8 @@ import pytest
 import seqrecord
 from seqrecord import Episode, NotFoundError, SeqRecordError, SeqRecordWriter, edit
 from seqrecord.errors import ClipError, ConflictError, FrameError, SchemaError, SourceError
-from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
+from seqrecord.store.format.manifest import read_manifest
 from tests.kit.command_line import run
 from tests.kit.datasets import Frame, check_rebuilt, columns, write_dataset, write_episodes
 from tests.kit.faults import FaultyStorage

@@ -25,7 +25,7 @@ from seqrecord.edit import (
 )
 from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.types import Progress
-from tests.core.data.test_dataset_source import pages_of, write_video
+from tests.formats.test_dataset_source import pages_of, write_video
 from tests.kit.command_line import main, run
 from tests.kit.datasets import columns, write_dataset
 from tests.tools.test_edits import check, content, write

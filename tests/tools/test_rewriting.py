@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter, edit, open_source
 from seqrecord.errors import ChecksumError, ConflictError
-from seqrecord.format.manifest import read_manifest
 from seqrecord.storage import LocalStorage
+from seqrecord.store.format.manifest import read_manifest
 from seqrecord.types import Progress
 from tests.kit import command_line
 from tests.kit.datasets import flip

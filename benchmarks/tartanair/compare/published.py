@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from benchmarks.tartanair.loaders.base import USUAL, Settings
 from benchmarks.timing import markdown
-from seqrecord.writing.stored_schema import DEFAULT_CODEC
+from seqrecord.store.writing.stored_schema import DEFAULT_CODEC
 
 __all__ = ["LARGE_MEMORY", "Beside", "published_settings", "published_table"]
 

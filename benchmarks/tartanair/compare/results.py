@@ -28,7 +28,7 @@ from benchmarks.tartanair.compare.published import (
 from benchmarks.tartanair.compare.workloads import AUDIO, TARTANAIR, WORKLOADS, Workload
 from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Settings
 from benchmarks.timing import markdown, number, reason
-from seqrecord.writing.stored_schema import DEFAULT_CODEC
+from seqrecord.store.writing.stored_schema import DEFAULT_CODEC
 
 __all__ = ["table_page", "write"]
 

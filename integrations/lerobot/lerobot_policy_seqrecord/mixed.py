@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from seqrecord.lerobot import LeRobotMixDataset
-from seqrecord.lerobot.mix_meta import MixMeta, open_mix
+from seqrecord.robots.lerobot.mix_meta import MixMeta, open_mix
 
 __all__ = ["MixDatasets"]
 

@@ -31,13 +31,13 @@ from lerobot.datasets import dataset_reader, storage
 import seqrecord
 from lerobot_policy_seqrecord.contract import check_reader
 from seqrecord.errors import LocationError, NotFoundError
-from seqrecord.format.manifest import MANIFEST
+from seqrecord.formats.sources.video.streams import TOLERANCE
 from seqrecord.lerobot import LeRobotDataset
-from seqrecord.lerobot.dataset import has_all_files, index_tolerance
-from seqrecord.lerobot.marking import STORAGE_FORMAT
-from seqrecord.lerobot.meta_folder import kept_folder
-from seqrecord.sources.video.streams import TOLERANCE
+from seqrecord.robots.lerobot.dataset import has_all_files, index_tolerance
+from seqrecord.robots.lerobot.marking import STORAGE_FORMAT
+from seqrecord.robots.lerobot.meta_folder import kept_folder
 from seqrecord.storage import Storage, entries_of, open_storage, parse_location
+from seqrecord.store.format.manifest import MANIFEST
 
 __all__ = ["DATASET_READER", "SeqRecordReader", "address", "localize_root"]
 

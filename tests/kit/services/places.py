@@ -10,11 +10,11 @@ from typing import Any
 
 import pytest
 
+from seqrecord.cloud.objects.storage import ObjectStorage
+from seqrecord.cloud.retrying import RetryingStorage
+from seqrecord.cloud.uploads import UploadTiming
+from seqrecord.cloud.whole import WholeFileStorage
 from seqrecord.storage import Storage, StorageWrapper, open_storage
-from seqrecord.storage.objects.storage import ObjectStorage
-from seqrecord.storage.retrying import RetryingStorage
-from seqrecord.storage.uploads import UploadTiming
-from seqrecord.storage.whole import WholeFileStorage
 from tests.kit.services import Azurite, Moto
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.web_server import WebFolder

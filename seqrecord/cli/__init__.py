@@ -1,5 +1,0 @@
-"""The command line. Each command calls one public function and prints its report."""
-
-from seqrecord.cli.group import main
-
-__all__ = ["main"]

@@ -1,0 +1,65 @@
+"""Object stores and web servers: choice of client and credential."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+from seqrecord.cloud.objects.azure import AzureContainer, Blobfiles
+from seqrecord.cloud.objects.bucket import Bucket, WebServer
+from seqrecord.cloud.objects.gs import GcsBucket
+from seqrecord.cloud.objects.hub import is_hub_dataset, open_hub
+from seqrecord.cloud.objects.s3 import S3Bucket
+from seqrecord.cloud.objects.storage import ObjectStorage
+from seqrecord.cloud.requests import TIMEOUT_SECONDS, FsspecReader
+from seqrecord.cloud.settings import StorageSettings
+from seqrecord.errors import LocationError
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.url import Location
+
+__all__ = ["OBJECTS", "is_object", "open_objects"]
+
+OBJECTS: dict[str, type[Bucket]] = {
+    "az": AzureContainer,
+    "s3": S3Bucket,
+    "s3a": S3Bucket,
+    "gs": GcsBucket,
+    "gcs": GcsBucket,
+    "http": WebServer,
+    "https": WebServer,
+}
+"""Classes by URL scheme."""
+
+
+def is_object(where: Location) -> bool:
+    """Whether `open_objects` supports a location."""
+    return where.protocol in OBJECTS or is_hub_dataset(where)
+
+
+def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+    """Open an Azure container, a bucket of S3 or GCS, a dataset on the Hub, or a web server.
+
+    `rest` has the options of the client: account and credential. Raises `LocationError` for invalid
+    options, and for a missing package.
+    """
+    if is_hub_dataset(where):
+        return open_hub(where, settings, rest)
+    timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # leaves time for retries
+    rest = dict(rest)
+    pool = rest.pop("get_http_pool", None) if settings.backend == "blobfile" else None
+    bucket = OBJECTS[where.protocol].resolve(where, rest, os.environ)
+    if settings.backend == "blobfile" and isinstance(bucket, AzureContainer):
+        if set(rest) - {"account_name"}:
+            raise LocationError(
+                "blobfile reads its credential from the environment, not from storage_options",
+                file=where.shown,
+                expected="AZURE_STORAGE_KEY or `az login`, or another backend",
+            )
+        root = f"{bucket.account}/{bucket.bucket}/{bucket.root}"
+        reader = FsspecReader(partial(Blobfiles, pool), root, where.shown)
+    else:
+        client = partial(bucket.http_client, timeout)
+        reader = FsspecReader(client, "", where.shown, is_reread=bucket.is_reread)
+    return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=settings.retrier())

@@ -1,0 +1,163 @@
+"""Reading objects with urllib3, which works in forked processes too."""
+
+from __future__ import annotations
+
+import datetime
+import functools
+import os
+import re
+import ssl
+from collections.abc import Callable, Mapping
+from typing import Any
+from urllib.parse import unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
+
+import urllib3
+
+from seqrecord.cloud.requests import check_rate, fill
+from seqrecord.errors import StorageError
+
+_READ_BYTES = 1 << 20
+_ERROR_BYTES = 64 << 10
+_MOST_CONNECTIONS = 128  # idle ones that stay open, as many as concurrent requests
+# `Retrier` does all other retries.
+_REDIRECTS = urllib3.Retry(
+    5, connect=0, read=0, redirect=5, status=0, other=0, respect_retry_after_header=False
+)
+_RANGE = re.compile(r"\s*bytes (\d+)-(\d+)/(?:\d+|\*)\s*")
+
+Fetch = Callable[[], Any]
+"""Returns a credential as obstore's credential providers do, with or without `expires_at`."""
+Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
+"""Returns URL and headers of a request, from its method and a path below the root."""
+
+
+def cached_credential(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
+    """Cached `fetch`, called again a minute before the credential expires; `{}` for `None`."""
+    given: dict[str, Any] = {}
+
+    def fetched() -> dict[str, Any]:
+        nonlocal given
+        expires = given.get("expires_at")
+        soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
+        if fetch and (not given or (expires and expires <= soon)):
+            given = fetch()
+        return given
+
+    return fetched
+
+
+class HTTPError(Exception):
+    """A response with an error status."""
+
+    def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
+        super().__init__(f"HTTP status {answer.status}")
+        self.status, self.headers = answer.status, answer.headers
+        found = re.search(rb"<Code>(\w+)</Code>", answer.read(_ERROR_BYTES))
+        self.error_code = found[1].decode() if found else answer.headers.get("x-ms-error-code")
+
+
+class HttpFiles:
+    """A subset of fsspec's interface over HTTP.
+
+    The size is from a HEAD request, or from a range's response if HEAD has none. A response is read
+    only up to the requested length, and not at all if it has the whole file. Connections are
+    reused. `follows` allows redirects, for servers without credentials only. If a file is replaced
+    between two reads (the e-tag in `tags` differs), reads fail until the next `info`.
+    """
+
+    def __init__(
+        self, sign: Signer, shown: str, timeout: float, tags: dict[str, str], *, follows: bool
+    ) -> None:
+        self._sign, self._shown, self._timeout = sign, shown.rstrip("/"), timeout
+        self._follows, self._tags = follows, tags
+        self._pool: urllib3.PoolManager | None = None
+
+    def info(self, path: str) -> dict[str, Any]:
+        self._tags.pop(path, None)
+        try:
+            with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
+                length = answer.headers.get("Content-Length", "")
+        except HTTPError as error:
+            if error.status not in (405, 501):
+                raise
+            length = ""
+        if not length.isdecimal():
+            with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
+                length = answer.headers.get("Content-Range", "").rpartition("/")[2]
+        return {"size": int(length) if length.isdecimal() else None}
+
+    def cat_file(self, path: str, start: int, end: int) -> bytearray:
+        """Read a range; empty if the response has another range."""
+        shown = f"{self._shown}/{path}"
+        headers = {"Range": f"bytes={start}-{end - 1}"}
+        if path in self._tags:
+            headers["If-Match"] = self._tags[path]
+        try:
+            answer = self._ask("GET", path, headers)
+        except HTTPError as error:
+            if error.status != 412:
+                raise
+            raise StorageError(
+                "the file was replaced while it was read: open the dataset again", file=shown
+            ) from None
+        with answer:
+            content_range = _RANGE.fullmatch(answer.headers.get("Content-Range", ""))
+            if answer.status != 206 or content_range is None:
+                raise StorageError(
+                    "the server does not support ranges (206 and Content-Range): "
+                    "it would send whole files",
+                    file=shown,
+                )
+            tag = answer.headers.get("ETag", "W/")
+            if not tag.startswith("W/"):  # weak e-tags do not support `If-Match`
+                self._tags.setdefault(path, tag)
+            if int(content_range[1]) != start or int(content_range[2]) >= end:
+                return bytearray()
+            data = bytearray(int(content_range[2]) + 1 - start)
+            chunks = iter(lambda: answer.read1(_READ_BYTES), b"")
+            del data[fill([memoryview(data)], check_rate(chunks, self._timeout, shown)) :]
+            return data
+
+    def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
+        url, signed = self._sign(method, path)
+        if self._pool is None:  # two threads may both create one; the later one is used
+            self._pool = _pool_for(url, self._timeout)
+        answer = self._pool.request(
+            method,
+            url,
+            headers={**headers, **signed},
+            preload_content=False,
+            decode_content=False,
+            redirect=self._follows,
+            retries=_REDIRECTS if self._follows else False,
+        )
+        if answer.status < 300:
+            return answer
+        with answer:
+            raise HTTPError(answer)
+
+
+@functools.cache
+def _ssl_context(_file: str | None, _folder: str | None) -> ssl.SSLContext:
+    """Context with the certificates of these environment variables. Takes 30 ms, hence cached."""
+    return ssl.create_default_context()
+
+
+def _pool_for(url: str, timeout: float) -> urllib3.PoolManager:
+    """Connection pool for the host of a URL, with the environment's proxy if set."""
+    parts = urlsplit(url)
+    settings: dict[str, Any] = {
+        "timeout": timeout,
+        "maxsize": _MOST_CONNECTIONS,
+        "ssl_context": _ssl_context(*map(os.environ.get, ("SSL_CERT_FILE", "SSL_CERT_DIR"))),
+    }
+    proxy = getproxies().get(parts.scheme)
+    if proxy is None or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return urllib3.PoolManager(**settings)
+    to = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    user = f"{unquote(to.username)}:{unquote(to.password or '')}" if to.username else None
+    headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
+    return urllib3.ProxyManager(
+        to._replace(netloc=to.netloc.rpartition("@")[2]).geturl(), proxy_headers=headers, **settings
+    )

@@ -1,0 +1,186 @@
+"""Datasets on the Hugging Face Hub: `hf://datasets/ORG/NAME[@REVISION][/PATH]`.
+
+The Hub itself serves small files. Files in LFS are read from signed URLs of another host, in
+ranges as from any web server.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
+from urllib.parse import unquote
+
+from seqrecord.cloud.objects.bucket import (
+    Bucket,
+    Names,
+    canonical_settings,
+    check_endpoint,
+)
+from seqrecord.cloud.objects.http import Signer
+from seqrecord.cloud.objects.hub_api import Hub
+from seqrecord.cloud.objects.storage import ObjectStorage
+from seqrecord.cloud.requests import TIMEOUT_SECONDS, FsspecReader, Request
+from seqrecord.cloud.settings import StorageSettings, split_options
+from seqrecord.errors import AccessError, LocationError
+from seqrecord.store.lazy import is_installed
+from seqrecord.store.storage.base import Entry, FileInfo, check_path, too_large
+from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.storage.url import Location, named_place, parse_location
+
+_ENDPOINT = "https://huggingface.co"
+_MAIN = "main"
+_URL = "hf://datasets/ORG/NAME[@REVISION][/PATH]"
+_PLACE = re.compile(
+    r"datasets/(?P<repo>[\w.-]+/[\w.-]+)"
+    r"(@(?P<revision>refs/(?:pr|convert)/[^/@]+|[^/@]+))?(/(?P<folder>.*))?"
+)
+
+
+def is_hub_dataset(where: Location) -> bool:
+    """Whether this is a dataset on the Hub; fsspec serves models, spaces and buckets."""
+    return where.protocol == "hf" and where.root.partition("/")[0] == "datasets"
+
+
+def hub_branch(url: str, storage_options: Mapping[str, Any] | None = None) -> Hub:
+    """The branch `hf://datasets/ORG/NAME[@BRANCH]` for writing; makes no request yet.
+
+    Raises `LocationError` for another URL, an unknown option, or a missing package.
+    """
+    where = parse_location(url)
+    settings, rest = split_options(storage_options or {}, where.shown)
+    hub = open_hub(where, settings, rest).bucket.hub if is_hub_dataset(where) else None
+    if hub is None or hub.folder or hub.is_fixed:
+        raise LocationError(
+            "not a branch of a dataset on the Hub",
+            expected="hf://datasets/ORG/NAME[@BRANCH]",
+            got=where.shown,
+        )
+    return hub
+
+
+def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> HubStorage:
+    """Open a dataset on the Hub; makes no request yet.
+
+    `rest` has `token`, `endpoint` and the client's options. Raises `LocationError` for an invalid
+    URL or option, and for a missing package.
+    """
+    found = _PLACE.fullmatch(where.root.strip("/"))
+    if found is None:
+        raise LocationError("an unclear URL of the Hub", expected=_URL, got=where.shown)
+    if not is_installed("huggingface_hub"):
+        raise LocationError(
+            "a package is missing for hf://: pip install huggingface_hub", file=where.shown
+        )
+    given = canonical_settings(rest, HubFolder.names, where.shown, prefix="hf_")
+    endpoint = str(given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
+    check_endpoint(endpoint)
+    retrier = settings.retrier()
+    hub = Hub(
+        endpoint=endpoint.rstrip("/"),
+        repo=found["repo"],
+        revision=unquote(found["revision"] or _MAIN),
+        folder=check_path(unquote(found["folder"])) if found["folder"] else "",
+        token=given.get("token"),
+        retrier=retrier,
+    )
+    timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)
+    folder = HubFolder(bucket=hub.repo, root="", shown=where.shown, config={}, hub=hub)
+    reader = HubReader(hub, partial(folder.http_client, timeout), where.shown)
+    return HubStorage(folder, reader, where.shown, timeout=timeout, retrier=retrier)
+
+
+@dataclass(frozen=True, kw_only=True)
+class HubFolder(Bucket):
+    """A folder of a dataset on the Hub: a web server with an individual address per file."""
+
+    is_writable = False
+    names: ClassVar[Names] = {"token": ("token",), "endpoint": ("endpoint",)}
+    environment: ClassVar[Names] = {}
+
+    hub: Hub
+
+    @property
+    def is_reread(self) -> bool:
+        return False  # see `HubReader.read`
+
+    @property
+    def place(self) -> str:
+        endpoint = self.hub.endpoint
+        options = {} if endpoint == _ENDPOINT else {"endpoint": endpoint}
+        return named_place(self.shown, options)
+
+    def signer(self) -> Signer:
+        def sign(_: str, path: str) -> tuple[str, Mapping[str, str]]:
+            address = self.hub.address(path)
+            return address.url, address.headers
+
+        return sign
+
+
+class HubReader(FsspecReader):
+    """Reads files in LFS at signed URLs, and others from the Hub itself; sizes are the Hub's."""
+
+    def __init__(self, hub: Hub, make: Callable[[], Any], shown: str) -> None:
+        super().__init__(make, "", shown)
+        self._hub = hub
+
+    def size(self, path: str) -> int:
+        return self._hub.file(check_path(path)).size
+
+    def read(self, path: str, request: Request) -> None:
+        read, address = partial(super().read, path, request), self._hub.address(path)
+        if not address.is_signed:
+            self._hub.rate_limited("resolvers", path, read)
+            return
+        try:
+            read()
+        except AccessError:  # the signed URL has expired
+            self._hub.renew(path, address)
+            read()
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        size = self.size(path)
+        if size > limit:
+            raise too_large(self._hub.shown(path), limit, size)
+        data = bytearray(size)
+        if size:
+            self.read(path, (ByteRange(0, size), [memoryview(data)]))
+        return bytes(data)
+
+
+class HubStorage(ObjectStorage):
+    """Read-only storage of a folder of a dataset on the Hub, at one commit.
+
+    Sizes and identities are from a single listing; a process without it, such as a worker, requests
+    them for each file that it reads. Pickles contain the commit, and an explicit token.
+    """
+
+    bucket: HubFolder
+    refusal = "a dataset on the Hub is read-only here"
+
+    @property
+    def fixed_url(self) -> str:
+        """URL with the commit that is read, also if a branch was opened."""
+        return self.bucket.hub.fixed_url
+
+    @property
+    def has_fixed_files(self) -> bool:
+        return self.bucket.hub.is_fixed
+
+    def identity(self, path: str) -> tuple[int, str | None]:
+        file = self.bucket.hub.file(check_path(path))
+        return file.size, file.identity
+
+    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
+        listing = self.bucket.hub.listing()
+        return [
+            FileInfo(path, listing.files[path].size, 0.0)
+            for path in sorted(listing.below(check_path(folder), deep=deep))
+        ]
+
+    def entries(self, folder: str) -> list[Entry]:
+        return self.bucket.hub.listing().entries(check_path(folder) if folder else "")

@@ -1,0 +1,173 @@
+"""Reads byte ranges by requests of a client with fsspec's interface."""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from fsspec import AbstractFileSystem
+
+from seqrecord.cloud.clients import Clients
+from seqrecord.errors import NotFoundError, StorageError, TransientError
+from seqrecord.store.checksum import Buffer
+from seqrecord.store.storage.base import check_buffers, check_path, short_read, too_large
+from seqrecord.store.storage.ranges import ByteRange, plan
+
+MIN_BYTES_PER_SECOND = 64 << 10  # minimum bytes per second
+TIMEOUT_SECONDS = 30.0  # without receiving a byte
+
+Request = tuple[ByteRange, list[memoryview]]
+"""Byte range of a file, and consecutive views of the same total size for its content."""
+
+
+class FsspecReader:
+    """Reads files below the path `root` of an fsspec filesystem, created by `make`.
+
+    Only uses `info` and `cat_file`, so any object with these methods works. Makes one request per
+    run of adjacent ranges, see `plan`. A response is in memory as a whole before it is copied to
+    the buffers. `shown` is the root for messages; see `Clients` for `is_reread`.
+    """
+
+    def __init__(
+        self, make: Callable[[], Any], root: str, shown: str, *, is_reread: bool = False
+    ) -> None:
+        self.root, self._shown = root, shown.rstrip("/")
+        self.clients = Clients(make, is_reread=is_reread)
+
+    def size(self, path: str) -> int:
+        check_path(path)
+        try:
+            return self.length(path)
+        except NotFoundError:
+            pass
+        # An error of reading distinguishes a missing container from a missing file.
+        self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
+        return self.length(path)  # the file was created meanwhile
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        check_buffers(ranges, buffers)
+        check_path(path)
+        parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
+        if not parts:
+            self.size(path)  # raises if the file is missing
+        for items, views in parts:
+            self.read(path, (ByteRange(items[0].start, items[-1].stop), views))
+
+    def length(self, path: str) -> int:
+        """Size of a file in bytes, requested without its content."""
+        full, shown = self.full(path), f"{self._shown}/{path}"
+
+        def info(fs: Any) -> dict[str, Any]:
+            if isinstance(fs, AbstractFileSystem):
+                fs.invalidate_cache(full.rpartition("/")[0])
+            described: dict[str, Any] = fs.info(full)
+            return described
+
+        found = self.clients.ask(shown, info)
+        if found.get("type") == "directory":
+            raise NotFoundError("no such file", file=shown)
+        if found.get("size") is None:
+            raise StorageError("the server does not report the file's size", file=shown)
+        return int(found["size"])
+
+    def read(self, path: str, request: Request) -> None:
+        """Make one request; fills all views or raises."""
+        item, views = request
+        shown, full = f"{self._shown}/{path}", self.full(path)
+        data = self.clients.ask(shown, lambda fs: _cat(fs, full, item.start, item.stop))
+        if len(data) != item.length:
+            raise self.missing(path, shown, item, len(data))
+        fill(views, [data])
+
+    def read_whole(self, path: str, limit: int) -> bytes:
+        """Consistent content of a small file; raises `StorageError` above `limit` bytes."""
+        shown, full, data = f"{self._shown}/{path}", self.full(path), b""
+        if size := self.size(path):  # no range of an empty file can be requested
+            if size <= limit:
+                data = self.clients.ask(shown, lambda fs: _cat(fs, full, 0, limit + 1))
+                data, size = bytes(data), len(data)  # the file may have been replaced
+            if size > limit:
+                raise too_large(shown, limit, size)
+        return data
+
+    def close(self) -> None:
+        self.clients.close()
+
+    def full(self, path: str) -> str:
+        """Path in the filesystem."""
+        root = self.root if self.root.endswith("/") or not self.root else f"{self.root}/"
+        return root + check_path(path)
+
+    def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
+        """Error for a successful response with only `got` bytes of a range.
+
+        Checks the file's size: the file may end there, or a retry may return the rest.
+        """
+        if self.size(path) < item.stop:
+            return short_read(file, item, got)
+        return TransientError(
+            "an answer was cut",
+            file=file,
+            offset=item.start,
+            expected=f"{item.length} bytes",
+            got=f"{got} bytes",
+        )
+
+
+def fill(views: Iterable[memoryview], chunks: Iterable[Buffer]) -> int:
+    """Copy non-empty chunks into consecutive views; returns the number of bytes copied.
+
+    Stops when the views are full. NumPy copies, because it releases the GIL.
+    """
+    targets = iter(views)
+    target = np.empty(0, np.uint8)
+    total = 0
+    for chunk in chunks:
+        data = np.frombuffer(chunk, np.uint8)
+        while data.size:
+            if not target.size:
+                view = next(targets, None)
+                if view is None:
+                    return total
+                target = np.frombuffer(view, np.uint8)
+            count = min(data.size, target.size)
+            np.copyto(target[:count], data[:count])
+            data, target = data[count:], target[count:]
+            total += count
+    return total
+
+
+def check_rate(
+    chunks: Iterable[Buffer],
+    timeout: float,
+    file: str,
+    *,
+    clock: Callable[[], float] = time.monotonic,
+) -> Iterator[Buffer]:
+    """Yield the chunks; raises `TransientError` if they arrive too slowly for a retry to be worse.
+
+    Too slow is less than 64 KiB per second on average, checked after `timeout` seconds.
+    """
+    start, got = clock(), 0
+    for chunk in chunks:
+        yield chunk
+        got += len(chunk)
+        seconds = clock() - start
+        if seconds > timeout and got < seconds * MIN_BYTES_PER_SECOND:
+            raise TransientError(
+                f"the body comes too slowly: {got} bytes in {seconds:.0f} s", file=file
+            )
+
+
+def _cat(fs: Any, path: str, start: int, stop: int) -> bytes:
+    # A buffered file would read megabytes ahead of each range.
+    is_buffered = isinstance(fs, AbstractFileSystem) and not fs.async_impl
+    is_buffered = is_buffered and type(fs).cat_file is AbstractFileSystem.cat_file
+    buffering = {"cache_type": "none"} if is_buffered else {}
+    data: bytes = fs.cat_file(path, start=start, end=stop, **buffering)
+    return data

@@ -1,0 +1,325 @@
+"""Decodes video on a device by torchcodec, directly into arena rows.
+
+torchcodec reads files, so the packets of a page are wrapped in an in-memory container, without
+re-encoding. NVDEC decodes it on a GPU, FFmpeg on "cpu", which allows tests without a GPU.
+
+Results are verified. Frame numbers are encoded as timestamps. The first frames of each feature are
+compared with PyAV, because NVDEC supports fewer color spaces than FFmpeg. If torchcodec fails or
+its frames differ, PyAV decodes on the host from then on, and one line is logged.
+"""
+
+from __future__ import annotations
+
+import io
+import logging
+import threading
+import weakref
+from collections import deque
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from functools import cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.cuda.streams import SideStream
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.container import CONTAINED, TimedPacket, mux_mp4
+from seqrecord.video.pages import VideoPageCodec, VideoReader, VideoTable
+
+_logger = logging.getLogger("seqrecord")
+
+_RATE = 25  # frames per second of the containers; arbitrary
+_AT_ONCE = 8  # frames per call of torchcodec: they take device memory in addition to their rows
+_BLOCK = 8  # pixels per side: decoders interpolate chroma differently
+_MOST_DIFFERENT = 3.0  # of 255, the mean of blocks: of another matrix or range, or another frame,
+# it is 5 and more
+
+
+class DeviceVideo:
+    """Decodes the video of one feature on the device of a stream, while `works` is true.
+
+    Methods must be called by threads with the device as current one.
+    """
+
+    def __init__(self, spec: FeatureSpec, stream: SideStream) -> None:
+        self.stream = stream
+        self.works = True
+        self.checked: set[VideoConfig] = set()  # of frames that were compared
+        self._name = spec.name
+        self._lock = threading.Lock()
+        # Unused decoders. They must be deleted with their GPU as the current device, but a
+        # finalizer may run in any thread.
+        self.ended: deque[Any] = deque()
+        self.make: Callable[..., Any] | None = None
+        try:
+            self.make = _video_decoder()
+        except (ImportError, RuntimeError, OSError) as error:  # no FFmpeg, or another torch
+            self.give_up(f"torchcodec cannot be imported ({_line(error)})")
+            return
+        if reason := _refused(VideoConfig.from_json(spec.codec[0])):
+            self.give_up(reason)
+
+    def give_up(self, reason: str) -> None:
+        """Switch to PyAV, and log the reason."""
+        with self._lock:
+            worked, self.works = self.works, False
+        if worked:
+            say_once(self._name, str(self.stream.device), reason)
+
+    def open(self, codec: VideoPageCodec, page: memoryview, table: VideoTable) -> _PageReader:
+        """Create a reader of a page; see `VideoReader`."""
+        return _PageReader(self, codec, page, table)
+
+    def decoder(self, owner: object, contained: bytes) -> Any:
+        """Create a decoder of a file, which ends after `owner` is deleted."""
+        self.end_decoders()
+        assert self.make is not None, "called while torchcodec works"
+        device = self.stream.device
+        made = self.make(contained, dimension_order="NHWC", device=device)
+        weakref.finalize(owner, self.ended.append, made).atexit = False
+        if device.type != "cpu" and getattr(made, "cpu_fallback", False):
+            raise ValueError(str(made.cpu_fallback))
+        return made
+
+    def end_decoders(self) -> None:
+        """End unused decoders, after the device is done with their frames.
+
+        torchcodec gives NVDEC's decoder to the next user, in any thread, while the conversion of
+        the last frame may still be queued.
+        """
+        ended = []
+        with suppress(IndexError):  # several threads may call this
+            while True:
+                ended.append(self.ended.popleft())
+        if ended:
+            self.stream.mark().wait()
+
+
+class DeviceFrames:
+    """Rows of video frames on a device: tensors [height, width, 3] to decode into."""
+
+    def __init__(
+        self, video: DeviceVideo, frames: torch.Tensor, rows: npt.NDArray[np.int64]
+    ) -> None:
+        self.open_video = video.open
+        self._video = video
+        self._frames = frames  # [rows of the arena, height, width, 3]
+        self._rows = rows
+
+    def __getitem__(self, some: slice) -> list[torch.Tensor]:
+        return [self._frames[row] for row in self._rows[some].tolist()]
+
+    def clear(self, first: int, count: int) -> None:
+        """Clear rows."""
+        with self._video.stream.use():
+            for frame in self[first : first + count]:
+                frame.zero_()
+
+
+class Numbered:
+    """The packets of a page as a file whose timestamps identify the frames.
+
+    Hidden frames of a group come first, then the shown ones in display order. Between groups the
+    clock advances by the number of frames decoded before they are shown, so that searches by either
+    timestamp find the same keyframe.
+    """
+
+    def __init__(self, page: memoryview, table: VideoTable) -> None:
+        counts = np.diff(table.first_packet)
+        group = np.repeat(np.arange(len(counts)), counts)
+        place = np.arange(len(table.order))
+        hidden = table.order < 0
+        num_hidden = np.bincount(group[hidden], minlength=len(counts))
+        before = np.cumsum(hidden) - 1 - (np.cumsum(num_hidden) - num_hidden)[group]
+        shown = num_hidden[group] + table.order - table.first_frame[group]
+        rank = table.first_packet[group] + np.where(hidden, before, shown)
+        delay = int((place - rank).max(initial=0))
+        self._pts = rank + (group + 1) * delay
+        self._dts = place + group * delay
+        self._is_key = np.diff(group, prepend=-1) > 0
+        self._page, self._table = page, table
+        frames = table.order[~hidden]
+        self.index = np.empty(len(frames), np.int64)
+        """Number in the file of each frame of the page."""
+        self.index[frames] = rank[~hidden]
+        self.ticks = np.empty(len(frames), np.int64)
+        """Display time of each frame of the page, relative to the file's first time."""
+        self.ticks[frames] = self._pts[~hidden] - self._pts.min()
+
+    def __len__(self) -> int:
+        return len(self._pts)
+
+    def contained(self, codec: str, size: tuple[int, int]) -> bytes:
+        """Mux the file."""
+        file = io.BytesIO()
+        packets = list(self.packets())
+        mux_mp4(
+            file,
+            codec,
+            size,
+            [packets[0].data],  # has all parameters; FFmpeg would decode more packets
+            packets,
+            tick=Fraction(1, _RATE),
+            options={"use_editlist": "0"},
+        )
+        return file.getvalue()
+
+    def packets(self) -> Iterator[TimedPacket]:
+        times = zip(self._pts.tolist(), self._dts.tolist(), self._is_key.tolist(), strict=True)
+        edges = pairwise(self._table.offsets.tolist())
+        for (start, stop), (pts, dts, is_key) in zip(edges, times, strict=True):
+            data = np.frombuffer(self._page[start:stop], np.uint8)
+            yield TimedPacket(data, pts, dts, is_key)
+
+
+class _PageReader:
+    """Reads frames of one page; not thread-safe. Falls back to `VideoReader` after an error."""
+
+    def __init__(
+        self, video: DeviceVideo, codec: VideoPageCodec, page: memoryview, table: VideoTable
+    ) -> None:
+        self._video = video
+        self._of = codec, page, table
+        self._numbered = Numbered(page, table)
+        self._decoder: Any = None
+        self._host: VideoReader | None = None
+        self._decoded = 0
+        self._next = 0, 0  # group, and frame in it, that need no seek
+        self._config = table.config or codec.config
+
+    @property
+    def num_decoded(self) -> int:
+        """Number of decoded frames, including those decoded only for others."""
+        return self._decoded + (0 if self._host is None else self._host.num_decoded)
+
+    def decode_into(
+        self, positions: Sequence[int] | range, out: Sequence[Any] | npt.NDArray[Any]
+    ) -> None:
+        """Decode frames of the page into `out[i]`, [height, width, 3] on the device or the host.
+
+        Raises `CodecError` as `VideoReader` does.
+        """
+        if self._host is None and self._video.works:
+            try:
+                with self._video.stream.use():
+                    self._decode(positions, out)
+                return
+            except Exception as error:  # PyAV will raise the precise error
+                self._video.give_up(_line(error))
+        self._host = self._host or VideoReader(*self._of)
+        self._decoder = None
+        codec = self._of[0]
+        frames = np.empty((len(out), codec.height, codec.width, 3), np.uint8)
+        self._host.decode_into(positions, frames)
+        with self._video.stream.use():
+            for target, frame in zip(out, frames, strict=True):
+                _tensor(target).copy_(torch.from_numpy(frame))
+
+    def _decode(
+        self, positions: Sequence[int] | range, out: Sequence[Any] | npt.NDArray[Any]
+    ) -> None:
+        if self._decoder is None:
+            self._decoder = self._open()
+        order = np.argsort(np.asarray(positions, np.int64), kind="stable").tolist()
+        begin = self._decoder.metadata.begin_stream_seconds
+        for first in range(0, len(order), _AT_ONCE):
+            some = order[first : first + _AT_ONCE]
+            frames = [positions[i] for i in some]
+            found = self._decoder.get_frames_at(self._numbered.index[frames].tolist())
+            ticks = np.rint((found.pts_seconds.cpu().numpy() - begin) * _RATE).astype(np.int64)
+            if (ticks != self._numbered.ticks[frames]).any():
+                raise ValueError("torchcodec returns wrong frames")
+            if self._config not in self._video.checked:
+                self._check(frames, found.data)
+            for i, frame in zip(some, found.data, strict=True):
+                _tensor(out[i]).copy_(frame)
+            self._count(frames)
+
+    def _open(self) -> Any:
+        if reason := _refused(self._config):  # of this page
+            raise ValueError(reason)
+        size = self._of[0].height, self._of[0].width
+        contained = self._numbered.contained(self._config.codec, size)
+        decoder = self._video.decoder(self, contained)
+        found = decoder.metadata.height, decoder.metadata.width, len(decoder)
+        if found != (*size, len(self._numbered)):
+            raise ValueError(f"torchcodec reads {found} instead of {(*size, len(self._numbered))}")
+        return decoder
+
+    def _check(self, frames: Sequence[int], found: torch.Tensor) -> None:
+        """Raise `ValueError` if frames differ from those of PyAV."""
+        host = VideoReader(*self._of)
+        codec = self._of[0]
+        for frame, given in zip(frames, found.cpu().numpy(), strict=True):
+            expected = np.empty((1, codec.height, codec.width, 3), np.uint8)
+            host.decode_into([frame], expected)
+            difference = _difference(given, expected[0])
+            if difference > _MOST_DIFFERENT:
+                raise ValueError(f"its frames differ from PyAV's by {difference:.1f} of 255")
+        self._video.checked.add(self._config)
+
+    def _count(self, frames: Sequence[int]) -> None:
+        """Count the frames decoded for these ascending frames."""
+        first_frame = self._of[2].first_frame
+        for frame in frames:
+            group = int(np.searchsorted(first_frame, frame, side="right")) - 1
+            inside = frame - int(first_frame[group])
+            if (group, inside + 1) == self._next:
+                continue  # a duplicate
+            before = self._next[1] if group == self._next[0] and inside >= self._next[1] else 0
+            self._decoded += inside + 1 - before
+            self._next = group, inside + 1
+
+
+def _refused(config: VideoConfig) -> str:
+    """Reason why torchcodec cannot decode a configuration; empty if it can."""
+    if config.codec not in CONTAINED:
+        return f"no container for {config.codec}"
+    if config.is_grey:
+        return f"{config.pixel_format} is not decoded to RGB"
+    # NVDEC reads the color space of the stream, with BT.601 and limited range as default; so does
+    # FFmpeg if the container has none.
+    if config.matrix not in (None, 2, 5, 6) or config.range not in (None, "limited"):
+        return "the color space is not stored in the stream"
+    return ""
+
+
+def _difference(some: npt.NDArray[np.uint8], others: npt.NDArray[np.uint8]) -> float:
+    """Mean absolute difference of two images [height, width, 3], averaged in blocks."""
+    height, width = (max(1, n // _BLOCK) for n in some.shape[:2])
+    means = []
+    for picture in (some, others):
+        cut = picture[: height * _BLOCK, : width * _BLOCK]
+        blocks = cut.reshape(height, cut.shape[0] // height, width, cut.shape[1] // width, 3)
+        means.append(blocks.mean(axis=(1, 3)))
+    return float(np.abs(means[0] - means[1]).mean())
+
+
+def _tensor(target: Any) -> torch.Tensor:
+    return torch.from_numpy(target) if isinstance(target, np.ndarray) else target
+
+
+def _line(error: BaseException) -> str:
+    """First line of an error's message."""
+    lines = str(error).strip().splitlines()
+    return (lines[0] if lines else type(error).__name__)[:200]
+
+
+def _video_decoder() -> Callable[..., Any]:
+    from torchcodec.decoders import VideoDecoder
+
+    return VideoDecoder  # type: ignore[no-any-return]
+
+
+@cache
+def say_once(feature: str, device: str, reason: str) -> None:
+    """Log the fallback once per process."""
+    _logger.warning(
+        "video feature %r: decoding on the host instead of %s: %s", feature, device, reason
+    )

@@ -1,0 +1,1 @@
+"""Conversion: an original's episodes into record files, on processes and clusters."""

@@ -1,0 +1,189 @@
+"""Runners of conversion jobs on an executor, or on a Dask or Ray cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import CancelledError, Executor, Future
+from types import ModuleType
+from typing import Any
+from urllib.parse import urlsplit
+
+from seqrecord.errors import DestinationError
+from seqrecord.formats.converting.convert_jobs import (
+    Job,
+    JobResult,
+    PackedJob,
+    StoppedError,
+    Workers,
+    write_copy,
+)
+from seqrecord.store.lazy import import_extra
+
+_TRIES = 4
+_WAIT_SECONDS = 1.0  # between tries
+_CHECK_SECONDS = 0.5  # between checks whether a job is still wanted
+
+
+def open_workers(
+    executor: Executor | str | None,
+) -> contextlib.AbstractContextManager[Workers | None]:
+    """Runner for an executor or a cluster address while the block runs; `None` for `None`."""
+    if isinstance(executor, str):
+        return open_cluster(executor)
+    return contextlib.nullcontext(None if executor is None else Workers(executor))
+
+
+@contextlib.contextmanager
+def open_cluster(address: str) -> Iterator[Workers]:
+    """Connect to `dask://HOST:PORT` or `ray://HOST:PORT`; the connection ends with the block.
+
+    Raises `DestinationError` for another kind of address, for an address without an answer, and for
+    a cluster without workers. Raises `MissingPackageError` if the cluster's package is not
+    installed.
+    """
+    scheme = urlsplit(address).scheme
+    if scheme not in _OPENING or not urlsplit(address).netloc:
+        raise DestinationError(
+            "invalid cluster address",
+            expected="dask://HOST:PORT or ray://HOST:PORT",
+            got=address,
+        )
+    with _OPENING[scheme](address) as cluster:
+        if not cluster.count:
+            raise DestinationError("the cluster has no workers", got=address)
+        yield cluster
+
+
+# Dask
+
+
+class _Dask(Workers):
+    """Workers of a Dask cluster.
+
+    If a worker is lost, Dask runs its job on another one, three times by default.
+    """
+
+    def __init__(self, distributed: ModuleType, client: Any) -> None:
+        super().__init__(client.get_executor(pure=False), _write_on_dask)
+        killed = distributed.scheduler.KilledWorker
+        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
+        self.count = sum(client.nthreads().values())
+
+
+@contextlib.contextmanager
+def _dask(address: str) -> Iterator[Workers]:
+    remedy = "Dask clusters need distributed, the extra `dask`: pip install distributed"
+    distributed = import_extra("distributed", remedy)
+    place = f"tcp://{urlsplit(address).netloc}"
+    try:
+        client = distributed.Client(place, set_as_default=False)
+    except (OSError, TimeoutError) as error:
+        raise _nobody(address, error) from error
+    with client:
+        yield _Dask(distributed, client)
+
+
+def _write_on_dask(job: PackedJob) -> JobResult:
+    """Run a job on a worker until Dask releases it, as it does with jobs of cancelled futures."""
+    worker = importlib.import_module("distributed").get_worker()
+    key, checked = worker.get_current_task(), time.monotonic()
+
+    def advance(_: int) -> None:
+        nonlocal checked
+        if time.monotonic() - checked >= _CHECK_SECONDS:
+            checked, task = time.monotonic(), worker.state.tasks.get(key)
+            if task is None or task.state != "executing":
+                raise StoppedError("stopped")
+
+    return write_copy(job, advance)
+
+
+# Ray
+
+
+class _LostError(Exception):
+    """Ray lost a job: its worker, node or result, or the connection."""
+
+
+class _Ray(Workers):
+    """Workers of a Ray cluster.
+
+    If a worker is lost, Ray runs its job on another one, three times by default.
+    """
+
+    broken: tuple[type[BaseException], ...] = (_LostError,)
+
+    def __init__(self, ray: ModuleType) -> None:
+        super().__init__()
+        self.count = int(ray.cluster_resources().get("CPU", 0))
+        self._ray = ray
+        self._refs: list[Any] = []
+        self._write = ray.remote(write_copy)
+
+    def submit(self, job: Job) -> Future[JobResult]:
+        ref = self._write.remote(PackedJob(job))
+        self._refs.append(ref)
+        future: Future[JobResult] = Future()
+
+        def done(came: Future[JobResult]) -> None:
+            if not future.cancelled():
+                _pass_on(came, future, self._ray.exceptions.RayTaskError)
+
+        ref.future().add_done_callback(done)
+        return future
+
+    def stop(self) -> None:
+        with contextlib.suppress(Exception):  # without a connection the jobs end anyway
+            for ref in self._refs:
+                self._ray.cancel(ref)
+
+
+@contextlib.contextmanager
+def _ray(address: str) -> Iterator[Workers]:
+    ray = import_extra("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
+    with _connected(ray, address):
+        yield _Ray(ray)
+
+
+def _connected(ray: ModuleType, address: str) -> Any:
+    """Connect to Ray; the connection ends with its `with` block.
+
+    Ray's head starts a server for each client. On a busy or freshly started head that server may
+    end at once with `ConnectionAbortedError`; then connect again.
+    """
+    for tries_left in reversed(range(_TRIES)):
+        try:
+            return ray.init(address, log_to_driver=False)
+        except ConnectionError as error:
+            if not tries_left or not isinstance(error, ConnectionAbortedError):
+                raise _nobody(address, error) from error
+            time.sleep(_WAIT_SECONDS)
+    raise AssertionError("tried at least once")
+
+
+def _pass_on(
+    came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
+) -> None:
+    """Set the outcome of Ray's future on ours.
+
+    An error of the job loses Ray's wrapper; any other one becomes `_LostError`.
+    """
+    error = came.exception()
+    if error is None:
+        future.set_result(came.result())
+    else:
+        cause = getattr(error, "cause", None) if isinstance(error, wrapper) else None
+        future.set_exception(cause or _LostError(f"{type(error).__name__}: {error}"))
+
+
+def _nobody(address: str, error: BaseException) -> DestinationError:
+    return DestinationError("no cluster answers at this address", got=f"{address}: {error}")
+
+
+_OPENING: dict[str, Callable[[str], contextlib.AbstractContextManager[Workers]]] = {
+    "dask": _dask,
+    "ray": _ray,
+}

@@ -1,0 +1,433 @@
+"""Datasets as sources: for conversion, appending and merging.
+
+A chunk is copied without decoding if the target stores its group in the same codecs; of a trimmed
+episode, its first and last chunk are cut, also without decoding. Single encoded images are copied
+too if their group changes. Other features are decoded and encoded again.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from itertools import groupby
+from typing import Any, ClassVar, TypeAlias, TypeVar
+
+import numpy as np
+
+from seqrecord.errors import (
+    CodecError,
+    ConflictError,
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    SourceError,
+    StorageError,
+)
+from seqrecord.store.areas import DATASET
+from seqrecord.store.format.inventory import Inventory
+from seqrecord.store.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
+from seqrecord.store.format.pages import PageCodec
+from seqrecord.store.format.references import EXTERNALS, MAX_LIST_BYTES
+from seqrecord.store.format.text import parse_json
+from seqrecord.store.format.time_spans import timestamp_features
+from seqrecord.store.originals.inventory import Account, not_selected
+from seqrecord.store.originals.protocol import EpisodeInfo
+from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.reading.pages import Chunk, Page
+from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.opening import StorageLike, open_storage
+from seqrecord.store.text import counted
+from seqrecord.store.writing.chunking import StoredChunk
+from seqrecord.store.writing.edit_files import batched
+from seqrecord.store.writing.record_file import Times
+from seqrecord.store.writing.stored_schema import has_same_pages, is_passthrough
+from seqrecord.store.writing.stored_statistics import merged
+
+_READ_BYTES = 16 << 20  # of pages per read, or one chunk
+
+_T = TypeVar("_T")
+
+
+def find_dataset(
+    location: StorageLike,
+    features: Sequence[str] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    *,
+    is_named: bool = False,
+) -> DatasetSource | None:
+    """The source of the dataset at a location; `None` if there is no manifest.
+
+    With `is_named`, raises as `seqrecord.open` does instead.
+    """
+    if not is_named and not _is_dataset(location, storage_options):
+        return None
+    return DatasetSource(open_packed(location, features=features, storage_options=storage_options))
+
+
+CopiedChunk: TypeAlias = "tuple[StoredChunk, Mapping[str, Times]]"
+"""A chunk, and its timestamps by feature."""
+
+
+@dataclass(frozen=True)
+class DatasetSource:
+    """The episodes of an open dataset, as of when it was opened, with its features.
+
+    `prefix` is put before episode keys. Features in `decoded` are decoded. With `keeps_references`,
+    a copied page still refers to its external file; otherwise it gets the bytes of that file.
+    """
+
+    format_name: ClassVar[str] = DATASET
+
+    reader: Dataset
+    decoded: frozenset[str] = frozenset()
+    prefix: str = ""
+    keeps_references: bool = False
+    target: Schema | None = None
+    copied: Mapping[int, int] = field(default_factory=dict)
+    """For each group of `target` whose chunks are copied: its group in this dataset, by number."""
+
+    @property
+    def stored(self) -> Schema:
+        """The features with their codecs and groups."""
+        return self.reader.features
+
+    @property
+    def statistics(self) -> Statistics:
+        """Statistics of the selected features, as far as the dataset has them."""
+        known = self.reader.statistics
+        own = Statistics(known.num_frames, {n: known[n] for n in self.stored if n in known})
+        return own.rekeyed(lambda key: self.prefix + key) if self.prefix else own
+
+    def schema(self) -> Schema:
+        """The features as this source yields them: with a codec only if frames stay encoded."""
+        return Schema(
+            [
+                replace(spec, codec=spec.codec if self._passes(spec) else (), group=0, added=None)
+                for spec in self.stored.values()
+            ]
+        )
+
+    @property
+    def undecoded_features(self) -> frozenset[str]:
+        """The features whose chunks are copied."""
+        if self.target is None:
+            return frozenset()
+        return frozenset(name for number in self.copied for name in self.target.group(number))
+
+    def fitted(
+        self, schema: Schema, chunk_frames: int | None = None, changed: Collection[str] = ()
+    ) -> DatasetSource:
+        """The source for a target of this schema: it copies chunks that are stored in the same
+        codecs, unless they have values that are `changed`.
+
+        With `chunk_frames` the lengths of chunks change, except for video.
+        """
+        stored = self.stored
+        others = (name for name, spec in stored.items() if not is_passthrough(spec, schema[name]))
+        copied = {}
+        for number in range(schema.num_groups):
+            specs = [spec for spec in schema.group(number).values() if not spec.is_dropped]
+            groups = {stored[spec.name].group for spec in specs}
+            is_same = all(has_same_pages(stored[spec.name], spec) for spec in specs)
+            rechunked = chunk_frames is not None and not any(spec.is_video for spec in specs)
+            is_same = is_same and {spec.name for spec in specs}.isdisjoint(changed)
+            if len(groups) == 1 and is_same and not rechunked:
+                copied[number] = groups.pop()
+        return replace(self, decoded=frozenset(others), target=schema, copied=copied)
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        index, splits = self.reader.contents.index, self.reader.contents.manifest.splits
+        return [
+            EpisodeInfo(
+                self.prefix + key,
+                int(index.num_frames[number]),
+                index.episode_metadata(number),
+                float(index.fps[number]) or None,
+                index.split_of(number, splits),
+            )
+            for number, key in enumerate(index.keys.to_pylist())
+        ]
+
+    @property
+    def inventories(self) -> None:
+        """None: `account` includes the dataset's inventories."""
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """Copy the lists of external files if pages keep their references; returns the copied
+        files."""
+        contents = self.reader.contents
+        known = contents.manifest.copied
+        refers = known is not None or any(group.external.any() for group in contents.index.groups)
+        if not refers or not self.keeps_references:
+            return None
+        for file in contents.storage.files(EXTERNALS):
+            data, _ = contents.storage.read_whole(file.path, MAX_LIST_BYTES)
+            with suppress(ConflictError):  # the same list is there already
+                storage.put(file.path, data, expected=None)
+        return known
+
+    def has(self, key: str) -> bool:
+        """Whether the dataset has an episode of this key, prefix included."""
+        rest = key[len(self.prefix) :]
+        return key.startswith(self.prefix) and rest in self.reader.contents.index.positions
+
+    def account(self) -> Account:
+        """Account of the dataset, with the data left out when it was packed itself."""
+        contents = self.reader.contents
+        places = {name: f"feature {contents.stored_name(name)}" for name in self.stored}
+        left_out = [
+            not_selected(f"feature {name}")
+            for name in contents.index.schema.active
+            if name not in places
+        ]
+        notes: list[str] = []
+        for known in self.reader.inventories:
+            notes.append(f"packed before from {known.format}: {known.reason}")
+            reason = f"when {known.format} was packed"
+            left_out += [
+                replace(each, reason=f"{each.reason}, {reason}", is_data=False)
+                for each in known.left_out
+            ]
+            notes += [f"{note} ({reason})" for note in known.notes]
+        reason = f"{MANIFEST} of a dataset of {counted(len(self.reader.episodes), 'episode')}"
+        return Account(reason, places, tuple(left_out), tuple(notes))
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """The episode's frames; `info.num_frames` empty frames if all chunks are copied."""
+        if self.copied and self.undecoded_features >= self.stored.keys():
+            yield Block(info.num_frames, {})
+        else:
+            yield from map(Block.of, self.frames(info))
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        """The episode's frames, without the features whose chunks are copied."""
+        return _located(info.key, self.frames_of(self._key(info)))
+
+    def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
+        """The episode's copied chunks, in the order in which a writer completes them."""
+        return _located(info.key, self._copied_chunks(self._key(info)))
+
+    def pages(self, feature: str, key: str) -> Iterator[tuple[int, memoryview]]:
+        """For each chunk of a feature in an episode, its number of frames and its page's bytes."""
+        reader = self.reader.contents.chunks
+        for chunk in self._chunks(self.stored[feature].group, key):
+            [page] = (page for page in reader.pages(chunk) if page.feature == feature)
+            data, shown = memoryview(b""), reader.shown(chunk)
+            if page.num_present:
+                data = reader.cut(page, reader.read([page])[0], shown)
+            yield len(shown), data
+
+    def frames_of(self, key: str) -> Iterator[Frame]:
+        """The frames of the dataset's episode `key`, as `frames`. Memory: a chunk of each group."""
+        copied = self.undecoded_features
+        names = [name for name in self.stored if name not in copied]
+        groups = dict.fromkeys(self.stored[name].group for name in names)
+        length = self.reader.contents.index.num_frames[self.reader.contents.index.positions[key]]
+        rows = zip(
+            range(length), *(self._values(group, names, key) for group in groups), strict=True
+        )
+        return ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
+
+    def _values(self, group: int, names: Collection[str], key: str) -> Iterator[dict[str, Any]]:
+        """Values of these features of a group for each frame of an episode, by name."""
+        reader = self.reader.contents.chunks
+        for chunk in self._chunks(group, key):
+            pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
+            read = list(zip(pages, reader.read(pages), strict=True))
+            for frame in reader.shown(chunk):
+                there = [(page, data) for page, data in read if page.has(frame)]
+                yield {page.feature: self._value(page, data, frame) for page, data in there}
+
+    def _copied_chunks(self, key: str) -> Iterator[CopiedChunk]:
+        reader, target = self.reader.contents.chunks, self.target
+        assert target is not None, "not fitted"
+        found = [
+            (chunk, number, {p.feature: p for p in reader.pages(chunk) if p.feature in names})
+            for number, group in self.copied.items()
+            for names in [target.group(number).keys()]
+            for chunk in self._chunks(group, key)
+        ]
+        found.sort(key=lambda item: (item[0].stop_frame, item[1]))
+        for some in batched(found, lambda item: _nbytes(item[2]), _READ_BYTES):
+            for (_, is_whole), items in groupby(some, self._together):
+                chunks = [*items]
+                pages = [page for *_, of in chunks for page in of.values() if page.num_present]
+                read = reader.read(pages, resolve=not (is_whole and self.keeps_references))
+                data = dict(zip(pages, read, strict=True))
+                for chunk, number, of_chunk in chunks:
+                    yield self._copied_chunk(chunk, number, of_chunk, data)
+
+    def _together(self, item: tuple[Chunk, int, Mapping[str, Page]]) -> tuple[str, bool]:
+        """Equal for chunks that are read together: file, and whether no frame is hidden."""
+        chunk = item[0]
+        return chunk.path, len(self.reader.contents.chunks.shown(chunk)) == chunk.num_frames
+
+    def _copied_chunk(
+        self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
+    ) -> CopiedChunk:
+        """A chunk of group `number` of the target, with empty pages for dropped features."""
+        assert self.target is not None, "not fitted"
+        specs, reader = self.target.group(number), self.reader.contents.chunks
+        shown = reader.shown(chunk)
+        some, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
+        gaps, largest, external, times = {}, [], 0, {}
+        for name, spec in specs.items():
+            page = pages.get(name)
+            present = np.zeros(chunk.num_frames, bool) if page is None else page.present
+            if present is not None:
+                gaps[self.target.position(name)] = present[some]
+            if not spec.is_fixed:
+                most = 0 if page is None else page.largest or 0
+                if page is not None and page in data and not is_whole:
+                    there = filter(page.has, shown)
+                    shapes = reader.shapes(page, data[page])
+                    sizes = (math.prod(shapes[int(page.positions(i))]) for i in there)
+                    most = max(sizes, default=0) * spec.dtype.itemsize
+                largest.append(most)
+            if page is not None and is_whole and self.keeps_references:
+                external += page.external
+        for name in timestamp_features(specs):
+            if (page := pages[name]) in data:
+                frames = np.array([*filter(page.has, shown)], np.int64)
+                values = np.empty(len(frames), specs[name].dtype)
+                out = values.reshape(-1, *specs[name].shape)
+                reader.decode(page, data[page], frames.tolist(), out)
+                times[name] = (values, chunk.first_frame + frames)
+        cut = {n: reader.cut(page, data[page], shown) for n, page in pages.items() if page in data}
+        parts = [cut.get(name, b"") for name in specs]
+        span = range(chunk.first_frame + shown.start, chunk.first_frame + shown.stop)
+        places = [self.target.position(name) for name in specs]
+        stored = StoredChunk.of(number, specs, places, span, gaps, parts, largest, external)
+        return stored, times
+
+    def _key(self, info: EpisodeInfo) -> str:
+        return info.key[len(self.prefix) :]
+
+    def _passes(self, spec: FeatureSpec) -> bool:
+        return spec.name not in self.decoded and is_passthrough(spec, spec)
+
+    def _value(self, page: Page, data: memoryview, frame: int) -> Any:
+        spec = self.stored[page.feature]
+        if self._passes(spec):
+            place = int(page.positions(frame))
+            start, stop = PageCodec(spec).offsets(data, page.num_present)[place : place + 2]
+            return EncodedImage(bytes(data[start:stop]))
+        return self.reader.contents.chunks.value_of(page, data, frame)
+
+    def _chunks(self, group: int, key: str) -> Iterator[Chunk]:
+        index = self.reader.contents.index
+        number, table = index.positions[key], index.groups[group]
+        first = int(table.first_chunk[number])
+        for row in range(first, first + int(table.num_chunks[number])):
+            yield self.reader.contents.chunks.chunk_at(group, row, number)
+
+
+@dataclass(frozen=True)
+class MergedSource:
+    """The episodes of several datasets, in order, with the features of the first."""
+
+    parts: tuple[DatasetSource, ...]
+
+    @property
+    def stored(self) -> Schema:
+        """The features of the first dataset with their codecs and groups."""
+        return self.parts[0].stored
+
+    @property
+    def statistics(self) -> Statistics:
+        """Merged statistics; empty if a dataset lacks them."""
+        known = merged([part.statistics or None for part in self.parts])
+        return known or Statistics(0, {})
+
+    @property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """The inventories of all datasets."""
+        return tuple(each for part in self.parts for each in part.reader.inventories)
+
+    @property
+    def undecoded_features(self) -> frozenset[str]:
+        """The features whose chunks are copied from all datasets."""
+        return frozenset.intersection(*(part.undecoded_features for part in self.parts))
+
+    def fitted(
+        self, schema: Schema, chunk_frames: int | None = None, changed: Collection[str] = ()
+    ) -> MergedSource:
+        """As `DatasetSource.fitted`."""
+        parts = (part.fitted(schema, chunk_frames, changed) for part in self.parts)
+        return MergedSource(tuple(parts))
+
+    def schema(self) -> Schema:
+        """Schema of the first dataset."""
+        return self.parts[0].schema()
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        """Episodes of all datasets. Raises `DestinationError` for two of the same key."""
+        found: dict[str, EpisodeInfo] = {}
+        for part in self.parts:
+            for info in part.episodes():
+                if found.setdefault(info.key, info) is not info:
+                    raise DestinationError(
+                        "two datasets have an episode with the same key; give one dataset a prefix "
+                        "(--prefix), or rename the episode (`seqrecord edit rename`)",
+                        file=self._part(info).reader.url,
+                        episode=info.key,
+                        got=part.reader.url,
+                    )
+        return [*found.values()]
+
+    def copy_lists(self, storage: Storage) -> CopiedFiles | None:
+        """As `DatasetSource.copy_lists`, for all datasets.
+
+        Nothing can be appended later: several originals have no common content id.
+        """
+        known = [part.copy_lists(storage) for part in self.parts]
+        lists = dict.fromkeys(name for copied in known if copied for name in copied.lists)
+        return CopiedFiles(tuple(lists)) if lists else None
+
+    def account(self) -> Account:
+        """Account of the first dataset; `inventories` has the others."""
+        return self.parts[0].account()
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        """As `DatasetSource.frames`."""
+        return self._part(info).frames(info)
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """As `DatasetSource.blocks`."""
+        return self._part(info).blocks(info)
+
+    def chunks(self, info: EpisodeInfo) -> Iterator[CopiedChunk]:
+        """As `DatasetSource.chunks`."""
+        return self._part(info).chunks(info)
+
+    def _part(self, info: EpisodeInfo) -> DatasetSource:
+        return next(part for part in self.parts if part.has(info.key))
+
+
+def _nbytes(pages: Mapping[str, Page]) -> int:
+    return sum(page.nbytes for page in pages.values())
+
+
+def _is_dataset(location: StorageLike, storage_options: Mapping[str, Any] | None) -> bool:
+    try:
+        storage = open_storage(location, storage_options)
+        try:
+            value = parse_json(storage.read_whole(MANIFEST, MAX_MANIFEST_BYTES)[0])
+        finally:
+            if not isinstance(location, Storage):
+                storage.close()
+    except (StorageError, FormatError):
+        return False
+    return isinstance(value, dict) and value.get("format") == "seqrecord"
+
+
+def _located(key: str, items: Iterator[_T]) -> Iterator[_T]:
+    """The same items; errors about the episode are raised as `SourceError`."""
+    try:
+        yield from items
+    except (FormatError, CodecError, NotFoundError) as error:
+        raise SourceError(error.message, **{**error.context(), "episode": key}) from error

@@ -1,0 +1,225 @@
+"""Cuts episodes of a source at gaps in time, each into several episodes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import chain, pairwise
+from typing import Any, TypeVar, cast
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.in_place.remote_source import narrowed
+from seqrecord.store.feature_kinds import size_in
+from seqrecord.store.format.time_spans import clock_of, is_plausible
+from seqrecord.store.originals.inventory import format_of
+from seqrecord.store.originals.protocol import EpisodeInfo, Source, blocks_of
+from seqrecord.store.schema import Block, Frame, Schema
+from seqrecord.store.text import counted, repr_of
+from seqrecord.video.gops import Gop
+
+_T = TypeVar("_T", Block, Gop)
+
+
+@dataclass(frozen=True)
+class _Part:
+    """The frames `span` of an episode."""
+
+    whole: EpisodeInfo
+    span: range
+
+    @property
+    def is_last(self) -> bool:
+        return self.span.stop == self.whole.num_frames
+
+
+class SplitSource:
+    """The episodes of `source`, with others in place of those in `parts`, which have their keys.
+
+    The frames of an episode are read once if its parts are read in order.
+    """
+
+    def __init__(self, source: Source, parts: Mapping[str, _Part]) -> None:
+        self.source, self._parts = source, parts
+        self.format_name = format_of(source)
+        self.features = getattr(source, "features", None)
+        self._open: tuple[str, int, Iterator[Block]] | None = None
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_open": None}
+
+    def schema(self) -> Schema:
+        return self.source.schema()
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        parts: dict[str, list[EpisodeInfo]] = {}
+        for key, part in self._parts.items():
+            cut = replace(part.whole, key=key, num_frames=len(part.span))
+            parts.setdefault(part.whole.key, []).append(cut)
+        return [each for info in self.source.episodes() for each in parts.get(info.key, [info])]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        for block in self.blocks(info):
+            yield from block.frames()
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        part = self._parts.get(info.key)
+        if part is None:
+            yield from blocks_of(self.source, info)
+            return
+        (key, at, blocks), self._open = self._open or ("", 0, iter(())), None
+        if key != part.whole.key or at > part.span.start:
+            at, blocks = 0, blocks_of(self.source, part.whole)
+        for begin, block, frames in _cut(blocks, part, at):
+            if begin + frames.stop >= part.span.stop and not part.is_last:
+                self._open = part.whole.key, begin, chain([block], blocks)
+            some = slice(frames.start, frames.stop)
+            columns = {name: column[some] for name, column in block.columns.items()}
+            yield Block(len(frames), columns)
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        part = self._parts.get(info.key)
+        source = cast("Any", self.source)
+        found: npt.NDArray[np.float64] = source.timestamps(info if part is None else part.whole)
+        return found if part is None else found[part.span.start : part.span.stop]
+
+
+class _SplitVideoSource(SplitSource):
+    """A source that also has encoded video."""
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Any]]:
+        part, source = self._parts.get(info.key), cast("Any", self.source)
+        found: dict[str, Iterator[Any]] = source.videos(info if part is None else part.whole)
+        return found if part is None else {name: _gops(found[name], part) for name in found}
+
+
+def _gops(gops: Iterator[Gop], part: _Part) -> Iterator[Gop]:
+    return (gop.select_frames(frames) for _, gop, frames in _cut(gops, part))
+
+
+def _cut(items: Iterator[_T], part: _Part, at: int = 0) -> Iterator[tuple[int, _T, range]]:
+    """The items with frames of a part: number of their first frame, and the frames inside."""
+    for item in items:
+        begin, at = at, at + item.num_frames
+        stop = item.num_frames if part.is_last else min(part.span.stop - begin, item.num_frames)
+        if (start := max(part.span.start - begin, 0)) < stop:
+            yield begin, item, range(start, stop)
+        if at >= part.span.stop and not part.is_last:
+            return
+
+
+def split_at_gaps(
+    source: Source, schema: Schema, episodes: Sequence[EpisodeInfo], seconds: float
+) -> tuple[SplitSource, str]:
+    """Cut episodes where timestamps of successive frames differ by more than `seconds`.
+
+    Reads the timestamps of all episodes. `schema` has the kinds and units of the source's features.
+    Part n of the episode `KEY` gets the key `KEY/n`, counted from 0; episodes without a gap keep
+    their keys. Also returns a note for the inventory.
+
+    Raises `SchemaError` without timestamps or with a unit that is unknown, and `SourceError` for a
+    dataset as the source, or a frame without a timestamp.
+    """
+    if type(seconds) not in (int, float) or not 0 < seconds < float("inf"):
+        raise SourceError(
+            "split_at_gaps is not valid", expected="seconds above 0", got=repr_of(seconds)
+        )
+    if hasattr(source, "stored"):
+        raise SourceError(
+            "a packed dataset cannot be split at gaps; split its original (write --split-at-gaps)"
+        )
+    own: Any = getattr(source, "timestamps", None)
+    clock = clock_of(schema)
+    if clock is None and own is None:
+        raise SchemaError(
+            "split_at_gaps needs timestamps; name the feature's kind (--kind FEATURE=timestamp)",
+            expected="a feature of kind timestamp",
+            got=", ".join(schema),
+        )
+    narrow = source if clock is None else _only(source, clock, episodes)
+    parts: dict[str, _Part] = {}
+    cut, made, first = 0, 0, ""
+    for info in episodes:
+        times = own(info) if clock is None else _values(narrow, info, clock)
+        size = 1.0 if clock is None else _unit_size(schema, clock, times)
+        steps = _distances(times) * size
+        if len(gaps := np.flatnonzero(steps > seconds) + 1):
+            cut, made = cut + 1, made + len(gaps) + 1
+            first = first or f"{info.key} before frame {gaps[0]}, {steps[gaps[0] - 1]:.6g} s"
+        for number, (start, stop) in enumerate(pairwise([0, *gaps.tolist(), info.num_frames])):
+            if start == stop:
+                continue  # an episode without frames
+            key = f"{info.key}/{number}" if len(gaps) else info.key
+            if key in parts:
+                raise SourceError("a part of an episode has the key of another one", episode=key)
+            parts[key] = _Part(info, range(start, stop))
+    note = f"split at gaps of more than {seconds:g} s: no episode has one"
+    if cut:
+        note = (
+            f"split at gaps of more than {seconds:g} s: {counted(cut, 'episode')} into "
+            f"{made}; the first gap: {first}"
+        )
+    kind = _SplitVideoSource if hasattr(source, "videos") else SplitSource
+    return kind(source, parts), note
+
+
+def _only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
+    """The source with only its timestamps, if it has the same episodes then."""
+    try:
+        narrow = narrowed(source, [clock])
+        listed = [(info.key, info.num_frames) for info in narrow.episodes()]
+        is_same = listed == [(info.key, info.num_frames) for info in episodes]
+        return narrow if is_same and [*narrow.schema()] == [clock] else source
+    except (SourceError, SchemaError):
+        return source
+
+
+def _values(source: Source, info: EpisodeInfo, clock: str) -> npt.NDArray[Any]:
+    """The timestamps of an episode, in their own unit: int64 or float64 [frames]."""
+    found: list[Any] = []
+    for block in blocks_of(source, info):
+        if clock not in block.columns:
+            raise SourceError(
+                "frame lacks its timestamp, by which episodes are split",
+                episode=info.key,
+                frame=len(found),
+                feature=clock,
+            )
+        found += [np.asarray(value).item() for value in block.columns[clock]]
+    times = np.array(found)
+    if len(times) != info.num_frames or not np.isfinite(times).all():
+        raise SourceError(
+            "timestamps do not fit the episode",
+            episode=info.key,
+            feature=clock,
+            expected=f"{info.num_frames} finite numbers",
+            got=f"{int(np.isfinite(times).sum())} of {len(times)}",
+        )
+    return times
+
+
+def _distances(times: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
+    """Absolute differences of successive timestamps; no integers overflow."""
+    if times.dtype.kind in "iu":  # modulo 2**64, the larger minus the smaller is exact
+        low, high = (f(times[1:], times[:-1]).astype(np.uint64) for f in (np.minimum, np.maximum))
+        steps: npt.NDArray[np.float64] = (high - low).astype(np.float64)
+    else:
+        with np.errstate(over="ignore"):
+            steps = np.abs(np.diff(times.astype(np.float64)))
+    return steps
+
+
+def _unit_size(schema: Schema, clock: str, times: npt.NDArray[Any]) -> float:
+    """The clock's unit in seconds. Raises `SchemaError` if it is unknown and implausible as s."""
+    size = size_in(schema[clock].unit, "s")
+    step = float(np.median(_distances(times))) if len(times) > 1 else 1.0
+    if size is None and not is_plausible(step):
+        raise SchemaError(
+            f"the unit of timestamps is unknown; name it (--unit {clock}=ns)",
+            feature=clock,
+            expected="a unit such as s, ms, us or ns",
+            got=f"frames {step:g} apart",
+        )
+    return size or 1.0

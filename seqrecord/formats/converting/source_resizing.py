@@ -1,0 +1,180 @@
+"""Frames of a source that are resized before they are stored."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SchemaError
+from seqrecord.store.clips.cameras import (
+    INTRINSICS,
+    OWN_INTRINSICS,
+    EpisodeCamera,
+    followed_feature,
+)
+from seqrecord.store.clips.transforms import FloatArray
+from seqrecord.store.feature_kinds import is_picture
+from seqrecord.store.format.pages import PageCodec, check_fits
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.resizing import Sizes, resize_frame, resized_schema
+from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Schema
+from seqrecord.store.text import shape_text
+from seqrecord.store.writing.values import plain
+
+_FACTS = (*INTRINSICS, "width", "height")
+_UNIT = {"fx": 1, "fy": 1, "cx": 0, "cy": 0}
+
+
+@dataclass(frozen=True)
+class SourceResizing:
+    """Resizes frames of a source. `features` are all of its features, some with another size."""
+
+    features: Schema
+
+    @classmethod
+    def of(cls, schema: Schema, sizes: Sizes | None) -> SourceResizing | None:
+        """The resizing to `sizes` of a source with this schema; `None` if no size changes.
+
+        Raises `ClipError` as `resized_schema` and `followed_feature`, and `SchemaError` for
+        per-frame intrinsics of frames whose size varies.
+        """
+        if sizes is None:
+            return None
+        found = cls(resized_schema(schema, sizes))
+        for name, change in found.intrinsics.items():
+            if np.isnan(change).any():
+                raise SchemaError(
+                    "per-frame intrinsics of frames whose size varies",
+                    feature=name,
+                    expected=f"features without {name}, or a Resize as clip_transform",
+                    got=", ".join(found.resized),
+                )
+        return found if found.resized else None
+
+    @cached_property
+    def resized(self) -> dict[str, FeatureSpec]:
+        """The features with another size."""
+        changed = {n: spec for n, spec in self.features.items() if spec.stored_shape is not None}
+        return {n: spec for n, spec in changed.items() if spec.stored_shape != spec.shape}
+
+    @cached_property
+    def intrinsics(self) -> dict[str, FloatArray]:
+        """The per-frame intrinsics that change: scales of x and y, and offsets; float64 [4]."""
+        images = {
+            name: (spec.stored.shape[:2], spec.shape[:2]) if name in self.resized else None
+            for name, spec in self.features.items()
+            if self._is_picture(spec)
+        }
+        names = [name for name, spec in self.features.items() if spec.kind == "intrinsics"]
+        found = {}
+        for name in names if self.resized else ():
+            owner = name.removesuffix(OWN_INTRINSICS)  # perhaps not selected: never another image's
+            image = followed_feature(name, names, images, {*self.features, owner})
+            if image in self.resized:
+                found[name] = self._camera(image).intrinsics([_UNIT])[0]
+        return found
+
+    def _is_picture(self, spec: FeatureSpec) -> bool:
+        return spec.name in self.resized or is_picture(spec.name, spec.stored, spec.kind)
+
+    def _camera(self, name: str) -> EpisodeCamera:
+        height, width = (side or 0 for side in self.features[name].shape[:2])
+        return EpisodeCamera(name, self.features[name].stored.shape[:2], (height, width))
+
+    def _along_x(self, name: str, camera: Any) -> float:
+        """Factor of widths, of a camera whose intrinsics are known."""
+        lens = EpisodeCamera(name, self.features[name].stored.shape[:2]).own(camera)
+        width = self.features[name].stored.shape[1] or lens["width"]
+        return float(self.features[name].shape[1] or 0) / width
+
+    @property
+    def schema(self) -> Schema:
+        """The features as they are stored; resized ones have no codec yet."""
+        return Schema(
+            [
+                replace(spec, codec=(), stored_shape=None) if spec.name in self.resized
+                else spec.stored
+                for spec in self.features.values()
+            ]
+        )  # fmt: skip
+
+    @property
+    def notes(self) -> list[str]:
+        """A line for each resized feature, for inventories."""
+        return [
+            f"{n}: resized from {shape_text(s.stored.shape[:2])} to {shape_text(s.shape[:2])}"
+            for n, s in self.resized.items()
+        ]
+
+    def block(self, block: Block) -> Block:
+        """Resize the frames of a block. Raises `FrameError` for frames of another shape."""
+        columns = dict(block.columns)
+        for name in self.resized.keys() & columns.keys():
+            columns[name] = [self._frame(name, item) for item in columns[name]]
+        for name in self.intrinsics.keys() & columns.keys():
+            columns[name] = [self._moved(name, plain(item, name)) for item in columns[name]]
+        return Block(block.num_frames, columns)
+
+    def metadata(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+        """An episode's metadata, with a `camera` that has the intrinsics of resized frames.
+
+        Cameras become those of single features; intrinsics of an unknown size are left out.
+        """
+        camera = metadata.get("camera")
+        if not isinstance(camera, Mapping):
+            return metadata
+        found: dict[str, Any] = {n: own for n, own in camera.items() if isinstance(own, Mapping)}
+        for name, spec in self.features.items():
+            own = camera.get(name, camera)
+            if not self._is_picture(spec) or not isinstance(own, Mapping):
+                continue
+            kept = {n: value for n, value in own.items() if not isinstance(value, Mapping)}
+            if name in self.resized:
+                height, width = (side or 0 for side in spec.shape[:2])
+                numbers = self._camera(name).intrinsics([camera])[0].tolist()
+                new = dict(zip(_FACTS, (*numbers, width, height), strict=True))
+                is_known = not any(map(math.isnan, numbers))
+                if is_known and isinstance(kept.get("skew"), int | float):
+                    new["skew"] = kept["skew"] * self._along_x(name, camera)
+                kept = {n: v for n, v in kept.items() if n not in new} | (new if is_known else {})
+            found[name] = kept
+        return {**metadata, "camera": {name: own for name, own in found.items() if own}}
+
+    def _moved(self, name: str, item: Any) -> Any:
+        """The intrinsics of the resized frame; writers refuse values of another shape."""
+        values, spec = np.asarray(item), self.features[name]
+        if values.shape != spec.shape:
+            return item
+        along_x, along_y, x, y = self.intrinsics[name].tolist()
+        if values.ndim == 1:
+            moved = values * (along_x, along_y, along_x, along_y) + (0, 0, x, y)
+        else:
+            moved = np.array([[along_x, 0, x], [0, along_y, y], [0, 0, 1]]) @ values
+        return moved.astype(spec.dtype)
+
+    def _frame(self, name: str, item: Any) -> npt.NDArray[Any]:
+        codec, spec = self._codecs[name], self.resized[name]
+        if isinstance(item, EncodedImage):
+            blob = codec.encode_frame(item)
+            frame = np.empty(blob.shape, spec.dtype)
+            codec.decode_into(memoryview(codec.join([blob])), 1, [frame])
+        else:
+            frame = np.asarray(plain(item, name))
+            check_fits(codec.spec, frame.dtype, frame.shape)
+        out = np.empty([size or 0 for size in spec.shape], spec.dtype)
+        resize_frame(spec, np.ascontiguousarray(frame, spec.dtype), out)
+        return out
+
+    @cached_property
+    def _codecs(self) -> dict[str, PageCodec]:
+        """Codecs of frames as the source yields them: video comes decoded."""
+        specs = {name: spec.stored for name, spec in self.resized.items()}
+        return {
+            name: PageCodec(replace(spec, codec=()) if spec.is_video else spec)
+            for name, spec in specs.items()
+        }

@@ -1,0 +1,177 @@
+"""Video of a source: kept packets, frames to encode, and changes of pixels for the inventory."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import CodecError, SourceError, located
+from seqrecord.in_place.files import opened
+from seqrecord.store.format.inventory import Inventory, LeftOut
+from seqrecord.store.format.references import ReferencedGops
+from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.text import counted
+from seqrecord.store.writing.stored_schema import loses_data
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.decoding import GopFrames
+from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.packets import packet_format
+
+Part = Gop | ReferencedGops | DecodedFrame
+
+
+class Change(NamedTuple):
+    """Frames of a feature that are not stored as the original's packets; see `DecodedFrame`."""
+
+    feature: str
+    codec: str
+    reason: str
+    rounded: str
+
+
+class SourceVideo:
+    """The video of one feature and episode, with `num_frames` frames.
+
+    `spec` is the source's feature, `stored` the dataset's. `changes` counts frames. With `strict`,
+    a lossy change raises `SourceError`, and so does another number of frames. With `decodes`, all
+    kept packets are decoded, and `CodecError` is raised if they do not contain their frames.
+    """
+
+    def __init__(
+        self,
+        spec: FeatureSpec,
+        stored: FeatureSpec,
+        num_frames: int,
+        *,
+        strict: bool,
+        decodes: bool,
+    ) -> None:
+        self._left = num_frames
+        self.changes: Counter[Change] = Counter()
+        self.codecs: set[tuple[str, str]] = set()  # that are not the feature's
+        self._spec, self._stored, self._strict, self._decodes = spec, stored, strict, decodes
+        self._config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
+        self._known = VideoConfig.from_json(stored.codec[0]).decoding if stored.is_video else None
+
+    def parts(self, parts: Iterable[Part]) -> Iterator[Part]:
+        """Yield the parts that a video feature stores; packets keep their own configuration."""
+        for part in self._counted(parts):
+            if isinstance(part, DecodedFrame):
+                yield part
+                continue
+            config = part.config or self._config
+            if config is not None and config.decoding != self._known:
+                self.codecs.add((self._spec.name, f"{config.codec} {config.pixel_format}"))
+                part = replace(part, config=config)
+            if self._decodes and config is not None:
+                with located(CodecError, file=getattr(part, "file", None), feature=self._spec.name):
+                    for gop in _gops(replace(part, config=config)):
+                        self._decoder(gop).skip(gop.num_frames)
+            yield part
+
+    def frames(self, parts: Iterable[Part]) -> Iterator[npt.NDArray[Any]]:
+        """Yield decoded frames, for a feature that is not stored as video."""
+        depth = None if self._config is None else self._config.depth
+        for part in self._counted(parts):
+            if isinstance(part, DecodedFrame):
+                yield part.pixels if depth is None else depth.decode(part.pixels)
+                continue
+            config = part.config or self._config
+            assert isinstance(part, Gop)
+            assert config is not None
+            gop = self._decoder(replace(part, config=config))
+            for _ in range(part.num_frames):
+                out = np.empty([n or 0 for n in self._spec.shape], config.dtype)
+                gop.read_into(out)
+                yield out
+
+    def _counted(self, parts: Iterable[Part]) -> Iterator[Part]:
+        for part in parts:
+            self._left -= int(np.sum(part.num_frames))
+            if isinstance(part, DecodedFrame):
+                self._count(part)
+            yield part
+        if self._left:  # after errors of the source
+            raise SourceError(
+                "video and episode have different numbers of frames",
+                feature=self._spec.name,
+                got=f"{abs(self._left)} frames {'too many' if self._left < 0 else 'missing'}",
+            )
+
+    def _decoder(self, gop: Gop) -> GopFrames:
+        config = gop.config
+        assert config is not None
+        height, width = (n or 0 for n in self._spec.shape[:2])
+        return GopFrames(config, height, width, gop.packets, gop.order)
+
+    def _count(self, frame: DecodedFrame) -> None:
+        change = Change(self._spec.name, frame.codec, frame.reason, frame.rounded)
+        self.changes[change] += 1
+        if self._strict and loses_data(self._stored):
+            raise SourceError(
+                f"encoding the video again would change pixels: {frame.reason}; store it without "
+                f"loss (--codec {self._spec.name}=ffv1), or leave out strict (--strict)",
+                feature=self._spec.name,
+                expected="packets that can be stored, or a lossless codec",
+                got=f"{frame.codec}, to {_described(self._stored)}",
+            )
+
+
+def _gops(part: Gop | ReferencedGops) -> Iterator[Gop]:
+    """Yield the groups of pictures with their packets, read from the external file."""
+    if isinstance(part, Gop):
+        yield part
+        return
+    assert part.config is not None
+    form, places = packet_format(part.config.codec, part.extradata), [*part.first, len(part.starts)]
+    with opened(Path(part.file)) as file:
+        for begin, stop in pairwise(places):
+            packets: list[bytes] = []
+            for start, size in zip(part.starts[begin:stop], part.sizes[begin:stop], strict=True):
+                file.seek(int(start))
+                packets.append(form.bare_packet(file.read(int(size)), not packets))
+            try:
+                yield Gop(tuple(packets), tuple(part.order[begin:stop].tolist()), part.config)
+            except ValueError as error:
+                raise CodecError("cannot decode video packets", got=str(error)) from error
+
+
+def with_changes(inventory: Inventory, changes: Mapping[Change, int], schema: Schema) -> Inventory:
+    """Add changed pixels to an inventory: lossy ones as data left out, others as notes."""
+    left_out, notes = [*inventory.left_out], [*inventory.notes]
+    for change, count in changes.items():
+        name, stored = change.feature, schema[change.feature]
+        text = f"{change.codec} encoded as {_described(stored)}: {change.reason}"
+        if loses_data(stored):
+            text += f"; --codec {name}=ffv1 keeps them"
+            left_out.append(LeftOut(f"exact pixels of {name}", count, text, "frames"))
+        else:
+            notes.append(f"{name}: {counted(count, 'frame')} without loss, {text}")
+        if change.rounded:
+            notes.append(f"{name}: {counted(count, 'frame')} of {change.codec}: {change.rounded}")
+    return replace(inventory, left_out=tuple(left_out), notes=tuple(notes))
+
+
+def notes_of_kept(schema: Schema) -> Iterator[str]:
+    """Notes on kept video whose frames have other values than its packets."""
+    for name, spec in schema.items():
+        config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
+        if config is not None and config.depth is not None:
+            yield f"{name}: codes of {config.pixel_format} decoded to metres"
+        elif config is not None and config.bits > 8 and not config.is_grey:
+            yield f"{name}: {config.pixel_format} decoded to uint8, {config.bits} bits rounded to 8"
+
+
+def _described(spec: FeatureSpec) -> str:
+    if not spec.is_video:
+        return f"{spec.dtype.name} arrays"
+    height, width = (n or 0 for n in spec.shape[:2])
+    config = VideoConfig.from_json(spec.codec[0]).encoding(height, width)
+    return f"{config.codec} {config.pixel_format}"

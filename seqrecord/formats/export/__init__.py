@@ -1,0 +1,1 @@
+"""Exports of datasets: files, LeRobot datasets, the Hugging Face Hub."""

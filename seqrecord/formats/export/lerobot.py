@@ -1,0 +1,448 @@
+"""Export as a LeRobot dataset of version 3.0.
+
+::
+
+    DESTINATION/meta/{info,stats}.json, tasks.parquet, episodes/chunk-000/file-000.parquet
+    DESTINATION/data/chunk-000/file-000.parquet           rows of many episodes, with PNG images
+    DESTINATION/videos/FEATURE/chunk-000/file-000.mp4     one for each episode
+
+The layout is that of lerobot 0.6.1, see https://huggingface.co/docs/lerobot/lerobot-dataset-v3.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
+from fractions import Fraction
+from itertools import pairwise
+from os import PathLike
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.errors import ClipError
+from seqrecord.formats.converting.convert_jobs import Meter
+from seqrecord.formats.converting.dataset_source import DatasetSource
+from seqrecord.formats.export.files import disk_errors, new_folder
+from seqrecord.formats.export.lerobot_meta import (
+    OWN,
+    TASK,
+    TIMESTAMP,
+    LeRobotColumn,
+    LeRobotMeta,
+    RowFile,
+    collector,
+    file_name,
+    language_array,
+    names_unseen_by_policies,
+    plan_columns,
+)
+from seqrecord.formats.sources.lerobot.language import PERSISTENT
+from seqrecord.store.reading.dataset import Dataset, DatasetLike
+from seqrecord.store.reading.episode import Episode
+from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.measured_rates import measured_rate
+from seqrecord.store.reading.opening import opened
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.statistics.collecting import StatisticsCollector
+from seqrecord.store.storage.url import local_path
+from seqrecord.store.units import Progress
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.container import TimedPacket, mux_mp4
+from seqrecord.video.decoding import decode_gop, display_order
+from seqrecord.video.encoding import encode_gop
+from seqrecord.video.gops import Gop
+from seqrecord.video.packages import video_errors
+from seqrecord.video.pages import parse_video_page
+
+_logger = logging.getLogger("seqrecord")
+
+_STEP_BYTES = 64 << 20  # of frames in memory
+_SAME = 1e-4  # seconds, lerobot's tolerance
+_SAMPLED, _SAMPLED_IN_ALL = 8, 4096  # video frames for statistics: per episode, in all; at most
+_TICKS = 512  # per frame, as other writers use
+
+
+def to_lerobot(
+    dataset: DatasetLike,
+    destination: str | PathLike[str],
+    *,
+    episodes: EpisodeFilter = None,
+    features: Sequence[str] | None = None,
+    fps: float | None = None,
+    video: str | None = None,
+    rename: Mapping[str, str] | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Path:
+    """Write episodes as a LeRobot dataset of version 3.0; returns its folder.
+
+    H.264, HEVC, AV1 and VP9 video is copied packet by packet into an MP4 file per episode and
+    camera. If an episode begins between two keyframes, its file begins at the keyframe before, and
+    its `from_timestamp` is above 0, provided that all frames before it are in exported episodes.
+    Groups of pictures with other frames that are decoded but not shown, for example trimmed ones,
+    are encoded again, with a warning: they are not exported. Other images, uint8 [H, W, 3], become
+    PNG in the rows, which is lossless, or with `video` are encoded; other features become columns.
+    Depth in m or mm is a video of LeRobot's codes if it is one, and otherwise TIFF in the rows:
+    float32 or uint16 [H, W, 1]. `language_events`, and `language_persistent` of the episodes'
+    metadata, become LeRobot's language columns.
+
+    Episodes, and LeRobot's `index` of frames, are in the dataset's order. Since LeRobot's splits
+    are ranges, episodes of a split that are not consecutive are moved, with a warning.
+
+    Row i of an episode has the timestamp i / fps; a warning names the largest difference from the
+    dataset's timestamps. A different feature `timestamp` becomes `recorded_timestamp`. The task is
+    a text feature `task`, or the first of `tasks` in the episode's metadata. Statistics of an
+    episode cover its rows, and one to eight frames of its video. Statistics of the dataset are its
+    own if all episodes are exported, without unknown quantiles; else merged from the episodes.
+
+    lerobot 0.6.1 loads the dataset and trains on it, and its tools append, merge and delete
+    episodes.
+
+    Args:
+        dataset: local path or URL, or an open dataset.
+        destination: a local folder, empty or new.
+        episodes: keys, a glob, or a predicate on metadata; all by default. `meta/seqrecord.json`
+            lists their keys in the order of their numbers.
+        features: names of the features, all by default.
+        fps: frames per second, if the dataset lacks it.
+        video: codec for images that are no video: "h264", "av1", …, with options as for
+            `--codec`, such as "h264:quality=20". Not lossless.
+        rename: names of columns by feature, `{"state": "observation.state"}`. LeRobot's policies
+            see the columns `action`, `observation.…` and the task only; a warning lists others.
+        progress: called from this thread, several times per second.
+        storage_options: for the filesystem that serves the dataset's URL.
+
+    Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
+    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names) and for an
+    unknown, repeated or reserved name in `rename`, and
+    `ClipError` for an episode with frames that lack a feature, or without a frame rate, and
+    `CodecError` for an invalid `video`.
+
+    Example:
+        from seqrecord import export
+
+        folder = export.to_lerobot("records/", "exported/", features=["image", "action"], fps=10)
+    """
+    with opened(dataset, storage_options=storage_options) as reader:
+        numbers = reader.find_episodes(episodes).tolist()
+        splits = reader.contents.index.split[numbers].tolist()
+        first = {split: place for place, split in reversed([*enumerate(splits)])}
+        order = sorted(range(len(numbers)), key=lambda place: (first[splits[place]], place))
+        if order != [*range(len(numbers))]:
+            _logger.warning(
+                "%s: splits are not consecutive episodes, so numbers of episodes and frames differ",
+                reader.url,
+            )
+        chosen = reader.select(features)
+        keys = list(chosen.episodes)
+        episodes_in_order = [chosen.episodes[keys[numbers[place]]] for place in order]
+        writer = _Writer(chosen, episodes_in_order, fps, progress, video, rename or {})
+        writer.warn_of_times(reader)
+        root = local_path(destination, "destination")
+        with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as new:
+            writer.write(new)
+        return root
+
+
+class _Writer:
+    def __init__(
+        self,
+        reader: Dataset,
+        episodes: Sequence[Episode],
+        fps: float | None,
+        progress: Callable[[Progress], None] | None,
+        video: str | None,
+        rename: Mapping[str, str],
+    ) -> None:
+        self._reader, self._episodes = reader, episodes
+        self._exported: dict[str, frozenset[bytes]] = {}  # packets by column, of a last GOP
+        self._fps = _rate(episodes, fps)
+        self._columns = [
+            *plan_columns(
+                reader.features,
+                keeps_times=self._has_own_times(),
+                has_persistent=any(PERSISTENT in episode.metadata for episode in episodes),
+                video=video,
+                rename=rename,
+            )
+        ]
+        self._task_feature = next(
+            (column.feature for column in self._columns if column.name == TASK), None
+        )
+        if unseen := names_unseen_by_policies(self._columns):
+            _logger.warning(
+                "%s: LeRobot's policies will not see %s: they see action, observation.… and the "
+                "task; rename columns with rename= (--rename %s=observation.%s)",
+                *(reader.url, ", ".join(unseen), unseen[0], unseen[0]),
+            )
+        self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
+        own = [each.feature for each in self._columns if not each.is_video]
+        self._read = [name for name in own if name != PERSISTENT]
+        for episode in episodes:
+            for name in reader.features:
+                if not (present := episode.present(name)).all():
+                    raise ClipError(
+                        "LeRobot does not support frames without a feature; choose other features",
+                        episode=episode.key,
+                        feature=name,
+                        frame=int(np.argmin(present)),
+                    )
+
+    def warn_of_times(self, dataset: Dataset) -> None:
+        """Log the largest difference of the dataset's timestamps from i / fps."""
+        fps, worst = float(self._fps), (_SAME, "", 0.0)
+        for episode in self._episodes:
+            if (rate := measured_rate(dataset.episodes[episode.key], fps)) is not None:
+                worst = max(worst, (rate.max_deviation, episode.key, rate.mean_fps))
+        seconds, key, mean_fps = worst
+        if key:
+            _logger.warning(
+                "%s: rows have the times i / %g; timestamps differ by up to %.3g s (episode %s, "
+                "%.6g frames per second on average)",
+                *(dataset.url, fps, seconds, key, mean_fps),
+            )
+
+    def write(self, root: Path) -> None:
+        index, names = self._reader.contents.index, self._reader.contents.manifest.splits
+        numbers = (index.positions[episode.key] for episode in self._episodes)
+        splits = Counter(index.split_of(number, names) for number in numbers)
+        meta = LeRobotMeta(root, self._columns, self._episodes, self._fps, splits)
+        file = RowFile(root / "data")
+        first = 0
+        for number, episode in enumerate(self._episodes):
+            file.begin_episode()
+            collected = collector(self._columns)
+            collected.begin(episode.key)
+            tasks = self._write_rows(file, meta, collected, episode, number, first)
+            before = {
+                each.name: self._write_video(root, each, episode, number)
+                for each in self._columns
+                if each.is_video
+            }
+            self._collect_video_statistics(collected, episode)
+            collected.skip(len(episode))
+            collected.keep()
+            meta.add(tasks, file.number, first, before, collected.statistics())
+            first += len(episode)
+        file.close()
+        is_all = len(self._episodes) == len(self._reader.episodes)
+        meta.close(self._reader.statistics if is_all else Statistics(0, {}))
+        self._meter.report()
+
+    def _write_rows(
+        self,
+        file: RowFile,
+        meta: LeRobotMeta,
+        collected: StatisticsCollector,
+        episode: Episode,
+        number: int,
+        first: int,
+    ) -> list[str]:
+        """Write an episode's rows, from row `first` on; returns its tasks in order."""
+        specs = [self._reader.features[name] for name in self._read]
+        frame_bytes = sum(spec.nbytes for spec in specs if spec.is_fixed)
+        step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
+        tasks: dict[str, None] = {}
+        default = _default_task(episode)
+        persistent = self._persistent(episode)
+        for start in range(0, len(episode), step):
+            numbers = range(start, min(start + step, len(episode)))
+            arrays = episode.read(numbers, features=self._read) if self._read else {}
+            texts = arrays.get(self._task_feature or "") or [default] * len(numbers)
+            frames = np.array(numbers)
+            tasks.update(dict.fromkeys(texts))
+            columns = {}
+            for each in self._columns:
+                if each.name == PERSISTENT:
+                    columns[each.name] = persistent.take(pa.array(np.zeros(len(frames), np.int64)))
+                elif not each.is_video and each.name != TASK:
+                    columns[each.name] = each.array(arrays[each.feature])
+                    if each.has_numbers:
+                        collected.add_frames(each.name, arrays[each.feature], frames)
+            own = [
+                frames,
+                np.full(len(frames), number),
+                frames + first,
+                np.array([*map(meta.task_number, texts)]),
+            ]
+            times = (frames / float(self._fps)).astype(np.float32)
+            for name, values in zip((TIMESTAMP, *OWN), (times, *own), strict=True):
+                columns[name] = pa.array(values)
+                collected.add_frames(name, values, frames)
+            file.write(pa.table(columns))
+            self._meter.add(len(numbers))
+        return list(tasks)
+
+    def _persistent(self, episode: Episode) -> pa.Array:
+        """The persistent rows of an episode, with times from its first frame on."""
+        rows, begin = episode.metadata.get(PERSISTENT) or [], 0.0
+        if rows and TIMESTAMP in self._reader.features:
+            begin = float(np.ravel(episode.read([0], features=[TIMESTAMP])[TIMESTAMP])[0])
+        moved = [row | {"timestamp": row["timestamp"] - begin} for row in rows]
+        return language_array([moved], PERSISTENT)
+
+    def _collect_video_statistics(self, collected: StatisticsCollector, episode: Episode) -> None:
+        names = {each.feature: each.name for each in self._columns if each.is_video}
+        count = max(1, min(_SAMPLED, _SAMPLED_IN_ALL // len(self._episodes), len(episode)))
+        sampled = np.linspace(0, len(episode) - 1, count).astype(np.int64)
+        if names:
+            images = episode.read(sampled.tolist(), features=list(names))
+            for feature, name in names.items():
+                collected.add_frames(name, images[feature], sampled)
+
+    def _write_video(self, root: Path, column: LeRobotColumn, episode: Episode, number: int) -> int:
+        """Write an episode's video; returns the number of frames before the episode's first."""
+        name, spec = column.feature, column.spec
+        path = root / f"videos/{column.name}/{file_name(number)}.mp4"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        gops: list[Gop] = []
+        if self._reader.features[name].is_video:
+            for count, data in DatasetSource(self._reader).pages(name, episode.key):
+                gops += _gops(data, count, name)
+        else:
+            gops += self._encoded(column, episode)
+        config = gops[0].config or VideoConfig.from_json(spec.codec[0])
+        exported = self._exported.get(column.name, frozenset[bytes]())
+        shown, before = _alike(gops, config, spec, f"{episode.key}, {name}", exported)
+        # The next episode may begin in this GOP.
+        self._exported[column.name] = frozenset(
+            packet
+            for packet, place in zip(gops[-1].packets, gops[-1].order, strict=True)
+            if place >= 0 or packet in exported
+        )
+        # Frames are decoded up to this many packets before they are shown.
+        delay = max(at - frame for one in shown for at, frame in enumerate(one.order))
+        mux_mp4(
+            str(path),
+            config.codec,
+            (spec.shape[0] or 0, spec.shape[1] or 0),
+            shown[0].packets,
+            _timed(shown, delay),
+            tick=Fraction(1, 1) / self._fps / _TICKS,
+            duration=_TICKS,
+            options={"movflags": "faststart"},
+        )
+        return before
+
+    def _encoded(self, column: LeRobotColumn, episode: Episode) -> Iterator[Gop]:
+        config = VideoConfig.from_json(column.spec.codec[0])
+        size = config.encoding(*column.shape[:2]).gop or 1
+        for start in range(0, len(episode), size):
+            numbers = range(start, min(start + size, len(episode)))
+            frames = episode.read(numbers, features=[column.feature])[column.feature]
+            yield encode_gop(config, frames)
+
+    def _has_own_times(self) -> bool:
+        """Whether the dataset's timestamps differ from i / fps."""
+        spec = self._reader.features.get(TIMESTAMP)
+        if spec is None or spec.shape not in ((), (1,)) or spec.dtype.kind != "f":
+            return spec is not None
+        for episode in self._episodes:
+            times = episode.read(range(len(episode)), features=[TIMESTAMP])[TIMESTAMP]
+            regular = np.arange(len(episode)) / float(self._fps)
+            if np.abs(times.reshape(-1).astype(np.float64) - regular).max(initial=0) > _SAME:
+                return True
+        return False
+
+
+def _default_task(episode: Episode) -> str:
+    found = episode.metadata.get("tasks") or episode.metadata.get("task")
+    found = found[0] if isinstance(found, list) and found else found
+    return found if isinstance(found, str) else ""
+
+
+def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
+    """Frames per second: `fps`, or the common rate of all episodes."""
+    known = {episode.fps for episode in episodes} if fps is None else {fps}
+    [rate] = known if len(known) == 1 else [None]
+    if rate is None or not 0 < rate < 1e6:
+        raise ClipError(
+            "LeRobot needs one frame rate for all episodes; pass fps (--fps)",
+            expected="frames per second",
+            got=", ".join(map(str, sorted(known, key=str)))[:100],
+        )
+    return Fraction(rate).limit_denominator(1001)
+
+
+def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
+    """The GOPs of a page with `count` frames."""
+    table = parse_video_page(data, count, feature)
+    packets = [bytes(data[a:b]) for a, b in pairwise(table.offsets.tolist())]
+    firsts = table.first_frame.tolist()
+    for (start, stop), first in zip(pairwise(table.first_packet.tolist()), firsts, strict=False):
+        order = [-1 if n < 0 else n - first for n in table.order[start:stop].tolist()]
+        yield Gop(tuple(packets[start:stop]), tuple(order), table.config)
+
+
+class _Shown(NamedTuple):
+    """Packets of a GOP, with the display position of each one's frame."""
+
+    packets: Sequence[bytes]
+    order: Sequence[int]
+
+
+def _timed(gops: Sequence[_Shown], delay: int) -> Iterator[TimedPacket]:
+    """Packets of GOPs; frame i is shown at i frame periods."""
+    first = 0
+    for gop in gops:
+        for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
+            pts, dts = (first + shown) * _TICKS, (first + place - delay) * _TICKS
+            yield TimedPacket(data, pts, dts, place == 0)
+        first += len(gop.packets)
+
+
+def _alike(
+    gops: Sequence[Gop],
+    config: VideoConfig,
+    spec: FeatureSpec,
+    where: str,
+    exported: Collection[bytes],
+) -> tuple[list[_Shown], int]:
+    """The GOPs in one configuration, and the number of frames before the first one of the episode.
+
+    GOPs of another configuration, and with hidden frames behind or between the visible ones, are
+    encoded again, with a warning about `where`. So are GOPs with hidden frames before the visible
+    ones whose packets are not `exported`: they were trimmed, or are of other episodes.
+    """
+    feature = VideoConfig.from_json(spec.codec[0])
+    height, width = (n or 0 for n in spec.shape[:2])
+    found, count = list[_Shown](), 0
+    for gop in gops:
+        own = gop.config or feature
+        shown: _Shown | None = None
+        if own == config and -1 not in gop.order:
+            shown = _Shown(gop.packets, gop.order)
+        elif own == config and not found and _are_exported(gop, exported):
+            shown = _from_keyframe(gop, own.codec)
+        if shown is None:
+            count += gop.num_frames
+            gop = encode_gop(config, decode_gop(own, height, width, gop))
+            shown = _Shown(gop.packets, gop.order)
+        found.append(shown)
+    if count:
+        reason = "their GOPs have hidden frames, or another codec"
+        _logger.warning("%s: re-encoded %d frames (%s)", where, count, reason)
+    return found, len(found[0].packets) - gops[0].num_frames
+
+
+def _are_exported(gop: Gop, exported: Collection[bytes]) -> bool:
+    """Whether all hidden packets of a GOP are exported with other episodes."""
+    pairs = zip(gop.packets, gop.order, strict=True)
+    return all(packet in exported for packet, place in pairs if place < 0)
+
+
+def _from_keyframe(gop: Gop, codec: str) -> _Shown | None:
+    """A GOP with its hidden frames shown, or `None` if some are not before the visible ones."""
+    order: list[int] = []
+    with suppress(*video_errors()):  # `decode_gop` raises a better error
+        order = display_order(codec, gop.packets)
+    visible = [gop.order[packet] for packet in order][-gop.num_frames :]
+    if len(order) < len(gop.packets) or visible != [*range(gop.num_frames)]:
+        return None
+    return _Shown(gop.packets, np.argsort(order).tolist())

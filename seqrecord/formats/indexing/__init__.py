@@ -1,0 +1,1 @@
+"""Indexes of originals, to read them in place."""

@@ -1,0 +1,1 @@
+"""Sources: read episodes from datasets in other formats."""

@@ -1,0 +1,95 @@
+"""Values inside container files: images in bags, tables and records, rows in HDF5 and Zarr."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.formats.sources.common.images import (
+    decode_image,
+    encoded_header,
+    image_format,
+    passthrough_codec,
+)
+from seqrecord.formats.sources.common.orientation import shape_of
+from seqrecord.formats.sources.common.specs import check_like_first, feature_spec
+from seqrecord.in_place.files import first_line
+from seqrecord.in_place.limits import check_size
+from seqrecord.store.feature_kinds import pixel_kind
+from seqrecord.store.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec
+
+_BLOCK_BYTES = 8 << 20  # read at once, unless a chunk is larger
+_CHUNK_BYTES = 64 << 20  # larger chunks are read in pieces
+
+
+def embedded_spec(
+    name: str,
+    data: bytes,
+    path: Path,
+    *,
+    keep_encoded: bool,
+    endings: Collection[str] = (),
+    exif: str | None = None,
+) -> FeatureSpec:
+    """Return the feature spec of images like this one: dtype and [H, W] or [H, W, C].
+
+    With `keep_encoded`, 8-bit RGB images get the codec that keeps them, and images of the other
+    `endings`, encoded. Raises `SourceError` with `path` unless `data` is a PNG or JPEG.
+    """
+    header = encoded_header(data, path)
+    codec = passthrough_codec(header, endings, exif=exif) if keep_encoded else ()
+    shape = shape_of(header, exif, is_kept=bool(codec))
+    kind = pixel_kind(name, header.dtype, shape) or "image"
+    return feature_spec(name, header.dtype, shape, path, codec=codec, kind=kind)
+
+
+def embedded_value(
+    data: bytes, spec: FeatureSpec, path: Path, exif: str | None = None
+) -> npt.NDArray[Any] | EncodedImage:
+    """Return an image as a value of `spec`. Images that stay encoded are decoded to check them."""
+    array = decode_image(data, path, spec, exif=exif)
+    check_like_first("the image", array.dtype.newbyteorder("<"), array.shape, spec, path)
+    if not spec.codec:
+        return array
+    kept = spec.codec[0]["format"]
+    if (found := image_format(data, path)) != kept != "any":
+        raise SourceError(
+            "the image format differs from the feature's",
+            file=str(path),
+            feature=spec.name,
+            expected=kept,
+            got=found,
+        )
+    return EncodedImage(bytes(data))
+
+
+def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
+    """Yield rows `start` to `stop` (exclusive) of an h5py or zarr array, each chunk read once.
+
+    `array.chunks` is `None` if the values are contiguous. Raises `SourceError` for unreadable data.
+    """
+    row_bytes = max(1, array.dtype.itemsize * math.prod(array.shape[1:]))
+    # Checked before allocation.
+    check_size(f"rows of {array.name}", row_bytes, MAX_FRAME_BYTES, file=str(path))
+    block = max(1, _BLOCK_BYTES // row_bytes)
+    if array.chunks is not None:
+        chunk = int(array.chunks[0])
+        block = block - block % chunk or min(chunk, max(1, _CHUNK_BYTES // row_bytes))
+    first = start
+    while first < stop:
+        last = min(first - first % block + block, stop)
+        try:
+            rows = array[first:last]
+        except Exception as error:  # the libraries and their codecs raise many types
+            raise SourceError(
+                f"cannot read {array.name}[{first}:{last}]",
+                file=str(path),
+                got=first_line(error),
+            ) from error
+        yield from rows
+        first = last

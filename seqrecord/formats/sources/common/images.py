@@ -1,0 +1,462 @@
+"""Checked reading of image files, and decoding of raw pixels in messages.
+
+Pillow decodes files of most formats. It would silently convert 16-bit colour PNGs and TIFFs to 8
+bits, swap the bytes of compressed big-endian TIFFs, and drop or change their extra channels, so
+imagecodecs, an optional extra, decodes these. The first bytes identify PNG and JPEG; other
+formats also need their file name ending. Raw encodings have ROS's names,
+`sensor_msgs/image_encodings.hpp`, which Foxglove's schemas share.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+import threading
+import zlib
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import MissingPackageError, SourceError, located
+from seqrecord.formats.sources.common.netpbm import (
+    NETPBM,
+    NETPBM_HEADER_BYTES,
+    NETPBM_MAGIC,
+    decode_netpbm,
+    netpbm_header,
+)
+from seqrecord.formats.sources.common.orientation import applied_orientation
+from seqrecord.in_place.file_types import type_of
+from seqrecord.in_place.files import first_line, opened
+from seqrecord.in_place.limits import check_image_size
+from seqrecord.store.codecs.exif import (
+    OPPOSITE,
+    check_single,
+    check_upright,
+    orientation_of,
+    turned,
+)
+from seqrecord.store.codecs.images import IMAGE, ImageHeader, probe
+from seqrecord.store.codecs.images import image_format as format_of
+from seqrecord.store.lazy import import_extra
+from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.schema import MAX_FRAME_BYTES, CodecConfig, FeatureSpec
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
+"""Format of images that can stay encoded, by file name ending in lower case."""
+
+DECODED_FORMATS = {
+    **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), NETPBM),
+    **dict.fromkeys((".tif", ".tiff"), "tiff"),
+    ".webp": "webp",
+    ".bmp": "bmp",
+}
+"""Format of images that are always decoded, by file name ending in lower case."""
+
+IMAGE_ENDINGS = frozenset((*IMAGE_FORMATS, *DECODED_FORMATS))
+"""File name endings of all image files, in lower case."""
+
+SMALL_ARRAY = 4096
+"""Minimum bytes of a referenced array: smaller ones are copied."""
+
+_SIGNATURES: dict[str, tuple[bytes, ...]] = {
+    NETPBM: NETPBM_MAGIC,
+    "tiff": (b"II*\0", b"MM\0*"),
+    "webp": (b"RIFF",),
+    "bmp": (b"BM",),
+}
+_PNG_SIGNATURE_BYTES = 8
+# Tags of TIFF.
+_TIFF_COLUMNS, _TIFF_ROWS, _TIFF_BITS, _TIFF_COMPRESSION, _TIFF_CHANNELS = 256, 257, 258, 259, 277
+_TIFF_PLANES, _TIFF_EXTRA, _TIFF_SAMPLES = 284, 338, 339
+_TIFF_IS_PREMULTIPLIED = 1  # an extra channel, alpha that the colours contain
+_TIFF_HAS_PLANES = 2  # a plane for each channel
+_TIFF_BIG_ENDIAN = b"MM"
+_TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
+_PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
+_CHANNELS: dict[str, tuple[int, ...]] = {
+    "1": (),
+    "L": (),
+    "P": (),
+    "I": (),
+    "I;16": (),
+    "I;16B": (),
+    "F": (),
+    "LA": (2,),
+    "RGB": (3,),
+    "RGBA": (4,),
+}
+
+_COLOURS = re.compile(r"(?:mono|bayer_(?:rggb|bggr|gbrg|grbg)|(rgba?|bgra?))(8|16)")
+_PLAIN = re.compile(r"(8|16|32|64)([USF])C([1-4])")
+_KINDS = {"U": "u", "S": "i", "F": "f"}
+
+
+def image_header(path: Path) -> ImageHeader:
+    """Read an image's header; the pixels are neither read nor checked."""
+    with opened(path) as stream:
+        return _header(stream, path)[0]
+
+
+def referable_codec(
+    data: bytes, endings: Collection[str], path: Path, exif: str | None
+) -> tuple[CodecConfig, ...]:
+    """Return the codec for referenced files like `data`, whose names have these endings.
+
+    Empty if no codec decodes them, and for arrays below `SMALL_ARRAY` bytes. Each file is checked
+    when it is read. Raises `SourceError` for an image with an EXIF orientation unless `exif` is
+    `ignore`.
+    """
+    try:
+        header = probe(data)
+        if exif != "ignore":
+            check_upright(header.orientation)
+    except ValueError as error:
+        if "EXIF" in str(error):
+            raise SourceError(str(error), file=str(path)) from error
+        return ()
+    found = header.format
+    if found == "npy" and len(data) < SMALL_ARRAY:
+        return ()
+    formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
+    if formats == {found}:
+        return (kept_config(found, exif),)
+    return (kept_config("any", exif),) if formats == {"png", "jpeg"} else ()
+
+
+def kept_config(format_: str, exif: str | None) -> CodecConfig:
+    """Return the codec of images that stay encoded."""
+    is_image = format_ != "npy" and exif == "ignore"
+    return {"id": IMAGE, "format": format_, **({"exif": "ignore"} if is_image else {})}
+
+
+def passthrough_codec(
+    header: ImageHeader, endings: Collection[str] = (), *, exif: str | None = None
+) -> tuple[CodecConfig, ...]:
+    """Return the codec that keeps images like this one encoded; empty if not possible.
+
+    `endings` are the endings of all files, if available: some may be of the other format.
+    """
+    is_kept = header.format in IMAGE_FORMATS.values() and DECODED_FORMATS.keys().isdisjoint(endings)
+    if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
+        return ()
+    others = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
+    return (kept_config("any" if others else header.format, exif),)
+
+
+def passthrough_of_both(
+    one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
+) -> tuple[CodecConfig, ...]:
+    """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images.
+
+    Images that one of them does not keep encoded are decoded. Raw rows of arrays are as in the
+    first episode, whose codec the reader requires.
+    """
+    ids = [[config["id"] for config in codec] for codec in (one, other)]
+    if one != other and ids == [[IMAGE], [IMAGE]]:
+        formats = {config["format"] for config in (*one, *other)}
+        return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
+    is_kept = ids[0] == [IMAGE] and not one[0]["format"].startswith("raw")
+    return () if is_kept and not other else one
+
+
+def image_format(data: bytes, path: Path) -> str:
+    """Return an image's format from its first bytes: `png`, `jpeg` or that of the file name ending.
+
+    Raises `SourceError` with `path` otherwise.
+    """
+    ending = path.suffix.lower()
+    named = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
+    if data.startswith(_SIGNATURES.get(named or "", ())):
+        return str(named)
+    if named is None and data.startswith(_SIGNATURES["tiff"]):  # LeRobot's depth in tables
+        return "tiff"
+    try:
+        found = format_of(data)
+    except ValueError as error:
+        message = f"not a {named} image" if named in _SIGNATURES else str(error)
+        if (kind := type_of(bytes(data[:64]), path.name) if data else "empty") is not None:
+            message += f"; the file is {kind}"
+        raise SourceError(message, file=str(path), got=repr(bytes(data[:8]))) from error
+    if named not in (None, found):
+        raise SourceError(
+            "the image format differs from the file name's ending",
+            file=str(path),
+            expected=named,
+            got=found,
+        )
+    return found
+
+
+def encoded_header(data: bytes, path: Path) -> ImageHeader:
+    """Like `image_header`, for bytes read from `path`."""
+    with located(SourceError, file=str(path)):
+        return _header(io.BytesIO(data), path)[0]
+
+
+def decode_image(
+    data: bytes, path: Path, spec: FeatureSpec | None = None, *, exif: str | None
+) -> npt.NDArray[Any]:
+    """Decode an image read from `path`: [H, W] or [H, W, C].
+
+    dtype is uint8 or uint16, bool for bilevel images, and for TIFF also int8, int16, int32, uint32
+    or float32. Palette images give their indices. A transparent colour of PNG is ignored.
+
+    Args:
+        data: the whole file.
+        path: named in errors.
+        spec: the image's feature; `None` for an image whose pixels encode other values.
+        exif: see `applied_orientation`.
+
+    Raises `SourceError` for truncated or damaged data.
+    """
+    with located(SourceError, file=str(path)):
+        header, image = _header(io.BytesIO(data), path)
+        orientation = applied_orientation(header, spec, path, exif)
+        if header.format == "png":
+            _check_png(data)
+        try:
+            if image is None:
+                array = decode_netpbm(data)
+            elif header.needs_imagecodecs:
+                array = _by_imagecodecs(data, header, image)
+            else:
+                with _no_truncated_images():
+                    image.load()
+                array = np.asarray(image)
+                if header.format == "tiff":  # undo Pillow's turn
+                    array = turned(array, OPPOSITE.get(header.orientation, header.orientation))
+                if header.dtype == np.bool_:  # Pillow's bytes are 0 and 255
+                    array = array.view(np.uint8) != 0
+        except (SourceError, MissingPackageError):
+            raise
+        except Exception as error:  # Pillow and imagecodecs raise many types
+            raise _undecodable(error) from error
+        pixels = array.reshape(header.shape)
+        return np.ascontiguousarray(turned(pixels, orientation), header.dtype)
+
+
+def load_imagecodecs(path: Path | None = None) -> Any:
+    """Import imagecodecs. Raises `MissingPackageError` if it is missing."""
+    hint = (
+        "16-bit colour images (TartanAir V2's flow) and some TIFFs (compressed big-endian, extra "
+        "channels) need imagecodecs; pip install imagecodecs, or leave their features out "
+        "(features=, --features)"
+    )
+    return import_extra("imagecodecs", hint, None if path is None else str(path))
+
+
+def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | None]:
+    """Return the checked header and Pillow's unloaded image, which reads from `stream`.
+
+    The image is `None` for Netpbm, which Pillow does not decode.
+    """
+    from PIL import Image  # here, since not all sources have images
+
+    head = stream.read(64)
+    stream.seek(0)
+    format_ = image_format(head, path)
+    if format_ == NETPBM:
+        header = netpbm_header(stream.read(NETPBM_HEADER_BYTES))[0]
+        check_image_size(header.shape[:2], itemsize=8)
+        return header, None
+    try:
+        image = Image.open(stream, formats=(format_.upper(),))
+    except Exception as error:
+        raise _undecodable(error) from error
+    mode = image.mode
+    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    if format_ == "png":  # signature, length and name of IHDR, width, height, bit depth, colour
+        if len(head) < 26 or head[25] not in _PNG_COLOURS:
+            raise SourceError("PNG without a valid header")
+        mode = _PNG_COLOURS[head[25]]
+        if head[24] == 16:
+            dtype = np.dtype(np.uint16)
+        elif image.mode == "1":
+            mode, dtype = "1", np.dtype(np.bool_)
+    elif format_ == "tiff":
+        dtype = _tiff_dtype(image)
+    elif mode == "1":
+        dtype = np.dtype(np.bool_)
+    if mode not in _CHANNELS:
+        raise SourceError(
+            "unsupported image mode",
+            expected="bilevel, grayscale, palette, RGB or RGBA",
+            got=mode,
+        )
+    shape = (image.height, image.width, *_CHANNELS[mode])
+    needs_imagecodecs = dtype == np.uint16 and len(shape) == 3
+    if format_ == "tiff":
+        shape = _tiff_shape(image)
+        needs_imagecodecs = _is_wrong_by_pillow(image, dtype, shape)
+    check_image_size(shape[:2], itemsize=8)
+    try:
+        check_single(image)
+    except ValueError as error:
+        raise SourceError(str(error)) from error
+    except Exception as error:  # broken pages
+        raise _undecodable(error) from error
+    orientation = orientation_of(image, stream)
+    return ImageHeader(format_, mode, dtype, shape, orientation, needs_imagecodecs), image
+
+
+def _tiff_dtype(image: Any) -> np.dtype[Any]:
+    """Return the dtype of the stored samples: Pillow's modes hide signs and 16-bit colour."""
+    bits, kinds = ({*image.tag_v2.get(tag, (1,))} for tag in (_TIFF_BITS, _TIFF_SAMPLES))
+    if image.mode == "1":
+        return np.dtype(np.bool_)
+    if image.mode == "P" and max(bits) <= 8:
+        return np.dtype(np.uint8)
+    kind, size = _TIFF_KINDS.get(min(kinds)), min(bits)
+    if len(bits) > 1 or len(kinds) > 1 or kind is None or size not in (8, 16, 32):
+        raise SourceError(
+            "unsupported TIFF samples",
+            expected="8, 16 or 32 bits, equal in all channels",
+            got=f"{sorted(bits)} bits",
+        )
+    return np.dtype(f"{kind}{size // 8}")
+
+
+def _tiff_shape(image: Any) -> tuple[int, ...]:
+    """Return the shape of the stored pixels: Pillow turns images, and drops extra channels."""
+    tags = image.tag_v2
+    channels = tags.get(_TIFF_CHANNELS, 1)
+    return (tags[_TIFF_ROWS], tags[_TIFF_COLUMNS], *((channels,) if channels > 1 else ()))
+
+
+def _is_wrong_by_pillow(image: Any, dtype: np.dtype[Any], shape: tuple[int, ...]) -> bool:
+    """Whether Pillow would return other values than the stored ones, without an error.
+
+    Found by a matrix of TIFFs that Pillow 13 and imagecodecs decode, see `test_image_matrix`.
+    """
+    tags = image.tag_v2
+    if shape[2:] == _CHANNELS[image.mode]:
+        if not shape[2:]:
+            # Pillow swaps what libtiff has swapped; its modes of 16 bits know the byte order.
+            is_swapped = dtype.itemsize > 1 and not image.mode.startswith("I;16")
+            is_compressed = tags.get(_TIFF_COMPRESSION, 1) != 1
+            return is_swapped and is_compressed and tags.prefix == _TIFF_BIG_ENDIAN
+        is_grey_in_planes = shape[2] == 2 and tags.get(_TIFF_PLANES) == _TIFF_HAS_PLANES
+        is_premultiplied = _TIFF_IS_PREMULTIPLIED in tags.get(_TIFF_EXTRA, ())
+        return dtype.itemsize > 1 or is_grey_in_planes or is_premultiplied
+    return True
+
+
+def _by_imagecodecs(data: bytes, header: ImageHeader, image: Any) -> npt.NDArray[Any]:
+    """Decode a PNG or TIFF. Raises `SourceError` for another dtype or shape than the header's."""
+    array = np.asarray(getattr(load_imagecodecs(), f"{header.format}_decode")(data))
+    if header.format == "tiff" and image.tag_v2.get(_TIFF_PLANES) == _TIFF_HAS_PLANES:
+        array = np.moveaxis(array, 0, -1)
+    if header.format == "png" and array.shape[2:] == (4,) and header.shape[2:] == (3,):
+        array = array[..., :3]  # libpng makes alpha of a transparent colour
+    if array.shape != header.shape or array.dtype != header.dtype:
+        raise SourceError(
+            "the image differs from its header",
+            expected=f"{header.dtype} {list(header.shape)}",
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    return array
+
+
+def _check_png(data: bytes) -> None:
+    """Check that every chunk exists and matches its CRC-32; Pillow skips that of the pixels."""
+    position = _PNG_SIGNATURE_BYTES
+    view = memoryview(data)
+    while True:
+        length = int.from_bytes(view[position : position + 4], "big")
+        end = position + 12 + length
+        if end > len(data):
+            raise SourceError(
+                "truncated PNG",
+                offset=position,
+                expected=f"a chunk up to byte {end}",
+                got=f"{len(data)} bytes",
+            )
+        if zlib.crc32(view[position + 4 : end - 4]) != int.from_bytes(view[end - 4 : end], "big"):
+            raise SourceError("damaged PNG: checksum mismatch of a chunk", offset=position)
+        if bytes(view[position + 4 : position + 8]) == b"IEND":
+            return
+        position = end
+
+
+_lenient_lock = PerProcess(threading.Lock)
+_strict_users = 0
+_lifted = False
+
+
+@contextmanager
+def _no_truncated_images() -> Iterator[None]:
+    """Decode strictly, even if the program allows truncated images in Pillow.
+
+    The setting is process-wide: the first decoding thread disables it, the last one restores it.
+    """
+    from PIL import ImageFile
+
+    global _strict_users, _lifted
+    with _lenient_lock.get():
+        _strict_users += 1
+        if ImageFile.LOAD_TRUNCATED_IMAGES:
+            ImageFile.LOAD_TRUNCATED_IMAGES = False
+            _lifted = True
+    try:
+        yield
+    finally:
+        with _lenient_lock.get():
+            _strict_users -= 1
+            if _strict_users == 0 and _lifted:
+                ImageFile.LOAD_TRUNCATED_IMAGES = True
+                _lifted = False
+
+
+def _undecodable(error: Exception) -> SourceError:
+    return SourceError("cannot decode the image", got=first_line(error))
+
+
+def pixels(
+    data: memoryview, *, height: int, width: int, encoding: str, step: int, big_endian: bool
+) -> npt.NDArray[Any]:
+    """Decode raw pixels, little-endian: [H, W] for one channel, else [H, W, C], RGB or RGBA.
+
+    Bayer images stay mosaics. `step` is the bytes of a row, padding included. Raises `ValueError`
+    for an unknown encoding and for sizes that do not match `data`.
+    """
+    dtype, channels = _layout(encoding)
+    pixel = dtype.itemsize * channels
+    if height < 1 or width < 1 or step < width * pixel or height * step > MAX_FRAME_BYTES:
+        raise ValueError(f"invalid image size: {width}x{height} {encoding}, {step} bytes per row")
+    if len(data) < height * step:
+        raise ValueError(f"truncated image: {len(data)} bytes, expected {height} rows of {step}")
+    rows = np.frombuffer(data, np.uint8, height * step).reshape(height, step)
+    values: npt.NDArray[Any] = np.ascontiguousarray(rows[:, : width * pixel]).view(
+        dtype.newbyteorder(">" if big_endian else "<")
+    )
+    values = values.astype(dtype, copy=False)
+    if channels == 1:
+        return values
+    image: npt.NDArray[Any] = values.reshape(height, width, channels)
+    if not encoding.startswith("bgr"):
+        return image
+    turned = np.empty_like(image)
+    turned[..., :3] = image[..., 2::-1]
+    turned[..., 3:] = image[..., 3:]
+    return turned
+
+
+def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
+    """Return dtype and number of channels of a raw encoding."""
+    if match := _COLOURS.fullmatch(encoding):
+        return np.dtype(f"<u{int(match[2]) // 8}"), len(match[1]) if match[1] else 1
+    match = _PLAIN.fullmatch(encoding)
+    plain = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
+    if match is None or plain in ("<f1", "<u8", "<i8"):
+        known = "mono8, rgb8, bgr8, rgba8, bgra8, rgb16, …, bayer_rggb8, …, 8UC3, 16UC1, 32FC1, …"
+        raise ValueError(f"unknown image encoding {encoding[:50]!r}; expected {known}")
+    return np.dtype(plain), int(match[3])

@@ -1,0 +1,231 @@
+"""Source for EuRoC MAV sequences in ASL layout, also used by TUM-VI.
+
+::
+
+    SEQUENCE/mav0/
+      cam0/data.csv                          timestamp [ns], file name; images in data/
+      cam0/sensor.yaml                       T_BS, rate, resolution, intrinsics
+      imu0/data.csv                          timestamp, wx wy wz [rad/s], ax ay az [m/s^2]
+      imu0/sensor.yaml                       T_BS, rate, densities of noise, random walks
+      state_groundtruth_estimate0/data.csv   timestamp, p [m], q (w first), v, biases
+      mocap0/data.csv                        timestamp, p [m], q (w first)
+
+Format: https://projects.asl.ethz.ch/datasets/doku.php?id=kmavvisualinertialdatasets.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.formats.sources.common.aligning import align
+from seqrecord.formats.sources.common.cameras import Camera
+from seqrecord.formats.sources.common.sequence_tables import SequenceTables
+from seqrecord.formats.sources.common.sequences import (
+    Images,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+)
+from seqrecord.formats.sources.common.specs import frame_rate
+from seqrecord.formats.sources.common.yaml_values import read_yaml
+from seqrecord.in_place.files import is_directory, is_file, list_folder
+from seqrecord.store.clips.distortion import MODELS
+from seqrecord.store.originals.protocol import SourceFormat
+from seqrecord.store.text import repr_of
+
+_WITHIN = 10_000_000  # nanoseconds between a frame and its pose, evo's default
+_TRUTHS = ("state_groundtruth_estimate0", "mocap0")
+_CAMERA = re.compile(r"cam\d+", re.ASCII)
+_YAML_LISTS = ("resolution", "intrinsics", "distortion_coefficients")
+_YAML_NUMBERS = ("rate_hz", "_noise_density", "_random_walk")
+_YAML_TEXTS = ("comment", "sensor_type", "_model")
+
+
+@dataclass(frozen=True)
+class EurocSource(SequenceSource):
+    """EuRoC sequences.
+
+    Each image of `cam0` is a frame. Cameras are triggered together, so images of other cameras
+    match by equal timestamps. A frame without a matching image lacks it; images without a frame are
+    dropped. A frame gets the nearest pose at most 10 ms away, or none. The metadata counts
+    unmatched images and poses, and IMU samples before the first frame.
+
+    The metadata also contains the content of `sensor.yaml`: `cameras` by camera, `imu` and
+    `ground_truth`, with `T_BS`, 4x4, from sensor to body. Pinhole cameras are in `camera` by
+    feature, so batches with crops have `image_cam0_intrinsics`. Images are not undistorted.
+
+    Features:
+
+    - `image_cam0`, `image_cam1` uint8 [H, W]
+    - `timestamp` int64, nanoseconds
+    - `imu` float64 [?, 6], rad/s and m/s^2, and `imu_timestamp` int64 [?]: the samples from a frame
+      to the next
+    - `pose` float64 [7], `tx ty tz qx qy qz qw` of the body in metres
+    - `velocity` float64 [3], m/s, and `imu_bias` float64 [6], if the ground truth has them
+
+    Args:
+        root: a folder of sequences at any depth, or one sequence.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+    """
+
+    expected = "SEQUENCE/mav0/cam0/data.csv"
+
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:
+        if "mav0" in names or ("cam0" in names and names & {"imu0", *_TRUTHS}):
+            return True
+        # COLMAP's rigs have folders cam0 and cam1 too, without lists.
+        pair = ("cam0", "cam1")
+        return names.issuperset(pair) and any(is_file(folder / n / "data.csv") for n in pair)
+
+    def key(self, folder: Path) -> str:
+        sequence = folder.parent if folder.name == "mav0" else folder
+        is_below = sequence.is_relative_to(self.path)  # else the root is its mav0
+        return super().key(sequence) if is_below else sequence.name
+
+    def open(self, folder: Path) -> SequenceFrames:
+        mav = _mav(folder)
+        cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
+        if "cam0" not in cameras:
+            raise SourceError("sequence without cam0", file=str(mav), expected=self.expected)
+        below = "" if mav == folder else "mav0/"
+        metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
+        found = SequenceTables(source=self, folder=folder, unit="ns", metadata=metadata)
+
+        def sensor(name: str) -> dict[str, Any]:
+            found.files.append(mav / name / "sensor.yaml")
+            return _sensor(found.files[-1])
+
+        for name in cameras:
+            feature, listed = f"image_{name}", mav / name / "data.csv"
+            found.places[feature] = f"{below}{name}/*"
+            if name != "cam0" and not self.wants(feature):
+                continue
+            stamps, images = found.images(listed, mav / name / "data")
+            if name == "cam0":
+                found.times = stamps
+            by_time = dict(zip(stamps.tolist(), images, strict=True))
+            paths = [by_time.get(time) for time in found.times.tolist()]
+            there = sum(path is not None for path in paths)
+            found.check(listed, there, stamps, "with the timestamp", feature)
+            found.columns[feature] = Images(paths)
+            if name != "cam0":
+                found.metadata[f"frames_without_{name}"] = len(paths) - there
+                found.metadata[f"{name}_without_frame"] = len(by_time) - there
+            camera = None
+            if description := sensor(name):
+                found.metadata["cameras"][name] = description
+                if camera := _pinhole(description, found.files[-1]):
+                    found.metadata.setdefault("camera", {})[feature] = camera.to_json()
+            if camera is None:
+                found.notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
+        found.places["timestamp"] = f"{below}cam0/data.csv"
+        found.begin(found.times)
+        table = mav / "imu0" / "data.csv"
+        if found.has(table, **dict.fromkeys(("imu", "imu_timestamp"), f"{below}imu0/*")):
+            if description := sensor("imu0"):
+                found.metadata["imu"] = description
+            if samples := found.samples(table, 6):
+                stamps, values, bounds = samples
+                found.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
+                found.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
+        if name := next((n for n in _TRUTHS if is_file(mav / n / "data.csv")), ""):
+            table, features = mav / name / "data.csv", ("pose", "velocity", "imu_bias")
+            chosen = features if name == _TRUTHS[0] else features[:1]
+            if found.has(table, **dict.fromkeys(chosen, f"{below}{name}/*")):
+                if rows := found.rows(table, (16, 7)):
+                    _add_truth(found, table, *rows)
+                if description := sensor(name):
+                    found.metadata["ground_truth"] = description
+        found.fps = frame_rate(found.metadata["cameras"].get("cam0", {}).get("rate_hz"))
+        return found
+
+
+FORMAT = SourceFormat("euroc", EurocSource.expected, EurocSource, ("exif",), takes_urls=True)
+
+
+def _mav(folder: Path) -> Path:
+    return folder / "mav0" if is_directory(folder / "mav0") else folder
+
+
+def _add_truth(
+    found: SequenceTables,
+    path: Path,
+    stamps: npt.NDArray[np.int64],
+    values: npt.NDArray[np.float64],
+) -> None:
+    """Add the columns of the ground truth."""
+    near = align(found.times, stamps, "nearest", _WITHIN)
+    there, rows = found.matched(path, stamps, near, "at most 10 ms away"), values[near]
+    found.columns["pose"] = Values(rows[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", there)
+    if values.shape[1] == 16:
+        found.columns["velocity"] = Values(rows[:, 7:10], "state", "m/s", there)
+        found.columns["imu_bias"] = Values(rows[:, 10:16], "state", "rad/s, m/s^2", there)
+
+
+def _sensor(path: Path) -> dict[str, Any]:
+    """Parse a sensor's YAML: numbers, lists of numbers, model names and `T_BS`; {} if missing."""
+    if not is_file(path):
+        return {}
+    content = read_yaml(path, 1 << 20)
+    if content is None:
+        return {}
+    if not isinstance(content, dict):
+        raise SourceError(
+            "not a description of a sensor",
+            file=str(path),
+            expected="names and values, such as rate_hz: 20",
+            got=repr_of(content, 120),
+        )
+    return _described(content, path)
+
+
+def _described(content: dict[str, Any], path: Path) -> dict[str, Any]:
+    """Return the known values of a mapping and of mappings in it."""
+    found: dict[str, Any] = {}
+    for name, value in content.items():
+        if name == "T_BS":
+            data = value.get("data") if isinstance(value, dict) else value
+            rows = data if isinstance(data, list) else [data]
+            flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
+            found[name] = np.reshape(_numbers(flat, name, path, 16), (4, 4)).tolist()
+        elif isinstance(value, dict):
+            found |= _described(value, path)
+        elif name in _YAML_LISTS:
+            found[name] = _numbers(value, name, path)
+        elif name.endswith(_YAML_NUMBERS):
+            [found[name]] = _numbers([value], name, path, 1)
+        elif name.endswith(_YAML_TEXTS):
+            found[name] = "" if value is None else str(value)[:200]
+    return found
+
+
+def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:
+    """Return a pinhole camera; `None` for other or incomplete descriptions."""
+    values, size = sensor.get("intrinsics", ()), sensor.get("resolution", ())
+    model = MODELS.get(sensor.get("distortion_model", ""))
+    if sensor.get("camera_model") != "pinhole" or (len(values), len(size)) != (4, 2):
+        return None
+    coefficients = sensor.get("distortion_coefficients", ()) if model else ()
+    return Camera.of(values, size, path, model=model, coefficients=coefficients)
+
+
+def _numbers(values: Any, name: str, path: Path, count: int | None = None) -> list[float]:
+    is_right = isinstance(values, list) and all(type(n) in (int, float) for n in values)
+    if not is_right or not all(map(math.isfinite, values)) or count not in (None, len(values)):
+        expected = f"{count or 'finite'} numbers"
+        raise SourceError(
+            f"invalid {name}", file=str(path), expected=expected, got=repr_of(values, 120)
+        )
+    return [float(number) for number in values]

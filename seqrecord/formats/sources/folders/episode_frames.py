@@ -1,0 +1,305 @@
+"""Read the frames of one episode folder."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.array_files import NO_ROWS, NpyFile, read_array
+from seqrecord.formats.sources.common.embedded import embedded_value
+from seqrecord.formats.sources.common.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    TIMESTAMP,
+    FrameFiles,
+    check_numbers,
+    frame_files,
+)
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
+from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_points
+from seqrecord.formats.sources.common.points import check_columns
+from seqrecord.formats.sources.common.specs import check_spec
+from seqrecord.formats.sources.common.tables import TEXT_ENDINGS, is_blank, read_numbers
+from seqrecord.formats.sources.folders.exported import (
+    DESCRIPTION,
+    ENDINGS,
+    ExportedEpisode,
+    read_description,
+)
+from seqrecord.formats.sources.folders.rows import find_rows
+from seqrecord.formats.sources.folders.tree import (
+    METADATA,
+    FeatureFolder,
+    Listing,
+    is_frame,
+    look,
+    look_inside,
+    name_features,
+    read_metadata,
+)
+from seqrecord.in_place.files import list_folder, read_bytes
+from seqrecord.store.format.references import ReferencedFile
+from seqrecord.store.schema import FeatureSpec, Frame, Schema
+
+
+def read_frames(
+    path: Path,
+    schema: Schema,
+    *,
+    sparse: Collection[str],
+    allow_gaps: bool,
+    in_place: bool = False,
+    exif: str | None = None,
+    columns: Sequence[str] | None = None,
+) -> Iterator[Frame]:
+    """Yield the features of `schema` frame by frame; frames may lack `sparse` ones.
+
+    With `in_place`, kept images are a `ReferencedFile`. Raises `SourceError` before the first frame
+    if lengths or frame names of features disagree, and for a gap in the frame numbers. `columns`
+    name the columns of `.bin` files.
+    """
+    labels: dict[str, tuple[str, ...]] = {}  # columns of points
+    own = look(path)
+    if METADATA in own.names:
+        read_metadata(path / METADATA)
+    if DESCRIPTION in own.names:
+        found = _find_exported(path, schema, read_description(path))
+    else:
+        found = _find(path, own, schema, sparse)
+        if not allow_gaps:
+            check_numbers(list(found.order), path)
+    for index, (key, file) in enumerate(found.order.items()):
+        name_values: dict[str, Any] = {
+            FRAME_NUMBER: np.array(key if isinstance(key, int) else index, np.int64),
+            FRAME_NAME: Path(file or str(key)).stem,
+        }
+        if found.times:
+            name_values[TIMESTAMP] = np.array(found.times[index], np.int64)
+        frame: dict[str, Any] = {}
+        for name, spec in schema.items():
+            if name in found.arrays:
+                frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
+            elif name in found.files:
+                feature = found.files[name]
+                if key not in feature.files.names:
+                    continue
+                path_of = path / feature.folder / feature.files.names[key]
+                if in_place and spec.may_be_referred_to:
+                    frame[name] = ReferencedFile(str(path_of))
+                else:
+                    with located(SourceError, feature=name, frame=index):
+                        are_points = path_of.suffix.lower() in POINT_ENDINGS and not spec.codec
+                        if are_points and spec.value == "array":
+                            points = read_points(path_of, columns).get(feature.member or "")
+                            frame[name] = check_columns(labels, points, spec, path_of)
+                        else:
+                            frame[name] = _read_frame(path_of, spec, exif, feature.member)
+            elif spec.kind in name_values:
+                frame[name] = name_values[spec.kind]
+        yield frame
+
+
+@dataclass(frozen=True)
+class _EpisodeData:
+    """The data of an episode. `order` maps frame numbers or names to a file of the frame.
+
+    Each feature is an array over all frames, or files in a folder.
+    """
+
+    order: Mapping[int | str, str]
+    arrays: Mapping[str, NpyFile | npt.NDArray[Any]]
+    files: Mapping[str, FeatureFolder]
+    times: Sequence[int] = ()  # of the file names, in nanoseconds
+
+
+def _find(path: Path, own: Listing, schema: Schema, sparse: Collection[str]) -> _EpisodeData:
+    """Find the features of an episode by its files and folders."""
+    arrays = {
+        name: _open_array(path / file, schema[name])
+        for name, file in own.arrays.items()
+        if name in schema
+    }
+    every, row_files = name_features(path, own, look_inside(path, own.subfolders), sparse)
+    files = {name: found for name, found in every.items() if name in schema}
+    dense = [name for name in files if name not in sparse]
+    if not dense:  # the frames must not depend on the selected features
+        dense = [name for name in every if name not in sparse][:1]
+    for name in {**dict.fromkeys(dense), **files}:
+        every[name].files.check(path / every[name].folder, name)
+    _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
+    order: Mapping[int | str, str] = {}
+    times: Sequence[int] = ()
+    if dense:
+        first = every[dense[0]].files
+        order, times = first.names, first.times.values if first.times else ()
+    elif own.arrays:
+        one = next(iter(arrays.values()), None) or NpyFile(path / next(iter(own.arrays.values())))
+        check_time_axis(one.shape, path)
+        order = dict.fromkeys(range(len(one)), "")
+    is_known = bool(dense or own.arrays)
+    taken = {*every, *own.arrays}
+    rows = find_rows(path, row_files, taken, len(order) if is_known else None)
+    chosen = {name: each for name, each in rows.features.items() if name in schema}
+    for name, each in chosen.items():
+        check_spec(each.dtype, each.shape, schema[name], path / each.file)
+    loaded = {name: each.load(path) for name, each in chosen.items()}
+    order = order or dict.fromkeys(range(rows.num_frames), "")
+    if not order or not (arrays or files or loaded):
+        raise SourceError(
+            "the episode has no frames of the selected features",
+            file=str(path),
+            expected=f"files of {', '.join(schema)}",
+            got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
+        )
+    return _EpisodeData(order, {**arrays, **loaded}, files, times)
+
+
+def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:
+    """Yield the files of these features in an episode's folder, if they have one file per frame."""
+    own = look(path)
+    named, _ = name_features(path, own, look_inside(path, own.subfolders), sparse)
+    for name in named.keys() & names:
+        yield from (path / named[name].folder / file for file in named[name].files.names.values())
+
+
+def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _EpisodeData:
+    """Find the features of an exported episode by its description."""
+    order: dict[int | str, str] = dict.fromkeys(episode.frames, "")
+    arrays: dict[str, NpyFile] = {}
+    files: dict[str, FeatureFolder] = {}
+    chosen = [feature for feature in episode.features if feature.spec.name in schema]
+    if not chosen:
+        raise SourceError("the episode has no frames of the selected features", file=str(path))
+    for feature in chosen:
+        name, place = feature.spec.name, path / feature.path
+        if feature.is_array:
+            arrays[name] = _open_array(place, schema[name])
+            if len(arrays[name]) != len(order):
+                wanted = f"{len(order)} frames, as in {DESCRIPTION}"
+                raise _disagrees(place, name, wanted, f"{len(arrays[name])} frames")
+        elif feature.num_frames:
+            there = _exported_frames(place, schema[name])
+            files[name] = FeatureFolder(feature.path, there)
+            if len(there.names) != feature.num_frames or not there.names.keys() <= order.keys():
+                raise SourceError(
+                    "exported files are missing, or files were added",
+                    file=str(place),
+                    feature=name,
+                    expected=f"{feature.num_frames} of the frames in {DESCRIPTION}",
+                    got=f"{len(there.names)} files",
+                )
+    return _EpisodeData(order, arrays, files)
+
+
+def check_time_axis(shape: tuple[int, ...], path: Path) -> None:
+    """Raise `SourceError` unless `shape` is [T, ...]."""
+    if not shape:
+        raise SourceError(
+            "array without a time axis", file=str(path), expected="[T, ...]", got="a scalar"
+        )
+
+
+def _open_array(path: Path, spec: FeatureSpec) -> NpyFile:
+    array = NpyFile(path)
+    check_time_axis(array.shape, path)
+    check_spec(array.dtype, array.shape[1:], spec, path)
+    return array
+
+
+def _check_lengths(
+    path: Path,
+    arrays: Mapping[str, NpyFile],
+    files: Mapping[str, FeatureFolder],
+    dense: Collection[str],
+) -> None:
+    """Raise `SourceError` unless all `dense` features have the same frames.
+
+    Other files may lack frames, but must not have additional ones.
+    """
+    both = arrays.keys() & files.keys()
+    if both:
+        name = min(both)
+        raise SourceError(
+            "duplicate feature; remove the folder or the file",
+            file=str(path),
+            feature=name,
+            got=f"{name}/ and {name}.npy",
+        )
+    places = {name: path / f"{name}.npy" for name in arrays}
+    places |= {name: path / one.folder for name, one in files.items()}
+    lengths = {name: files[name].files.num_frames for name in dense}
+    lengths |= {name: len(array) for name, array in arrays.items()}
+    if not any(lengths.values()):
+        return
+    first, num_frames = next(iter(lengths.items()))
+    origin = f"as in {first}{'/' if dense else '.npy'}"
+    for name, length in lengths.items():
+        if length != num_frames:
+            wanted = f"{num_frames} frames, {origin}"
+            fewer = name if length < num_frames else first
+            if {first, name} <= files.keys() and places[first] == places[name]:
+                shown = " and ".join(files[each].files.first for each in (first, name))
+                wanted += f"; if {shown} belong to two recordings, move one to another folder"
+            raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
+    frames = {*(files[first].files.names if dense else range(num_frames))}
+    for name, one in files.items():
+        if more := one.files.names.keys() - frames:
+            wanted = f"{_least(frames - one.files.names.keys())}, {origin}"
+            raise _disagrees(places[name], name, wanted, _least(more))
+
+
+def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "") -> SourceError:
+    hint = f"; to let frames lack {fewer}, set sparse={fewer} (--source-option)" if fewer else ""
+    return SourceError(
+        "the features have different frames",
+        file=str(path),
+        feature=feature,
+        expected=expected + hint,
+        got=got,
+    )
+
+
+def _least(frames: Collection[int | str]) -> str:
+    return str(min(frames, key=str, default="none"))
+
+
+def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
+    ending = ENDINGS.get(spec.value)
+    return frame_files(
+        name
+        for name, is_folder in list_folder(folder)
+        if not is_folder and (is_frame(name) if ending is None else name.endswith(ending))
+    )
+
+
+def _read_frame(path: Path, spec: FeatureSpec, exif: str | None, member: str | None = None) -> Any:
+    if spec.value != "array":
+        data = read_bytes(path)
+        if spec.value == "bytes":
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            raise SourceError("text is not UTF-8", file=str(path), got=str(error)[:200]) from error
+    ending = path.suffix.lower()
+    if ending not in IMAGE_ENDINGS:
+        if spec.codec:
+            raise SourceError(f"a {ending} file among encoded images", file=str(path))
+        if ending not in TEXT_ENDINGS:
+            array = read_array(path, member=member)
+            if array.shape == NO_ROWS and spec.shape[:1] == (None,):
+                array = np.empty((0, *(size or 0 for size in spec.shape[1:])), spec.dtype)
+        elif spec.shape[:1] != (None,):
+            array = np.asarray(read_numbers(path).matrix())
+        else:
+            values = np.empty(0) if is_blank(path) else read_numbers(path).matrix()
+            array = np.atleast_2d(values) if values.size else values.reshape(0, *spec.shape[1:])
+        check_spec(array.dtype, array.shape, spec, path)
+        return array
+    return embedded_value(read_bytes(path), spec, path, exif)

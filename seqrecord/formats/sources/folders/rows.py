@@ -1,0 +1,234 @@
+"""Files of an episode folder with a row per frame: text tables and npz arrays.
+
+A file with another number of rows is not packed; the inventory gives the reason. Files of camera
+parameters are recognized by their names.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.formats.sources.common.array_files import (
+    NPZ,
+    ArrayHeader,
+    array_header,
+    npz_names,
+    read_array,
+)
+from seqrecord.formats.sources.common.cameras import camera_of_matrix
+from seqrecord.formats.sources.common.specs import feature_name
+from seqrecord.formats.sources.common.tables import NumberTable, count_rows, read_numbers
+from seqrecord.in_place.file_types import file_type, known_type
+from seqrecord.in_place.files import read_bytes
+
+_MATRIX_ROWS = 4
+"""Maximum rows of a camera matrix."""
+
+
+@dataclass(frozen=True)
+class RowFeature:
+    """A feature with a row per frame, with the dtype and shape of one frame.
+
+    `values` are set for text tables; npz arrays are read by `load`.
+    """
+
+    file: str
+    dtype: np.dtype[Any]
+    shape: tuple[int, ...]
+    member: str | None = None
+    values: npt.NDArray[Any] | None = None
+
+    def load(self, folder: Path) -> npt.NDArray[Any]:
+        """Return all rows [T, …]. Raises `SourceError` for unreadable files."""
+        if self.values is not None:
+            return self.values
+        return read_array(folder / self.file, member=self.member)
+
+
+@dataclass
+class RowFiles:
+    """The row files of an episode: features, reasons for unused files, column names of tables."""
+
+    num_frames: int
+    features: dict[str, RowFeature] = field(default_factory=dict)
+    reasons: dict[str, str] = field(default_factory=dict)
+    columns: dict[str, list[str]] = field(default_factory=dict)
+
+
+def find_rows(
+    folder: Path, files: Sequence[str], taken: Collection[str], num_frames: int | None
+) -> RowFiles:
+    """Find the features in row files. A name that is already `taken` gets the file's ending.
+
+    Without `num_frames`, the most frequent length of the npz arrays is used.
+    """
+    arrays = {file: _arrays(folder / file) for file in files if file.lower().endswith(NPZ)}
+    if num_frames is None:
+        headers = (header for members in arrays.values() for header in members.values())
+        lengths = Counter(one.shape[0] for one in headers if not isinstance(one, str))
+        num_frames = max(lengths, key=lambda n: (lengths[n], n), default=0)
+    found = RowFiles(num_frames)
+    for file in files:
+        if file in arrays:
+            is_alone = len(arrays[file]) == 1
+            for member, header in arrays[file].items():
+                if isinstance(header, str):
+                    problem = header
+                elif header.shape[0] != num_frames:
+                    problem = _rows_for(header.shape[0], num_frames)
+                else:
+                    stem = Path(file).with_suffix("").as_posix() if is_alone else member
+                    dtype = header.dtype.newbyteorder("<")
+                    rows = RowFeature(file, dtype, header.shape[1:], member)
+                    _add(found, taken, stem, file, rows)
+                    continue
+                found.reasons[file if is_alone else f"{file}: {member}"] = problem
+        elif (is_camera := is_camera_name(Path(file).name)) and num_frames <= _MATRIX_ROWS:
+            continue
+        elif isinstance(table := _table(folder / file, num_frames), NumberTable):
+            _add_table(found, taken, file, table)
+        elif table and not is_camera:
+            found.reasons[file] = table
+    return found
+
+
+def _add_table(found: RowFiles, taken: Collection[str], file: str, table: NumberTable) -> None:
+    parts = table.columns()
+    stem = Path(file).with_suffix("").as_posix()
+    for part, values in parts.items():
+        rows = RowFeature(file, values.dtype, values.shape[1:], None, values)
+        name = _add(found, taken, f"{stem}/{part}".rstrip("/"), file, rows)
+        if not part and table.names:
+            found.columns[name] = [each for each in table.names if each not in parts]
+
+
+def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: RowFeature) -> str:
+    name = feature_name(stem)
+    if name in taken or name in found.features:
+        name = feature_name(f"{file}/{rows.member}" if rows.member else file)
+    found.features[name] = rows
+    return name
+
+
+def _arrays(path: Path) -> dict[str, ArrayHeader | str]:
+    """Return the header of each array [T, …] in an npz file, or the reason against it."""
+    try:
+        names = npz_names(path)
+    except SourceError as error:
+        kind = file_type(path)
+        return {"": error.message + (f"; the file is {kind}" if kind else "")}
+    found: dict[str, ArrayHeader | str] = {}
+    for name in names:
+        try:
+            header = array_header(path, name)
+        except SourceError as error:
+            found[name] = error.message
+            continue
+        is_number = header.dtype.kind in "biuf"
+        found[name] = header if is_number else f"dtype {header.dtype}"
+        if not header.shape:
+            found[name] = "no time axis"
+    return found
+
+
+def _table(path: Path, num_frames: int) -> NumberTable | str:
+    """Return a text table with a row per frame, or the reason against it; "" for other text."""
+    try:
+        rows = count_rows(path)
+    except SourceError as error:
+        if error.message.startswith("decimal comma"):
+            return f"{error.message}: {error.got}"
+        is_table = path.suffix.lower() in (".csv", ".tsv") and known_type(path) is None
+        return f"{error.message}: {error.got}" if is_table else ""
+    try:
+        if rows not in (num_frames, num_frames + 1):  # the first row may be column names
+            return _rows_for(rows, num_frames)
+        table = read_numbers(path)
+    except SourceError as error:
+        return f"{error.message}: {error.got}" if error.got else error.message
+    if len(table.values) != num_frames:
+        return _rows_for(len(table.values), num_frames)
+    return table
+
+
+def _rows_for(rows: int, num_frames: int) -> str:
+    return f"{rows:,} rows for {num_frames:,} frames"
+
+
+def find_camera(
+    folder: Path, files: Sequence[str], sizes: Collection[tuple[int, int]]
+) -> tuple[dict[str, Any] | None, dict[str, str]]:
+    """Return the `camera` of an episode's metadata, and reasons for unused files.
+
+    `sizes` are the images' (height, width). Exactly one file must be a camera, and all images must
+    have the same size.
+    """
+    found = {file: pinhole(folder / file) for file in files}
+    reasons = dict.fromkeys(files, "camera file: not fx, fy, cx, cy or a camera matrix")
+    known = [file for file in files if found[file] is not None]
+    for file in known:
+        reasons[file] = "camera file: several cameras or image sizes, or no images"
+    if len(known) != 1 or len({*sizes}) != 1:
+        return None, reasons
+    fx, fy, cx, cy = found[known[0]] or (0, 0, 0, 0)
+    [(height, width)] = {*sizes}
+    if not (0 < cx < width and 0 < cy < height):
+        reasons[known[0]] = f"camera file: its centre is outside of the {width}x{height} images"
+        return None, reasons
+    del reasons[known[0]]
+    camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height}
+    return camera, reasons
+
+
+_NAME = re.compile(
+    r"(?:(?:.*[_.\- ])?(?:K|intrinsics?|extrinsics?|calib\w*|cameras?)(?:[_.\- ].*|\d*))"
+    r"\.(?:txt|csv|json|ya?ml|xml|ini)",
+    re.IGNORECASE,
+)
+_MAX_BYTES = 1 << 20
+_FIELDS = ("fx", "fy", "cx", "cy")
+
+
+def is_camera_name(name: str) -> bool:
+    """Return whether a file name is that of camera parameters: `K.txt`, `intrinsics.json`, …"""
+    return bool(_NAME.fullmatch(name))
+
+
+def pinhole(path: Path) -> tuple[float, float, float, float] | None:
+    """Read fx, fy, cx, cy of a single camera; `None` for any other file.
+
+    Text: four numbers, or a 3x3 or 4x4 camera matrix in rows or in one row. JSON: an object with
+    `fx`, `fy`, `cx` and `cy`.
+    """
+    if "extrinsic" in path.name.lower():
+        return None
+    try:
+        if path.suffix.lower() == ".json":
+            found: Any = json.loads(read_bytes(path, _MAX_BYTES))
+            values = [found[name] for name in _FIELDS] if isinstance(found, dict) else []
+            numbers = np.array(values, np.float64)
+        else:
+            numbers = np.asarray(read_numbers(path).matrix())
+    except (SourceError, ValueError, KeyError, TypeError, RecursionError):
+        return None
+    if numbers.size in (9, 16):
+        side = int(numbers.size**0.5)
+        try:
+            camera = camera_of_matrix(numbers.reshape(side, side), (1, 1), path)
+        except SourceError:  # skewed, or no camera
+            return None
+        numbers = np.array(camera.intrinsics)
+    if numbers.shape != (4,) or not np.isfinite(numbers).all() or numbers[:2].min() <= 0:
+        return None
+    fx, fy, cx, cy = numbers.tolist()
+    return fx, fy, cx, cy

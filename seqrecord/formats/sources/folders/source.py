@@ -1,0 +1,421 @@
+"""Source for folders of episodes with images and npy files."""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter, defaultdict
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.array_files import NPZ, array_header, arrays_form
+from seqrecord.formats.sources.common.frame_names import ending_of, name_specs, time_note
+from seqrecord.formats.sources.common.images import (
+    IMAGE_ENDINGS,
+    image_header,
+    load_imagecodecs,
+    passthrough_codec,
+    referable_codec,
+)
+from seqrecord.formats.sources.common.orientation import shape_of
+from seqrecord.formats.sources.common.originals import (
+    FirstError,
+    NumberedFrames,
+    Scan,
+    ScannedSource,
+    find_files,
+    key_of,
+)
+from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_points
+from seqrecord.formats.sources.common.specs import feature_name, feature_spec, widened
+from seqrecord.formats.sources.common.tables import frames_shape
+from seqrecord.formats.sources.folders.encodings import kind_of_values, known_meaning
+from seqrecord.formats.sources.folders.episode_frames import check_time_axis, files_of, read_frames
+from seqrecord.formats.sources.folders.exported import ExportedFeature, read_description
+from seqrecord.formats.sources.folders.folder_account import (
+    EpisodeFiles,
+    account_of,
+    camera_of,
+    encoding_notes,
+)
+from seqrecord.formats.sources.folders.rows import RowFiles, find_rows
+from seqrecord.formats.sources.folders.tree import (
+    METADATA,
+    EpisodeFolder,
+    FeatureFolder,
+    files_like,
+    find_episodes,
+    is_text_name,
+    read_metadata,
+)
+from seqrecord.formats.sources.inventory import Account, is_document
+from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.in_place.files import is_directory, is_file, read_bytes
+from seqrecord.in_place.references import external_files, external_folders
+from seqrecord.store.format.references import ExternalFile
+from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.schema import CodecConfig, FeatureSpec, Frame
+from seqrecord.store.text import counted
+
+_logger = logging.getLogger("seqrecord")
+
+_DECODED: tuple[CodecConfig, ...] = ()  # no codec: images are decoded
+
+
+@dataclass(frozen=True)
+class FolderSource(NumberedFrames, ScannedSource):
+    """A tree of episode folders.
+
+    ::
+
+        ROOT/…/EPISODE/FEATURE/000000.png     one file per frame: images, npy, npz, flo, exr, txt, …
+        ROOT/…/EPISODE/FEATURE.npy            the whole episode, time first: float32 [T, 32]
+        ROOT/…/EPISODE/FEATURE.txt            one row per frame: numbers in txt, csv or tsv
+        ROOT/…/EPISODE/K.txt                  the camera, for the metadata
+        ROOT/…/EPISODE/metadata.json          a JSON object, optional
+        ROOT/…/EPISODE/000000_rgb.png, 000000_depth.npy     features `rgb` and `depth` in one folder
+
+    Episodes may be at any depth; the key is the path below `root`. Frames are in the order of the
+    numbers in their file names. All features of an episode have the same frames, except `sparse`
+    ones, which may lack some.
+
+    An npy file beside feature folders contains a whole episode, unless its name has a number. The
+    same applies to npz files, whose arrays are features. Files of one feature whose names differ by
+    more than numbers are an error.
+
+    Text tables are float64 [columns]; integer columns that float64 cannot represent become int64
+    features. Text files of one frame are float64 [R, C]. Tables and npz arrays with another number
+    of rows than frames are not packed; `account()` lists them. `camera` in the metadata comes from
+    `K.txt`, `intrinsics.txt` or similar (fx, fy, cx, cy or a camera matrix) if there is one such
+    file and all images have the same size.
+
+    The feature `frame_number` is the number in the file names, or the frame's index without
+    numbers. `files` in the metadata maps each feature to a path pattern below the episode's folder:
+    `files["rgb"].format(number)`. If numbers are not enough, there is a feature `frame_name` too.
+    `timestamp`, int64 in nanoseconds, is the time in the file names, if all names of the folder are
+    times: a decimal point means seconds; 10, 13, 16 or 19 digits mean s, ms, us or ns, if all dates
+    are from 2000 to 2099. The inventory names the unit.
+
+    Points in PLY, PCD and `.bin` files are [?, columns] with the dtype of `x`; columns of another
+    dtype are a feature of their own, `points.ring` [?] or `points.uint8` [?, columns].
+
+    Images are uint8 or uint16, [H, W] (grayscale or palette indices), [H, W, 3] RGB or [H, W, 4]
+    RGBA. `.flo`, `.dpt`, PFM and OpenEXR files are floating-point, see docs/reference/sources.md.
+    The dtype comes from the first episode with the feature. A dimension that differs between the
+    first frames of two episodes is variable. Episodes written by `export.to_files` are described by
+    their `seqrecord.json`.
+
+    The source is a snapshot: its schema is determined once and pickled with it.
+
+    Args:
+        root: folder of episodes.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        sparse: features that may lack frames, as a list or comma-separated text.
+        allow_gaps: accept gaps in frame numbers. Numbers with a constant step, and times, have no
+            gaps.
+        in_place: reference images instead of copying them; also grayscale and RGBA images, and npy
+            files of one frame.
+        columns: names of the float32 columns in `.bin` files, as a list or comma-separated text.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+
+    Example:
+        from seqrecord.export import to_files
+        from seqrecord.sources import FolderSource
+
+        to_files("records/", None, "folders/")
+        source = FolderSource("folders/")
+        print(list(source.schema()), len(source.episodes()))
+    """
+
+    columns: Sequence[str] | None = None
+
+    unpickled = ("_found", "_rows")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.columns, str):
+            object.__setattr__(self, "columns", tuple(self.columns.split(",")))
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """Return the folders of files that frames may reference, see `external_folders`."""
+        kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        folders = {
+            episode.path / each.folder
+            for episode in self._episodes
+            for name, each in episode.folders.items()
+            if name in kept
+        }
+        return external_folders(self.path, sorted(folders))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """Return all files except referenced ones: an index copies values from them."""
+        kept = [name for name, spec in self.schema().items() if spec.may_be_referred_to]
+        referred = {
+            path for each in self._episodes for path in files_of(each.path, kept, self.sparse)
+        }
+        paths = (path for each in self._episodes for path in find_files(each.path, is_file))
+        copied = (p for p in paths if p not in referred and not is_document(p.name))
+        return external_files(self.path, copied)
+
+    def account(self) -> Account:
+        """Report places of features, files that are not packed with reasons, and assumptions."""
+        found = [
+            EpisodeFiles(episode, self._rows[episode.path], camera_of(episode)[1])
+            for episode in self._episodes
+        ]
+        names, notes = self.schema().keys(), self.scan_result.notes
+        return account_of(self.path, found, names, notes, are_chosen=self.features is not None)
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            yield from read_frames(
+                *(self._folder(info.key), self.schema()),
+                sparse=self.sparse,
+                allow_gaps=self.allow_gaps,
+                in_place=self.in_place,
+                exif=self.exif,
+                columns=self.columns,
+            )
+
+    def exists(self) -> bool:
+        """Return whether there is an episode below `root`."""
+        return bool(self._found)
+
+    @cached_property
+    def _found(self) -> list[EpisodeFolder]:
+        return find_episodes(self.path, self.sparse)
+
+    @cached_property
+    def _rows(self) -> dict[Path, RowFiles]:
+        """Row files by episode folder, without values; none of exported and broken episodes."""
+        every = {episode.path: RowFiles(0) for episode in self._episodes}
+        for episode in self._plain:
+            with skipping_unreadable():
+                taken, num_frames = {*episode.folders, *episode.arrays}, self._num_frames(episode)
+                found = find_rows(episode.path, episode.rows, taken, num_frames)
+                for name, rows in found.features.items():
+                    found.features[name] = replace(rows, values=None)
+                every[episode.path] = found
+        return every
+
+    @property
+    def _episodes(self) -> list[EpisodeFolder]:
+        if not self.exists():
+            raise SourceError(
+                "no episode found",
+                file=str(self.root),
+                expected="folders with FEATURE/000000.png (or another image, npy, npz, flo, exr), "
+                "or with FEATURE.npy",
+            )
+        return self._found
+
+    @property
+    def _plain(self) -> list[EpisodeFolder]:
+        """Episodes that are not exported."""
+        return [episode for episode in self._episodes if not episode.is_exported]
+
+    def scan(self, found: Scan) -> None:
+        """Find the features of all episodes; exported ones come first, the others by name."""
+        specs: dict[str, FeatureSpec] = {}
+        errors: defaultdict[str, FirstError] = defaultdict(FirstError)  # by feature; "": episodes
+        exported: dict[str, FeatureSpec] = {}
+        for episode in self._episodes:
+            key, described = self._key(episode.path), dict[str, ExportedFeature]()
+            with errors[""].skipped(episode=key):
+                if episode.is_exported:
+                    features = read_description(episode.path).features
+                    described = {feature.spec.name: feature for feature in features}
+                exported |= {name: described[name].spec for name in described if self._wants(name)}
+                rows = self._rows[episode.path].features
+                own = {*episode.folders, *episode.arrays, *rows}
+                offered = {*described} if episode.is_exported else own
+                found.offered |= dict.fromkeys(offered)
+                for name in filter(self._wants, offered):
+                    with errors[name].skipped(episode=key, feature=name):
+                        if not episode.is_exported:
+                            spec = self._from_first_file(episode, name)
+                        elif (folder := episode.folders.get(described[name].path)) is not None:
+                            codec = self._codec(episode.path / folder.first, folder)
+                            spec = replace(described[name].spec, codec=codec)
+                        else:
+                            continue  # no file tells a codec
+                        specs[name] = widened(specs.get(name, spec), spec)
+        specs = {**exported, **specs}
+        for name in sorted(errors.keys() - specs.keys()):
+            if (error := errors[name].first) is not None and not specs:
+                raise error
+            if error is not None and name:
+                with self.unless_unreadable(name):
+                    raise error
+        every = {spec.name: spec for spec in self._name_specs() if spec.name not in found.offered}
+        every |= specs
+        names = [*exported, *sorted(every.keys() - exported.keys())]
+        found.specs += [every[name] for name in names]
+        found.offered |= dict.fromkeys(names)
+        for name in {*(self.features or ())} - found.offered.keys():
+            self._check_rows(name)
+        found.episodes += [self._info(episode, names) for episode in self._episodes]
+        found.notes += self._notes(specs)
+        for note in found.notes:
+            _logger.warning("%s: %s", self.path, note)
+
+    def _wants(self, name: str) -> bool:
+        return self.features is None or name in self.features
+
+    def _check_rows(self, name: str) -> None:
+        """Raise `SourceError` if a row file of this name is not a feature."""
+        for episode in self._episodes:
+            for place, reason in self._rows[episode.path].reasons.items():
+                file, _, member = place.partition(": ")
+                if name in (member, feature_name(Path(file).with_suffix("").as_posix())):
+                    raise SourceError(
+                        "the feature does not have one row per frame",
+                        file=str(episode.path / file),
+                        episode=self._key(episode.path),
+                        feature=name,
+                        got=reason,
+                    )
+
+    def _notes(self, specs: Mapping[str, FeatureSpec]) -> list[str]:
+        plain = self._plain
+        firsts = (each for episode in plain for each in self._dense(episode)[:1])
+        units = Counter(each.files.times.unit for each in firsts if each.files.times)
+        of = counted(len(plain), "episode")
+        times = [f"{time_note(unit)} ({count} of {of})" for unit, count in units.items()]
+        return [*times, *encoding_notes(specs, plain)]
+
+    def _from_first_file(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
+        """Return the feature as declared by the header of this episode's first file."""
+        codec = _DECODED
+        meaning: Mapping[str, str | None] = {}
+        shape: Sequence[int | None]
+        if (rows := self._rows[episode.path].features.get(name)) is not None:
+            path, dtype, shape = episode.path / rows.file, rows.dtype, rows.shape
+        elif (folder := episode.folders.get(name)) is None:
+            path = episode.path / episode.arrays[name]
+            header = array_header(path)
+            check_time_axis(header.shape, path)
+            dtype, shape = header.dtype, header.shape[1:]
+        else:
+            path = episode.path / folder.first
+            meaning = known_meaning(folder.files.pattern, path.name)
+            codec = self._codec(path, folder)
+            if ending_of(path.name) in IMAGE_ENDINGS:
+                image = image_header(path)
+                if image.needs_imagecodecs:
+                    load_imagecodecs(path)
+                dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))
+            elif ending_of(path.name) in POINT_ENDINGS:
+                found = read_points(path, self.columns)[folder.member or ""].values
+                dtype, shape, meaning = found.dtype, (None, *found.shape[1:]), {"kind": "points"}
+            elif is_text_name(path.name):
+                dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
+            else:
+                are_arrays = folder.files.endings <= {".npy", NPZ}
+                files = files_like(path) if are_arrays else [path]
+                dtype, shape = arrays_form(files, folder.member)
+        meaning = {"kind": kind_of_values(name, dtype, shape), **meaning}
+        return feature_spec(name, dtype, shape, path, codec=codec, **meaning)
+
+    def _codec(self, path: Path, folder: FeatureFolder) -> tuple[CodecConfig, ...]:
+        """Return the codec that keeps images like the one at `path`, if it shall and can."""
+        endings = folder.files.endings
+        if self.in_place:
+            return referable_codec(read_bytes(path), endings, path, self.exif)
+        if self.keep_encoded and endings <= IMAGE_ENDINGS:
+            return passthrough_codec(image_header(path), endings, exif=self.exif)
+        return _DECODED
+
+    def _name_specs(self) -> list[FeatureSpec]:
+        """Return the specs of file name features, unless all episodes are exported."""
+        firsts = [each for episode in self._plain for each in self._dense(episode)[:1]]
+        are_named = any(each.files.pattern is None for each in firsts)
+        are_times = any(each.files.times for each in firsts)
+        specs = name_specs(self.path, are_named=are_named, are_times=are_times)
+        return specs if self._plain else []
+
+    def _dense(self, episode: EpisodeFolder) -> list[FeatureFolder]:
+        """Return the feature folders with all frames of an episode, selected ones first."""
+        names = [name for name in episode.folders if name not in self.sparse]
+        names.sort(key=lambda name: self.features is not None and name not in self.features)
+        return [episode.folders[name] for name in names]
+
+    def _key(self, path: Path) -> str:
+        return key_of(path, self.path, ending=True)
+
+    def _folder(self, key: str) -> Path:
+        root = self.path
+        if not {"", "..", "/"}.intersection((key, *Path(key).parts)):
+            for path in (root / key, root):
+                if is_directory(path) and self._key(path) == key:
+                    return path
+        raise SourceError("no such episode", file=str(root), got=key)
+
+    def _info(self, episode: EpisodeFolder, names: Collection[str]) -> EpisodeInfo:
+        metadata: dict[str, Any] = {}
+        num_frames, fps, split = 0, None, None
+        with skipping_unreadable():  # raised by `frames`
+            if episode.is_exported:
+                described = read_description(episode.path)
+                num_frames, fps, split = len(described.frames), described.fps, described.split
+            else:  # `frames` checks that all features have as many
+                num_frames = self._num_frames(episode) or self._rows[episode.path].num_frames
+                metadata = self._files(episode, num_frames, names)
+                metadata |= self._text_metadata(episode, names)
+            if episode.has_metadata:
+                metadata |= read_metadata(episode.path / METADATA)
+        return EpisodeInfo(self._key(episode.path), num_frames, metadata, fps, split)
+
+    def _files(
+        self, episode: EpisodeFolder, num_frames: int, names: Collection[str]
+    ) -> dict[str, Any]:
+        """Return file patterns and counts of missing frames, for the metadata."""
+        chosen = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
+        files = {name: each.path_of_number for name, each in chosen.items() if each.files.pattern}
+        lacking = {
+            f"frames_without_{name}": num_frames - chosen[name].files.num_frames
+            for name in self.sparse
+            if name in chosen
+        }
+        return {"files": files, **lacking} if files else lacking
+
+    def _text_metadata(self, episode: EpisodeFolder, names: Collection[str]) -> dict[str, Any]:
+        """Return the camera and the column names of tables, for the metadata."""
+        camera, _ = camera_of(episode)
+        metadata: dict[str, Any] = {} if camera is None else {"camera": camera}
+        columns = {**self._rows[episode.path].columns}
+        for name, each in episode.folders.items():
+            if ending_of(each.first) in POINT_ENDINGS:
+                with skipping_unreadable():  # raised by `frames`
+                    found = read_points(episode.path / each.first, self.columns)
+                    columns[name] = list(found[each.member or ""].names)
+        chosen = {name: columns[name] for name in sorted(columns.keys() & names)}
+        return {**metadata, "columns": chosen} if chosen else metadata
+
+    def _num_frames(self, episode: EpisodeFolder) -> int | None:
+        """Return the number of frames from files or an npy array; `None` without both."""
+        for folder in self._dense(episode):
+            return folder.files.num_frames
+        for file in episode.arrays.values():
+            shape = array_header(episode.path / file).shape
+            check_time_axis(shape, episode.path / file)
+            return shape[0]
+        return None
+
+
+FORMAT = SourceFormat(
+    "folders",
+    "any EPISODE/FEATURE/000000.png (or another image, npy, npz, flo, exr), or EPISODE/FEATURE.npy",
+    FolderSource,
+    options=("sparse", "allow_gaps", "columns", "exif"),
+    is_fallback=True,
+    takes_urls=True,
+)

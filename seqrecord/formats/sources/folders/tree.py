@@ -1,0 +1,333 @@
+"""Find episodes in a tree: which folders are episodes and which are features."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.array_files import NPZ, RASTER_ENDINGS, npz_names
+from seqrecord.formats.sources.common.frame_names import (
+    FrameFiles,
+    ending_of,
+    escaped,
+    files_by_feature,
+)
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
+from seqrecord.formats.sources.common.originals import check_depth
+from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_points
+from seqrecord.formats.sources.common.specs import feature_name
+from seqrecord.formats.sources.common.tables import TEXT_ENDINGS, is_numeric
+from seqrecord.formats.sources.folders.exported import DESCRIPTION
+from seqrecord.formats.sources.folders.rows import is_camera_name
+from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.in_place.files import json_object, list_folder, read_bytes
+
+METADATA = "metadata.json"
+
+MAX_METADATA_BYTES = 1 << 22
+_TIMES = "timestamps.txt"
+_NUMBERED = re.compile(r"(.*[_.\- ])?\d+([_.\- ].*)?", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class FeatureFolder:
+    """A feature with one file per frame.
+
+    Args:
+        folder: folder of its files below the episode's folder; "" for the episode's folder itself.
+        files: the files, or their summary.
+        member: array in each npz file, or columns of points in each file.
+    """
+
+    folder: str
+    files: FrameFiles
+    member: str | None = None
+
+    @property
+    def first(self) -> str:
+        """Path of the first frame's file below the episode's folder."""
+        return f"{self.folder}/{self.files.first}".lstrip("/")
+
+    @property
+    def path_of_number(self) -> str:
+        """`str.format` pattern from frame number to path below the episode's folder."""
+        folder = f"{self.folder}/" if self.folder else ""
+        return f"{escaped(folder)}{self.files.pattern}{escaped(Path(self.first).suffix)}"
+
+
+@dataclass(frozen=True)
+class EpisodeFolder:
+    """An episode: feature folders and per-episode arrays, by name.
+
+    Names are feature names, except in exported episodes, whose description names the features.
+    `rows` are files below `path` that may have a row per frame: npz and text.
+    """
+
+    path: Path
+    folders: dict[str, FeatureFolder] = field(default_factory=dict)
+    arrays: dict[str, str] = field(default_factory=dict)
+    rows: tuple[str, ...] = ()
+    cameras: tuple[str, ...] = ()
+    has_metadata: bool = False
+    is_exported: bool = False
+
+
+@dataclass(frozen=True)
+class Listing:
+    """The entries of one folder, by name.
+
+    `groups` are features with one file per frame, by the words of the file names: images, arrays,
+    and text if it has other words. `texts` are text files with the words of another group, or
+    without any group.
+    """
+
+    groups: Mapping[str, FrameFiles]
+    texts: Mapping[str, FrameFiles]
+    arrays: Mapping[str, str]
+    rows: Sequence[str]
+    cameras: Sequence[str]
+    subfolders: Sequence[str]
+    names: frozenset[str]
+    inner: str = ""  # the folder of the files, if the folder above gives the name
+
+    @property
+    def is_leaf(self) -> bool:
+        """Whether its files can belong to the episode above."""
+        return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
+
+    @property
+    def wrapped(self) -> str | None:
+        """The single subfolder beside a file of times, as for a sensor of KITTI raw.
+
+        `image_02/data/0000000000.png` and `image_02/timestamps.txt`.
+        """
+        is_sensor = self.rows == [_TIMES] and len(self.subfolders) == 1
+        return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else None
+
+    def row_files(self, folder: str) -> list[str]:
+        """Return paths of files that may have rows, including text named like camera parameters."""
+        files = (*self.rows, *filter(is_text_name, self.cameras))
+        return [f"{folder}/{file}".lstrip("/") for file in files]
+
+
+def look(folder: Path) -> Listing:
+    """List a folder. Reads a sample of the text files with a number in their names."""
+    frames: list[str] = []
+    texts: list[str] = []
+    subfolders: list[str] = []
+    arrays: dict[str, str] = {}
+    rows: list[str] = []
+    cameras: list[str] = []
+    names: set[str] = set()
+    for name, is_folder in list_folder(folder):
+        if is_folder:
+            subfolders.append(name)
+        elif is_frame(name):
+            frames.append(name)
+        elif (ending := ending_of(name)) == ".npy":
+            arrays[Path(name).stem] = name
+        elif name in (METADATA, DESCRIPTION):
+            names.add(name)
+        elif is_camera_name(name):
+            cameras.append(name)
+        elif is_text_name(name) and _NUMBERED.fullmatch(Path(name).stem):
+            texts.append(name)
+        elif is_text_name(name) or ending == NPZ:
+            rows.append(name)
+    groups = files_by_feature(frames)
+    numeric: dict[str, FrameFiles] = {}
+    for words, files in files_by_feature(texts).items():
+        if files.num_frames == 1 and all(each.num_frames > 1 for each in groups.values()):
+            rows.append(files.first)
+        elif is_numeric([folder / name for name in files.names.values()]):
+            (numeric if words in groups or not groups else groups)[words] = files
+    return Listing(
+        *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(cameras)),
+        *(sorted(subfolders), frozenset(names)),
+    )
+
+
+def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing]:
+    """List an episode's subfolders, by path below the episode's folder."""
+    found = {}
+    for name in folders:
+        listed = look(path / name)
+        if listed.wrapped and (inner := look(path / name / listed.wrapped)).is_leaf:
+            name, listed = f"{name}/{listed.wrapped}", inner
+        found[name] = listed
+    return found
+
+
+def name_features(
+    path: Path,
+    own: Listing,
+    inside: Mapping[str, Listing],
+    sparse: Collection[str] = (),
+) -> tuple[dict[str, FeatureFolder], list[str]]:
+    """Return an episode's features by name, and the files that may have a row per frame.
+
+    `own` lists the episode's folder at `path`, `inside` its subfolders. Text files for fewer than
+    half of the frames count as row files, unless the feature is `sparse`.
+    """
+    listed = {n: part for n, part in inside.items() if part.groups}
+    # A single group of files without numbers beside features is an unrelated picture.
+    is_alone = not listed and all(each.pattern for each in own.groups.values())
+    if len(own.groups) > 1 or is_alone:
+        listed = {"": own, **listed}
+    found: dict[str, FeatureFolder] = {}
+    for folder, part in listed.items():
+        for words, files in part.groups.items():
+            name = feature_of(folder, words, is_alone=len(part.groups) == 1)
+            for member in _members(path / folder / files.first):
+                place = name if member is None else feature_name(member)
+                if member is not None and ending_of(files.first) in POINT_ENDINGS:
+                    place = f"{name}.{member}".rstrip(".")
+                if place in found:
+                    place = f"{name}.{place}"
+                found[place] = FeatureFolder(folder, files, member)
+    rows: list[str] = []
+    for folder, leaf in {"": own, **inside}.items():
+        if leaf is not own and not leaf.is_leaf:
+            continue
+        for words, files in leaf.texts.items():
+            name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
+            found[f"{name}.txt" if name in found else name] = FeatureFolder(folder, files)
+        rows += leaf.row_files(folder)
+    is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
+    counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
+    for name in [name for name in found if is_text[name] and name not in sparse]:
+        if 2 * found[name].files.num_frames < max(counts, default=0):
+            feature = found.pop(name)
+            every = files_like(path / feature.first)
+            rows += [file.relative_to(path).as_posix() for file in every]
+    return found, rows
+
+
+def files_like(first: Path) -> list[Path]:
+    """Return the text or array files of the feature whose first file is `first`."""
+    listed = look(first.parent)
+    groups = (*listed.groups.values(), *listed.texts.values())
+    names = next((each.names.values() for each in groups if each.first == first.name), ())
+    return [first.parent / name for name in names] or [first]
+
+
+def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolder]:
+    """Return all episodes from `root` down, in path order. See `name_features` for `sparse`."""
+    found: list[EpisodeFolder] = []
+    spare: list[EpisodeFolder] = []
+    part = _visit(root, 0, sparse, found, spare)
+    if part is not None and len(part.groups) + bool(part.rows or part.texts) > 1:
+        found.append(_whole(root, part, {}, sparse))
+    return sorted(found or spare, key=lambda episode: episode.path.parts)
+
+
+def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
+    """Return a feature's name: its folder, plus the words of its file names if needed."""
+    folder = folder.partition("/")[0]
+    if not folder:
+        return words or "frame"
+    return folder if is_alone or not words else f"{folder}.{words}"
+
+
+def read_metadata(path: Path) -> dict[str, Any]:
+    """Read an episode's metadata. Raises `SourceError` unless it is a JSON object."""
+    with located(SourceError, file=str(path)):
+        return json_object(read_bytes(path, MAX_METADATA_BYTES), parse_constant=_no_constant)
+
+
+def _visit(
+    path: Path,
+    depth: int,
+    sparse: Collection[str],
+    found: list[EpisodeFolder],
+    spare: list[EpisodeFolder],
+) -> Listing | None:
+    """Search `path` for episodes; return its entries, or `None` if it is an episode itself.
+
+    Episodes are appended to `found`. Folders with npz files are appended to `spare`; they are
+    episodes only if `found` stays empty.
+
+    Each folder is listed once; file names of frames are not kept. A folder with one feature is a
+    feature of the folder above. A folder with several features is an episode, unless a folder
+    beside it has one feature with other words: then both belong to the folder above.
+    """
+    check_depth(path, depth)
+    here = look(path)
+    here = replace(here, groups=_summaries(here.groups), texts=_summaries(here.texts))
+    visited = {
+        name: _visit(path / name, depth + 1, sparse, found, spare) for name in here.subfolders
+    }
+    inside = {
+        f"{name}/{part.inner}".rstrip("/"): part
+        for name, part in visited.items()
+        if part is not None
+    }
+    if depth and here.wrapped and (part := inside.get(here.wrapped)) and part.is_leaf:
+        return replace(part, inner=here.wrapped)
+    parts = {name: part for name, part in inside.items() if part.groups}
+    several = (part.groups for part in parts.values() if len(part.groups) > 1)
+    shared = {words for groups in several for words in groups if words}
+    alone = (part.groups.keys() for part in parts.values() if len(part.groups) == 1)
+    if here.arrays or DESCRIPTION in here.names or any(not words & shared for words in alone):
+        found.append(_whole(path, here, inside, sparse))
+        return None
+    found.extend(_whole(path / name, part, {}, sparse) for name, part in parts.items())
+    if any(name.lower().endswith(NPZ) for name in here.rows):
+        spare.append(_whole(path, here, inside, sparse))
+    return here
+
+
+def _whole(
+    path: Path,
+    here: Listing,
+    inside: Mapping[str, Listing],
+    sparse: Collection[str],
+) -> EpisodeFolder:
+    """Return the episode with the features of its folders."""
+    folders, rows = name_features(path, here, inside, sparse)
+    leaves = {name: part for name, part in inside.items() if part.is_leaf}
+    cameras = [f"{name}/{file}" for name, part in leaves.items() for file in part.cameras]
+    return EpisodeFolder(
+        path,
+        folders,
+        dict(here.arrays),
+        tuple(rows),
+        (*here.cameras, *cameras),
+        METADATA in here.names,
+        DESCRIPTION in here.names,
+    )
+
+
+def _summaries(groups: Mapping[str, FrameFiles]) -> dict[str, FrameFiles]:
+    return {words: files.summary() for words, files in groups.items()}
+
+
+def _members(first: Path) -> Sequence[str | None]:
+    """Return the names of several arrays in an npz file or a file of points, else `None`."""
+    ending, found = first.suffix.lower(), list[str]()
+    with skipping_unreadable():  # raised by the reader
+        if ending == NPZ:
+            found = npz_names(first)
+        elif ending in POINT_ENDINGS:
+            found = [*read_points(first)]
+    return found if len(found) > 1 else (None,)
+
+
+def is_frame(name: str) -> bool:
+    """Return whether a file is one frame: an image, or an array or points with a number."""
+    ending = ending_of(name)
+    if ending in IMAGE_ENDINGS or ending in RASTER_ENDINGS:
+        return True
+    return ending in (".npy", NPZ, *POINT_ENDINGS) and bool(_NUMBERED.fullmatch(Path(name).stem))
+
+
+def is_text_name(name: str) -> bool:
+    return ending_of(name) in TEXT_ENDINGS
+
+
+def _no_constant(name: str) -> None:
+    raise ValueError(f"{name} is not a JSON number")

@@ -1,0 +1,380 @@
+"""Source for HDF5 files: ALOHA, robomimic, DROID, and others by a map of features."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Container, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.embedded import embedded_spec, embedded_value, read_rows
+from seqrecord.formats.sources.common.images import image_format
+from seqrecord.formats.sources.common.originals import (
+    Scan,
+    ScannedSource,
+    find_files,
+    has_file,
+    key_of,
+)
+from seqrecord.formats.sources.common.specs import check_spec, feature_spec, kind_of, text_spec
+from seqrecord.formats.sources.common.stored_rows import check_stored_alike, hdf5_rows, hdf5_spec
+from seqrecord.formats.sources.hdf5.files import (
+    encoded_row,
+    first_image,
+    is_hdf5_name,
+    is_text,
+    open_hdf5,
+    reading_hdf5,
+)
+from seqrecord.formats.sources.hdf5.hdf5_account import Hdf5Account, check_total
+from seqrecord.formats.sources.hdf5.layouts import (
+    Hdf5Episode,
+    groups,
+    is_droid_metadata,
+    read_episode,
+)
+from seqrecord.formats.sources.inventory import Account, left_out_by_pattern, unread_files
+from seqrecord.formats.sources.video.files import VIDEO_ENDINGS, VideoFile
+from seqrecord.formats.sources.video.streams import own_config, read_gops, video_spec
+from seqrecord.formats.sources.video.tables import read_references, read_table
+from seqrecord.in_place.files import is_file
+from seqrecord.in_place.limits import check_decoded, check_frames
+from seqrecord.in_place.references import external_files
+from seqrecord.store.format.references import ExternalFile, ReferencedGops
+from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.store.schema import EncodedImage, FeatureSpec, Frame
+from seqrecord.video.gops import DecodedFrame, Gop
+
+_ORDERS = ("rgb", "bgr")
+
+
+@dataclass(frozen=True)
+class Hdf5Source(ScannedSource):
+    """HDF5 files of robot recordings: a folder of files, at any depth, or one file.
+
+    The layout of each file is detected: ALOHA, robomimic or DROID, see `hdf5.layouts`. Other
+    layouts need `map`. Feature names are dataset paths with dots: `observations.images.cam_high`,
+    `action`, `obs.agentview_image`. A feature that an episode lacks is missing in its frames; all
+    others must have one row per frame.
+
+    DROID's cameras are named `wrist`, `ext1` and `ext2` if its metadata maps their serial numbers.
+    Its videos, `recordings/MP4/SERIAL.mp4`, become `observation.image.wrist` and so on. Their
+    packets are stored unchanged, and frame i belongs to row i, so the numbers must be equal.
+
+    JPEG or PNG images, one per row, are decoded. robomimic's `next_obs` are read only if `features`
+    names them.
+
+    Args:
+        root: a folder or a file.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG, unless they are `bgr`.
+        map: paths in the file by feature name, for other layouts. A file is then one episode, or
+            has robomimic's demonstrations, in which the paths are.
+        jpeg_order: channels of JPEGs: `rgb` as JPEG defines, or `bgr`. The default is `bgr` for
+            ALOHA, whose recorder passes RGB to OpenCV as BGR, else `rgb`; frames are as in
+            ALOHA's reader.
+        without_video: exclude DROID's videos.
+        in_place: reference video packets, and arrays of at least 4 KiB per frame, if they are
+            unfiltered and each chunk contains whole frames.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+    """
+
+    map: Mapping[str, str] | None = None
+    jpeg_order: str | None = None
+    without_video: bool = False
+
+    takes_files = True
+    keeps_in_place = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.jpeg_order not in (None, *_ORDERS):
+            raise SourceError("invalid jpeg_order", expected="rgb or bgr", got=self.jpeg_order)
+
+    def exists(self) -> bool:
+        """Return whether there is a file with the ending `.hdf5` or `.h5`."""
+        return has_file(self.path, is_hdf5_name)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """Return the files that frames and GOPs may reference, by path."""
+        return external_files(self.path, find_files(self.path, _is_referred_to))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """Return the files of values and metadata."""
+        return external_files(self.path, find_files(self.path, _is_copied))
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with self._opened(info) as (one, path):
+            yield from self._read(one, path)
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
+        """Return the GOPs of a DROID episode's cameras; its frames omit these features."""
+        schema = self.schema()
+        if not any(spec.is_video for spec in schema.values()):
+            return {}
+        with self._opened(info) as (one, _):
+            return {
+                name: _gops(info, schema[name], video, in_place=self.in_place)
+                for name, video in one.videos.items()
+                if name in schema and schema[name].is_video
+            }
+
+    @contextmanager
+    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Hdf5Episode, Path]]:
+        """Open the episode and its file."""
+        path = self._folder / str(info.metadata.get("file", ""))
+        if ".." in path.parts or not is_hdf5_name(path):
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        with located(SourceError, episode=info.key), open_hdf5(path) as file:
+            group = str(info.metadata.get("group", "/"))
+            if group == "/":
+                check_total(file, groups(file))
+            yield read_episode(file, path, group, self.map), path
+
+    @property
+    def _folder(self) -> Path:
+        root = self.path
+        return root.parent if is_file(root) else root
+
+    def scan(self, found: Scan) -> None:
+        paths = find_files(self.path, is_hdf5_name)
+        if not paths:
+            raise SourceError("no HDF5 file found", file=str(self.root), expected="*.hdf5 or *.h5")
+        counts = found.details = Hdf5Account(bool(self.features))
+        for path in paths:
+            with found.unless_broken(self._place(path, "/")), open_hdf5(path) as file:
+                demos = groups(file)
+                for group in demos:
+                    place = self._place(path, group)
+                    with found.unless_broken(place), reading_hdf5(path):
+                        one = read_episode(file, path, group, self.map)
+                        found.offered |= dict.fromkeys([*one.stored, *one.videos])
+                        specs = list(self._specs(one, path))
+                        if one.videos:
+                            known = {spec.name for spec in [*found.specs, *specs]}
+                            specs += self._video_specs(one, known)
+                        metadata = {**one.metadata, **place.metadata}
+                        info = EpisodeInfo(place.key, _num_frames(one), metadata, one.fps)
+                        found.episodes.append(info)
+                        found.specs += specs
+                        wanted = {spec.name for spec in specs}
+                        wanted |= {name for name in one.videos if self._is_wanted_video(name)}
+                        counts.add_episode(one, group, wanted)
+                counts.add_file(file, path.name, demos)
+                check_total(file, demos)
+
+    def account(self) -> Account:
+        found, counts = self.scan_result, self.scan_result.details
+        requested = (*(self.features or ()), *(self.map or ()))
+        counts.unwritten.check({name: name for name in requested}, str(self.root))
+        left_out = left_out_by_pattern(counts.left_out, "datasets")
+        for each in unread_files(self.path, counts.is_taken):
+            is_stereo = each.pattern.endswith("-stereo.mp4")
+            left_out.append(replace(each, reason="both lenses in one frame") if is_stereo else each)
+        notes = (*found.notes, *counts.notes, *counts.unwritten.notes())
+        return Account(counts.reason(), counts.places, tuple(left_out), notes)
+
+    def _place(self, path: Path, group: str) -> EpisodeInfo:
+        """Return an episode's key, and the metadata by which `frames` finds it."""
+        file = path.relative_to(self._folder).as_posix()
+        key = key_of(path, self.path)
+        if path.name == "trajectory.h5" and path.parent != self._folder:
+            key = key_of(path.parent, self._folder, ending=True)  # DROID: the folder is the episode
+        if group == "/":
+            return EpisodeInfo(key, 0, {"file": file})
+        name = group.rpartition("/")[2]
+        return EpisodeInfo(f"{key}/{name}", 0, {"file": file, "group": group})
+
+    def _specs(self, one: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
+        for name, dataset in self._wanted(one).items():
+            with self.unless_unreadable(name):
+                yield self._spec(name, dataset, one, path)
+
+    def _wanted(self, one: Hdf5Episode) -> dict[str, Any]:
+        chosen = self.features
+        return {
+            name: dataset
+            for name, dataset in one.stored.items()
+            if (name in chosen if chosen else name not in one.optional)
+        }
+
+    def _video_specs(self, one: Hdf5Episode, known: Container[str]) -> list[FeatureSpec]:
+        """Return specs of videos that no earlier episode has."""
+        specs = []
+        for name, path in one.videos.items():
+            if self._is_wanted_video(name) and name not in known:
+                with self.unless_unreadable(name), VideoFile(path) as video:
+                    specs.append(video_spec(name, video))
+        return specs
+
+    def _is_wanted_video(self, name: str) -> bool:
+        return name in self.features if self.features else not self.without_video
+
+    def _spec(self, name: str, dataset: Any, one: Hdf5Episode, path: Path) -> FeatureSpec:
+        if dataset.shape == ():
+            raise SourceError("dataset without a time axis", feature=name, expected="[T, …]")
+        data = first_image(dataset, path)
+        if data is not None:
+            keep = self.keep_encoded and not self._is_bgr(data, one, path)
+            return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
+        if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
+            raise SourceError(
+                "the first row of a compressed dataset is not an image",
+                feature=name,
+                frame=0,
+                expected="a JPEG or a PNG",
+            )
+        if is_text(dataset) and dataset.ndim == 1:
+            return text_spec(name, path)
+        dtype, shape = dataset.dtype, dataset.shape[1:]
+        spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
+        return hdf5_spec(spec, dataset, path) if self.in_place and not one.videos else spec
+
+    def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
+        order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
+        return order == "bgr" and image_format(data, path) == "jpeg"
+
+    def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
+        num_frames, declared, stored = _num_frames(one), 0, 0
+        readers: dict[str, Iterator[Any]] = {}
+        wanted = self._wanted(one).items()  # raises like schema()
+        there = {n: self._spec(n, v, one, path) for n, v in wanted if n not in self.unreadable}
+        for name, spec in self.schema().items():
+            if name in there:
+                dataset = one.stored[name]
+                if dataset.shape[0] != num_frames:
+                    declared_by = (
+                        "" if one.num_frames is None else ", as the episode's attributes declare"
+                    )
+                    raise SourceError(
+                        "the number of rows differs from the episode's frames",
+                        feature=name,
+                        expected=f"{num_frames} rows{declared_by}",
+                        got=f"{dataset.shape[0]} rows",
+                    )
+                declared += dataset.dtype.itemsize * math.prod(dataset.shape)
+                stored += dataset.id.get_storage_size()
+                if self.in_place and spec.may_be_referred_to:
+                    readers[name] = _referred(dataset, there[name], spec, path)
+                else:
+                    readers[name] = self._values(dataset, spec, one, path, num_frames)
+        check_frames(num_frames)
+        check_decoded(declared, stored)
+        if not (readers or one.videos) or not num_frames:
+            raise SourceError("the episode has no frames of the selected features")
+        for _ in range(num_frames):
+            yield {name: next(values) for name, values in readers.items()}
+
+    def _values(
+        self,
+        dataset: Any,
+        spec: FeatureSpec,
+        one: Hdf5Episode,
+        path: Path,
+        num_frames: int,
+    ) -> Iterator[Any]:
+        """Yield the feature's checked values."""
+        number: int | None = None
+        try:
+            is_image = first_image(dataset, path) is not None
+            is_array = not is_image and not is_text(dataset)
+            if is_array:
+                check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+            if is_image + is_array != (spec.value == "array"):
+                raise SourceError("the feature has both text and numbers")
+            for number, row in enumerate(read_rows(dataset, path, 0, num_frames)):
+                if is_array:
+                    yield np.asarray(row, spec.dtype)
+                else:
+                    yield self._image(row, spec, one, path) if is_image else _text(row)
+                number = None  # a later error may be in the next block
+        except SourceError as error:
+            error.located(feature=spec.name)
+            if number is not None:
+                error.located(frame=number)
+            raise
+
+    def _image(
+        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path
+    ) -> npt.NDArray[Any] | EncodedImage:
+        data = encoded_row(row)
+        if data is None:
+            raise SourceError("the row is not an image", expected="a JPEG or a PNG")
+        value = embedded_value(data, spec, path, self.exif)
+        if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
+            return np.ascontiguousarray(value[..., ::-1])
+        return value
+
+
+FORMAT = SourceFormat(
+    "hdf5",
+    "*.hdf5 or *.h5 of ALOHA, robomimic or DROID, or any with --map FEATURE=PATH",
+    Hdf5Source,
+    options=("map", "jpeg_order", "without_video", "exif"),
+    takes_files=True,
+    takes_urls=True,
+)
+
+
+def _is_copied(path: Path) -> bool:
+    return _is_referred_to(path) or is_droid_metadata(path.name)
+
+
+def _is_referred_to(path: Path) -> bool:
+    return is_hdf5_name(path) or path.suffix.lower() in VIDEO_ENDINGS
+
+
+def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -> Iterator[Any]:
+    """Yield the byte ranges of a feature's rows, or values of rows never written."""
+    with located(SourceError, feature=spec.name):
+        check_spec(dataset.dtype, dataset.shape[1:], spec, path)
+        check_stored_alike(found, spec)
+        yield from hdf5_rows(dataset, path, spec)
+
+
+def _gops(
+    info: EpisodeInfo, spec: FeatureSpec, path: Path, *, in_place: bool
+) -> Iterator[Gop | ReferencedGops | DecodedFrame]:
+    with located(SourceError, episode=info.key, feature=spec.name):
+        with VideoFile(path) as video:
+            config, count = own_config(video, spec), 0
+            kept: Iterable[Gop | ReferencedGops | DecodedFrame] = (
+                [read_references(video, read_table(video), config=config)]
+                if in_place
+                else read_gops(video, config=config)
+            )
+            for gop in kept:
+                count += int(np.sum(gop.num_frames))
+                yield gop
+        if count != info.num_frames:
+            raise SourceError(
+                "the video has another number of frames than the trajectory has rows",
+                file=str(path),
+                expected=info.num_frames,
+                got=count,
+            )
+
+
+def _num_frames(one: Hdf5Episode) -> int:
+    """Return the declared number of frames, or the rows of the actions or of the first dataset."""
+    if one.num_frames is not None:
+        return one.num_frames
+    for name in ("action", "actions", *one.stored):
+        if name in one.stored and one.stored[name].shape:
+            return int(one.stored[name].shape[0])
+    raise SourceError("episode without frames")
+
+
+def _text(row: Any) -> str:
+    try:
+        return row if isinstance(row, str) else bytes(row).decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise SourceError("text is not UTF-8", got=repr(bytes(row)[:80])) from error

@@ -1,0 +1,172 @@
+"""Source for KITTI odometry, https://www.cvlibs.net/datasets/kitti/eval_odometry.php.
+
+::
+
+    ROOT/sequences/00/image_0/000000.png     left grey; 1 right grey, 2 and 3 colour
+    ROOT/sequences/00/velodyne/000000.bin    float32 [N, 4]: x y z in metres, reflectance
+    ROOT/sequences/00/times.txt              seconds, one line per frame
+    ROOT/sequences/00/calib.txt              P0 to P3 and Tr, 12 numbers each: 3x4 matrices
+    ROOT/poses/00.txt                        12 numbers per line: the left camera's 3x4 pose
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError
+from seqrecord.formats.sources.common.cameras import camera_of_matrix
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS
+from seqrecord.formats.sources.common.point_files import read_points
+from seqrecord.formats.sources.common.sequence_tables import SequenceTables
+from seqrecord.formats.sources.common.sequences import (
+    Column,
+    DecodedFile,
+    Images,
+    SequenceFrames,
+    SequenceSource,
+    Values,
+    image_size,
+)
+from seqrecord.formats.sources.common.tables import Rows, read_rows
+from seqrecord.in_place.files import is_file, list_folder
+from seqrecord.store.originals.protocol import SourceFormat
+
+_IMAGES = ("image_0", "image_1", "image_2", "image_3")
+_SCANS = "velodyne"
+_MATRIX = re.compile(r"(P[0-3]|Tr):?", re.ASCII)
+
+
+@dataclass(frozen=True)
+class KittiSource(SequenceSource):
+    """KITTI odometry sequences.
+
+    Each line of `times.txt` is a frame. Each folder of images or scans must have a file per frame,
+    and `poses/00.txt` a line per frame. Sequences without poses (11 to 21) lack the feature.
+    `calib.txt` is stored in the metadata, as is the pinhole camera that all four cameras share
+    (`camera`).
+
+    Features:
+
+    - `image_0`, `image_1` uint8 [H, W]; `image_2`, `image_3` uint8 [H, W, 3]. H and W differ
+      between sequences.
+    - `velodyne` float32 [?, 4], metres and reflectance
+    - `timestamp` float64, seconds
+    - `pose` float64 [3, 4], from the left camera to that of the first frame, metres
+
+    Args:
+        root: a folder of sequences at any depth, or one sequence.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+    """
+
+    expected = "sequences/00/times.txt with image_0/, image_2/ or velodyne/; poses/00.txt"
+
+    def is_sequence(self, folder: Path, names: set[str]) -> bool:  # noqa: ARG002
+        return "times.txt" in names and bool(names & {*_IMAGES, _SCANS})
+
+    def key(self, folder: Path) -> str:
+        key = super().key(folder)
+        kept = [part for part in key.split("/") if part not in ("dataset", "sequences")]
+        return "/".join(kept) or key
+
+    def open(self, folder: Path) -> SequenceFrames:
+        path = folder / "times.txt"
+        metadata = {"dataset": "KITTI odometry", "sequence": folder.name}
+        found = SequenceTables(source=self, folder=folder, unit="s", metadata=metadata)
+        if (rows := found.rows(path, (0,))) is None:
+            raise SourceError("sequence without frames", file=str(path))
+        times, _ = rows
+        for name, is_folder in sorted(list_folder(folder)):
+            if not is_folder or name not in (*_IMAGES, _SCANS):
+                continue
+            found.places[name] = f"{name}/*"
+            if self.wants(name):
+                endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
+                mine = _files(folder / name, len(times), endings)
+                found.files += mine
+                found.columns[name] = (
+                    Images([*map(_scan, mine)], "points", "m") if name == _SCANS else Images(mine)
+                )
+        found.places["timestamp"] = "times.txt"
+        found.begin(times)
+        poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
+        if found.has(poses, pose="poses/*.txt"):
+            found.files.append(poses)
+            found.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
+        if is_file(folder / "calib.txt"):
+            found.files.append(folder / "calib.txt")
+            found.metadata |= _calibration(folder / "calib.txt", found.columns)
+        if "camera" not in found.metadata:
+            found.notes.append("camera unknown: no P0 in calib.txt")
+        return found
+
+    def is_beside(self, path: Path) -> bool:
+        return path.parent.name == "poses" and any(
+            path == folder.parent.parent / "poses" / f"{folder.name}.txt"
+            for folder in self._folders
+        )
+
+
+FORMAT = SourceFormat("kitti", KittiSource.expected, KittiSource, ("exif",), takes_urls=True)
+
+
+def _scan(path: Path) -> DecodedFile:
+    return DecodedFile(path, "<f4", lambda: (None, 4), lambda _: read_points(path)[""].values)
+
+
+def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
+    """Return the frames' files, numbered from 0."""
+    names = [
+        name
+        for name, is_folder in list_folder(folder)
+        if not is_folder and Path(name).suffix.lower() in endings and Path(name).stem.isdecimal()
+    ]
+    found = {int(Path(name).stem): name for name in names}
+    missing = next((number for number in range(count) if number not in found), None)
+    if missing is not None or len(names) != count:
+        raise SourceError(
+            "the number of files differs from times.txt",
+            file=str(folder),
+            frame=missing,
+            expected=f"{count} files, from 0 to {count - 1}",
+            got=f"{len(names)} files",
+        )
+    return [folder / found[number] for number in range(count)]
+
+
+def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
+    values = read_rows(path).numbers(12)
+    if len(values) != count:
+        raise SourceError(
+            "the number of poses differs from times.txt",
+            file=str(path),
+            expected=f"{count} lines",
+            got=f"{len(values)} lines",
+        )
+    return values.reshape(count, 3, 4)
+
+
+def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
+    found: dict[str, Any] = {}
+    rows = read_rows(path)
+    for number, words in zip(rows.lines, rows.words, strict=True):
+        if not words[0][:1].isalpha():  # else a matrix or another named value
+            raise rows.invalid(number, words, "a name such as P0:, and its numbers")
+        if name := _MATRIX.fullmatch(words[0]):
+            found[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
+    images = [c for n, c in columns.items() if n in _IMAGES and isinstance(c, Images)]
+    if "P0" in found and images:
+        height, width = image_size(images[0].paths[0])
+        camera = camera_of_matrix(np.reshape(found["P0"], (3, 4)), (width, height), path)
+        return {"calibration": found, "camera": camera.to_json()}
+    return {"calibration": found} if found else {}

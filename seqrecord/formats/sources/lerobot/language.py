@@ -1,0 +1,240 @@
+"""Language columns of lerobot 0.6: rows of text of episodes and frames, and their resolvers.
+
+::
+
+    language_persistent   role, content, style, timestamp, camera, tool_calls: the same rows in all
+                          frames of an episode, each active from its timestamp on
+    language_events       the same without timestamp, in the frames where they happen
+
+Resolvers choose a row for each frame, as in the recipes of lerobot 0.6.1 (its module
+`datasets.language_render`).
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_left, bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.parquet_tables import ParquetTable, python_values
+from seqrecord.store.text import repr_of
+
+PERSISTENT, EVENTS = "language_persistent", "language_events"
+
+Rows: TypeAlias = "list[dict[str, Any]] | None"
+"""The rows of a frame as in lerobot's items."""
+
+_FIELDS = ("role", "content", "style", "timestamp", "camera", "tool_calls")
+_STYLES = dict.fromkeys(("subtask", "plan", "memory", "motion", "task_aug"), PERSISTENT)
+_STYLES |= dict.fromkeys(("interjection", "vqa", "trace"), EVENTS)
+_TOLERANCE = 0.1  # seconds
+_EXPRESSION = re.compile(r"(active_at|emitted_at|nth_prev|nth_next)\((.*)\)")
+_SELECTORS = ("style", "role", "tool_name", "camera", "offset")
+
+
+@dataclass(frozen=True)
+class Resolver:
+    """Chooses a row for each frame by time, style, role, tool and camera.
+
+    - `active_at`: the last persistent row up to the time of the frame.
+    - `emitted_at`: the event of the frame; for styles of persistent rows, the one within 0.1 s.
+    - `nth_prev`, `nth_next`: the persistent row `offset` places before or behind the active one.
+    """
+
+    name: str
+    style: str | None = None
+    role: str | None = None
+    tool_name: str | None = None
+    camera: str | None = None
+    offset: int = 1
+
+    @classmethod
+    def parse(cls, feature: str, text: object) -> Resolver:
+        """Parse an expression of lerobot's recipes, such as `active_at(t, style=subtask)`."""
+        if isinstance(text, Resolver):
+            return text
+        match = _EXPRESSION.fullmatch(text.strip()) if isinstance(text, str) else None
+        given = [part.strip() for part in match[2].split(",")] if match else []
+        pairs = [part.partition("=") for part in given if part not in ("", "t")]
+        values = {key.strip(): value.strip(" \"'") for key, _, value in pairs}
+        known = _SELECTORS if match and match[1].startswith("nth") else _SELECTORS[:-1]
+        if match is None or not all(key in known and value for key, value in values.items()):
+            raise _not_resolver(feature, f"keys {', '.join(known)}", text)
+        offset = values.pop("offset", "1")
+        if not re.fullmatch(r"-?[1-9]\d{0,8}", offset):
+            raise _not_resolver(feature, "an offset other than 0", text)
+        found = cls(match[1], **values, offset=int(offset))
+        is_of_all = found.name == "emitted_at"
+        styles = [style for style, one in _STYLES.items() if is_of_all or one == PERSISTENT]
+        if found.style not in styles and not (is_of_all and found.style is None):
+            raise _not_resolver(feature, f"a style among {', '.join(styles)}", text)
+        return found
+
+    def __str__(self) -> str:
+        selectors = [(one.name, getattr(self, one.name), one.default) for one in fields(self)[1:]]
+        texts = [f"{name}={value}" for name, value, usual in selectors if value != usual]
+        return f"{self.name}({', '.join(['t', *texts])})"
+
+    @property
+    def is_of_events(self) -> bool:
+        """Whether the rows are of `language_events`."""
+        return self.name == "emitted_at" and _STYLES.get(self.style or "") != PERSISTENT
+
+    def texts(
+        self, times: Sequence[float], persistent: Rows, events: Sequence[Rows] | None
+    ) -> list[str | None]:
+        """Return the text of each frame; `None` without a row.
+
+        The text of a row without content is its tool calls as JSON. Raises `SourceError` if several
+        rows match, as lerobot does.
+
+        Args:
+            times: timestamps of the frames in seconds, of float32.
+            persistent: the episode's rows.
+            events: each frame's rows; needed if `is_of_events`.
+        """
+        if self.is_of_events:
+            return [self._text([*filter(self._matches, rows or ())]) for rows in events or ()]
+        mine = sorted(filter(self._matches, persistent or ()), key=_order)
+        stamps = [row["timestamp"] for row in mine]
+        return [self._text(self._at(time, mine, stamps)) for time in times]
+
+    def _at(
+        self, time: float, rows: Sequence[dict[str, Any]], stamps: Sequence[float]
+    ) -> Sequence[dict[str, Any]]:
+        if self.name == "emitted_at":
+            return [row for row in rows if abs(row["timestamp"] - time) <= _TOLERANCE]
+        behind = bisect_right(stamps, time)
+        if self.name == "active_at":
+            return rows[bisect_left(stamps, stamps[behind - 1]) : behind] if behind else []
+        step = self.offset if self.name == "nth_next" else -self.offset
+        place = behind - 1 + step if behind or step > 0 else -1
+        return rows[place : place + 1] if place >= 0 else []
+
+    def _matches(self, row: Mapping[str, Any]) -> bool:
+        tools = (one.get("function") for one in row["tool_calls"] or () if isinstance(one, dict))
+        return (
+            self.style in (None, row["style"])
+            and self.role in (None, row["role"])
+            and self.camera in (None, row["camera"])
+            and (
+                self.tool_name is None
+                or any(isinstance(f, dict) and f.get("name") == self.tool_name for f in tools)
+            )
+        )
+
+    def _text(self, rows: Sequence[dict[str, Any]]) -> str | None:
+        if len(rows) > 1:
+            raise SourceError(
+                "several rows of language match; add a role, tool_name or camera to the resolver",
+                expected=f"one row for {self}",
+                got=f"{len(rows)} rows",
+            )
+        for row in rows:
+            if row["content"] is None and row["tool_calls"]:
+                return json.dumps(row["tool_calls"], ensure_ascii=False)
+            return row["content"] or ""
+        return None
+
+
+def _not_resolver(feature: str, expected: str, got: object) -> SourceError:
+    return SourceError(
+        "not a resolver of language columns, such as active_at(t, style=subtask), emitted_at(t, "
+        "role=assistant, tool_name=say), nth_prev(t, style=memory) or nth_next(t, style=subtask)",
+        feature=feature[:100],
+        expected=expected,
+        got=repr_of(got, 200),
+    )
+
+
+def _order(row: Mapping[str, Any]) -> tuple[float, str, str]:
+    return row["timestamp"], row["style"] or "", row["role"] or ""
+
+
+def parse_resolvers(given: object) -> dict[str, Resolver]:
+    """Check the option `language`: resolvers by feature, or the same as JSON."""
+    if isinstance(given, str):
+        try:
+            given = json.loads(given)
+        except ValueError:
+            given = None
+    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+        raise SourceError(
+            "language is not valid",
+            expected='resolvers by feature, such as {"subtask": "active_at(t, style=subtask)"}',
+            got=repr_of(given, 200),
+        )
+    return {name: Resolver.parse(name, text) for name, text in given.items()}
+
+
+def rows_of_frames(column: pa.Array, name: str) -> list[Rows]:
+    """Return the rows of each frame of a language column, with timestamps of float32."""
+    names = [each for each in _FIELDS if name == PERSISTENT or each != "timestamp"]
+    found: list[Rows] = []
+    for rows in python_values(column):
+        try:
+            found.append(
+                rows and [{each: _value(each, row[each]) for each in names} for row in rows]
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SourceError(
+                "the column differs from its declaration in info.json",
+                feature=name,
+                expected=f"a list of {', '.join(names)}",
+                got=repr_of(rows, 200),
+            ) from error
+    return found
+
+
+def _value(name: str, value: Any) -> Any:
+    if name == "timestamp":
+        return float(np.float32(value))
+    if name == "tool_calls" and value is not None:
+        return [_parsed(call) if isinstance(call, str) else call for call in value]
+    return value
+
+
+def _parsed(call: str) -> Any:
+    try:
+        return json.loads(call)
+    except ValueError:
+        return call
+
+
+def persistent_rows(path: Path) -> Iterator[tuple[int, Rows | SourceError]]:
+    """Yield the persistent rows of each episode in a file, by number.
+
+    An episode whose frames differ has an error.
+    """
+    last, first = -1, pa.array([])
+    with located(SourceError, file=str(path), feature=PERSISTENT):
+        for batch in ParquetTable(path).batches(["episode_index", PERSISTENT], rows=512):
+            numbers = np.asarray(batch.column(0))
+            column = batch.column(1)
+            ends = [*np.flatnonzero(np.diff(numbers)).tolist(), len(numbers) - 1]
+            begin = 0
+            for end in ends:
+                count, number = end - begin, int(numbers[begin])
+                if number != last:
+                    last, first = number, column.slice(begin, 1)
+                    yield number, rows_of_frames(first, PERSISTENT)[0]
+                same = column.slice(begin + 1, count).equals(column.slice(begin, count))
+                if not same or not column.slice(begin, 1).equals(first):
+                    yield (
+                        number,
+                        SourceError(
+                            "frames of an episode have different persistent rows of language",
+                            file=str(path),
+                            feature=PERSISTENT,
+                            expected="equal rows in all frames of an episode",
+                        ),
+                    )
+                begin = end + 1

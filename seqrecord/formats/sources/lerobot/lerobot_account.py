@@ -1,0 +1,163 @@
+"""Inventory of a LeRobot dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from pathlib import Path
+
+from seqrecord.formats.sources.common.parquet_tables import ParquetTable
+from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.formats.sources.lerobot.counts import frames_in_files
+from seqrecord.formats.sources.lerobot.language import PERSISTENT
+from seqrecord.formats.sources.lerobot.layout import (
+    EPISODES,
+    EPISODES_STATS,
+    INFO,
+    MODALITY,
+    STATS,
+    SUBTASK_INDEX,
+    SUBTASKS,
+    TASKS,
+    LeRobotEpisode,
+    LeRobotInfo,
+    episode_tables,
+    listed_columns,
+)
+from seqrecord.formats.sources.video.files import VideoFile
+from seqrecord.formats.sources.video.notes import FileNotes
+from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.in_place.files import is_file
+from seqrecord.in_place.remote import remote_files
+from seqrecord.store.schema import Schema
+from seqrecord.store.text import counted
+
+_USED = {"episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index"}
+_USED_GROUPS = ("data/", "videos/", "meta/", "stats/")
+
+
+def account_of(
+    root: Path,
+    info: LeRobotInfo,
+    episodes: Collection[LeRobotEpisode],
+    schema: Schema,
+    *,
+    derived: Collection[str],
+    numbered: Mapping[str, str],
+    language: Mapping[str, object],
+) -> Account:
+    """Return the account of a dataset.
+
+    Reads file names, the columns of the first row and episode tables, and the tables of videos. On
+    a URL, videos are not opened.
+
+    Args:
+        derived: columns that the dataset does not store, since they follow from a frame's position.
+        numbered: index column by text feature.
+        language: resolver by text feature.
+    """
+    good = [each for each in episodes if each.error is None]
+    num_frames = sum(each.length for each in good)
+    files = {each.file for each in good} | {v.file for each in good for v in each.videos.values()}
+    files |= {path.relative_to(root).as_posix() for path in episode_tables(root, info)}
+    files |= {INFO, TASKS[info.version], STATS, EPISODES_STATS}
+    if SUBTASK_INDEX in numbered.values():
+        files.add(SUBTASKS)
+    if any(name == column for name, column in numbered.items()):  # GR00T's annotations
+        files.add(MODALITY)
+    left_out = unread_files(root, lambda path: path.relative_to(root).as_posix() in files)
+    if len(good) < len(episodes):  # the files of broken episodes are unknown
+        left_out = []
+    reason = "recomputed"
+    left_out += [
+        LeftOut(name, 1, reason, is_data=False)
+        for name in (STATS, EPISODES_STATS)
+        if is_file(root / name)
+    ]
+    positions = [name for name in derived if name in info.features and name != "task_index"]
+    if positions:
+        shown = f"features {', '.join(positions)}"
+        reason = "follows from the frame's position"
+        left_out.append(LeftOut(shown, len(positions), reason, "features", is_data=False))
+    offered = dict.fromkeys([*info.features, *numbered, *language])
+    hidden = {PERSISTENT, *derived, *numbered.values()} - {*numbered}
+    for name in offered:
+        if name not in schema and name not in hidden:
+            also = " or without_video="
+            left_out.append(not_selected(f"feature {name}", num_frames, "frames", also=also))
+    left_out += [
+        LeftOut(f"column {name} of data/", num_frames, "not declared in meta/info.json", "rows")
+        for name in _columns(root, good)
+        if name not in info.features and not name.startswith("__index_level_")
+    ]
+    left_out += [
+        LeftOut(f"{name} in {EPISODES[info.version]}", len(episodes), "no reader", "episodes")
+        for name in listed_columns(root, info)
+        if name not in _USED and not name.startswith(_USED_GROUPS)
+    ]
+    notes = _notes(info)
+    if PERSISTENT in info.features:
+        notes.append(f"{PERSISTENT}: in the metadata of episodes")
+    irregular = FileNotes()
+    for name in info.videos:
+        if name in schema:
+            places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
+            if remote_files(root) is not None:  # opening takes a request per file
+                notes.append(f"{name}: frames outside of episodes are not counted on a URL")
+            elif extra := _extra_frames(root, places, irregular):
+                left_out.append(
+                    LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
+                )
+    notes += irregular.lines()
+    reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
+    return Account(reason, _places(schema, info, numbered, language), tuple(left_out), tuple(notes))
+
+
+def _extra_frames(root: Path, listed: Mapping[str, int], irregular: FileNotes) -> int:
+    """Count frames in video files beyond the episodes' frames, if the files' tables have counts.
+
+    `irregular` collects the files' notes.
+    """
+    extra = 0
+    for place, count in listed.items():
+        with skipping_unreadable(), VideoFile(root / place) as file:  # raised by reading
+            extra += max(0, (file.known_count() or 0) - count)
+            irregular.add(file)
+    return extra
+
+
+def _columns(root: Path, episodes: Collection[LeRobotEpisode]) -> list[str]:
+    for episode in episodes:
+        with skipping_unreadable():  # raised by reading
+            return ParquetTable(root / episode.file).names
+    return []
+
+
+def _places(
+    schema: Schema,
+    info: LeRobotInfo,
+    numbered: Mapping[str, str],
+    language: Mapping[str, object],
+) -> dict[str, str]:
+    def place(name: str) -> str:
+        if name in info.videos:
+            inside = f"{name}/*" if info.version == 3 else f"*/{name}"
+            return f"videos/{inside}/*.mp4"
+        if name in numbered:
+            texts = SUBTASKS if name == "subtask" else TASKS[info.version]
+            return f"data/*/*.parquet, column {numbered[name]}; {texts}"
+        return f"data/*/*.parquet, {language.get(name, f'column {name}')}"
+
+    return {name: place(name) for name in schema}
+
+
+def _notes(info: LeRobotInfo) -> list[str]:
+    notes = [
+        f"split {name} ignored: {value} is not a range of episodes"
+        for name, value in info.other_splits.items()
+    ]
+    rates = {name: info.features[name].video_fps for name in info.videos}
+    return notes + [
+        f"{name}: declared frame rate {rate:g} differs from the dataset's {info.fps:g}"
+        for name, rate in rates.items()
+        if rate is not None and rate != info.fps
+    ]

@@ -1,0 +1,408 @@
+"""Source for LeRobot datasets: Parquet rows and images, video packets, and depth videos."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SchemaError, SourceError, located
+from seqrecord.formats.sources.common.embedded import embedded_spec
+from seqrecord.formats.sources.common.originals import FirstError, InPlace, files_below
+from seqrecord.formats.sources.common.specs import UnsupportedError, chosen_names, text_spec
+from seqrecord.formats.sources.inventory import Account
+from seqrecord.formats.sources.lerobot.counts import (
+    check_tasks,
+    frames_in_files,
+    limits_in_videos,
+    wrong_totals,
+)
+from seqrecord.formats.sources.lerobot.language import (
+    EVENTS,
+    PERSISTENT,
+    Resolver,
+    Rows,
+    parse_resolvers,
+    persistent_rows,
+)
+from seqrecord.formats.sources.lerobot.layout import (
+    INFO,
+    LeRobotEpisode,
+    LeRobotFeature,
+    LeRobotInfo,
+    number_columns,
+    read_episodes,
+    read_info,
+    read_texts,
+)
+from seqrecord.formats.sources.lerobot.lerobot_account import account_of
+from seqrecord.formats.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
+from seqrecord.formats.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
+from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.in_place.files import is_file
+from seqrecord.in_place.references import external_files, identity_of_files
+from seqrecord.store.format.references import ExternalFile, ReferencedGops
+from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
+from seqrecord.video.gops import DecodedFrame, Gop
+
+_DERIVED = ("frame_index", "episode_index", "index", "task_index")
+"""Columns that are not packed: a row's position, or a number that stands for a text."""
+
+_NO_FEATURES = {*_DERIVED, PERSISTENT}
+
+_AXES = {"height", "width", "channel", "channels"}
+
+
+@dataclass(frozen=True)
+class LeRobotSource(InPlace):
+    """A LeRobot dataset of version 2.0, 2.1 or 3.0.
+
+    ::
+
+        ROOT/meta/info.json                                 features, fps, names
+        ROOT/data/chunk-000/file-000.parquet                v3.0: rows of many episodes
+        ROOT/videos/KEY/chunk-000/file-000.mp4              v3.0: frames of many episodes
+        ROOT/data/chunk-000/episode_000000.parquet          v2.x: rows of one episode
+        ROOT/videos/chunk-000/KEY/episode_000000.mp4        v2.x: frames of one episode
+
+    Episode keys are `episode_000000` by number. Features have their LeRobot names. Shape [1]
+    becomes a scalar, as in LeRobot; images are uint8 [H, W, 3]; `timestamp` is in seconds from the
+    episode's start. `frame_index`, `episode_index` and `index` are not packed.
+
+    Index columns become texts, since the numbers differ between datasets: `task_index` becomes the
+    feature `task`; `subtask_index` becomes `subtask` if there is `meta/subtasks.parquet`; so do
+    GR00T's `annotation.…` columns if there is `meta/modality.json`. An episode's metadata has
+    `episode_index` (its number in this dataset), `tasks`, `robot_type`, `split`, and `names` of
+    feature elements.
+
+    Of lerobot's language columns, `language_persistent` is in an episode's metadata;
+    `language_events` is a text feature, each frame's list as JSON, empty without events. `language`
+    adds text features, see `Resolver`: their frames lack a text if no row matches.
+
+    Packets of H.264, HEVC, AV1 and VP9 are stored unchanged. Depth of lerobot 0.6 is float32 [H, W]
+    in metres as video, see `DepthScale`, and as TIFF images uint16 [H, W] in millimetres or float32
+    [H, W] in metres.
+
+    Args:
+        root: folder of the dataset.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        without_video: exclude all features stored as video.
+        tolerance: each row gets the frame nearest to its timestamp, which must be less than
+            `tolerance` seconds away, as in lerobot. Default 0.1 ms; rows whose times jitter around
+            those of their frames are then paired with them in order, with a warning.
+        in_place: reference video packets instead of copying them.
+        language: expressions of lerobot's recipes by text feature, for example
+            `{"subtask": "active_at(t, style=subtask)"}`, also as JSON.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file, episode and feature for inconsistent or unreadable data.
+    """
+
+    without_video: bool = False
+    tolerance: float | None = None
+    language: Mapping[str, str | Resolver] | str = field(default_factory=dict)
+
+    keeps_in_place = None
+    unpickled = ("_episodes", "_rows", "_videos")
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        object.__setattr__(self, "language", parse_resolvers(self.language))
+
+    def exists(self) -> bool:
+        """Return whether `root` has `meta/info.json`."""
+        return is_file(self.path / INFO)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        if not self._episodes:
+            raise SourceError("LeRobot dataset without episodes", file=str(self.root))
+        return [self._info_of(episode) for episode in self._episodes.values()]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        for block in self.blocks(info):
+            yield from block.frames()
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """Yield the frames in blocks of a batch of rows; with images frame by frame."""
+        episode = self._episode(info)
+        with located(SourceError, episode=info.key):
+            yield from self._rows.blocks(episode)
+
+    def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """Return the rows' timestamps in seconds, float64 [T]."""
+        with located(SourceError, episode=info.key):
+            return self._rows.times(self._episode(info))
+
+    def account(self) -> Account:
+        return account_of(
+            *(self.path, self._info, self._episodes.values(), self.schema()),
+            derived=_DERIVED,
+            numbered=self._numbered,
+            language=self._resolvers,
+        )
+
+    def is_whole(self) -> bool:
+        """Return whether the folder contains nothing but the dataset."""
+        return True
+
+    def identity(self) -> str:
+        """Return a hash that changes with any file."""
+        return identity_of_files(self.path, self._files("meta", "data", "videos"))
+
+    def copied_files(self) -> dict[str, ExternalFile]:
+        """Return the files from which an index copies values: all except videos."""
+        return external_files(self.path, sorted(self._files("meta", "data")))
+
+    def _files(self, *folders: str) -> Iterator[Path]:
+        return filter(is_file, chain.from_iterable(files_below(self.path / f) for f in folders))
+
+    def content(self, before: str = "") -> str:
+        """Return a number of episodes and a hash of their content, except video files.
+
+        `before` is an earlier result: its number of episodes is used; by default all episodes.
+        """
+        count = int(before.partition(" ")[0] or len(self._episodes))
+        episodes = [*self._episodes.values()][:count]
+        tables = dict.fromkeys(each.file for each in episodes if each.error is None)
+        paths = (self.path / table for table in tables)
+        files = external_files(self.path, filter(is_file, paths)).values()
+        facts = (
+            *(self.schema().to_json(), [self._info_of(each) for each in episodes], episodes),
+            [self._texts(column) for column in self._numbered.values()],
+            [(file.path, file.size, file.identity) for file in files],
+        )
+        return f"{count} {hashlib.sha256(repr(facts).encode()).hexdigest()}"
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """Return the video files that GOPs may reference, by path."""
+        good = [each for each in self._episodes.values() if each.error is None]
+        files = dict.fromkeys(each.videos[name].file for each in good for name in self._videos)
+        return external_files(self.path, [self.path / file for file in files])
+
+    def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
+        """Return the GOPs of an episode's video features; its frames omit these features."""
+        episode = self._episode(info)
+        with located(SourceError, episode=info.key):
+            return {
+                name: video.gops(episode, self._rows.times(episode))
+                for name, video in self._videos.items()
+            }
+
+    def _episode(self, info: EpisodeInfo) -> LeRobotEpisode:
+        episode = self._episodes.get(info.key)
+        if episode is None:
+            raise SourceError("no such episode", file=str(self.root), episode=info.key)
+        if episode.error is not None:
+            facts = {**episode.error.context(), "episode": info.key}
+            raise SourceError(episode.error.message, **facts) from episode.error
+        if isinstance(error := self._persistent.get(episode.index), SourceError):
+            raise error
+        if not episode.length:
+            file = str(self.path / episode.file)
+            raise SourceError("episode without frames", file=file, episode=info.key)
+        return episode
+
+    @cached_property
+    def _info(self) -> LeRobotInfo:
+        return read_info(self.path)
+
+    @cached_property
+    def _episodes(self) -> dict[str, LeRobotEpisode]:
+        episodes = read_episodes(self.path, self._info)
+        for error in wrong_totals(self.path, self._info, episodes) if episodes else ():
+            raise error
+        return {each.key: each for each in episodes}
+
+    @cached_property
+    def _rows(self) -> EpisodeRows:
+        schema = self.schema()
+        texts = {
+            name: NumberedTexts(column, self._texts(column))
+            for name, column in self._numbered.items()
+            if name in schema
+        }
+        columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
+        num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
+        return EpisodeRows(
+            *(self.path, columns, texts),
+            num_rows=num_rows,
+            exif=self.exif,
+            language={n: each for n, each in self._resolvers.items() if n in schema},
+            persistent=self._persistent_of,
+        )
+
+    def _persistent_of(self, episode: LeRobotEpisode) -> Rows:
+        found = self._persistent.get(episode.index)
+        return None if isinstance(found, SourceError) else found
+
+    @property
+    def _resolvers(self) -> Mapping[str, Resolver]:
+        return self.language  # type: ignore[return-value]
+
+    @cached_property
+    def _persistent(self) -> dict[int, Rows | SourceError]:
+        """Persistent rows of each episode, by number."""
+        found: dict[int, Rows | SourceError] = {}
+        files = {each.file for each in self._episodes.values() if each.error is None}
+        for file in sorted(files) if PERSISTENT in self._info.features else ():
+            with skipping_unreadable():  # raised by reading the rows
+                found |= persistent_rows(self.path / file)
+        return found
+
+    def _texts(self, column: str) -> dict[int, str]:
+        texts = read_texts(self.path, self._info, column)
+        if column == "task_index":
+            check_tasks(self.path, self._info, len(texts))
+        return texts
+
+    @cached_property
+    def _numbered(self) -> dict[str, str]:
+        """Index column by text feature."""
+        return number_columns(self.path, self._info)
+
+    @cached_property
+    def _videos(self) -> dict[str, LeRobotVideos]:
+        known, schema, episodes = self._info.features, self.schema(), self._episodes.values()
+        return {
+            name: LeRobotVideos(
+                *(self.path, known[name], schema[name], self.tolerance),
+                fps=self._info.fps,
+                limits=limits_in_videos(episodes, self._info, name),
+                in_place=self.in_place,
+            )
+            for name in schema
+            if name in self._info.videos
+        }
+
+    @cached_property
+    def _schema(self) -> Schema:
+        replaced = {*_NO_FEATURES, *self._numbered.values()}
+        offered = {n: each for n, each in self._info.features.items() if n not in replaced}
+        # Text features, stored as numbers in the rows.
+        offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
+        self._check_language(offered)
+        offered |= {n: LeRobotFeature(n, "language", (1,), None) for n in self.language}
+        chosen = self.features
+        if chosen is None and self.without_video:
+            chosen = [name for name in offered if name not in self._info.videos]
+        names = chosen_names(offered, chosen, self.path / INFO, "no such feature")
+        specs = self.specs_of({n: offered[n] for n in names}, lambda _, each: self._spec(each))
+        self.check_any(specs)
+        return Schema(specs)
+
+    def _check_language(self, offered: Collection[str]) -> None:
+        """Raise `SourceError` for a resolver without its column, or with the name of a feature."""
+        for name, resolver in self._resolvers.items():
+            column = EVENTS if resolver.is_of_events else PERSISTENT
+            if name in offered or column not in self._info.features:
+                raise SourceError(
+                    "language names a feature of the dataset"
+                    if name in offered
+                    else f"the dataset has no {column}",
+                    file=str(self.path / INFO),
+                    feature=name[:100],
+                    got=str(resolver),
+                )
+
+    def _spec(self, feature: LeRobotFeature) -> FeatureSpec:
+        path = self.path / INFO
+        try:
+            if feature.dtype == "video" and feature.depth is not None:
+                depth_scale(feature, path)
+            if feature.dtype in ("image", "video"):
+                return self._first_spec(feature)
+            if feature.dtype == "string" or feature.name in (EVENTS, *self.language):
+                return text_spec(feature.name, path)
+            shape = () if feature.shape == (1,) else feature.shape
+            kind, unit = _meaning(feature.name)
+            return FeatureSpec(feature.name, np.dtype(feature.dtype), shape, kind=kind, unit=unit)
+        except (SchemaError, TypeError, ValueError, SyntaxError) as error:
+            raise UnsupportedError(
+                f"unsupported feature; select others (--features): {error}"[:300],
+                file=str(path),
+                feature=feature.name[:100],
+                got=f"{feature.dtype} {list(feature.shape)}"[:100],
+            ) from error
+
+    def _first_spec(self, feature: LeRobotFeature) -> FeatureSpec:
+        """Return the spec from the first readable episode: the declared shape may be [C, H, W]."""
+        is_video = feature.dtype == "video"
+        errors, tried = FirstError(), set()
+        for episode in self._episodes.values():
+            if episode.error is not None:  # without files
+                continue
+            file = episode.videos[feature.name].file if is_video else episode.file
+            if file in tried:
+                continue
+            tried.add(file)
+            path, spec = self.path / file, None
+            with errors.skipped(episode=episode.key, feature=feature.name):
+                if is_video:
+                    spec = read_spec(feature, path, self.path / INFO)
+                else:
+                    data = image_bytes(path, feature.name)
+                    keep = self.keep_encoded
+                    spec = embedded_spec(
+                        feature.name, data, path, keep_encoded=keep, exif=self.exif
+                    )
+                    spec = replace(spec, **feature.depth_meaning)
+            if spec is not None:
+                feature.check_size(spec, path)
+                return spec
+        raise errors.first or SourceError("LeRobot dataset without episodes", file=str(self.root))
+
+    def _info_of(self, episode: LeRobotEpisode) -> EpisodeInfo:
+        metadata: dict[str, Any] = {"episode_index": episode.index, "tasks": list(episode.tasks)}
+        if self._info.robot_type is not None:
+            metadata["robot_type"] = self._info.robot_type
+        for name, numbers in self._info.splits.items():
+            if episode.index in numbers:
+                metadata["split"] = name
+        if names := self._names:
+            metadata["names"] = names
+        if (rows := self._persistent_of(episode)) is not None:
+            metadata[PERSISTENT] = rows
+        return EpisodeInfo(episode.key, max(episode.length, 1), metadata, fps=self._info.fps)
+
+    @cached_property
+    def _names(self) -> dict[str, Any]:
+        """Names of features' elements, except names of image axes."""
+        known = self._info.features
+        found = {name: known[name].names for name in self.schema() if name in known}
+        return {
+            name: names
+            for name, names in found.items()
+            if names and not (isinstance(names, list) and _AXES.issuperset(map(str, names)))
+        }
+
+
+def _meaning(name: str) -> tuple[str | None, str | None]:
+    """Return kind and unit of LeRobot's standard feature names."""
+    if name == "timestamp":
+        return "timestamp", "s"
+    if name == "action" or name.startswith("action."):
+        return "action", None
+    if name.startswith(("observation.state", "observation.environment_state")):
+        return "state", None
+    return None, None
+
+
+FORMAT = SourceFormat(
+    "lerobot",
+    "meta/info.json and data/chunk-000/*.parquet",
+    LeRobotSource,
+    options=("without_video", "tolerance", "exif", "language"),
+    takes_urls=True,
+)

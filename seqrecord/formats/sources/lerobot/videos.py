@@ -1,0 +1,184 @@
+"""Video features of LeRobot datasets.
+
+lerobot 0.6 quantises depth to 12 bits, encodes the codes as video with pixel format gray12le, and
+stores the scale in the feature's `info`. The packets are kept, and readers decode to metres.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.specs import UnsupportedError
+from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
+from seqrecord.formats.sources.lerobot.pairing import pair_in_order
+from seqrecord.formats.sources.video.files import VideoFile
+from seqrecord.formats.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
+from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
+from seqrecord.in_place.remote import remote_files
+from seqrecord.store.format.references import ReferencedGops
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.video.depth import DepthScale
+from seqrecord.video.gops import DecodedFrame, Gop
+
+_logger = logging.getLogger("seqrecord")
+
+_PIXELS = "gray12le"
+
+
+class LeRobotVideos:
+    """The videos of one feature.
+
+    The last file stays open, since the next episode is usually in it too. Without `tolerance`, rows
+    whose times jitter are paired with frames in order, see `pair_in_order`. `limits` are the end
+    times of episodes in their files, by key, see `limits_in_videos`.
+    """
+
+    def __init__(
+        self,
+        root: Path,
+        feature: LeRobotFeature,
+        spec: FeatureSpec,
+        tolerance: float | None,
+        *,
+        fps: float,
+        limits: Mapping[str, float],
+        in_place: bool = False,
+    ) -> None:
+        self._root, self._spec, self._tolerance = root, spec, tolerance
+        self._step = 1 / fps
+        self._has_jitter = False
+        self._limits, self._reference = limits, in_place
+        self._is_depth = feature.depth is not None
+        self._file: VideoFile | None = None
+        self._opened_last = ""
+        self._table: PacketTable | None = None
+        self._ticks: list[int] | None = None
+        self._how: dict[str, Any] = {}  # tolerance, and the file's configuration
+
+    def gops(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> Iterator[Gop | ReferencedGops | DecodedFrame]:
+        """Yield the GOPs of an episode's rows with these timestamps."""
+        with located(SourceError, episode=episode.key, feature=self._spec.name):
+            file, begin = self._opened(episode, times)
+            wanted = self._paired(file, times + begin, begin)
+            if self._table is None:
+                yield from read_gops(file, wanted, **self._how)
+            else:
+                yield read_references(file, self._table, wanted, **self._how)
+
+    def _paired(
+        self, file: VideoFile, times: npt.NDArray[np.float64], begin: float
+    ) -> npt.NDArray[np.float64]:
+        """Return the times of the rows' frames if the rows' times jitter, else `times`."""
+        if self._tolerance is not None or not (frames := self._frame_times(file, times - begin)):
+            return times
+        shown = np.array(frames) * file.tick
+        after = np.searchsorted(shown, times).clip(1, len(shown)) - 1
+        before, after = shown[after], shown[(after + 1).clip(0, len(shown) - 1)]
+        if np.minimum(np.abs(before - times), np.abs(after - times)).max() < TOLERANCE:
+            return times
+        if (paired := pair_in_order(times, shown, begin, self._step)) is None:
+            return times
+        frame_times, largest = paired
+        if not self._has_jitter:
+            _logger.warning(
+                "%s: times of rows jitter; each row has the frame of its number. In the first such "
+                "episode they are up to %.1f ms apart; lerobot-train needs --tolerance_s=%.2g",
+                *(file.path, 1e3 * largest, self._step / 4),
+            )
+        self._has_jitter = True
+        return frame_times
+
+    def _frame_times(self, file: VideoFile, times: npt.NDArray[np.float64]) -> list[int]:
+        """Return ticks of all frames in ascending order; empty if they are not needed.
+
+        `times` are the rows' times in the episode. Files without tables are read once more; on a
+        URL only if the rows' times are not multiples of the step.
+        """
+        if self._table is not None:
+            return [int(tick) for tick in self._table.ticks[self._table.shown]]
+        away = times - np.round(times / self._step) * self._step
+        if remote_files(self._root) is not None and np.abs(away).max() < TOLERANCE:
+            return []
+        if self._ticks is None:
+            entries = file.entries()
+            shown = sorted(each.timestamp for each in entries if not each.is_discard)
+            self._ticks = shown or file.ticks()
+        return self._ticks
+
+    def _opened(
+        self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
+    ) -> tuple[VideoFile, float]:
+        """Return an episode's open file, and the time of its first frame in the file."""
+        place = episode.videos[self._spec.name]
+        end, limit = place.begin + times[-1], self._limits.get(episode.key, math.inf)
+        if end >= limit:
+            raise SourceError(
+                "the episode overlaps with the next one in its video",
+                file=str(self._root / place.file),
+                expected=f"rows from {place.begin:.3f} s to less than {limit:.3f} s",
+                got=f"{len(times)} rows to {end:.3f} s",
+            )
+        if self._file is None or self._opened_last != place.file:
+            self._opened_last = ""
+            if self._file is not None:
+                self._file.close()
+            self._file = VideoFile(self._root / place.file)
+            if self._is_depth:
+                _check_pixels(self._file)
+            config = own_config(self._file, self._spec)
+            tolerance = TOLERANCE if self._tolerance is None else self._tolerance
+            self._how = {"tolerance": tolerance, "config": config}
+            self._ticks = None
+            self._table = read_table(self._file) if self._reference else None
+            self._opened_last = place.file
+        return self._file, place.begin
+
+
+def read_spec(feature: LeRobotFeature, path: Path, info: Path) -> FeatureSpec:
+    """Return the feature's spec from one of its videos; depth is float32 [H, W], scaled by `info`.
+
+    Raises `SourceError` for an unreadable or unsupported video.
+    """
+    with VideoFile(path) as file:
+        if feature.depth is None:
+            return video_spec(feature.name, file)
+        scale = depth_scale(feature, info)
+        _check_pixels(file)
+        return replace(video_spec(feature.name, file, depth=scale), kind="depth", unit="m")
+
+
+def depth_scale(feature: LeRobotFeature, info: Path) -> DepthScale:
+    """Return the scale of a depth feature, as the file `info` declares it.
+
+    Raises `UnsupportedError` for a missing or invalid scale.
+    """
+    try:
+        return DepthScale.of(feature.depth or {})
+    except ValueError as error:
+        raise UnsupportedError(
+            f"depth video without a valid scale: video.{error}; to pack the other features, select "
+            "them (--features), or set without_video (--source-option without_video=true)",
+            file=str(info),
+            feature=feature.name,
+        ) from error
+
+
+def _check_pixels(file: VideoFile) -> None:
+    if file.pixel_format != _PIXELS:
+        raise SourceError(
+            "depth video without 12-bit codes",
+            file=str(file.path),
+            expected=_PIXELS,
+            got=file.pixel_format,
+        )

@@ -1,0 +1,415 @@
+"""Files of messages: MCAP, rosbag2's older SQLite files, and bags of ROS 1.
+
+https://mcap.dev/spec and https://github.com/ros2/rosbag2.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+from urllib.parse import quote
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SeqRecordError, SourceError
+from seqrecord.formats.sources.mcap.bag_metadata import METADATA, check_counts
+from seqrecord.in_place.file_types import file_type
+from seqrecord.in_place.files import (
+    first_line,
+    is_file,
+    on_disk,
+    open_file,
+    size_of,
+)
+from seqrecord.store.lazy import import_extra
+from seqrecord.store.text import repr_of
+
+if TYPE_CHECKING:
+    import sqlite3
+
+BAG_ENDINGS = (".mcap", ".db3", ".bag")
+_MAX_CHUNK_BYTES = 1 << 30
+_STEP, _FREE_STEPS, _STEPS_PER_BYTE = 100_000, 10_000_000, 100  # instructions of SQLite
+_SQLITE_LIMIT_LENGTH = 0  # https://www.sqlite.org/c3ref/c_limit_attached.html
+
+
+@dataclass(frozen=True)
+class Topic:
+    """A topic as declared by a file; `encoding` is the messages' encoding, such as `cdr`.
+
+    `definition` is the type's own definition in the language `definition_encoding`; empty if the
+    file has none.
+    """
+
+    name: str
+    type: str
+    encoding: str
+    definition: bytes = b""
+    definition_encoding: str = ""
+
+
+class _Mcap:
+    """An MCAP file, read by the mcap package with checksum verification.
+
+    `summary` is `None` without a chunk index; the file is then read sequentially.
+    """
+
+    def __init__(self, stream: BinaryIO, path: Path) -> None:
+        hint = "MCAP files need mcap, the extra `mcap`: pip install mcap"
+        self._library, self._stream = import_extra("mcap.reader", hint, str(path)), stream
+        self._size = size_of(path)
+        self._limits: dict[str, Any] = {"validate_crcs": True, "record_size_limit": self._size}
+        self._seeking = self._library.SeekingReader(stream, **self._limits)
+        summary = self._seeking.get_summary()
+        self.summary = summary if summary is not None and summary.chunk_indexes else None
+        self.statistics = None if summary is None else summary.statistics
+        self.channels = {} if summary is None else summary.channels
+        for chunk in self.summary.chunk_indexes if self.summary else ():
+            _check_chunk(chunk.uncompressed_size)
+
+    def extras(self) -> dict[str, int]:
+        """Return the counts of the file's statistics, see `Recording.extras`."""
+        if (statistics := self.statistics) is None:
+            return {}
+        counts = {
+            "attachments": statistics.attachment_count,
+            "metadata records": statistics.metadata_count,
+        }
+        return {name: count for name, count in counts.items() if count}
+
+    def topics(self) -> dict[str, Topic]:
+        """Return the topics; reads the whole file without a summary."""
+        if self.summary is None:
+            channels = {channel.id: (schema, channel) for schema, channel, _ in self._messages()}
+        else:
+            schemas = {0: None, **self.summary.schemas}
+            channels = {n: (schemas[c.schema_id], c) for n, c in self.summary.channels.items()}
+        found: dict[str, Topic] = {}
+        for schema, channel in channels.values():
+            name, type_ = channel.topic, "" if schema is None else schema.name
+            definition = (b"", "") if schema is None else (schema.data, schema.encoding)
+            if definition[1] == "ros1msg" and type_.count("/") == 1:
+                type_ = type_.replace("/", "/msg/")  # as in ROS 2
+            topic = Topic(name, type_, channel.message_encoding, *definition)
+            if found.setdefault(name, topic) != topic:
+                two = f"{name}: {found[name].type}, {type_}"
+                raise SourceError("the topic has two types", got=two)
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the messages' log times in ns by topic, ascending."""
+        times = {}
+        for topic, runs in self._times().items():
+            joined = np.concatenate([*runs, np.empty(0, np.uint64)])
+            if len(joined) and joined.max() >= 1 << 63:
+                raise SourceError("log time after the year 2262")
+            ordered = joined.astype(np.int64)
+            if self.summary is not None:
+                ordered.sort()
+            elif np.any(np.diff(ordered) < 0):
+                raise SourceError(
+                    "timestamps are not ascending in a file without an index",
+                    expected="a file written by `mcap recover` or `mcap sort`",
+                    got=topic,
+                )
+            times[topic] = ordered
+        self._check_statistics({topic: len(each) for topic, each in times.items()})
+        return times
+
+    def _check_statistics(self, found: Mapping[str, int]) -> None:
+        """Raise `SourceError` if the numbers of messages differ from the file's statistics."""
+        if (statistics := self.statistics) is None:
+            return
+        declared: dict[str, int] = {}
+        for number, count in statistics.channel_message_counts.items():
+            channel = self.channels.get(number)
+            topic = f"channel {number}" if channel is None else channel.topic
+            declared[topic] = declared.get(topic, 0) + count
+        if sum(declared.values()) != statistics.message_count:
+            declared = {}
+        remedy = "`mcap recover` writes a file of the existing messages"
+        check_counts("file's statistics", remedy, declared, found, statistics.message_count)
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        """Yield topic and bytes of each message of these topics, ordered by time per topic."""
+        for _, channel, message in self._messages(topics):
+            yield channel.topic, message.data
+
+    def _messages(self, topics: Sequence[str] | None = None) -> Iterator[tuple[Any, Any, Any]]:
+        """Yield schema, channel and message.
+
+        In order of time with a summary, from chunks with these topics; else in file order.
+        """
+        if self.summary is not None:
+            yield from self._seeking.iter_messages(topics)
+            return
+        self._stream.seek(0)
+        whole = self._library.NonSeekingReader(self._stream, **self._limits)
+        yield from whole.iter_messages(topics, log_time_order=False)
+
+    def _times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
+        """Return log times from the message indexes, or from messages if a chunk has no index."""
+        chunks = [] if self.summary is None else self.summary.chunk_indexes
+        if self.summary is not None and all(each.message_index_offsets for each in chunks):
+            channels = self.summary.channels
+            runs: dict[str, list[npt.NDArray[np.uint64]]]
+            runs = {channel.topic: [] for channel in channels.values()}
+            for chunk in chunks:
+                for channel_id, offset in chunk.message_index_offsets.items():
+                    entries = self._message_index(offset, channel_id)
+                    runs[channels[channel_id].topic].append(entries)
+            return runs
+        scanned: dict[str, list[int]] = {}
+        for _, channel, message in self._messages():
+            scanned.setdefault(channel.topic, []).append(message.log_time)
+        return {topic: [np.array(each, np.uint64)] for topic, each in scanned.items()}
+
+    def _message_index(self, offset: int, channel_id: int) -> npt.NDArray[np.uint64]:
+        """Return the times in the MessageIndex record at `offset`."""
+        self._stream.seek(offset)
+        head = self._stream.read(15)  # opcode, record length, channel, length of entries
+        size = int.from_bytes(head[11:15], "little")
+        if head[:1] != b"\x07" or int.from_bytes(head[9:11], "little") != channel_id or size % 16:
+            raise ValueError(f"missing message index of channel {channel_id} at byte {offset}")
+        if size > self._size:
+            raise ValueError(f"message index of {size} bytes at byte {offset} exceeds the file")
+        entries = np.frombuffer(self._stream.read(size), "<u8").reshape(-1, 2)
+        if len(entries) != size // 16:
+            raise ValueError(f"truncated message index at byte {offset}")
+        return entries[:, 0].astype(np.uint64)
+
+
+class _Sqlite:
+    """A file of rosbag2's storage `sqlite3`, with a table of topics and a table of messages.
+
+    A view or a generated column computes any number of rows and bytes from a small file, and
+    damaged pages may point at each other: both names must be plain tables, and a statement ends
+    after steps that are proportional to the file.
+    """
+
+    def __init__(self, database: sqlite3.Connection, size: int) -> None:
+        self._database, self._steps = database, 0
+        self._most_steps = (_FREE_STEPS + _STEPS_PER_BYTE * size) // _STEP
+        database.execute("PRAGMA trusted_schema = OFF")
+        if hasattr(database, "setlimit"):  # since Python 3.11
+            database.setlimit(_SQLITE_LIMIT_LENGTH, max(1 << 20, size))
+        database.set_progress_handler(self._is_too_long, _STEP)
+        for table in ("topics", "messages"):
+            self._check_table(table)
+
+    def _check_table(self, name: str) -> None:
+        """Raise `SourceError` for a view, a virtual table and a generated column."""
+        kinds = self._rows("SELECT type, sql FROM sqlite_master WHERE name = ?", (name,)).fetchall()
+        columns = self._rows(f"PRAGMA table_xinfo({name})").fetchall()
+        is_plain = [kind for kind, sql in kinds] == ["table"] and not any(
+            re.match(r"\s*CREATE\s+VIRTUAL", str(sql), re.IGNORECASE) for _, sql in kinds
+        )
+        if not is_plain or any(column[-1] for column in columns):
+            raise SourceError(
+                "not a recording of rosbag2",
+                expected=f"a table {name} with stored rows",
+                got=f"{'generated columns' if is_plain else repr_of(kinds, 100)}",
+            )
+
+    def _is_too_long(self) -> bool:
+        self._steps += 1
+        return self._steps > self._most_steps
+
+    def _rows(self, statement: str, values: Sequence[Any] = ()) -> sqlite3.Cursor:
+        self._steps = 0
+        return self._database.execute(statement, values)
+
+    def extras(self) -> dict[str, int]:
+        return {}
+
+    def topics(self) -> dict[str, Topic]:
+        found = {}
+        for row in self._rows("SELECT name, type, serialization_format FROM topics"):
+            if not all(isinstance(word, str) for word in row):
+                raise SourceError("a topic is not described by text", got=repr_of(row, 100))
+            found[row[0]] = Topic(*row)
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        times = {}
+        for number, name in self._names():
+            rows = self._rows(
+                "SELECT timestamp FROM messages WHERE topic_id = ? ORDER BY timestamp", (number,)
+            )
+            times[str(name)] = np.fromiter((row[0] for row in rows), np.int64)
+        return times
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        names = {number: name for number, name in self._names() if name in topics}
+        marks = ", ".join("?" * len(names))
+        rows = self._rows(
+            f"SELECT topic_id, data FROM messages WHERE topic_id IN ({marks}) "  # noqa: S608
+            "ORDER BY timestamp, id",
+            [*names],
+        )
+        for number, data in rows:
+            if not isinstance(data, bytes):
+                raise ValueError("message data is not bytes")
+            yield names[number], data
+
+    def _names(self) -> list[tuple[int, str]]:
+        return self._rows("SELECT id, name FROM topics").fetchall()
+
+
+class _Rosbag1:
+    """A bag of ROS 1, read by rosbags. https://wiki.ros.org/Bags/Format/2.0"""
+
+    def __init__(self, reader: Any) -> None:
+        self._reader = reader
+        found = {"": sum(map(len, reader.indexes.values()))}
+        remedy = "`rosbag reindex` writes it"
+        check_counts("bag's index", remedy, {}, found, reader.message_count)
+        for place, chunk in reader.chunks.items():
+            reader.chunks[place] = _limited(reader.bio, place, chunk)
+
+    def extras(self) -> dict[str, int]:
+        return {}
+
+    def topics(self) -> dict[str, Topic]:
+        found: dict[str, Topic] = {}
+        for each in self._reader.connections:
+            topic = Topic(each.topic, each.msgtype, "ros1", each.msgdef.data.encode(), "ros1msg")
+            if found.setdefault(each.topic, topic).type != topic.type:
+                raise SourceError("the topic has two types", got=each.topic)
+        return found
+
+    def times(self) -> dict[str, npt.NDArray[np.int64]]:
+        times: dict[str, list[int]] = {}
+        for each in self._reader.connections:
+            entries = self._reader.indexes[each.id]
+            times.setdefault(each.topic, []).extend(entry.time for entry in entries)
+        return {topic: np.sort(np.array(each, np.int64)) for topic, each in times.items()}
+
+    def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
+        wanted = [each for each in self._reader.connections if each.topic in topics]
+        for connection, _, data in self._reader.messages(wanted) if wanted else ():
+            yield connection.topic, data
+
+
+def _check_chunk(size: int) -> None:
+    if size > _MAX_CHUNK_BYTES:
+        limit = f"at most {_MAX_CHUNK_BYTES} bytes"
+        raise SourceError("chunk too large", expected=limit, got=size)
+
+
+def _limited(file: BinaryIO, place: int, chunk: Any) -> Any:
+    """Return the ROS 1 chunk at `place` with a decompressor that stops at its declared size."""
+    import bz2  # optional in Python builds
+
+    lz4 = import_extra("lz4.frame", "ROS 1 bags need lz4, the extra `mcap`: pip install lz4")
+    file.seek(place)
+    head = file.read(int.from_bytes(file.read(4), "little"))
+    size = int.from_bytes(head.partition(b"size=")[2][:4], "little")
+    _check_chunk(max(chunk.datasize, size))
+    kinds = {b"=bz2": bz2.BZ2Decompressor, b"=lz4": lz4.LZ4FrameDecompressor}
+    kind = next((kinds[each] for each in kinds if each in head), None)
+    if kind is None:
+        return chunk
+
+    def unpack(data: bytes) -> bytes:
+        stream = kind()
+        found: bytes = stream.decompress(data, size + 1)
+        if len(found) != size or not stream.eof:
+            raise SourceError("a chunk has another size than its header declares", expected=size)
+        return found
+
+    return chunk._replace(decompressor=unpack)
+
+
+def _check_database(path: Path) -> None:
+    """Raise `SourceError` for a truncated database, and for one with messages in a log file.
+
+    Opening it with its log would write to the original. The header has the page size at byte 16 and
+    the number of pages at byte 28: https://www.sqlite.org/fileformat.html.
+    """
+    with open_file(path) as file:
+        head = file.read(32)
+    page = int.from_bytes(head[16:18], "big")
+    declared = int.from_bytes(head[28:32], "big") * (1 << 16 if page == 1 else page)
+    if len(head) == 32 and size_of(path) < declared:
+        raise SourceError(
+            "truncated database; download it again",
+            expected=f"{declared} bytes, as its header declares",
+            got=f"{size_of(path)} bytes",
+        )
+    for ending, remedy in (
+        ("-wal", f"sqlite3 {path.name} 'PRAGMA wal_checkpoint(TRUNCATE)'"),
+        ("-journal", f"sqlite3 {path.name} 'PRAGMA quick_check'"),
+    ):
+        log = path.with_name(path.name + ending)
+        if is_file(log) and (size := size_of(log)):
+            raise SourceError(
+                f"some messages are still in {log.name}; on a copy, or if "
+                f"nothing writes to it, run `{remedy}`",
+                expected=f"no {log.name}, or an empty one",
+                got=f"{size} bytes",
+            )
+
+
+@contextmanager
+def open_bag(path: Path) -> Iterator[_Mcap | _Sqlite | _Rosbag1]:
+    """Open a file of messages. Raises `SourceError` with the file, also for damage.
+
+    A remote SQLite file or ROS 1 bag is copied to the folder for temporary files while it is read.
+    """
+    is_mcap, is_ros1 = path.suffix == ".mcap", path.suffix == ".bag"
+    metadata = path.with_name(METADATA)
+    if not is_file(path) and not path.exists() and is_file(metadata):
+        raise SourceError(
+            f"missing file, listed in {METADATA}; `ros2 bag reindex` rewrites the metadata for the "
+            "existing files",
+            file=str(metadata),
+            expected=path.name,
+            got="no such file",
+        )
+    if path.suffix not in BAG_ENDINGS:
+        raise SourceError(
+            f"unsupported file, listed in {METADATA}: {file_type(path) or 'unknown type'}",
+            file=str(path),
+            expected=" or ".join(BAG_ENDINGS),
+            got=path.name,
+        )
+    try:
+        if is_mcap:
+            with open_file(path) as stream:
+                yield _Mcap(stream, path)
+            return
+        if not is_file(path):
+            raise FileNotFoundError(path)
+        if is_ros1:
+            hint = "ROS 1 bags need rosbags, the extra `mcap`: pip install rosbags"
+            library = import_extra("rosbags.rosbag1", hint, str(path))
+            with on_disk(path) as local, library.Reader(local) as reader:
+                yield _Rosbag1(reader)
+            return
+        import sqlite3  # optional in Python builds
+
+        _check_database(path)
+        with on_disk(path) as local:
+            url = f"file:{quote(str(local))}?mode=ro&immutable=1"
+            with closing(sqlite3.connect(url, uri=True)) as database:
+                yield _Sqlite(database, size_of(path))
+    except SeqRecordError as error:
+        error.located(file=str(path))
+        raise
+    except Exception as error:
+        raise SourceError(
+            "damaged or unfinished file of messages",
+            file=str(path),
+            expected="a complete file; `mcap recover` rescues messages of a truncated one"
+            if is_mcap
+            else "a complete file; `rosbag reindex` rescues messages of a truncated one"
+            if is_ros1
+            else None,
+            got=first_line(error),
+        ) from error

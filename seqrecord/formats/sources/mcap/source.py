@@ -1,0 +1,260 @@
+"""Source for MCAP files and rosbag2 folders: messages of topics, aligned to a clock topic."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.aligning import NONE, AlignedMessages
+from seqrecord.formats.sources.common.originals import has_file
+from seqrecord.formats.sources.inventory import Account
+from seqrecord.formats.sources.mcap.bags import BAG_ENDINGS
+from seqrecord.formats.sources.mcap.mcap_account import account_of, lacking_poses
+from seqrecord.formats.sources.mcap.messages import (
+    READABLE,
+    can_read,
+    decoder,
+    header_times,
+)
+from seqrecord.formats.sources.mcap.recordings import Recording
+from seqrecord.formats.sources.mcap.topics import LAYOUT, TopicSource, is_video, type_of
+from seqrecord.formats.sources.mcap.transforms import read_poses
+from seqrecord.formats.sources.mcap.videos import TopicVideo, decoded, num_before_start
+from seqrecord.in_place.boundary import reader_boundary
+from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.schema import Frame
+
+_logger = logging.getLogger("seqrecord")
+
+
+@dataclass(frozen=True)
+class McapSource(TopicSource):
+    """MCAP files, rosbag2 folders and ROS 1 bags: each recording is an episode.
+
+    ::
+
+        ROOT/…/NAME.mcap, NAME.bag                          one recording each
+        ROOT/…/NAME/metadata.yaml, NAME_0.mcap, NAME_1.…    rosbag2: one recording, .mcap or .db3
+
+    Each message of the clock topic makes a frame. A frame gets one message of each other topic: the
+    nearest one in time, or the last one before, if it is within `tolerance`; otherwise the frame
+    lacks the topic. The episode's metadata counts messages by topic (`topics`: `messages`, `used`,
+    `dropped`, `frames_without`), and `frames_without_pose`. The totals of dropped messages and of
+    missing poses are logged.
+
+    Supported types: of ROS Image, CompressedImage, CameraInfo, PointCloud2, Imu, JointState,
+    PoseStamped, TransformStamped, Twist(Stamped), Wrench(Stamped), Odometry, and String, numbers
+    and arrays of std_msgs; of Foxglove (protocol buffers or JSON) RawImage, CompressedImage and
+    CompressedVideo (also as ROS message). Topics of other types are left out, and empty ones,
+    unless `map` names them.
+
+    The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
+    the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`.
+
+    `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
+    several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
+    and `imu.data.linear_acceleration`. Joints are in the order of the first message; the metadata
+    has their `names`. `log_time` or `header_time` int64 [] is the time of the clock's message, in
+    ns.
+
+    Args:
+        root: a folder or a file.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        clock: topic whose messages make the frames; by default the only image topic, or the only
+            topic.
+        map: topics by feature name, `{"image": "/camera/image_raw"}`; other topics are not read.
+        align: `nearest` or `last`.
+        tolerance: seconds.
+        time: `log` or `header`: the clock and alignment by log times or header stamps.
+        poses: frames of the robot, as a list or comma-separated text: `camera_link`. Each has a
+            feature `pose.camera_link` float64 [7], its pose in `root_frame`: x, y, z in metres and
+            a quaternion x, y, z, w, interpolated between the transforms of `/tf`. A frame without
+            transforms within `tolerance` before and after it lacks the pose.
+        root_frame: frame id.
+        intrinsics: `constant`: `camera` in the metadata; a camera that changes is an error.
+            `frames`: a feature `<image>_intrinsics` float64 [4], fx, fy, cx, cy in pixels.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file and episode for inconsistent or unreadable data.
+    """
+
+    unpickled = ("recordings", "_episodes")
+
+    def exists(self) -> bool:
+        """Return whether there is a recording below `root`."""
+        return has_file(self.path, lambda path: path.suffix in BAG_ENDINGS)
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return self._episodes
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        path = self.path
+        with located(SourceError, episode=info.key):
+            if info.key not in self.recordings:
+                raise SourceError("no such episode", file=str(path))
+            recording = self.recordings[info.key]
+            aligned = self._aligned(recording)
+            every = recording.messages([*self.topics, *self.cameras.topics])
+            checked = self.cameras.checked(recording, every)
+            videos = {
+                topic: TopicVideo(recording, topic, self.topics[topic].specs[""])
+                for topic in self.videos_of(recording)
+            }
+            read = self._reader(recording, videos)
+            picked = (each for each in checked if each[0] in aligned.picks)
+            messages = decoded(picked, videos)
+            poses = self._poses_of(recording, aligned)
+            for row, values in enumerate(aligned.frames(messages, read)):
+                frame: dict[str, Any] = {self.time_name: np.array(aligned.clock[row], "<i8")}
+                frame |= {n: each[row] for n, each in poses.items() if np.isfinite(each[row]).all()}
+                for each in values.values():
+                    frame |= each
+                yield {name: frame[name] for name in self.schema() if name in frame}
+
+    def _poses_of(
+        self, recording: Recording, aligned: AlignedMessages
+    ) -> dict[str, npt.NDArray[np.float64]]:
+        """Return the poses of `poses`, float64 [T, 7] by feature; NaN where they are unknown."""
+        if not self.poses:
+            return {}
+        return read_poses(
+            *(recording, self.frame_ids, str(self.root_frame), aligned.clock),
+            by_header=self.time == "header",
+            within=round(self.tolerance * 1e9),
+        )
+
+    def account(self) -> Account:
+        """Report topics that are not read, unused messages, and other files."""
+        return account_of(self, self._episodes)
+
+    def _reader(
+        self, recording: Recording, videos: Mapping[str, TopicVideo]
+    ) -> Callable[[str, Any, Path], dict[str, Any]]:
+        """Return a function from a message, or a frame of a video, to its values by feature."""
+        offered, path = recording.topics, recording.paths[0]
+        decoders = {}
+        for topic in self.topics:
+            if topic not in offered:
+                continue
+            kinds = {is_video(each[topic]) for each in (self.offered, offered)}
+            if not can_read(offered[topic]) or len(kinds) > 1:
+                raise SourceError(
+                    "the topic's type differs from the first recording",
+                    file=str(path),
+                    expected=READABLE,
+                    got=f"{topic} ({type_of(offered[topic])})",
+                )
+            decoders[topic] = decoder(recording, topic)
+
+        def read(topic: str, data: Any, file: Path) -> dict[str, Any]:
+            if topic in videos:
+                return videos[topic].value(data, file)
+            if topic in decoders:
+                return self.topics[topic].frame(decoders[topic](data, file), file, self.exif)
+            return self.cameras.frame(offered[topic], data, file)
+
+        return read
+
+    def _aligned(self, recording: Recording) -> AlignedMessages:
+        tolerance = round(self.tolerance * 1e9)
+        times, path = self._times_of(recording), recording.paths[0]
+        topics = self._aligned_topics
+        aligned = AlignedMessages(times, topics, self.clock_topic, self.align, tolerance, path)
+        for topic in self.videos_of(recording):
+            picks = aligned.picks[topic]
+            picks[picks < num_before_start(recording, topic)] = NONE
+        return aligned
+
+    @property
+    def _aligned_topics(self) -> list[str]:
+        return [*self.topics, *(self.cameras.topics if self.intrinsics == "frames" else ())]
+
+    def _times_of(self, recording: Recording) -> dict[str, npt.NDArray[np.int64]]:
+        """Return the messages' times by topic: log times, or header stamps where there are any."""
+        times = recording.times()
+        if self.time == "log":
+            return times
+        stamped = header_times(recording, {*self._aligned_topics, self.clock_topic})
+        if self.clock_topic in times and self.clock_topic not in stamped:
+            raise SourceError(
+                "messages of the clock have no header; choose another clock, or omit time=header",
+                file=str(recording.paths[0]),
+                got=self.clock_topic,
+            )
+        return {**times, **stamped}
+
+    @cached_property
+    def _episodes(self) -> list[EpisodeInfo]:
+        found, dropped, total = [], 0, 0
+        self.schema()  # raises for unknown features
+        clock = self.clock_topic  # raises for the source as a whole
+        for recording in self.recordings.values():
+            try:
+                with reader_boundary():
+                    aligned = self._aligned(recording)
+                    topics = {topic: aligned.counts(topic) for topic in self._aligned_topics}
+                    found.append(self._info(recording, aligned, topics))
+            except SourceError as error:  # raised by `frames`
+                found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
+                continue
+            dropped += sum(each["dropped"] for each in topics.values())
+            total += sum(each["messages"] for each in topics.values())
+        if dropped:
+            _logger.warning(
+                "%s: %d of %d messages dropped: frames are at the times of %s, with "
+                "one message per topic, the %s one within %g s",
+                self.root, dropped, total, clock, self.align, self.tolerance,
+            )  # fmt: skip
+        for note in lacking_poses(self, found):
+            _logger.warning("%s: %s", self.root, note)
+        return found
+
+    def _info(
+        self, recording: Recording, aligned: AlignedMessages, topics: dict[str, dict[str, int]]
+    ) -> EpisodeInfo:
+        taken = {*topics, *self.cameras.topics}
+        others = {t: n for t, n in aligned.num_messages.items() if t not in taken and n}
+        names = {
+            each.specs[suffix].name: list(names)
+            for each in self.topics.values()
+            for suffix, names in each.names.items()
+            if suffix in each.specs
+        }
+        metadata: dict[str, Any] = {
+            "files": [path.name for path in recording.paths],
+            "clock": self.clock_topic,
+            "start_ns": int(aligned.clock[0]),
+            "topics": topics,
+        }
+        poses = self._poses_of(recording, aligned)
+        lacking = {n: int((~np.isfinite(each).all(axis=1)).sum()) for n, each in poses.items()}
+        if any(lacking.values()):
+            metadata["frames_without_pose"] = lacking
+        if others:
+            metadata["topics_not_read"] = others
+        if names:
+            metadata["names"] = names
+        metadata |= self.cameras.metadata(recording)
+        return EpisodeInfo(recording.key, len(aligned.clock), metadata, fps=aligned.fps)
+
+
+FORMAT = SourceFormat(
+    "mcap",
+    LAYOUT,
+    McapSource,
+    options=(
+        *("clock", "map", "align", "tolerance", "intrinsics", "time"),
+        *("poses", "root_frame", "exif"),
+    ),
+    takes_files=True,
+    takes_urls=True,
+)

@@ -1,0 +1,218 @@
+"""The topics of recordings that a source reads, and their features."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from seqrecord.errors import SourceError
+from seqrecord.formats.sources.common.aligning import ALIGNMENTS
+from seqrecord.formats.sources.common.originals import FirstError, Originals
+from seqrecord.formats.sources.common.specs import chosen_schema, feature_name
+from seqrecord.formats.sources.mcap.bags import Topic
+from seqrecord.formats.sources.mcap.cameras import CAMERA_INFO, ImageCameras
+from seqrecord.formats.sources.mcap.features import TopicFeatures
+from seqrecord.formats.sources.mcap.messages import READABLE, VIDEOS, can_read, decoder
+from seqrecord.formats.sources.mcap.recordings import Recording, find_recordings
+from seqrecord.formats.sources.mcap.videos import is_start
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.text import repr_of
+
+LAYOUT = "NAME.mcap, NAME.bag, or a rosbag2 folder: metadata.yaml with .mcap or .db3 files"
+
+_IMAGES = ("Image", "CompressedImage", "RawImage", "CompressedVideo")  # ends of type names
+_INTRINSICS = ("constant", "frames")
+_TIMES = ("log", "header")
+
+
+@dataclass(frozen=True)
+class TopicSource(Originals):
+    """Base class of `McapSource`: its options, and the topics and features that they choose.
+
+    The first readable recording determines the topics, the first message of each its features.
+    """
+
+    clock: str | None = None
+    map: Mapping[str, str] | None = None
+    align: str = "nearest"
+    tolerance: float = 0.1
+    intrinsics: str = "constant"
+    time: str = "log"
+    poses: Sequence[str] = ()
+    root_frame: str | None = None
+
+    takes_files = True
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if isinstance(self.poses, str):
+            object.__setattr__(self, "poses", tuple(self.poses.split(",")))
+        if bool(self.poses) != bool(self.root_frame):
+            raise SourceError("poses= and root_frame= need each other", expected="frame ids of /tf")
+        limited = (("align", ALIGNMENTS), ("intrinsics", _INTRINSICS), ("time", _TIMES))
+        for name, values in limited:
+            if (value := getattr(self, name)) not in values:
+                raise SourceError(
+                    f"invalid {name}", expected=" or ".join(values), got=repr_of(value, 50)
+                )
+        given: object = self.tolerance
+        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1e9:
+            raise SourceError(
+                "invalid tolerance", expected="seconds, 0 or more", got=repr_of(self.tolerance, 50)
+            )
+
+    @cached_property
+    def recordings(self) -> dict[str, Recording]:
+        found = {recording.key: recording for recording in find_recordings(self.path)}
+        if not found:
+            raise SourceError("no recording found", file=str(self.root), expected=LAYOUT)
+        return found
+
+    @property
+    def time_name(self) -> str:
+        return f"{self.time}_time"
+
+    @cached_property
+    def offered(self) -> dict[str, Topic]:
+        """Topics of the first readable recording."""
+        errors = FirstError()
+        for recording in self.recordings.values():
+            with errors.skipped(episode=recording.key):
+                return recording.topics
+        assert errors.first is not None
+        raise errors.first
+
+    @cached_property
+    def _prefixes(self) -> dict[str, str]:
+        """Topics to read, with the name or name prefix of their features."""
+        if self.map is not None:
+            chosen = {topic: name for name, topic in self.map.items()}
+            if unknown := [topic for topic in chosen if topic not in self.offered]:
+                raise self._refused("no such topic", ", ".join(unknown))
+        else:
+            chosen = {
+                name: feature_name(name)
+                for name, topic in self.offered.items()
+                if topic.type != CAMERA_INFO
+            }
+        refused = [topic for topic in chosen if not can_read(self.offered[topic])]
+        if self.map is None and len(refused) < len(chosen):
+            chosen = {topic: name for topic, name in chosen.items() if topic not in refused}
+        elif refused:
+            types = (f"{topic} ({type_of(self.offered[topic])})" for topic in refused)
+            raise self._refused(
+                "unsupported types of topics; select the topics to read by --map NAME=TOPIC, or "
+                "their features by --features",
+                ", ".join(types),
+            )
+        return chosen
+
+    @cached_property
+    def topics(self) -> dict[str, TopicFeatures]:
+        """Features of each selected topic, from its first message."""
+        found: dict[str, TopicFeatures] = {}
+        names = self.features or ()
+        for topic, prefix in self._prefixes.items():
+            if names and not any(n == prefix or n.startswith(f"{prefix}.") for n in names):
+                continue
+            features = None
+            with self.unless_unreadable(prefix):
+                features = self._first(topic, prefix)
+            if features is not None:
+                found[topic] = features
+            elif self.map is not None or names:
+                raise self._refused("the selected topic has no messages", topic)
+        offered = [spec.name for each in found.values() for spec in each.specs.values()]
+        if twice := sorted({name for name in offered if offered.count(name) > 1}):
+            raise self._refused(
+                "two topics give the same feature name; rename by --map NAME=TOPIC",
+                ", ".join(twice),
+            )
+        return {topic: features for topic, features in found.items() if features.specs}
+
+    def _first(self, topic: str, prefix: str) -> TopicFeatures | None:
+        """Return features from the first readable message; `None` if there is no message."""
+        errors = FirstError()
+        for recording in self.recordings.values():
+            with errors.skipped(episode=recording.key):
+                path = None
+                for _, data, path in recording.messages([topic]):
+                    message = decoder(recording, topic)(data, path)
+                    if not is_start(message):
+                        continue
+                    how = {"keep_encoded": self.keep_encoded, "exif": self.exif}
+                    return TopicFeatures(prefix, message, path, self.features or None, **how)
+                if path is not None:
+                    raise SourceError("video without a keyframe", file=str(path), got=topic)
+        if errors.first is not None:
+            raise errors.first
+        return None
+
+    @cached_property
+    def _schema(self) -> Schema:
+        specs = {spec.name: spec for each in self.topics.values() for spec in each.specs.values()}
+        for name in self.frame_ids:
+            specs[name] = FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m")
+        specs |= {spec.name: spec for spec in self.cameras.specs}
+        name = self.time_name
+        specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
+        return chosen_schema(specs.values(), self.features or None, self.path)
+
+    def schema(self) -> Schema:
+        return self._schema
+
+    def videos_of(self, recording: Recording) -> list[str]:
+        """Return the topics of videos in a recording."""
+        return [
+            topic
+            for topic in self.topics
+            if topic in recording.topics
+            and all(map(is_video, (self.offered[topic], recording.topics[topic])))
+        ]
+
+    @cached_property
+    def cameras(self) -> ImageCameras:
+        images = {topic: [*each.specs.values()] for topic, each in self.topics.items()}
+        return ImageCameras(self.offered, images, is_constant=self.intrinsics == "constant")
+
+    @cached_property
+    def frame_ids(self) -> dict[str, str]:
+        """Frames of the robot by feature name."""
+        return {f"pose.{feature_name(frame)}": frame for frame in self.poses}
+
+    @cached_property
+    def clock_topic(self) -> str:
+        if self.clock is not None:
+            if self.clock not in self.offered:
+                raise self._refused("no such clock topic", self.clock)
+            return self.clock
+        images = [t for t in self.topics if self.offered[t].type.endswith(_IMAGES)]
+        for candidates in (images, [*self.topics]):
+            if len(candidates) == 1:
+                return candidates[0]
+        raise self._refused(
+            "no clock topic; choose the one that makes frames (--source-option clock=TOPIC)",
+            ", ".join(self.topics) or "no topic with messages",
+        )
+
+    def _refused(self, message: str, got: str) -> SourceError:
+        works = ", ".join(f"{t} ({type_of(o)})" for t, o in self.offered.items() if can_read(o))
+        return SourceError(
+            message,
+            file=str(self.root),
+            expected=f"topics among {works}" if works else f"topics of type {READABLE}",
+            got=got[:500],
+        )
+
+
+def is_video(topic: Topic) -> bool:
+    """Return whether the topic's messages are a video's."""
+    return can_read(topic) and topic.type in VIDEOS
+
+
+def type_of(topic: Topic) -> str:
+    """Return type and encoding of a topic, for messages."""
+    return f"{topic.type or 'no type'}, {topic.encoding}"

@@ -1,0 +1,197 @@
+"""Poses of frames in a root frame, from the transforms of `/tf` and `/tf_static`.
+
+https://docs.ros.org/en/rolling/Concepts/Intermediate/About-Tf2.html. Poses are [N, 7]: x, y, z, and
+the quaternion x, y, z, w of the rotation.
+"""
+
+from __future__ import annotations
+
+import math
+from array import array
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.mcap.bags import Topic
+from seqrecord.formats.sources.mcap.messages import TRANSFORMS, pose_of, ros_message
+from seqrecord.formats.sources.mcap.recordings import Recording
+
+Floats = npt.NDArray[np.float64]
+_MAX_DEPTH = 1000  # frames between a frame and the top of the tree
+_LEAST_ANGLE = 1e-9  # radians; at smaller ones slerp is linear
+
+
+def has_transforms(topic: Topic) -> bool:
+    """Return whether messages have transforms between frames."""
+    return topic.type in (*TRANSFORMS, "geometry_msgs/msg/TransformStamped")
+
+
+def read_poses(
+    recording: Recording,
+    frames: Mapping[str, str],
+    root: str,
+    clock: npt.NDArray[np.int64],
+    *,
+    by_header: bool,
+    within: int,
+) -> dict[str, Floats]:
+    """Read all transforms; return the poses of `frames` by feature at the times `clock` (ns).
+
+    Transforms have log times, or with `by_header` the times of their headers. See
+    `TransformTree.poses` for `within`.
+    """
+    topics = {name: topic for name, topic in recording.topics.items() if has_transforms(topic)}
+    times = {name: iter(each.tolist()) for name, each in recording.times().items()}
+    tree, path = TransformTree(), recording.paths[0]
+    for name, data, path in recording.messages([*topics]):
+        logged = None if name.endswith("_static") else next(times[name])
+        with located(SourceError, file=str(path)):
+            try:
+                for each in _transforms(topics[name], data):
+                    tree.add(each if by_header and logged else each._replace(time=logged))
+            except ValueError as error:
+                raise SourceError(str(error), got=name) from error
+    with located(SourceError, file=str(path)):
+        return {name: tree.poses(frame, root, clock, within) for name, frame in frames.items()}
+
+
+class Transform(NamedTuple):
+    """The pose of frame `child` in frame `parent`; `time` in ns, `None` if it never changes."""
+
+    parent: str
+    child: str
+    time: int | None
+    pose: Sequence[float]
+
+
+class TransformTree:
+    """The transforms of a recording, 64 bytes each."""
+
+    def __init__(self) -> None:
+        self._parents: dict[str, str] = {}
+        self._fixed: dict[str, Sequence[float]] = {}
+        self._times: dict[str, array[int]] = {}
+        self._poses: dict[str, array[float]] = {}
+
+    def add(self, transform: Transform) -> None:
+        """Add a transform; of equal times the last one counts. Raises `ValueError` if invalid."""
+        parent, child, time, pose = transform
+        if self._parents.setdefault(child, parent) != parent:
+            raise ValueError(f"frame {child} has two parents, {self._parents[child]} and {parent}")
+        if not all(map(math.isfinite, pose[:3])):  # tracking failed: frames lack the pose
+            pose = [math.nan] * 7
+        elif not all(map(math.isfinite, pose[3:])) or not any(pose[3:]):
+            raise ValueError(f"frame {child} has an invalid pose in {parent}: {pose}")
+        if time is None:
+            self._fixed[child] = pose
+            return
+        self._times.setdefault(child, array("q")).append(time)
+        self._poses.setdefault(child, array("d")).extend(pose)
+
+    def poses(self, frame: str, root: str, times: npt.NDArray[np.int64], within: int) -> Floats:
+        """Return poses of `frame` in `root` at `times` (ns), NaN where a transform is unknown.
+
+        Between two samples that are at most `within` ns away, translations are interpolated
+        linearly and rotations along the shortest arc. Raises `SourceError` if the frames are not
+        connected.
+        """
+        up, down = self._above(frame), self._above(root)
+        while up and down and up[-1] == down[-1]:
+            up, down = up[:-1], down[:-1]
+        tops = {
+            self._parents[path[-1]] if path else end for path, end in ((up, frame), (down, root))
+        }
+        if len(tops) > 1:
+            raise SourceError(
+                "no transforms connect the frames (--source-option poses=FRAME,… and root=FRAME)",
+                expected=f"{frame} and {root} in one tree",
+                got=f"frames {', '.join(sorted({*self._parents, *self._parents.values()}))}"[:300],
+            )
+        pose, base = (self._chain(path, times, within) for path in (up, down))
+        return _compose(_inverse(base), pose)
+
+    def _above(self, frame: str) -> list[str]:
+        """Return the frame and all above it that have a parent."""
+        found = []
+        while frame in self._parents:
+            found.append(frame)
+            frame = self._parents[frame]
+            if len(found) > _MAX_DEPTH:
+                raise SourceError("transforms form a loop", got=", ".join(found[:5]))
+        return found
+
+    def _chain(self, path: Sequence[str], times: npt.NDArray[np.int64], within: int) -> Floats:
+        pose = np.tile([0.0, 0, 0, 0, 0, 0, 1], (len(times), 1))
+        for child in path:
+            pose = _compose(self._at(child, times, within), pose)
+        return pose
+
+    def _at(self, child: str, times: npt.NDArray[np.int64], within: int) -> Floats:
+        if child not in self._times:
+            pose = np.tile(np.array(self._fixed[child], float), (len(times), 1))
+            return _between(pose, pose, np.zeros(len(times)))
+        backwards, poses = np.array(self._times[child])[::-1], np.array(self._poses[child])
+        known, places = np.unique(backwards, return_index=True)  # the last one of equal times
+        poses = poses.reshape(-1, 7)[len(backwards) - 1 - places]
+        after = np.searchsorted(known, times, "left")
+        inside = after < len(known)
+        after = np.minimum(after, len(known) - 1)
+        before = np.where(known[after] == times, after, np.maximum(after - 1, 0))
+        to, since = known[after] - times, times - known[before]
+        inside &= (since >= 0) & (since <= within) & (to <= within)
+        found = _between(poses[before], poses[after], since / np.maximum(to + since, 1))
+        found[~inside] = np.nan
+        return found
+
+
+def _between(one: Floats, other: Floats, share: Floats) -> Floats:
+    """Interpolate linearly and by slerp (Shoemake 1985); `share` [N] from 0 to 1."""
+    share = share[:, None]
+    moved = (1 - share) * one[:, :3] + share * other[:, :3]
+    first, second = one[:, 3:] / _length(one[:, 3:]), other[:, 3:] / _length(other[:, 3:])
+    second = np.where((first * second).sum(1)[:, None] < 0, -second, second)
+    angle = 2 * np.arctan2(_length(first - second), _length(first + second))
+    before, after = ((angle * part, part) for part in (1 - share, share))
+    is_turn = angle > _LEAST_ANGLE
+    weights = [np.where(is_turn, np.sin(turn), part) for turn, part in (before, after)]
+    turned = weights[0] * first + weights[1] * second
+    return np.hstack([moved, turned / _length(turned)])
+
+
+def _length(vectors: Floats) -> Floats:
+    found: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return found
+
+
+def _compose(one: Floats, other: Floats) -> Floats:
+    """Return the pose `other`, given in the frame of pose `one`, in the frame above."""
+    p, q = one[:, 3:6], one[:, 6:]
+    v, w = other[:, 3:6], other[:, 6:]
+    turned = np.hstack([q * v + w * p + np.cross(p, v), q * w - (p * v).sum(1)[:, None]])
+    return np.hstack([one[:, :3] + _rotated(one, other[:, :3]), turned])
+
+
+def _inverse(pose: Floats) -> Floats:
+    back = pose * [0, 0, 0, -1, -1, -1, 1]
+    return np.hstack([-_rotated(back, pose[:, :3]), back[:, 3:]])
+
+
+def _rotated(pose: Floats, points: Floats) -> Floats:
+    vector, scalar = pose[:, 3:6], pose[:, 6:]
+    once = np.cross(vector, points)
+    found: Floats = points + 2 * (scalar * once + np.cross(vector, once))
+    return found
+
+
+def _transforms(topic: Topic, data: bytes) -> list[Transform]:
+    message = ros_message(topic, data)
+    return [
+        Transform(
+            *(each.header.frame_id.lstrip("/"), each.child_frame_id.lstrip("/")),
+            *(each.header.stamp.sec * 10**9 + each.header.stamp.nanosec, pose_of(each.transform)),
+        )
+        for each in getattr(message, "transforms", [message])
+    ]

@@ -1,0 +1,173 @@
+"""`transforms.json` of nerfstudio and instant-ngp, and NeRF's synthetic scenes.
+
+Formats: https://docs.nerf.studio/quickstart/data_conventions.html and instant-ngp's
+`docs/nerf_dataset_tips.md`. Poses are camera-to-world with OpenGL's axes; both readers shoot rays
+through pixel + 0.5.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.cameras import Camera, known_pose_of
+from seqrecord.formats.sources.common.sequences import image_size
+from seqrecord.formats.sources.scenes.views import (
+    DEPTH,
+    Layout,
+    Scene,
+    View,
+    existing_files,
+    inside,
+    read_json,
+    well_formed,
+)
+from seqrecord.in_place.files import is_file, opened
+from seqrecord.store.clips.distortion import FISHEYE, OPENCV
+from seqrecord.store.text import repr_of
+
+_FILE = "transforms.json"
+_SPLITS = {f"transforms_{split}.json": split for split in ("train", "val", "test")}
+_PERSPECTIVE = ("PINHOLE", "SIMPLE_PINHOLE", "SIMPLE_RADIAL", "RADIAL", "OPENCV", "PERSPECTIVE")
+_FISHEYE = ("OPENCV_FISHEYE", "FISHEYE")
+_NUMBERS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "k1", "k2", "k3", "k4", "p1", "p2")
+_CAMERA = {*_NUMBERS, "camera_angle_x", "camera_angle_y", "camera_model", "is_fisheye"}
+_FRAME = {*_CAMERA, "file_path", "transform_matrix", "depth_file_path", "mask_path"}
+_FILES = ("file_path", "depth_file_path", "mask_path")
+_DEPTH_SCALE = "integer_depth_scale"
+_HEAD = 1 << 16
+_MOST_NUMBERS, _MOST_LEVELS = 16, 3  # of a value that is kept in the metadata
+
+
+def _fits(names: set[str]) -> bool:
+    return _FILE in names or "transforms_train.json" in names
+
+
+def _places(folder: Path) -> Mapping[str, Path]:
+    names = {"": _FILE} if is_file(folder / _FILE) else {s: name for name, s in _SPLITS.items()}
+    paths = {split: folder / name for split, name in names.items()}
+    return {split: path for split, path in paths.items() if is_file(path) and _has_frames(path)}
+
+
+def _has_frames(path: Path) -> bool:
+    """Whether a JSON file begins like a scene; other tools use the name too."""
+    with opened(path) as file:
+        return b'"frames"' in file.read(_HEAD)
+
+
+def _read(path: Path) -> Scene:
+    folder, found = path.parent, read_json(path)
+    with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
+        frames = [{**frame} for frame in found["frames"]]
+        shared = {name: value for name, value in found.items() if name in _CAMERA}
+    files: dict[tuple[int, str], Path] = {}
+    for at, frame in enumerate(frames):
+        if not isinstance(frame.get("file_path"), str):
+            raise SourceError(
+                "frame without an image",
+                file=str(path),
+                frame=at,
+                expected="file_path, a path relative to the scene's folder",
+                got=repr_of(frame.get("file_path"), 100),
+            )
+        with located(SourceError, frame=at):
+            for name in _FILES:
+                if frame.get(name) is not None:
+                    files[at, name] = inside(folder, frame[name], path)
+    for place, file in files.items():
+        if place[1] == "file_path" and not file.suffix:
+            files[place] = file.with_suffix(".png")
+    images = [files[at, "file_path"] for at in range(len(frames))]
+    there = existing_files(images)
+    size = next((image_size(image) for image in images if image in there), None)
+    views = []
+    cameras: dict[str, Camera | None] = {}
+    for at, frame in enumerate(frames):
+        own = {name: value for name, value in frame.items() if name in _CAMERA}
+        if both := [n for n in own.keys() & shared.keys() if own[n] != shared[n]]:
+            raise SourceError(
+                "a frame's intrinsics contradict those of the whole scene; remove one of them",
+                file=str(path),
+                frame=at,
+                expected=f"{min(both)} {shared[min(both)]}",
+                got=own[min(both)],
+            )
+        with well_formed(path, "numbers fl_x, fl_y, cx, cy, w, h, or camera_angle_x"):
+            if (key := repr(own)) not in cameras:
+                cameras[key] = _camera({**shared, **own}, size, path)
+            pose = known_pose_of(frame["transform_matrix"], path, flip="yz")
+        names = {DEPTH: "depth_file_path", "mask": "mask_path"}
+        others = {name: files[at, key] for name, key in names.items() if (at, key) in files}
+        views.append(View(images[at], cameras[key], pose, others))
+    return _scene(path, found, frames, views)
+
+
+def _scene(path: Path, found: dict[str, Any], frames: list[Any], views: list[View]) -> Scene:
+    has_depth = any(DEPTH in view.others for view in views)
+    kept = {
+        name: v for name, v in found.items() if name not in (*_CAMERA, "frames") and _is_kept(v)
+    }
+    notes = []
+    depth_unit = "mm" if has_depth and _DEPTH_SCALE not in found else None
+    if depth_unit is not None:
+        notes.append("unit of depth assumed: mm, and so m for poses, as by nerfstudio's reader")
+    if unread := sorted({name for frame in frames for name in frame} - _FRAME):
+        notes.append(f"values of frames that are not packed: {', '.join(unread)}")
+    if unread := sorted(found.keys() - kept.keys() - _CAMERA - {"frames"}):
+        notes.append(f"values of the scene that are not packed: {', '.join(unread)}")
+    return Scene(
+        "camera-to-world, OpenGL axes: x right, y up, z backward; first pixel's middle at 0.5",
+        *(views, [path], "m" if depth_unit else None, depth_unit),
+        metadata={"transforms": kept} if kept else {},
+        notes=notes,
+        split=_SPLITS.get(path.name),
+    )
+
+
+def _is_kept(value: Any, level: int = 0) -> bool:
+    """Whether a value is small: text, a number, or a matrix such as `applied_transform`."""
+    if isinstance(value, list):
+        is_small = len(value) <= _MOST_NUMBERS and level < _MOST_LEVELS
+        return is_small and all(_is_kept(element, level + 1) for element in value)
+    return not isinstance(value, dict)
+
+
+def _camera(values: Mapping[str, Any], size: tuple[int, int] | None, path: Path) -> Camera | None:
+    """Return the camera of a frame; `size` is (height, width) of the first image."""
+    if not values.keys() & {"fl_x", "camera_angle_x"}:
+        return None
+    model = values.get("camera_model", "OPENCV_FISHEYE" if values.get("is_fisheye") else "OPENCV")
+    height, width = (float(values.get(n, d)) for n, d in zip("hw", size or (0, 0), strict=True))
+    if "fl_x" in values:
+        fx = float(values["fl_x"])
+        fy = float(values.get("fl_y", fx))
+    else:
+        fx = fy = width / 2 / math.tan(float(values["camera_angle_x"]) / 2)
+        if "camera_angle_y" in values:
+            fy = height / 2 / math.tan(float(values["camera_angle_y"]) / 2)
+    cx, cy = float(values.get("cx", width / 2)), float(values.get("cy", height / 2))
+    k1, k2, k3, k4, p1, p2 = (float(values.get(name, 0)) for name in _NUMBERS[6:])
+    is_fisheye = model in _FISHEYE
+    if model not in (*_PERSPECTIVE, *_FISHEYE) or (k4 and not is_fisheye):
+        raise SourceError(
+            "unsupported camera model",
+            file=str(path),
+            expected=f"{', '.join(_PERSPECTIVE)} with k1 to k3, or {', '.join(_FISHEYE)}",
+            got=f"{model}" + (f" with k4 {k4:g}" if k4 else ""),
+        )
+    return Camera.of(
+        *((fx, fy, cx, cy), (width, height), path),
+        centre=0.5,
+        model=FISHEYE if is_fisheye else OPENCV,
+        coefficients=(k1, k2, k3, k4) if is_fisheye else (k1, k2, p1, p2, k3),
+    )
+
+
+LAYOUT = Layout(
+    "nerfstudio",
+    "SCENE/transforms.json (nerfstudio, instant-ngp), or transforms_train.json",
+    *(_fits, _read, _places),
+)

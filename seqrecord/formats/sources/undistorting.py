@@ -1,0 +1,198 @@
+"""Removal of lens distortion while a source is packed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.cameras import Camera
+from seqrecord.formats.sources.scenes.views import well_formed
+from seqrecord.store.clips.cameras import INTRINSICS
+from seqrecord.store.clips.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
+from seqrecord.store.feature_kinds import is_image, is_picture, known_kind
+from seqrecord.store.originals.inventory import Account, account_of, format_of
+from seqrecord.store.originals.protocol import EpisodeInfo, Source
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.schema import FeatureSpec, Frame, Schema
+
+_DIRECTED = ("flow", "disparity", "normals")  # values that depend on the pixel grid
+
+
+def undistorted(source: Source) -> Source:
+    """Return a source of the same images without lens distortion.
+
+    Cameras come from the metadata `camera` with a `distortion_model`, and from the features
+    `intrinsics` and `distortion`. Images keep their size and intrinsics: each pixel takes the value
+    at the place to which the lens maps it, linearly interpolated for images and the nearest one for
+    depth and masks. Pixels outside of the original are 0.
+
+    Raises `SourceError` if no camera has a distortion, and for features that cannot be undistorted:
+    video, encoded images, flow, disparity and normals.
+
+    Example:
+        import seqrecord
+        from seqrecord.sources import undistorted
+
+        source = seqrecord.open_source("records/")
+        # seqrecord.convert(undistorted(source), "pinhole_records/")
+    """
+    found = UndistortedSource(source)
+    if not found.changed:
+        raise SourceError(
+            "no camera with a distortion; leave out --undistort",
+            expected=f"a metadata `camera` with {MODEL} {OPENCV} or {FISHEYE}",
+            got=", ".join(source.schema()),
+        )
+    return found
+
+
+@dataclass(frozen=True)
+class UndistortedSource:
+    """See `undistorted`."""
+
+    source: Source
+
+    @property
+    def format_name(self) -> str:
+        return format_of(self.source)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in ("timestamps", "videos", "unreadable"):
+            raise AttributeError(name)
+        return getattr(self.source, name)
+
+    @cached_property
+    def changed(self) -> dict[str, FeatureSpec]:
+        """Features of a camera with a distortion in any episode."""
+        cameras = [info.metadata.get("camera") for info in self.source.episodes()]
+        found = {
+            name: spec
+            for name, spec in self.source.schema().items()
+            if is_picture(name, spec, spec.kind)
+            and any(_own(name, camera).get(MODEL) for camera in cameras)
+        }
+        for name, spec in found.items():
+            kind = known_kind(name, spec, spec.kind)
+            if spec.codec or kind in _DIRECTED:
+                raise SourceError(
+                    "the feature cannot be undistorted; leave it out (--features), or pack images "
+                    "without --keep-encoded",
+                    feature=name,
+                    expected="decoded images, depth or masks",
+                    got="encoded images or video" if spec.codec else str(kind),
+                )
+        return found
+
+    def schema(self) -> Schema:
+        names = {f"{name}_distortion" for name in self.changed} | {"distortion"}
+        found = self.source.schema()
+        return Schema([spec for name, spec in found.items() if name not in names])
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        return [
+            replace(info, metadata=_without_distortion(info.metadata))
+            for info in self.source.episodes()
+        ]
+
+    def account(self) -> Account:
+        found = account_of(self.source)
+        notes = (f"{name}: lens distortion removed" for name in self.changed)
+        return replace(found, notes=(*found.notes, *notes))
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        cameras = info.metadata.get("undistorted", info.metadata.get("camera"))
+        kept, maps = self.schema(), dict[Camera, _Places]()
+        for number, frame in enumerate(self.source.frames(info)):
+            found: dict[str, Any] = {n: value for n, value in frame.items() if n in kept}
+            for name in self.changed.keys() & found.keys():
+                pixels, spec = found[name], self.changed[name]
+                with located(SourceError, episode=info.key, feature=name, frame=number):
+                    camera = _camera(name, frame, cameras, pixels.shape[:2])
+                if camera is not None:
+                    if camera not in maps:
+                        maps = {camera: _places(camera), **dict([*maps.items()][:1])}
+                    linear = is_image(spec, known_kind(name, spec, spec.kind))
+                    found[name] = _remapped(pixels, maps[camera], linear=linear)
+            yield found
+
+
+_Places: TypeAlias = npt.NDArray[np.float32]
+"""Row and column in the original of each pixel, float32 [2, H, W]."""
+
+
+def _own(name: str, cameras: Any) -> Mapping[str, Any]:
+    """Return a feature's camera in the metadata `camera`; empty if it has none."""
+    found = cameras.get(name, cameras) if isinstance(cameras, Mapping) else {}
+    return found if isinstance(found, Mapping) else {}
+
+
+def _without_distortion(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Move the distorted cameras to `undistorted`."""
+
+    def plain(value: Any) -> Any:
+        if not isinstance(value, Mapping):
+            return value
+        return {n: plain(v) for n, v in value.items() if n not in (MODEL, COEFFICIENTS)}
+
+    cameras = metadata.get("camera")
+    if plain(cameras) == cameras:
+        return metadata
+    found = {**metadata, "camera": plain(cameras), "undistorted": cameras}
+    return {name: value for name, value in found.items() if name != "camera" or value}
+
+
+def _camera(
+    name: str, frame: Mapping[str, Any], cameras: Any, size: tuple[int, int]
+) -> Camera | None:
+    """Return the camera of an image of `size`, height and width; `None` without distortion."""
+    own = _own(name, cameras)
+    if (model := own.get(MODEL)) is None:
+        return None
+    values, factors = (
+        frame.get(f"{name}_{kind}", frame.get(kind, default))
+        for kind, default in (
+            ("intrinsics", [own.get(each) for each in INTRINSICS]),
+            ("distortion", own.get(COEFFICIENTS)),
+        )
+    )
+    with well_formed(Path(name), "fx, fy, cx, cy and coefficients"):
+        camera = Camera.of(values, size[::-1], Path(name), model=model, coefficients=factors)
+    if camera.model not in (None, OPENCV, FISHEYE):
+        raise SourceError(
+            "unknown distortion of a camera", expected=f"{OPENCV} or {FISHEYE}", got=model
+        )
+    return camera if camera.model else None
+
+
+def _places(camera: Camera) -> _Places:
+    rows, columns = np.indices(camera.size, np.float64)
+    scale, centre = (camera.fx, camera.fy), (camera.cx, camera.cy)
+    plane = (np.stack([columns, rows], axis=-1) - centre) / scale
+    found = camera.distorted(plane) * scale + centre
+    return np.moveaxis(found[..., ::-1], -1, 0).astype(np.float32)
+
+
+def _remapped(pixels: npt.NDArray[Any], places: _Places, *, linear: bool) -> npt.NDArray[Any]:
+    """Return the pixels [H, W, …] at these places; 0 outside of the image."""
+    last = np.array(pixels.shape[:2], np.float32)[:, None, None] - 1
+    inside = ((places > -0.5) & (places < last + 0.5)).all(axis=0)
+    inside = inside.reshape(*inside.shape, *[1] * (pixels.ndim - 2))
+    places = np.clip(places, 0, last)
+    if not linear:
+        row, column = np.rint(places).astype(np.int64)
+        return np.where(inside, pixels[row, column], 0).astype(pixels.dtype)
+    row, column = np.minimum(places.astype(np.int64), np.maximum(last.astype(np.int64) - 1, 0))
+    down, right = (part.reshape(inside.shape) for part in places - (row, column))
+    below, beside = (
+        np.minimum(n + 1, int(m.item())) for n, m in zip((row, column), last, strict=True)
+    )
+    upper = pixels[row, column] * (1 - right) + pixels[row, beside] * right
+    lower = pixels[below, column] * (1 - right) + pixels[below, beside] * right
+    found = np.where(inside, upper * (1 - down) + lower * down, 0)
+    return (np.rint(found) if pixels.dtype.kind in "ui" else found).astype(pixels.dtype)

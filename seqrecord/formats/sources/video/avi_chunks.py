@@ -1,0 +1,165 @@
+"""Check the chunks of AVI files against the file and against its index.
+
+Format: Microsoft's AVI RIFF file reference, and OpenDML 1.02 for files above 1 GiB.
+"""
+
+from __future__ import annotations
+
+from seqrecord.formats.sources.video.file_bytes import (
+    UNVERIFIABLE,
+    Contents,
+    FileBytes,
+    StreamFacts,
+)
+
+_HEAD = 8
+_LIST_HEAD = 12
+_ENTRY = 16
+_MAX_CHUNKS = 1 << 22
+_FORMS = (b"AVI ", b"AVIX")
+_UNKNOWN = (0, 0xFFFFFFFF)
+_ROUNDING = 8  # some writers count the head of the file, or miss padding
+_MOST_DIFFERENT = 2  # frames
+
+
+def check_avi(data: FileBytes, stream: StreamFacts) -> Contents:
+    """Return what a file of complete chunks contains.
+
+    Raises `SourceError` for a chunk that ends behind the file, and for chunks whose sequence is
+    broken, if the index does not agree with them either.
+    """
+    checker = _Chunks(data, stream)
+    checker.check()
+    return Contents(tuple(checker.notes))
+
+
+class _Chunks:
+    def __init__(self, data: FileBytes, stream: StreamFacts) -> None:
+        self._data, self._stream = data, stream
+        self.notes: list[str] = []
+        self._chunks = self._frames = 0
+        self._headers = self._declared = 0
+        self._broken: int | None = None  # offset of the first bytes that are no chunk
+
+    def check(self) -> None:
+        data, at = self._data, 0
+        while at < data.nbytes:
+            head = data.read(at, _LIST_HEAD)
+            if head[:4] != b"RIFF" or head[8:] not in _FORMS:
+                is_cut = b"RIFF".startswith(head[:4]) and len(head) < _LIST_HEAD
+                if is_cut:
+                    raise data.truncated(at, "the head of a chunk", at + _LIST_HEAD)
+                self.notes.append(data.rest(at))
+                break
+            size = int.from_bytes(head[4:8], "little")
+            stop = at + _HEAD + size
+            if size in _UNKNOWN:
+                self.notes.append(UNVERIFIABLE)
+                stop = data.nbytes
+            elif stop > data.nbytes + _ROUNDING:
+                raise data.truncated(at, "a RIFF chunk", stop)
+            if not data.is_whole:
+                return
+            self._check_riff(at + _LIST_HEAD, min(stop, data.nbytes), is_open=size in _UNKNOWN)
+            at = stop + stop % 2
+        if self._broken is None and self._declared - self._frames > _MOST_DIFFERENT:
+            self.notes.append(f"{self._frames} frames, of {self._declared} that are declared")
+
+    def _check_riff(self, at: int, stop: int, *, is_open: bool) -> None:
+        data, movie, index, broken = self._data, None, None, None
+        while at < stop:
+            kind, size = self._head(at, stop)
+            start, end = at + _HEAD, at + _HEAD + size
+            form = data.read(start, 4)
+            if kind == b"LIST" and form == b"movi":
+                movie = start
+                end, broken = self._check_movie(start + 4, end, stop, is_open=is_open)
+                at = end
+                continue
+            if end > data.nbytes:
+                if data.are_zeros(at):
+                    return
+                raise data.truncated(at, f"chunk {kind.decode('latin-1')!r}", end)
+            if kind == b"LIST" and form == b"hdrl":
+                self._read_headers(start + 4, end)
+            elif kind == b"idx1":
+                index = (start, end)
+            at = end + end % 2
+        if broken is not None and not (
+            movie is not None and index is not None and self._is_indexed(movie, *index)
+        ):
+            got = data.read(broken, 4).hex()
+            raise data.damaged("no chunk where one must begin", broken, "a FourCC", got)
+
+    def _head(self, at: int, stop: int) -> tuple[bytes, int]:
+        head = self._data.read(at, _HEAD)
+        if len(head) < _HEAD and stop >= self._data.nbytes and any(head):
+            raise self._data.truncated(at, "the head of a chunk", at + _HEAD)
+        return head[:4], int.from_bytes(head[4:], "little")
+
+    def _check_movie(
+        self, at: int, declared: int, stop: int, *, is_open: bool
+    ) -> tuple[int, int | None]:
+        """Return the end of the chunks with frames, and where their sequence is broken."""
+        data, start = self._data, at
+        is_open = is_open or declared <= start
+        if is_open and UNVERIFIABLE not in self.notes:
+            self.notes.append(UNVERIFIABLE)
+        end = stop if is_open else declared
+        if end > data.nbytes + _ROUNDING:
+            raise data.truncated(start - _LIST_HEAD, "the list of frames", end)
+        while at < end:
+            kind, size = self._head(at, end)
+            if is_open and kind == b"idx1":
+                return at, None
+            if not kind.isascii() or not kind.decode("ascii").isprintable() or len(kind) < 4:
+                is_padding = is_open and data.are_zeros(at)
+                if is_padding:
+                    self.notes.append(data.rest(at))
+                return end + end % 2, None if is_padding else at
+            if at + _HEAD + size > data.nbytes:
+                raise data.truncated(at, f"chunk {kind.decode('ascii')!r}", at + _HEAD + size)
+            self._chunks += 1
+            if self._chunks > _MAX_CHUNKS:
+                self.notes.append(f"not checked from byte {at} on: more than {_MAX_CHUNKS} chunks")
+                return end + end % 2, None
+            if kind == b"LIST":
+                at += _LIST_HEAD  # `rec `: chunks that are read together
+                continue
+            self._frames += kind in (
+                b"%02ddc" % self._stream.position,
+                b"%02ddb" % self._stream.position,
+            )
+            at += _HEAD + size + size % 2
+        return end + end % 2, None
+
+    def _read_headers(self, at: int, stop: int) -> None:
+        """Read how many frames the stream's header declares."""
+        while at + _HEAD <= stop:
+            kind, size = self._head(at, stop)
+            if kind == b"LIST":
+                at += _LIST_HEAD
+                continue
+            if kind == b"strh":
+                if self._headers == self._stream.position and self._data.read(at + 8, 4) == b"vids":
+                    self._declared = int.from_bytes(self._data.read(at + 40, 4), "little")
+                self._headers += 1
+            at += _HEAD + size + size % 2
+
+    def _is_indexed(self, movie: int, start: int, stop: int) -> bool:
+        """Return whether all chunks of the index are where it says.
+
+        Offsets count from the list's type or from the begin of the file.
+        """
+        data, base = self._data, None
+        for at in range(start, stop - _ENTRY + 1, _ENTRY):
+            entry = data.read(at, _ENTRY)
+            offset = int.from_bytes(entry[8:12], "little")
+            wanted = entry[:4] + entry[12:]
+            bases = (movie, 0) if base is None else (base,)
+            base = next((n for n in bases if data.read(n + offset, _HEAD) == wanted), None)
+            if base is None or base + offset + _HEAD + int.from_bytes(entry[12:], "little") > (
+                data.nbytes
+            ):
+                return False
+        return base is not None

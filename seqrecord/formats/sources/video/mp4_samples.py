@@ -1,0 +1,375 @@
+"""Compare the tables of MP4 and MOV files with the bytes of the file.
+
+A file that was cut ends inside a box, or lacks samples that its tables place behind its end. The
+boxes of fragmented files must follow each other up to the end. Format: ISO/IEC 14496-12.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.formats.sources.video.file_bytes import Contents, FileBytes, StreamFacts, early_end
+from seqrecord.formats.sources.video.mp4_boxes import MAX_PACKETS
+
+Ints = npt.NDArray[np.int64]
+
+_MAX_FRAGMENTS = 1 << 22
+_MAX_LEVELS = 8
+_MOST_SHOWN = 10
+_OPENED = frozenset(b"moov trak mdia minf stbl edts mvex moof traf".split())
+_TABLES = frozenset(b"tkhd mdhd elst stts ctts stsz stsc stco co64".split())
+_KINDS = frozenset(
+    b"ftyp moov moof mdat free skip wide styp sidx ssix prft emsg mfra meta uuid udta".split()
+)
+_HEAD = 8
+_MAX_TABLE = 1 << 28  # bytes; `check_boxes` limits the entries
+_MOST_UNTIMED = 2  # samples; some writers count one more or less
+_RUN_FIELDS = (0x100, 0x200, 0x400, 0x800)  # duration, size, flags, composition offset
+_SIZE_FIELD = 0x200
+
+
+class _Box(NamedTuple):
+    kind: bytes
+    at: int
+    start: int  # of its content
+    stop: int
+
+
+class _Track:
+    """Tables of a track, and the defaults of its fragments."""
+
+    def __init__(self) -> None:
+        self.id = 0
+        self.tables: dict[bytes, bytes] = {}
+        self.sample_bytes = 0
+
+
+class _Run:
+    """What the runs of a track's fragment have in common."""
+
+    track = size = 0
+
+    def __init__(self, base: int) -> None:
+        self.base = base
+
+
+def check_mp4(data: FileBytes, stream: StreamFacts) -> Contents:
+    """Return what a file contains that has all samples of its tables.
+
+    Raises `SourceError` for a box or sample that ends behind the file, and for samples without a
+    place. Without `data.is_whole`, fragments are not read.
+    """
+    tables = _Tables(data, stream)
+    notes = tables.check()
+    return Contents(tuple(notes), tables.packets)
+
+
+class _Tables:
+    def __init__(self, data: FileBytes, stream: StreamFacts) -> None:
+        self._data, self._stream = data, stream
+        self._notes: list[str] = []
+        self._movie: dict[bytes, bytes] = {}
+        self._tracks: dict[int, _Track] = {}
+        self._defaults: dict[int, int] = {}  # sample bytes by track
+        self._is_fragmented = False
+        self._has_edits = False
+        self._samples = 0  # of the stream, in fragments
+        self._expected = self._unused = 0  # bytes of a fragment's samples, and outside of samples
+
+    @property
+    def packets(self) -> int | None:
+        """The stream's number of packets in fragments; edit lists change that of other files."""
+        is_counted = self._is_fragmented and self._data.is_whole and not self._has_edits
+        return self._samples if is_counted else None
+
+    def check(self) -> list[str]:
+        data = self._data
+        at = fragments = 0
+        has_movie = has_list = False
+        while at < data.nbytes:
+            box = self._top(at, has_movie=has_movie)
+            if box is None:
+                self._notes.append(data.rest(at))
+                break
+            if box.kind == b"moov" and not has_movie:
+                has_movie = True
+                self._read_movie(box)
+                if self._is_fragmented and not data.is_whole:
+                    break
+            elif box.kind == b"moof":
+                fragments += 1
+                if fragments > _MAX_FRAGMENTS or not data.is_whole:
+                    break
+                self._check_fragment(box)
+            elif box.kind == b"mdat":
+                self._unused += bool(fragments) * (box.stop - box.start - self._expected)
+                self._expected = 0
+            elif box.kind == b"mfra":
+                has_list = True
+            elif box.kind == b"sidx":
+                self._check_sidx(box)
+            elif box.kind == b"ftyp" and at and has_movie and not self._is_fragmented:
+                self._notes.append(f"another file from byte {at} on, not read")
+                break
+            at = box.stop
+        if fragments and data.is_whole and self._unused:
+            self._notes.append(f"{self._unused} bytes of fragments belong to no frame")
+        if fragments and not has_list:
+            self._notes.append("its end is not verifiable: no table lists its fragments")
+        return self._notes
+
+    def _top(self, at: int, *, has_movie: bool) -> _Box | None:
+        """Return the box at an offset of the file; `None` for bytes after all boxes."""
+        data = self._data
+        head = data.read(at, _HEAD)
+        size, kind = int.from_bytes(head[:4], "big"), head[4:]
+        start = at + _HEAD
+        if size == 1:
+            size, start = data.number(start, 8), start + 8
+        stop = data.nbytes if size == 0 else at + size
+        is_box = len(kind) == 4 and kind.isalnum() and stop >= start
+        if is_box and stop <= data.nbytes:
+            return _Box(kind, at, start, stop)
+        if is_box and (kind in _KINDS or not has_movie):
+            raise data.truncated(at, f"the box {kind.decode('latin-1')}", stop)
+        if has_movie and self._is_rest(at, head):
+            return None
+        if len(head) < _HEAD:
+            raise data.truncated(at, "the head of a box", at + _HEAD)
+        raise data.damaged("no box where one must begin", at, "size and type", head.hex())
+
+    def _is_rest(self, at: int, head: bytes) -> bool:
+        """Return whether bytes that are no box follow a complete file."""
+        if not self._is_fragmented or self._data.are_zeros(at):
+            return True
+        is_hole = not any(head) or (len(head) < _HEAD and head[0] == 0)  # or bytes of a size
+        return not is_hole and not self._data.contains(at, b"moof")
+
+    def _children(self, box: _Box) -> Iterator[_Box]:
+        """Yield the boxes in a box, up to the first broken one."""
+        at = box.start
+        while at + _HEAD <= box.stop:
+            head = self._data.read(at, 2 * _HEAD)
+            size, kind, start = int.from_bytes(head[:4], "big"), head[4:8], at + _HEAD
+            if size == 1:
+                size, start = int.from_bytes(head[8:], "big"), start + 8
+            is_open = size == 0
+            stop = box.stop if is_open else at + size
+            in_fragment = box.kind in (b"moof", b"traf")
+            if in_fragment and (is_open or stop < start or stop > box.stop):
+                message = f"a fragment's box {kind.decode('latin-1')!r} does not fit into it"
+                raise self._data.damaged(message, at, f"up to byte {box.stop}", stop)
+            if stop < start or stop > box.stop:
+                return
+            yield _Box(kind, at, start, stop)
+            at = stop
+
+    def _read_movie(self, movie: _Box) -> None:
+        for box in self._children(movie):
+            if box.kind == b"mvhd":
+                self._movie[box.kind] = self._content(box)
+            elif box.kind == b"mvex":
+                self._is_fragmented = True
+                for inner in self._children(box):
+                    if inner.kind == b"trex":
+                        body = self._content(inner)
+                        self._defaults[_number(body, 4)] = _number(body, 16)
+            elif box.kind == b"trak":
+                track = _Track()
+                self._read_track(box, track, 0)
+                body = track.tables.get(b"tkhd", b"")
+                track.id = _number(body, 20 if body[:1] == b"\1" else 12)
+                self._defaults.setdefault(track.id, 0)
+                if track.id == self._stream.id:
+                    self._check_track(track, box)
+
+    def _read_track(self, parent: _Box, track: _Track, level: int) -> None:
+        for box in self._children(parent):
+            if box.kind in _OPENED and level < _MAX_LEVELS:
+                self._read_track(box, track, level + 1)
+            elif box.kind in _TABLES:
+                track.tables.setdefault(box.kind, self._content(box))
+
+    def _content(self, box: _Box) -> bytes:
+        return self._data.read(box.start, min(box.stop - box.start, _MAX_TABLE))
+
+    def _check_track(self, track: _Track, box: _Box) -> None:
+        """Compare the samples of a track with the file."""
+        data, sizes = self._data, _sample_sizes(track.tables)
+        self._has_edits = len([*_edits(track.tables.get(b"elst", b""))]) > 1
+        self._samples = 0 if sizes is None else int(np.count_nonzero(sizes))
+        timed = int(_rows(track.tables.get(b"stts", b""), ">u4", 4, 2)[::2].sum())
+        if sizes is not None and timed > len(sizes) + _MOST_UNTIMED:
+            message = "its tables have fewer sizes than times"
+            raise data.damaged(message, box.at, f"{timed} samples", len(sizes))
+        if sizes is None or not len(sizes):
+            return
+        if not _scale_of(track.tables.get(b"mdhd", b"")):
+            raise data.damaged("a track without a time scale", box.at, "ticks per second", 0)
+        wide = track.tables.get(b"co64")
+        offsets = _rows(track.tables.get(b"stco", b""), ">u4", 4) if wide is None else None
+        chunks = _rows(wide or b"", ">u8", 4) if offsets is None else offsets
+        runs = _rows(track.tables.get(b"stsc", b""), ">u4", 4, 3).reshape(-1, 3)
+        if not len(chunks) or not len(runs):
+            raise data.damaged("its tables place no sample", box.at, f"{len(sizes)} samples", 0)
+        if (runs[1:, 0] <= runs[:-1, 0]).any():
+            return  # left to FFmpeg
+        last = np.clip(np.append(runs[1:, 0], len(chunks) + 1) - 1, 0, len(chunks))
+        repeats = np.clip(last - np.clip(runs[:, 0] - 1, 0, len(chunks)), 0, None)
+        counts = np.repeat(runs[:, 1], repeats)[: len(chunks)]
+        ends = np.minimum(np.cumsum(counts), len(sizes))
+        if not len(ends) or ends[-1] < len(sizes):
+            got = int(ends[-1]) if len(ends) else 0
+            message = "its tables place fewer samples than they declare"
+            raise data.damaged(message, box.at, f"{len(sizes)} samples", got)
+        total = np.concatenate(([0], np.cumsum(sizes)))
+        begins = np.concatenate(([0], ends[:-1]))
+        stops = chunks[: len(ends)] + total[ends] - total[begins]
+        outside = (ends > begins) & ((stops > data.nbytes) | (chunks[: len(ends)] < 0))
+        if outside.any():
+            at = int(np.argmax(outside))
+            raise data.truncated(int(chunks[at]), "a chunk of samples", int(stops[at]))
+        self._note_duration(track, len(sizes))
+
+    def _note_duration(self, track: _Track, samples: int) -> None:
+        header = track.tables.get(b"mdhd", b"")
+        is_wide = header[:1] == b"\1"
+        scale = _scale_of(header)
+        declared = _number(header, 24, 8) if is_wide else _number(header, 16)
+        stored = _last_time(track.tables, samples)
+        if not stored:
+            return
+        step = stored / samples / scale
+        if declared < (1 << 32) - 1:
+            self._notes += early_end(declared / scale, stored / scale, step)
+        movie = self._movie.get(b"mvhd", b"")
+        movie_scale = _scale_of(movie)
+        for begin, duration in _edits(track.tables.get(b"elst", b"")):
+            if begin >= 0 and movie_scale and duration < (1 << 32) - 1:
+                end = begin / scale + duration / movie_scale
+                if note := early_end(end, stored / scale + step, step):
+                    self._notes += [f"{each} of an edit list" for each in note]
+                    return
+
+    def _check_fragment(self, fragment: _Box) -> None:
+        for box in self._children(fragment):
+            if box.kind == b"traf":
+                self._check_runs(fragment, box)
+
+    def _check_runs(self, fragment: _Box, track: _Box) -> None:
+        """Compare the samples of a track's fragment with the file."""
+        run, position = _Run(fragment.at), None
+        for box in self._children(track):
+            if box.kind == b"tfhd":
+                body = self._content(box)
+                flags, at = _number(body, 0) & 0xFFFFFF, 8
+                run.track = _number(body, 4)
+                if run.track not in self._defaults:
+                    expected = f"one of {sorted(self._defaults)[:_MOST_SHOWN]}"
+                    message = "a fragment of no track"
+                    raise self._data.damaged(message, box.at, expected, run.track)
+                run.size = self._defaults[run.track]
+                if flags & 0x1:
+                    run.base, at = _number(body, 8, 8), 16
+                at += 4 * bool(flags & 0x2) + 4 * bool(flags & 0x8)
+                if flags & 0x10:
+                    run.size = _number(body, at)
+            elif box.kind == b"trun":
+                position = self._check_run(box, run, position)
+
+    def _check_run(self, box: _Box, run: _Run, position: int | None) -> int:
+        """Return the end of a run of samples."""
+        data, body = self._data, self._content(box)
+        flags, count, at = _number(body, 0) & 0xFFFFFF, _number(body, 4), 8
+        start = run.base if position is None else position
+        if flags & 0x1:
+            start = run.base + int.from_bytes(body[8:12], "big", signed=True)
+            at += 4
+        at += 4 * bool(flags & 0x4)
+        fields = [field for field in _RUN_FIELDS if flags & field]
+        rows = _rows(body[at:], ">u4", 0, max(1, len(fields))).reshape(-1, max(1, len(fields)))
+        if len(rows) != (count if fields else 0):
+            message = "a fragment lists another number of samples than it declares"
+            raise data.damaged(message, box.at, count, len(rows))
+        if _SIZE_FIELD in fields:
+            sizes = rows[:, fields.index(_SIZE_FIELD)]
+            total, filled = int(sizes.sum()), int(np.count_nonzero(sizes))
+        else:
+            total, filled = count * run.size, count * bool(run.size)
+        if start + total > data.nbytes:
+            raise data.truncated(box.at, "the samples of a fragment", start + total)
+        self._expected += total
+        self._samples += filled * (run.track == self._stream.id)
+        return start + total
+
+    def _check_sidx(self, box: _Box) -> None:
+        """Compare the segments of an index with the file."""
+        body = self._content(box)
+        is_wide = body[:1] == b"\1"
+        at = 20 if is_wide else 16
+        first = _number(body, at, 8 if is_wide else 4)
+        at += 8 if is_wide else 4
+        count = _number(body, at + 2, 2)
+        rows = _rows(body[at + 4 :], ">u4", 0, 3).reshape(-1, 3)[:count]
+        stop = box.stop + first + int((rows[:, 0] & 0x7FFFFFFF).sum())
+        if stop > self._data.nbytes:
+            raise self._data.truncated(box.at, "the segments of its index", stop)
+
+
+def _number(body: bytes, at: int, count: int = 4) -> int:
+    return int.from_bytes(body[at : at + count], "big")
+
+
+def _scale_of(header: bytes) -> int:
+    """Return the ticks per second of a header of a movie or track."""
+    return _number(header, 20 if header[:1] == b"\1" else 12)
+
+
+def _rows(body: bytes, kind: str, count_at: int, fields: int = 1) -> Ints:
+    """Return the entries of a table whose count is at an offset; all entries for offset 0."""
+    item = np.dtype(kind).itemsize * fields
+    body = body[count_at + 4 :] if count_at else body
+    return np.frombuffer(body, kind, len(body) // item * fields).astype(np.int64)
+
+
+def _sample_sizes(tables: dict[bytes, bytes]) -> Ints | None:
+    """Return the size of each sample in bytes; `None` without a table."""
+    body = tables.get(b"stsz")
+    if body is not None:
+        size, count = _number(body, 4), _number(body, 8)
+        if size and count > MAX_PACKETS:
+            return None  # refused by `check_boxes`
+        sizes: Any = np.full(count, size, np.int64) if size else _rows(body, ">u4", 8)[:count]
+        return np.asarray(sizes)
+    return None  # compact sizes (stz2) are left to FFmpeg
+
+
+def _last_time(tables: dict[bytes, bytes], samples: int) -> int:
+    """Return the latest end of a sample, in ticks from the first decoding time; 0 if unknown."""
+    steps = _rows(tables.get(b"stts", b""), ">u4", 4, 2).reshape(-1, 2)
+    shifts = _rows(tables.get(b"ctts", b""), ">i4", 4, 2).reshape(-1, 2)
+    if (
+        not len(steps)
+        or (shifts[:, 0] < 0).any()
+        or max(steps[:, 0].sum(), shifts[:, 0].sum()) > samples + _MOST_UNTIMED
+    ):
+        return 0
+    ends = np.cumsum(np.repeat(steps[:, 1], steps[:, 0]))
+    if not len(ends):
+        return 0
+    offsets = np.repeat(shifts[:, 1], shifts[:, 0])[: len(ends)]
+    last = int((ends[: len(offsets)] + offsets).max()) if len(offsets) else 0
+    return max(int(ends[-1]), last)
+
+
+def _edits(body: bytes) -> Iterator[tuple[int, int]]:
+    """Yield start in the media's time scale and duration in the movie's."""
+    is_wide = body[:1] == b"\1"
+    item, half = (20, 8) if is_wide else (12, 4)
+    for at in range(8, min(len(body), 8 + item * 1024) - item + 1, item):
+        begin = int.from_bytes(body[at + half : at + 2 * half], "big", signed=True)
+        yield begin, _number(body, at, half)

@@ -1,0 +1,442 @@
+"""Source for WebDataset: tar files with samples `KEY.FIELD`. A folder's samples are an episode.
+
+https://github.com/webdataset/webdataset#the-webdataset-format
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import chain, groupby
+from pathlib import Path
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from seqrecord.errors import SourceError, located
+from seqrecord.formats.sources.common.array_files import decode_array
+from seqrecord.formats.sources.common.embedded import embedded_spec, embedded_value
+from seqrecord.formats.sources.common.frame_names import (
+    FRAME_NAME,
+    FRAME_NUMBER,
+    check_numbers,
+    escaped,
+    frame_files,
+    name_specs,
+    number_of,
+)
+from seqrecord.formats.sources.common.images import IMAGE_ENDINGS, referable_codec
+from seqrecord.formats.sources.common.originals import (
+    NumberedFrames,
+    Scan,
+    ScannedSource,
+    find_files,
+    has_file,
+    key_of,
+)
+from seqrecord.formats.sources.common.specs import (
+    check_spec,
+    feature_name,
+    feature_spec,
+    kind_of,
+    text_spec,
+)
+from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
+from seqrecord.formats.sources.webdataset.tar_files import (
+    Member,
+    members,
+    missing_shards,
+    read_member,
+    seconds_of,
+    split_name,
+)
+from seqrecord.in_place.files import is_file, is_junk, opened
+from seqrecord.in_place.references import external_files
+from seqrecord.store.format.references import ExternalFile, ReferencedFile
+from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
+from seqrecord.store.schema import FeatureSpec, Frame
+from seqrecord.store.text import counted
+
+_logger = logging.getLogger("seqrecord")
+
+_MOST_NOTES = 5  # on keys
+_ARRAYS = (".npy", ".flo", ".pfm")
+_TEXTS = (".txt", ".text", ".transcript", ".json", ".jsn")
+_NUMBERS = (".cls", ".cls2", ".class", ".count", ".index", ".inx", ".id")
+_READ = frozenset((*IMAGE_ENDINGS, *_ARRAYS, *_TEXTS, *_NUMBERS))
+
+
+@dataclass(frozen=True)
+class WebDatasetSource(NumberedFrames, ScannedSource):
+    """WebDataset's tar files: a folder of them, at any depth, or one file.
+
+    ::
+
+        ROOT/…/NAME.tar    000000.rgb.png, 000000.depth.npy, 000000.json, 000001.rgb.png, …
+        ROOT/…/NAME.tar    run_1/000000.jpg, run_1/000001.jpg, …, run_2/000000.jpg, …
+
+    A sample is a frame: consecutive files with the same name up to the first dot. The dot of a time
+    belongs to the name: `1305031102.175304.png` is the sample `1305031102.175304`. An episode is a
+    tar file, `NAME`, or a folder in it, `NAME/run_1`. Frames are in the order of the samples. All
+    samples of an episode have the same fields, except `sparse` ones. `frame_number` is as in
+    `FolderSource`.
+
+    Features are named by the fields, without the ending if a name is left: `rgb`, `depth`, `json`.
+    Images and arrays (`npy`, `flo`, `pfm`) are as in `FolderSource`; `json` and `txt` are texts;
+    `cls`, `index`, `id` and similar are int64. Other fields are not packed; the inventory and a
+    warning list them. Nothing is unpickled. A field that is a short number, as in
+    `000012.5.png`, may be a part of a time: select it by `features` or `sparse`.
+
+    A tar file is read sequentially, once for names and positions and once for frames.
+
+    Args:
+        root: a folder or a file.
+        features: names to read, in that order; all by default.
+        keep_encoded: keep RGB images as PNG or JPEG.
+        sparse: features that may lack frames.
+        allow_gaps: accept gaps in the numbers of samples, and unordered times.
+        in_place: reference images and npy files of fixed shape instead of copying them.
+        exif: `apply` or `ignore` the EXIF orientation of images.
+
+    Raises `SourceError` with file and episode for inconsistent or unreadable data.
+    """
+
+    takes_files = True
+
+    def exists(self) -> bool:
+        """Return whether there is a file with the ending `.tar`."""
+        return has_file(self.path, _is_tar)
+
+    def external_files(self) -> dict[str, ExternalFile]:
+        """Return the tar files that frames may reference, by path."""
+        return external_files(self.path, find_files(self.path, _is_tar))
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with located(SourceError, episode=info.key):
+            file, offset = info.metadata.get("file"), info.metadata.get("offset")
+            path = self._folder / str(file)
+            if not isinstance(offset, int) or ".." in path.parts or not _is_tar(path):
+                raise SourceError("no such episode", file=str(self.root))
+            with opened(path) as stream:
+                yield from self._frames(stream, path, info)
+
+    def scan(self, found: Scan) -> None:
+        paths = find_files(self.path, _is_tar)
+        if not paths:
+            raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
+        keys: set[str] = set()
+        are_named = False
+        for path in paths:
+            again, before = None, len(found.episodes)
+            with found.unless_broken(self._place(path, "", 0)), opened(path) as stream:
+                each = _samples(stream, path, skipped=found.unread)
+                for folder, samples in groupby(each, lambda one: one.folder):
+                    first = next(samples)
+                    place = self._place(path, folder, first.offset)
+                    if place.key in keys:
+                        again = place
+                        break
+                    keys.add(place.key)
+                    with found.unless_broken(place):
+                        one = _Episode(stream, path)
+                        for sample in chain([first], samples):
+                            one.add(sample)
+                        self._check_fields(one, path)
+                        files = frame_files(one.keys)
+                        if files.unlike and len(found.notes) < _MOST_NOTES:
+                            unlike = " and ".join(files.unlike)
+                            note = f"names differ by more than a number ({unlike})"
+                            found.notes.append(f"{place.key}: {note}, maybe two recordings")
+                            _logger.warning("%s: %s", self.path, found.notes[-1])
+                        # The numbers of times are not enough.
+                        are_times = any("." in key for key in one.keys)
+                        pattern = None if are_times else files.pattern
+                        specs = self.specs_of(one.fields, partial(self._spec, tar=path))
+                        found.episodes.append(self._info(place, one, pattern))
+                        found.specs += specs
+                        for name, values in one.fields.items():
+                            found.counts[name] += values.count
+                            found.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
+                        found.offered |= dict.fromkeys(one.fields)
+                        are_named |= pattern is None
+                if len(found.episodes) == before:
+                    found.notes.append(f"{path.name} has no samples")
+            if again is not None:
+                raise SourceError(
+                    "the samples of a folder are not consecutive; repack them with "
+                    "`tar --sort=name`",
+                    file=str(path),
+                    offset=again.metadata["offset"],
+                    episode=again.key,
+                )
+        if found.offered:
+            extra = name_specs(self.path, are_named=are_named)
+            found.specs += [spec for spec in extra if spec.name not in found.offered]
+        if found.unread:
+            _logger.warning(
+                "%s: fields not read (pickles never are): %s",
+                self.path,
+                ", ".join(sorted(pattern.removeprefix("*.") for pattern in found.unread)),
+            )
+        for folder in dict.fromkeys(path.parent for path in paths):
+            names = [path.name for path in paths if path.parent == folder]
+            if missing := missing_shards(names):
+                note = f"{counted(len(missing), 'shard')} missing: {', '.join(missing[:5])}"
+                found.notes.append(note)
+                _logger.warning("%s: %s", folder, note)
+
+    def account(self) -> Account:
+        found, paths = self.scan_result, find_files(self.path, _is_tar)
+        left_out = [
+            LeftOut(f"*.tar/{pattern}", count, "no reader")
+            for pattern, count in found.unread.most_common()
+        ]
+        left_out += unread_files(self.path, _is_tar)
+        left_out += [
+            not_selected(f"field {name}", count, "files")
+            for name, count in found.counts.items()
+            if name not in self.schema()
+        ]
+        reason = counted(len(paths), "tar file") + " of samples KEY.FIELD"
+        return Account(reason, found.places, tuple(left_out), tuple(found.notes))
+
+    def _check_fields(self, one: _Episode, path: Path) -> None:
+        """Raise `SourceError` for fields with numeric names, unless they are selected."""
+        numbers = [name for name in one.fields if name.partition(".")[0].isdecimal()]
+        if self.features is None and not {*numbers} <= {*self.sparse}:
+            raise SourceError(
+                "numeric field names may be parts of times; rename the files, or select "
+                f"the features (--features {','.join(numbers)})"[:300],
+                file=str(path / one.folder),
+                expected="KEY.FIELD.png, or times with 9 digits before or 4 after the dot",
+                got=", ".join(one.fields[name].first.name for name in numbers[:3]),
+            )
+
+    @property
+    def _folder(self) -> Path:
+        return self.path.parent if is_file(self.path) else self.path
+
+    def _place(self, path: Path, folder: str, offset: int) -> EpisodeInfo:
+        """Return an episode's key, and the metadata by which `frames` finds it."""
+        key = "/".join(filter(None, (key_of(path, self.path), folder)))
+        file = path.relative_to(self._folder).as_posix()
+        return EpisodeInfo(key, 0, {"file": file, "offset": offset})
+
+    def _info(self, place: EpisodeInfo, one: _Episode, pattern: str | None) -> EpisodeInfo:
+        metadata = dict(place.metadata)
+        fields = one.fields if self.features is None else one.fields.keys() & {*self.features}
+        chosen = {name: one.fields[name] for name in sorted(fields)}
+        if pattern is not None:
+            folder = escaped(f"{one.folder}/" if one.folder else "")
+            metadata["files"] = {
+                name: folder + pattern + escaped(f".{split_name(each.first.name)[2]}")
+                for name, each in (chosen or one.fields).items()
+            }
+        for name in self.sparse:
+            if name in chosen:
+                metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
+        return replace(place, num_frames=len(one.keys), metadata=metadata)
+
+    def _spec(self, name: str, one: _Field, tar: Path) -> FeatureSpec:
+        """Return the feature's spec from its first value."""
+        path = tar / one.first.name
+        ending = _ending(path.name)
+        if ending in _TEXTS:
+            return text_spec(name, path)
+        if ending in _NUMBERS:
+            return feature_spec(name, np.dtype("<i8"), (), path)
+        codec = None
+        if self.in_place:
+            codec = referable_codec(one.data, one.endings, path, self.exif)
+        if ending in _ARRAYS:
+            array = decode_array(one.data, path)
+            kind = kind_of(name, array.dtype, array.shape)
+            return feature_spec(name, array.dtype, array.shape, path, kind=kind, codec=codec or ())
+        spec = embedded_spec(
+            *(name, one.data, path),
+            keep_encoded=self.keep_encoded,
+            endings=one.endings,
+            exif=self.exif,
+        )
+        return spec if codec is None else replace(spec, codec=codec)
+
+    def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
+        schema, files = self.schema(), info.metadata.get("files", {})
+        pattern = next((split_name(each)[1] for each in files.values()), None)
+        numbers: list[int | str] = []
+        fields: set[str] = set()
+        folder: str | None = None
+        time: float | None = None
+        for index, sample in enumerate(_samples(stream, path, info.metadata["offset"])):
+            if folder is None and self._place(path, sample.folder, 0).key == info.key:
+                folder = sample.folder
+            if sample.folder != folder:
+                break
+            found = {name: member for name, member in sample.fields.items() if name in schema}
+            dense = found.keys() - {*self.sparse}
+            if dense != (fields := fields or dense):
+                name = min(dense ^ fields)
+                raise SourceError(
+                    "the samples have different fields",
+                    file=str(path / folder / sample.key),
+                    frame=index,
+                    expected=f"{', '.join(sorted(fields))}; to let frames lack {name}, set "
+                    f"sparse={name} (--source-option)",
+                    got=", ".join(sorted(dense)),
+                )
+            try:
+                number = None if pattern is None else number_of(pattern, sample.key)
+            except ValueError as error:
+                raise SourceError(
+                    "the tar file was changed after it was listed",
+                    file=str(path),
+                    offset=sample.offset,
+                    expected=pattern,
+                    got=sample.key,
+                ) from error
+            numbers.append(sample.key if number is None else number)
+            if not self.allow_gaps:
+                check_numbers(numbers[-3:], path, num_frames=info.num_frames)
+                last, time = time, seconds_of(sample.key)
+                if last is not None and time is not None and time < last:
+                    raise SourceError(
+                        "timestamps are not ascending; to accept any order, set allow_gaps=true "
+                        "(--source-option)",
+                        file=str(path),
+                        frame=index,
+                        expected=f"{last} or later",
+                        got=sample.key,
+                    )
+            name_values = {
+                FRAME_NUMBER: np.array(index if number is None else number, np.int64),
+                FRAME_NAME: sample.key,
+            }
+            frame: dict[str, Any] = {}
+            for name, spec in schema.items():
+                if name in found and self.in_place and spec.may_be_referred_to:
+                    start, size = found[name].start, found[name].size
+                    frame[name] = ReferencedFile(str(path), start, start + size)
+                elif name in found:
+                    with located(SourceError, feature=name, frame=index):
+                        data = read_member(stream, found[name], path)
+                        frame[name] = _value(data, spec, path / found[name].name, self.exif)
+                elif spec.kind in name_values:
+                    frame[name] = name_values[spec.kind]
+            yield frame
+        if not numbers:
+            raise SourceError("no such episode", file=str(path))
+
+
+FORMAT = SourceFormat(
+    "webdataset",
+    "*.tar of samples KEY.FIELD, as 000000.png and 000000.json",
+    WebDatasetSource,
+    options=("sparse", "allow_gaps", "exif"),
+    takes_files=True,
+    is_fallback=True,
+    takes_urls=True,
+)
+
+
+@dataclass
+class _Sample:
+    """Consecutive files with the same name up to the first dot, by feature."""
+
+    folder: str
+    key: str
+    offset: int
+    fields: dict[str, Member] = field(default_factory=dict)
+
+
+@dataclass
+class _Field:
+    """A feature of an episode: first file with content, all endings, number of files."""
+
+    first: Member
+    data: bytes
+    endings: set[str] = field(default_factory=set)
+    count: int = 0
+
+
+@dataclass
+class _Episode:
+    """An episode's keys and fields, collected from its samples."""
+
+    stream: BinaryIO
+    path: Path
+    keys: list[str] = field(default_factory=list)
+    folder: str = ""
+    fields: dict[str, _Field] = field(default_factory=dict)
+
+    def add(self, sample: _Sample) -> None:
+        self.folder = sample.folder
+        self.keys.append(sample.key)
+        for name, member in sample.fields.items():
+            if (one := self.fields.get(name)) is None:
+                data = read_member(self.stream, member, self.path)
+                one = self.fields[name] = _Field(member, data)
+            one.endings.add(_ending(member.name))
+            one.count += 1
+
+
+def _samples(
+    stream: BinaryIO, path: Path, offset: int = 0, *, skipped: Counter[str] | None = None
+) -> Iterator[_Sample]:
+    """Yield the samples with supported fields; `skipped` counts the names of other files."""
+    sample = None
+    for member in members(stream, path, offset):
+        folder, key, ending = split_name(member.name)
+        if any(map(is_junk, member.name.split("/"))):
+            continue
+        if _ending(ending) not in _READ:
+            if skipped is not None:
+                skipped[f"*.{ending}" if ending else key] += 1
+            continue
+        if sample is None or (folder, key) != (sample.folder, sample.key):
+            if sample is not None:
+                yield sample
+            sample = _Sample(folder, key, member.offset)
+        name = feature_name(ending.rpartition(".")[0] or ending)
+        if (other := sample.fields.setdefault(name, member)) is not member:
+            raise SourceError(
+                "two files have the same frame number",
+                file=str(path / member.name),
+                feature=name,
+                got=f"{other.name} and {member.name}",
+            )
+    if sample is not None:
+        yield sample
+
+
+def _ending(name: str) -> str:
+    return f".{name.rpartition('.')[2].lower()}"
+
+
+def _is_tar(path: Path) -> bool:
+    return _ending(path.name) == ".tar"
+
+
+def _value(data: bytes, spec: FeatureSpec, path: Path, exif: str | None) -> Any:
+    ending = _ending(path.name)
+    if (ending in _TEXTS) != (spec.value == "text"):
+        raise SourceError("the field is text in some samples only", file=str(path))
+    try:
+        if ending in _TEXTS:
+            return data.decode()
+        if ending in _NUMBERS:
+            return np.array(int(data), spec.dtype)
+    except (ValueError, OverflowError) as error:
+        wanted = "UTF-8" if ending in _TEXTS else "a 64-bit integer"
+        raise SourceError(
+            "cannot read the field", file=str(path), expected=wanted, got=repr(data[:80])
+        ) from error
+    if ending in IMAGE_ENDINGS:
+        return embedded_value(data, spec, path, exif)
+    if spec.codec:
+        raise SourceError(f"a {ending} file among encoded images", file=str(path))
+    array = decode_array(data, path)
+    check_spec(array.dtype, array.shape, spec, path)
+    return array

@@ -1,0 +1,102 @@
+"""Pages that refer to external files: their content and its identity."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Sequence
+from itertools import accumulate, pairwise
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
+from seqrecord.in_place.externals import ExternalFiles
+from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.pages import DIGEST_BYTES
+from seqrecord.store.format.references import (
+    Reference,
+    named_file,
+    parse_reference,
+    portable_bytes,
+)
+from seqrecord.store.reading.pages import Page
+from seqrecord.store.schema import Schema
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.ranges import ByteRange
+
+
+class ExternalPages:
+    """Pages in the record files `paths` that refer to external `files`. Thread-safe.
+
+    `located` adds place, episode and feature to an error about a page.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        paths: Sequence[str],
+        features: Schema,
+        located: Callable[[Page, SeqRecordError], SeqRecordError],
+        files: ExternalFiles | None = None,
+    ) -> None:
+        self.files = files or ExternalFiles(storage)
+        self._storage, self._paths, self._features = storage, paths, features
+        self._located = located
+
+    def resolve(
+        self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8], codec: str | None
+    ) -> memoryview:
+        """Read the referenced bytes and return the page with them.
+
+        Uses `memory` if it is large enough. `codec` is the name of the codec of video.
+        """
+        reference = page.memo["reference"] = self.parse(page, data)
+        packets = self.files.read(reference, memory)
+        try:
+            return reference.page(packets, codec)
+        except (ChecksumError, FormatError) as error:
+            raise error.located(**self.files.place_of(reference)) from error.__cause__
+
+    def parse(self, page: Page, data: memoryview) -> Reference:
+        """Parse the stored bytes of a page."""
+        count = None if self._features[page.feature].is_video else page.num_present
+        try:
+            return parse_reference(data, page.external, page.feature, count)
+        except FormatError as error:
+            raise self._located(page, error) from error.__cause__
+
+    def identity(self, page: Page, data: memoryview) -> tuple[bytes, Reference]:
+        """Return bytes that identify the content of a page, and its reference."""
+        reference = self.parse(page, data)
+        file = self.files.file_of(reference.list_id, reference.file)
+        return file.root.encode() + portable_bytes(data, file), reference
+
+    def portable_digests(
+        self, table: GroupIndex, rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Return digests of the pages of chunks, uint8 [rows, features, 16].
+
+        For pages of references, of their `portable_bytes`; the pages are read for this.
+        """
+        digests = table.page_digest[rows]
+        for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
+            some = np.flatnonzero(refers & (table.file[rows] == number))
+            starts, lengths = table.offset[rows[some]], table.page_length[rows[some], 0]
+            path, total = self._paths[number], int(lengths.sum(dtype=np.int64))
+            if (size := self._storage.size(path)) < total:
+                raise FormatError(
+                    "chunks outside their record file",
+                    file=f"{self._storage.url}/{path}",
+                    expected=f"at least {total} bytes",
+                    got=f"{size} bytes",
+                )
+            memory = np.empty(total, np.uint8).data
+            buffers = [memory[a:b] for a, b in pairwise(accumulate(lengths.tolist(), initial=0))]
+            ends = (starts + lengths).tolist()
+            ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
+            self._storage.read_ranges(path, ranges, buffers)
+            for row, page in zip(some.tolist(), buffers, strict=True):
+                content = portable_bytes(page, self.files.file_of(*named_file(page)))
+                digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
+                digests[row] = np.frombuffer(digest, np.uint8)
+        return digests

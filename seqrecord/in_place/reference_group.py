@@ -1,0 +1,127 @@
+"""The group of a feature whose frames stay in original files, each encoded alone."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cache
+from typing import Any
+
+from seqrecord.errors import FrameError, SourceError
+from seqrecord.in_place.references import checksum_of_files, parts_of, place_of
+from seqrecord.store.format.pages import Blob, PageCodec
+from seqrecord.store.format.references import MAX_NAMES, FolderFile, Reference, ReferencedFile
+from seqrecord.store.schema import Schema
+from seqrecord.store.storage.local import modified_ns, new_since
+from seqrecord.store.writing.chunking import MAX_REFERENCED_BYTES, ChunkGroup, StoredChunk
+
+_Placed = tuple["ReferencedFile | Blob", str, str]
+
+_MOST_SPAN = 1 << 32  # bytes from a chunk's first frame to its last one
+
+
+class ReferenceGroup(ChunkGroup):
+    """Frames of a feature in files of an original.
+
+    Frames are byte ranges of files, or whole files in folders; `externals` has their numbers, see
+    `VideoGroup`. A chunk refers to one such file or folder, or contains frames without a file, such
+    as fill values of a missing Zarr chunk. With `checksums`, referenced bytes are read for their
+    CRC32C.
+    """
+
+    def __init__(
+        self,
+        schema: Schema,
+        number: int,
+        externals: Mapping[str, tuple[str, int]],
+        *,
+        checksums: bool,
+    ) -> None:
+        super().__init__(schema, number)
+        [spec] = self.schema.values()
+        self._codec = PageCodec(spec)
+        self._externals, self._checksums = externals, checksums
+        self._new_since = cache(new_since)  # an earlier time includes more files
+
+    def clear(self) -> None:
+        self._frames: list[_Placed | None] = []
+        self._most = self._length.frames or 1
+
+    def rows_left(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
+        return min(self._most - len(self._frames), len(rows))
+
+    def add(self, columns: Mapping[str, Any], rows: range) -> None:
+        found = columns.get(self._codec.spec.name)
+        if found is None:
+            self._frames += [None] * len(rows)
+            return
+        for item in found[rows.start : rows.stop]:
+            if isinstance(item, ReferencedFile):
+                self._frames.append((item, *place_of(item)))
+            else:
+                self._frames.append((self._codec.encode_frame(item), "", ""))
+
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        while len(self._frames) >= self._most or (rest and self._frames):
+            yield from self._taken(self._frames[: self._most])
+            del self._frames[: self._most]
+
+    def _taken(self, frames: Sequence[_Placed | None]) -> Iterator[StoredChunk]:
+        """Chunks of these frames: one, unless their files differ or their ranges are far apart."""
+        begin = 0
+        for at in range(1, len(frames) + 1):
+            if at == len(frames) or self._is_cut(frames[begin:at], frames[at]):
+                yield self._chunk_of(frames[begin:at])
+                begin = at
+
+    @staticmethod
+    def _is_cut(before: Sequence[_Placed | None], frame: _Placed | None) -> bool:
+        """Whether a frame starts a new chunk after the frames before it."""
+        there = [each for each in before if each is not None]
+        if frame is None or not there:
+            return False
+        (first, place, _), (last, *_) = there[0], there[-1]
+        file, other, name = frame
+        if place != other or any(name and name == each[2] for each in there):
+            return True
+        if isinstance(file, Blob) or isinstance(first, Blob) or isinstance(last, Blob):
+            return False
+        if file.stop is None or last.stop is None:
+            return file.stop != last.stop
+        return file.start < last.stop or file.stop - first.start >= _MOST_SPAN
+
+    def _chunk_of(self, frames: Sequence[_Placed | None]) -> StoredChunk:
+        there = [frame for frame in frames if frame is not None]
+        page, external = self._codec.join([f for f, *_ in there if isinstance(f, Blob)]), 0
+        referred = [(f, at, name) for f, at, name in there if isinstance(f, ReferencedFile)]
+        if referred:
+            reference = self._reference(referred)
+            page, external = reference.encode(), reference.length
+        present = [frame is not None for frame in frames]
+        return self._chunk([present], [page], external=external)
+
+    def _reference(self, frames: Sequence[tuple[ReferencedFile, str, str]]) -> Reference:
+        files, places, names = zip(*frames, strict=True)
+        if (number := self._externals.get(places[0])) is None:
+            raise SourceError("frame in a file that the source does not list", file=files[0].file)
+        parts: Sequence[FolderFile] = ()
+        if files[0].stop is None:
+            sizes, parts = parts_of(places[0], names)
+            found = Reference.of_frames(number, [], sizes, parts)
+        else:
+            starts = [file.start for file in files]
+            sizes = [file.stop - file.start for file in files]
+            if min(sizes) < 1:
+                raise SourceError("empty file", file=files[0].file, offset=min(starts))
+            found = Reference.of_frames(number, starts, sizes)
+        if found.length > MAX_REFERENCED_BYTES or len(found.extradata) > MAX_NAMES:
+            raise FrameError(
+                "chunk refers to too many bytes; write smaller chunks",
+                feature=self._codec.spec.name,
+                expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
+                got=f"{found.length} bytes, and {len(found.extradata)} of names",
+            )
+        times = [time for part in parts if (time := modified_ns(part.identity)) is not None]
+        if self._checksums or (times and max(times) >= self._new_since(places[0])):
+            found = replace(found, crc32c=checksum_of_files(files) or 1)
+        return found

@@ -1,0 +1,263 @@
+"""External files for references: their location, size and identity."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from functools import cache, partial
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import LocationError, NotFoundError, SourceError, located
+from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.in_place.files import is_readable, list_folder, opened
+from seqrecord.in_place.remote import RemoteFiles, remote_files
+from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.references import (
+    SAMPLED_FILES,
+    ExternalFile,
+    FolderFile,
+    ReferencedFile,
+    sampled_ranges,
+)
+from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.storage.base import (
+    LINKED,
+    Storage,
+    check_path,
+    fixed_url_of,
+    identity_of,
+    reads_commit,
+)
+from seqrecord.store.storage.local import LocalStorage, follow_links, modified_ns, new_since
+from seqrecord.store.storage.parallel import identities_of, map_files
+
+_BLOCK = 1 << 20
+_FRAME_ENDINGS = (".png", ".jpg", ".jpeg", ".npy")
+
+MOST_COPIED = 64 << 10
+"""Maximum bytes of a frame's feature that an index copies instead of referencing."""
+
+
+def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
+    """Return references' external files of an original at `root`, by path text.
+
+    Paths stay as given, and links in them are followed at each reading: they may lead to another
+    file later, which then has another identity. Missing and empty files are left out: reading their
+    episodes raises.
+    """
+    remote, wanted = remote_files(root), list(dict.fromkeys(paths))
+    if remote is not None:
+        storage = remote.storage
+        named = {str(path): remote.name_of(path) for path in wanted}
+    else:
+        folder = root if root.is_dir() else root.parent
+        storage = _original_folder(folder)
+        above = f"{folder}/".replace("//", "/")
+        named = {str(path): str(path).removeprefix(above) for path in wanted}  # fast
+    known, url = _identities(storage, named.values(), remote), fixed_url_of(storage)
+    return {
+        p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known and known[n][0]
+    }
+
+
+def copied_files(source: Any) -> dict[str, ExternalFile]:
+    """Return the files from which an index copies values, like `external_files`.
+
+    Without a method `copied_files`, a source copies from the files that it references.
+    """
+    copied = getattr(source, "copied_files", None)
+    files: dict[str, ExternalFile] = source.external_files() if copied is None else copied()
+    return {name: file for name, file in files.items() if file.size and is_readable(Path(name))}
+
+
+def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, int, int]]]:
+    """Return samples of files for change detection: name in the folder, size and CRC32C.
+
+    At most `SAMPLED_FILES` files per root, evenly spaced, by the source's names of files and
+    folders. Files of a Hub commit need none.
+    """
+    by_root: dict[str, list[str]] = {}
+    for name, file in files.items():
+        by_root.setdefault(file.root, []).append(name)
+    found: dict[str, list[tuple[str, int, int]]] = {}
+    for names in by_root.values():
+        remote = remote_files(Path(names[0]))
+        if remote is not None and reads_commit(remote.storage):
+            continue
+        some = _spaced(names, SAMPLED_FILES)
+        for name in some:
+            inside: Sequence[str] = [""]
+            if not files[name].size:
+                every = sorted(n for n, is_folder in list_folder(Path(name)) if not is_folder)
+                frames = [n for n in every if Path(n).suffix.lower() in _FRAME_ENDINGS]
+                inside = _spaced(frames, -(-SAMPLED_FILES // len(some)))
+            found[name] = []
+            for each in inside:
+                with skipping_unreadable():  # raised by reading
+                    found[name].append(_sample(Path(name), each))
+    return found
+
+
+def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
+    """Return the CRC32C of files that are new by `new_since`, by name; others need none."""
+    clock, found = cache(new_since), dict[str, int]()
+    for name, file in files.items():
+        modified = modified_ns(file.identity)
+        if modified is not None and modified >= clock(file.root):
+            with skipping_unreadable():  # raised by reading
+                found[name] = checksum_of_files([ReferencedFile(name)])
+    return found
+
+
+def link_out(files: Mapping[str, ExternalFile]) -> tuple[str, str] | None:
+    """Return the first link out of an original's folder that leads to these files, and its target.
+
+    Also looks for links inside of folders; not on remote stores.
+    """
+    for name, file in files.items():
+        is_folder = "://" not in file.root and os.path.isdir(name)  # noqa: PTH112 - never raises
+        if not is_folder and LINKED not in (file.identity or ""):
+            continue
+        paths = [name]
+        if is_folder:
+            with suppress(OSError), os.scandir(name) as entries:
+                paths += [entry.path for entry in entries if entry.is_symlink()]
+        root = os.path.realpath(file.root)
+        for path in paths:
+            real = os.path.realpath(path)
+            if os.path.commonpath([real, root]) != root:
+                return path, real
+    return None
+
+
+def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
+    """Return at most `count` names, evenly spaced."""
+    count = min(count, len(names))
+    return [names[len(names) * i // count] for i in range(count)]
+
+
+def _sample(path: Path, inside: str) -> tuple[str, int, int]:
+    with opened(path / inside) as stream:
+        size, value = stream.seek(0, os.SEEK_END), 0
+        for start, stop in sampled_ranges(size):
+            stream.seek(start)
+            value = crc32c(stream.read(stop - start), start=value)
+    return inside, size, value
+
+
+def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalFile]:
+    """Return references' external folders of an original at `root`, by path text."""
+    remote = remote_files(root)
+    url = str(root) if remote is None else fixed_url_of(remote.storage)
+    names = {
+        str(path): remote.name_of(path) if remote else path.relative_to(root).as_posix()
+        for path in folders
+    }
+    return {path: ExternalFile(url, "" if n == "." else n, 0) for path, n in names.items()}
+
+
+def place_of(file: ReferencedFile) -> tuple[str, str]:
+    """Return the external file or folder of a frame, and the file's name in a folder."""
+    if file.stop is not None:
+        return file.file, ""
+    path = Path(file.file)
+    return str(path.parent), path.name
+
+
+def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderFile]]:
+    """Return sizes of files in a folder from `place_of`, and their entries in pages.
+
+    Raises `SourceError` for missing and for empty files.
+    """
+    remote = remote_files(Path(folder))
+    above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
+    wanted = [above + name for name in names]
+    storage = _original_folder(folder) if remote is None else remote.storage
+    # Local folders are not listed again for each chunk.
+    known = {} if remote is None else _identities(storage, wanted, remote)
+    try:
+        others = [name for name in wanted if name not in known]
+        known |= map_files(storage, partial(identity_of, storage), others)
+    except NotFoundError as error:
+        raise SourceError(error.message, **error.context()) from error
+    for path, (size, _) in known.items():
+        if not size:
+            raise SourceError("empty file", file=f"{storage.url}/{path}")
+    sizes = [known[above + name][0] for name in names]
+    return sizes, [FolderFile(name, known[above + name][1]) for name in names]
+
+
+def referring_schema(schema: Schema) -> Schema:
+    """Return the schema for referenced images: each in its own group, all other features in one.
+
+    Only chunks of a single feature can refer to files. Arrays of variable shape are copied.
+    """
+    variable = [s for s in schema.values() if s.codec and not s.is_fixed]
+    copied = [s.name for s in variable if s.codec[0].get("format") == "npy"]
+    schema = Schema([replace(s, codec=()) if s.name in copied else s for s in schema.values()])
+    numbers: dict[str, int] = {}
+    for spec in schema.values():
+        numbers.setdefault(spec.name if spec.may_be_referred_to else "", len(numbers))
+
+    def group(spec: FeatureSpec) -> int:
+        return numbers[spec.name if spec.may_be_referred_to else ""]
+
+    return Schema([replace(spec, group=group(spec)) for spec in schema.values()])
+
+
+def _original_folder(folder: str | Path) -> LocalStorage:
+    storage = LocalStorage(folder)
+    follow_links(storage)
+    return storage
+
+
+def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
+    """Return a hash that changes if a file changes, appears or disappears.
+
+    For the Hub it depends on the commit only; nothing is listed.
+    """
+    remote = remote_files(root)
+    if remote is not None and reads_commit(remote.storage):
+        return hashlib.sha256(fixed_url_of(remote.storage).encode()).hexdigest()
+    paths = list(paths)
+    files = external_files(root, paths)
+    facts: list[Any] = [str(path) for path in paths if str(path) not in files]
+    facts += [(p, f.root, f.path, f.size, f.identity) for p, f in files.items()]
+    facts.sort(key=repr)
+    return hashlib.sha256(repr(facts).encode()).hexdigest()
+
+
+def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
+    """Return the CRC32C of concatenated frames. Raises `SourceError` for shorter files."""
+    value = 0
+    for file in files:
+        with opened(Path(file.file)) as stream:
+            stream.seek(file.start)
+            left = sys.maxsize if file.stop is None else file.stop - file.start
+            while left and (data := stream.read(min(left, _BLOCK))):
+                value, left = crc32c(data, start=value), left - len(data)
+            if left and file.stop is not None:
+                expected = f"{file.stop - file.start} bytes"
+                raise SourceError("truncated file", offset=file.start, expected=expected)
+    return value
+
+
+def _identities(
+    storage: Storage, names: Iterable[str], remote: RemoteFiles | None = None
+) -> dict[str, tuple[int, str | None]]:
+    """Like `identities_of`, with cached listings of `remote`.
+
+    A listing older than a file is safe: readers then refuse the file.
+    """
+    wanted = dict.fromkeys(names)
+    with located(LocationError, file=storage.url):
+        for name in wanted:
+            check_path(name)
+    if remote is None:
+        return identities_of(storage, wanted)
+    return identities_of(storage, wanted, lambda f: remote.listing(remote.root / f).values())

@@ -1,0 +1,138 @@
+"""Sources over remote files, and their errors."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, is_dataclass, replace
+from pathlib import Path
+from typing import Any, cast
+
+from seqrecord.errors import LocationError, SeqRecordError, SourceError
+from seqrecord.in_place.file_types import explained
+from seqrecord.in_place.remote import RemoteFiles
+from seqrecord.store.originals.inventory import format_of
+from seqrecord.store.originals.protocol import EpisodeInfo, Source
+from seqrecord.store.schema import Frame, Schema
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.opening import open_storage
+
+
+def open_remote(
+    url: str | Storage, storage_options: Mapping[str, Any] | None, find: Callable[[Path], Source]
+) -> Source:
+    """Open the source that `find` detects below a URL or in an open storage.
+
+    `find` gets the path that stands for the URL. Raises `LocationError` for an unclear URL and
+    `SourceError` if it contains nothing.
+    """
+    files = RemoteFiles(open_storage(url, storage_options))
+    path = files.root
+    try:
+        is_folder = bool(files.listing(path))
+    except LocationError:  # nothing can be listed
+        is_folder = False
+    if not is_folder and isinstance(url, str):
+        files, path = _beside(url, storage_options)
+    with _urls_in_errors(files):
+        if files.entry(path) is None:
+            raise SourceError("nothing at the URL", file=str(path), expected="a folder or a file")
+        source = find(path)
+    return RemoteSource(files, source)
+
+
+def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, Path]:
+    """Return the files of a URL's parent folder, and the path of the URL's file."""
+    place, mark, query = url.partition("?")
+    above, _, name = place.rstrip("/").rpartition("/")
+    if not name or above.endswith((":/", ":")):
+        raise SourceError("nothing at the URL", file=place.rpartition("@")[2])
+    files = RemoteFiles(open_storage(above + mark + query, options))
+    return files, files.root / name
+
+
+@dataclass(frozen=True)
+class RemoteSource:
+    """A source over remote files.
+
+    It registers `files` in each process that has the source. A failed request ends the conversion,
+    since it is not an error of the episode. Errors show URLs without credentials. `_PASSED_ON`
+    lists the optional attributes that it takes from `source`.
+    """
+
+    files: RemoteFiles  # pickled first: the source's paths need it
+    source: Source
+
+    @property
+    def format_name(self) -> str:
+        """Format of `source`."""
+        return format_of(self.source)
+
+    def schema(self) -> Schema:
+        with _urls_in_errors(self.files):
+            return self.source.schema()
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        with _urls_in_errors(self.files):
+            return self.source.episodes()
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        with _urls_in_errors(self.files):
+            yield from self.source.frames(info)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in _PASSED_ON:
+            raise AttributeError(name)
+        with _urls_in_errors(self.files):
+            method = getattr(self.source, name)
+        if name in ("features", "statistics", "unreadable"):  # values
+            return method
+
+        def passed_on(*args: Any) -> Any:
+            with _urls_in_errors(self.files):
+                found = method(*args)
+            if name == "blocks":
+                return self._each(found)
+            if name == "videos":
+                return {feature: self._each(gops) for feature, gops in found.items()}
+            is_source = name in ("leaving_out", "referring")
+            return replace(self, source=found) if is_source else found
+
+        return passed_on
+
+    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+        with _urls_in_errors(self.files):
+            yield from items
+
+
+def narrowed(source: Source, features: Sequence[str]) -> Source:
+    """Return a source with these features; the same one if it has no argument `features`."""
+    if isinstance(source, RemoteSource):
+        return replace(source, source=narrowed(source.source, features))
+    whole: Any = source
+    if is_dataclass(whole) and hasattr(whole, "features"):
+        whole = replace(cast("Any", whole), features=tuple(features))
+    return cast("Source", whole)
+
+
+_PASSED_ON = (
+    *("account", "blocks", "content", "copied_files", "external_files", "features", "identity"),
+    *("is_whole", "leaving_out", "referring", "statistics", "timestamps", "unreadable", "videos"),
+)
+
+
+@contextmanager
+def _urls_in_errors(files: RemoteFiles) -> Iterator[None]:
+    """Replace paths in errors by URLs, add file types, or raise the failed request instead."""
+    try:
+        with explained():
+            yield
+    except SeqRecordError as error:
+        failure, files.failure = files.failure, None
+        if failure is not None and error is not failure:
+            raise failure from None
+        path, url = str(files.root), files.storage.url.rstrip("/")
+        for name in ("message", "file", "expected", "got"):
+            if isinstance(value := getattr(error, name), str):
+                setattr(error, name, value.replace(path, url))
+        raise

@@ -1,0 +1,1 @@
+"""Tables of samples, lists of frames, depth."""

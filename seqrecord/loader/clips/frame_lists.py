@@ -1,0 +1,181 @@
+"""Clips given as lists of frames, such as pairs of views: integers, without I/O.
+
+An excerpt contains the frames of an episode that some clips use, in order. A plan treats excerpts
+as episodes: clips are lists of places in their excerpt, within one common window::
+
+    clips       3 41    3 17    17 60
+    excerpt     3   17   41   60            frames
+    places      0   1    2    3
+    clips       0 2     0 1     1 3         as places
+    starts      0       1       2           unique, at or after the clip's first place
+
+Plans and engines see places only, and decode each frame once for all clips of its excerpt. An
+episode has several excerpts if its frames exceed the memory for one. If lists differ in length, the
+last frame of a shorter one is repeated.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, WindowFrames
+from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
+from seqrecord.store.clips.tables import EpisodeLayout
+from seqrecord.store.processes.forks import cached_property
+
+
+@dataclass(frozen=True, eq=False)
+class FrameLists(ClipWindow):
+    """Frame lists of n samples, and the excerpts they refer to.
+
+    Excerpt `i` contains the frames `frames[first[i]:first[i + 1]]` of `episode[i]`, a row of the
+    index; both ascend. Sample `j` belongs to `excerpt[j]`, starts at `start[j]` and has the frames
+    at `places[j]`, int64[T], the first `length_of[j]` of them if not `None`. Samples are sorted by
+    excerpt and start. `most` is the argument of `of`.
+    """
+
+    episode: IntArray
+    first: IntArray
+    frames: IntArray
+    excerpt: IntArray
+    start: IntArray
+    places: IntArray
+    length_of: IntArray | None = None
+    most: int | None = None
+
+    @classmethod
+    def of(
+        cls, episode: IntArray, frames: IntArray, most: int | None = None
+    ) -> tuple[FrameLists, IntArray]:
+        """Build excerpts of at most `most` frames (or the frames of one clip).
+
+        `episode`, int64[n], and `frames`, int64[n, T], list samples in any order; -1 follows a
+        shorter list. Also returns the index of each sample in these arrays, int64[n].
+        """
+        lengths, frames = (frames >= 0).sum(axis=1), with_last_repeated(frames)
+        order = np.lexsort((frames.min(axis=1), episode))  # then as listed
+        episode, frames = episode[order], frames[order]
+        excerpt = np.cumsum(np.diff(episode, prepend=episode[:1]) != 0)
+        if most is not None:
+            excerpt = _divided(excerpt, frames, most)
+        keys = frame_keys(excerpt[:, None], frames)
+        found, places = np.unique(keys, return_inverse=True)
+        owner, inside = split_keys(found)
+        count = int(excerpt[-1]) + 1
+        first = np.searchsorted(owner, np.arange(count + 1))
+        places = places.reshape(keys.shape) - first[excerpt][:, None]
+        # The start is the first place, or the next one that no other clip has as its start.
+        number, apart = np.arange(len(excerpt)), 4 * (len(excerpt) + len(found) + 1)
+        begin = np.searchsorted(excerpt, excerpt)
+        early = places.min(axis=1) - (number - begin) + excerpt * apart
+        start = np.maximum.accumulate(early) - excerpt * apart + (number - begin)
+        owners = episode[np.searchsorted(excerpt, np.arange(count))]
+        length_of = None if (lengths == frames.shape[1]).all() else lengths[order]
+        return cls(owners, first, inside, excerpt, start, places, length_of, most), order
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    @property
+    def num_frames(self) -> IntArray:
+        """Number of frames per excerpt, int64[excerpts]."""
+        return np.diff(self.first)
+
+    def stored(self, excerpt: IntArray, places: IntArray) -> tuple[IntArray, IntArray]:
+        """Episode rows and frames of places, in arrays of the same shape."""
+        return self.episode[excerpt], self.frames[self.first[excerpt] + places]
+
+    def frames_of(self, row: IntArray) -> IntArray:
+        """Frames of samples by row, in the user's order, int64[n, T]; -1 behind a shorter list."""
+        return np.where(self._is_pad(row), -1, self.filled_of(row))
+
+    def filled_of(self, row: IntArray) -> IntArray:
+        """Like `frames_of`, with the last frame of a shorter list repeated."""
+        return self.stored(self.excerpt[row][:, None], self.places[row])[1]
+
+    def starts_of(self, row: IntArray) -> IntArray:
+        """The earliest frame of samples by row, int64[n]."""
+        return self.stored(self.excerpt[row], self.places[row].min(axis=1))[1]
+
+    def from_row(self, row: int) -> FrameLists:
+        """The samples from a row on, which becomes row 0."""
+        length_of = None if self.length_of is None else self.length_of[row:]
+        excerpt, start, places = self.excerpt[row:], self.start[row:], self.places[row:]
+        return replace(self, excerpt=excerpt, start=start, places=places, length_of=length_of)
+
+    def _is_pad(self, row: IntArray) -> npt.NDArray[np.bool_]:
+        """Which places of samples follow a shorter list; bool[n, T]."""
+        count = self.places.shape[1]
+        lengths = np.full(len(row), count) if self.length_of is None else self.length_of[row]
+        return np.arange(count) >= lengths[:, None]
+
+    def table(self, episodes: EpisodeLayout) -> EpisodeLayout:
+        """The excerpts as episodes, with the chunks that contain their frames.
+
+        Long video chunks are not cut into pieces: the frames of an excerpt in one chunk are decoded
+        at once.
+        """
+        owner = np.repeat(np.arange(len(self)), self.num_frames)
+        row = self.episode[owner]
+        groups = []
+        for some in episodes.groups:
+            grid = some if some.whole is None else some.whole
+            chunk = grid.row(row, grid.place(row, self.frames))
+            begins = np.flatnonzero(
+                (np.diff(owner, prepend=-1) != 0) | (np.diff(chunk, prepend=-1) != 0)
+            )
+            first_chunk = np.searchsorted(begins, self.first[:-1])
+            first_frame = begins - self.first[owner[begins]]
+            found = ChunkGrid.of(self.num_frames, first_chunk, first_frame, group=grid.group)
+            groups.append(replace(found, rows=chunk[begins], by_frame=grid.by_frame))
+        return EpisodeLayout(self.num_frames, tuple(groups), episodes.leading)
+
+    # ---- `ClipWindow`, for all features
+
+    @property
+    def length(self) -> int:
+        """Frames per clip."""
+        return int(self.places.shape[1])
+
+    @property
+    def is_anywhere(self) -> bool:
+        """See `ClipWindow`."""
+        return True
+
+    @cached_property
+    def frame_offsets(self) -> IntArray:
+        """Possible offsets of places from starts."""
+        apart = self.places - self.start[:, None]
+        return np.arange(min(0, int(apart.min())), int(apart.max()) + 1)
+
+    def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`; returns places."""
+        return WindowFrames(self.places[clips.row], self._is_pad(clips.row))
+
+
+def with_last_repeated(frames: IntArray) -> IntArray:
+    """Frames, int64[n, T], with -1 behind shorter lists replaced by their last frame."""
+    last = np.maximum((frames >= 0).sum(axis=1) - 1, 0)
+    return np.where(frames < 0, np.take_along_axis(frames, last[:, None], axis=1), frames)
+
+
+def _divided(episode: IntArray, frames: IntArray, most: int) -> IntArray:
+    """Divide the clips of episodes into excerpts of at most `most` frames; returns numbers,
+    int64[n].
+
+    `episode` is the number of each clip's episode, counted from 0, ascending.
+    """
+    keys = np.unique(frame_keys(episode[:, None], frames))
+    is_large = np.bincount(split_keys(keys)[0]) > most
+    begins = np.diff(episode, prepend=-1) != 0
+    frames_of_excerpt: set[int] = set()
+    for clip in np.flatnonzero(is_large[episode]).tolist():
+        mine = set(frames[clip].tolist())
+        if begins[clip] or len(frames_of_excerpt | mine) > most:
+            begins[clip], frames_of_excerpt = True, mine
+        else:
+            frames_of_excerpt |= mine
+    return np.cumsum(begins) - 1

@@ -1,0 +1,92 @@
+"""Segments: spans of episodes, of which a loader takes all clips."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.sample_tables import TableLike, find_episodes, table_columns
+from seqrecord.store.clips.tables import IntArray
+
+_STOPS = ("stop", "end")
+
+
+@dataclass(frozen=True, eq=False)
+class Segments:
+    """The result of `segments`. Picklable, if the table is."""
+
+    table: TableLike
+
+
+def segments(table: TableLike) -> Segments:
+    """All clips inside spans of episodes, for the argument `samples`, alone or before functions.
+
+    The table has the columns `episode`, keys, and `start` and `stop` (or `end`), the frames
+    [start, stop) of each span. A clip is inside if all frames that it needs are; clips start every
+    `stride` frames from the first such start on. Other columns hold for each clip of their span, so
+    `repeat` is the mean number of times that each clip comes. Spans may overlap.
+
+    Example:
+        spans = {"episode": ["demo/000"], "start": [0], "stop": [8], "label": ["reach"]}
+        spans = seqrecord.samples.segments(spans)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=spans, batch_size=2)
+    """
+    return Segments(table)
+
+
+def segment_columns(segments: Segments) -> dict[str, pa.Array]:
+    """The columns of a table of segments, with the column `stop`. Raises `ClipError`."""
+    columns = table_columns(segments.table, of_spans=True)
+    names = [name for name in _STOPS if name in columns]
+    if len(names) != 1 or "start" not in columns:
+        expected = "the columns episode, start, and stop or end"
+        raise ClipError("segments lack a column", expected=expected, got=", ".join(columns)[:200])
+    columns["stop"] = stop = columns.pop(names[0])
+    if not pa.types.is_integer(stop.type):
+        expected, got = "integers", str(stop.type)
+        raise ClipError(f"samples has no frames in column {names[0]}", expected=expected, got=got)
+    return columns
+
+
+def clips_in_segments(
+    columns: Mapping[str, pa.Array],
+    keys: pa.StringArray,
+    num_frames: IntArray,
+    reaches: IntArray,
+    stride: int,
+) -> tuple[dict[str, pa.Array], int]:
+    """A table with a row for each clip, and the number of segments without one.
+
+    Arguments as for `read_samples`. Raises `ClipError` for a segment outside its episode, and if
+    none has a clip.
+    """
+    columns = dict(columns)
+    episode = find_episodes(columns["episode"], keys)
+    start, stop = (np.asarray(columns.pop(name), np.int64) for name in ("start", "stop"))
+    is_wrong = (start < 0) | (stop <= start) | (stop > num_frames[episode])
+    for row in np.flatnonzero(is_wrong)[:1].tolist():
+        raise ClipError(
+            f"samples has no segment of its episode, in row {row}",
+            episode=columns["episode"][row].as_py(),
+            expected=f"0 <= start < stop <= {num_frames[episode[row]]}",
+            got=f"start {start[row]}, stop {stop[row]}",
+        )
+    reach = reaches[episode]
+    if "dilation" in columns:  # of which `reaches` has the lowest one
+        dilation = np.asarray(columns["dilation"], np.int64)
+        reach = reach // max(1, int(dilation.min(initial=1))) * dilation[:, None]
+    first, last = start + reach[:, 0], stop - 1 - reach[:, 1]
+    count = np.maximum((last - first) // stride + 1, 0)
+    row = np.repeat(np.arange(len(count)), count)
+    if not len(row):
+        least = int(reach.sum(axis=1).min()) + 1
+        expected = f"segments of at least {least} frames"
+        raise ClipError("no segment is as long as a clip", expected=expected)
+    inside = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    clips = {name: column.take(pa.array(row)) for name, column in columns.items()}
+    clips["start"] = pa.array(first[row] + inside * stride)
+    return clips, int((count == 0).sum())

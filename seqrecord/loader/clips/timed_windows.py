@@ -1,0 +1,222 @@
+"""Converts windows in seconds to frames, by the episodes' fps or timestamps."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.store.clips.frames import OffsetWindow, TimedWindow
+from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.clips.windows import Seconds
+from seqrecord.store.feature_kinds import size_in
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.time_spans import (
+    clock_of,
+    is_plausible,
+    is_timestamp,
+    is_unit_of_time,
+    timestamp_features,
+)
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.text import counted
+
+_MOST_BYTES = 16 << 20  # timestamps cached in memory
+
+
+def with_clock(
+    windows: Mapping[str, Any], dataset: Dataset, selected: IntArray
+) -> tuple[dict[str, Any], str | None]:
+    """Assign a timestamp feature to windows in seconds if an episode has no regular fps.
+
+    Returns the windows, and in that case a notice for the log, else `None`. Raises `ClipError` if
+    there are no timestamps, or a window has neither a list of times nor a step.
+    """
+    index = dataset.contents.index
+    timed = [n for n, w in windows.items() if isinstance(w, Seconds) and w.timestamps is None]
+    clock = clock_of(index.schema) if timed else None
+    lacking = selected[_is_irregular(index, clock, selected)] if timed else selected[:0]
+    if not len(lacking):
+        return dict(windows), None
+    episode = index.key(int(lacking[0]))
+    if clock is None:
+        several = timestamp_features(index.schema)
+        raise ClipError(
+            "Seconds need episodes with an fps, or a timestamp feature",
+            episode=episode,
+            expected=f"timestamps= one of {', '.join(several)}"
+            if several
+            else "an fps consistent with all timestamps, see SeqRecordWriter.episode; or a "
+            "feature of kind timestamp, and Seconds(…, timestamps=feature)",
+            got="none",
+        )
+    if unlisted := [n for n in timed if windows[n].times is None and windows[n].step is None]:
+        raise ClipError(
+            "Seconds without a list of times or step need episodes with a regular fps",
+            episode=episode,
+            feature=unlisted[0],
+            expected=f"a list of times, or step=, for lookup in {clock}",
+            got=windows[unlisted[0]],
+        )
+    unit = index.schema[clock].unit or "unknown unit, taken as s"
+    notice = (
+        f"{dataset.url}: {len(lacking):,} of {counted(len(selected), 'episode')} without a regular "
+        f"fps: Seconds use the timestamps of feature {clock} ({unit})"
+    )
+    return {n: w.with_clock(clock) if n in timed else w for n, w in windows.items()}, notice
+
+
+def offsets_and_times(
+    windows: Mapping[str, Any], dataset: Dataset, selected: IntArray
+) -> tuple[dict[str, Any], IntArray]:
+    """Convert windows to frame offsets for each frame rate, or to times for timestamps.
+
+    Also returns the number of each episode's rate, int64 [E], 0 for episodes that are not selected.
+    All episodes have number 0 if their offsets are equal.
+
+    Raises `ClipError` if no frame is close enough to a time, and if a window's number of frames
+    differs between episodes.
+    """
+    index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
+    rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
+    values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
+    for name, window in windows.items():
+        if not isinstance(window, Seconds):
+            found[name] = OffsetWindow.of(window)
+        elif window.timestamps is None:
+            keys = [index.key(row) for row in selected[first].tolist()]
+            by_rate[name] = window.at_rates(values.tolist(), keys, name)
+        else:
+            if window.timestamps not in clocks:
+                clocks[window.timestamps] = Timestamps(dataset, window.timestamps, selected)
+            found[name] = clocks[window.timestamps].window(window)
+    if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
+        return found | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
+    rate[selected] = which
+    return found | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
+
+
+class Timestamps:
+    """Timestamps of one feature of a dataset, in seconds; implements `Clock`. Picklable.
+
+    Read for each episode on demand, with a cache. Raises `ClipError` for a feature that is not a
+    timestamp, and if timestamps of a selected episode are missing or do not ascend.
+
+    Args:
+        selected: rows of the selected episodes.
+    """
+
+    def __init__(self, dataset: Dataset, feature: str, selected: IntArray) -> None:
+        schema, time_spans = dataset.contents.index.schema, dataset.contents.index.time_spans
+        if (spec := schema.get(feature)) is None:
+            raise ClipError(
+                "Seconds use an unknown feature",
+                expected=", ".join(schema),
+                got=feature,
+            )
+        if not is_timestamp(spec) or not is_unit_of_time(spec.unit):
+            raise ClipError(
+                "Seconds use a feature that is not a timestamp",
+                feature=feature,
+                expected="kind timestamp, unit s, ms, us or ns, one number a frame",
+                got=f"kind {spec.kind}, unit {spec.unit}, {spec.dtype} {list(spec.shape)}",
+            )
+        self._dataset = dataset.select([feature])
+        self._feature = feature
+        self._unit = size_in(spec.unit, "s") or 1.0
+        self.unit = spec.unit or "s, as the unit is unknown"
+        self._place = timestamp_features(schema).index(feature)
+        self._selected = selected[dataset.contents.index.num_frames[selected] > 1]
+        self._read: dict[int, npt.NDArray[np.float64]] = {}
+        self._read_bytes = 0
+        assert time_spans is not None, "an index without time spans"
+        if len(unknown := time_spans.unknown(self._selected, self._place)):
+            raise ClipError(
+                "timestamps do not ascend, or are missing in a frame",
+                **self.name(int(unknown[0])),  # type: ignore[arg-type]
+                expected="a timestamp in each frame of every episode, in ascending order",
+                got=f"timestamps in {self.unit}",
+            )
+        steps = time_spans.mean_steps(self._selected, self._place)
+        wrong = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
+        if spec.unit is None and len(wrong):
+            name, url = dataset.contents.stored_name(feature), shlex.quote(dataset.url)
+            raise ClipError(
+                "timestamps without a unit are implausible as seconds",
+                **self.name(int(self._selected[wrong[0]])),  # type: ignore[arg-type]
+                expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
+                f"{url} --unit {name}=ns`",
+                got=f"frames {steps[wrong[0]]:g} s apart, if the unit is s",
+            )
+
+    def __getstate__(self) -> dict[str, Any]:  # without the cache
+        return {**self.__dict__, "_read": {}, "_read_bytes": 0, "_selected": self._selected[:0]}
+
+    def window(self, seconds: Seconds) -> TimedWindow:
+        """Return the window for these times."""
+        first, _ = self._bounds(min(seconds.time_list))
+        _, last = self._bounds(max(seconds.time_list))
+        pads = seconds.out_of_range == "pad"
+        return TimedWindow(seconds.time_list, seconds.tolerance, pads, first, last, self)
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """See `Clock`."""
+        if (found := self._read.get(episode)) is not None:
+            return found
+        name, row = self._feature, self._dataset.episodes[self.name(episode)["episode"]]
+        stamps = row.read(range(len(row)), features=[name])[name].reshape(-1)
+        whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
+        found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
+        if not (np.diff(found) > 0).all():
+            raise ClipError(
+                "timestamps do not ascend",
+                **self.name(episode),  # type: ignore[arg-type]
+                got=f"timestamps in {self.unit}",
+            )
+        if self._read_bytes > _MOST_BYTES:
+            self._read, self._read_bytes = {}, 0
+        self._read[episode] = found
+        self._read_bytes += found.nbytes
+        return found
+
+    def name(self, episode: int) -> dict[str, str]:
+        """See `Clock`."""
+        key = self._dataset.contents.index.key(episode)
+        return {"file": self._dataset.url, "episode": key, "feature": self._feature}
+
+    def _bounds(self, time: float) -> tuple[int, int]:
+        """Return minimum and maximum frame offset of the frame nearest to a time."""
+        time_spans = self._dataset.contents.index.time_spans
+        if not time or time_spans is None:
+            return 0, 0
+        near, far = 0, 1  # for episodes of a single frame
+        if len(self._selected):
+            least, most = time_spans.frames_within(
+                self._selected, self._place, abs(time) / self._unit
+            )
+            near, far = int(least.min()), int(most.max()) + 1
+        return (near, far) if time > 0 else (-far, -near)
+
+
+def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:
+    """Return which episodes have no fps, or one contradicted by their timestamps, bool [n].
+
+    The latter happens after a change of the unit.
+    """
+    fps = index.fps[selected]
+    found: npt.NDArray[np.bool_] = fps == 0
+    if clock is not None and index.time_spans is not None:
+        place, size = (
+            timestamp_features(index.schema).index(clock),
+            size_in(index.schema[clock].unit, "s"),
+        )
+        with np.errstate(divide="ignore"):
+            others = index.time_spans.contradict(selected, place, 1 / (fps * (size or 1.0)))
+        if size is None:
+            others &= is_plausible(index.time_spans.mean_steps(selected, place))
+        found |= others
+    return found

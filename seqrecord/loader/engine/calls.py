@@ -1,0 +1,311 @@
+"""User functions of clips, and random draws for clips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.clips.transforms import ClipFunction, VaryingClipFunction
+from seqrecord.store.reading.array_specs import (
+    ArraySpec,
+    add_place,
+    arrays_by_name,
+    check_arrays,
+    check_text,
+    size_of_text,
+    unchanged_values,
+)
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.trials import check_signature, repeatable
+from seqrecord.store.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.loader.engine.vectors import VectorSteps
+
+
+_NAME = "clip_transform"
+
+
+@dataclass(frozen=True, eq=False)
+class ClipFunctions:
+    """A chain of functions from clips with the features `names` to features of batches.
+
+    `made` has the dtypes and shapes of the results, [frames, …]. Lists of texts are allowed for
+    text features, whose spec limits their size. The results `single` are a text per clip, or an
+    array of varying length: `made` has one frame of them.
+    """
+
+    functions: tuple[ClipFunction, ...]
+    dataset: Dataset
+    names: tuple[str, ...]
+    made: Mapping[str, ArraySpec]
+    single: frozenset[str] = frozenset()
+    unchanged: frozenset[str] = frozenset()  # features that the functions do not change
+
+    @classmethod
+    def of(
+        cls,
+        functions: tuple[ClipFunction, ...],
+        dataset: Dataset,
+        clip: Mapping[str, Any],
+        columns: Mapping[str, Any],
+        episode: int,
+        start: int,
+        arrays: Mapping[str, ArraySpec],
+    ) -> ClipFunctions:
+        """Call the functions with one clip to determine dtypes and shapes of the results.
+
+        `columns` belong to a batch with this clip; `episode` and `start` are its episode row and
+        first frame, `arrays` the specs of its features.
+
+        Raises the functions' errors, and `ClipError` for results that do not fit into a batch, for
+        functions without the arguments clip and generator, and for results that do not depend on
+        the seed alone; see `repeatable`.
+        """
+        unknown, row = cls(functions, dataset, tuple(clip), {}), _rows(columns)(0)
+        try:
+            for function in functions:
+                check_signature(f"a function of {_NAME}", function, "clip", "generator")
+            values = repeatable(
+                f"a function of {_NAME}",
+                lambda: unknown._call(dict(clip), row, seed=0),
+                expected="random numbers from the argument generator, such as factors for "
+                "torchvision.transforms.v2.functional; or transforms of whole batches in the "
+                "training loop",
+            )
+            largest = {
+                name: _array(name, value)
+                for function in functions
+                if isinstance(function, VaryingClipFunction)
+                for name, value in arrays_by_name("example", function.example).items()
+            }
+            made = {
+                name: _varying_spec(name, largest[name])
+                if name in largest
+                else _spec_of(name, value, arrays)
+                for name, value in values.items()
+            }
+            texts = {name for name, value in values.items() if isinstance(value, (str, bytes))}
+            single = frozenset(texts.union(largest).intersection(made))
+            unchanged = unchanged_values(clip, clip, values)
+            found = cls(functions, dataset, tuple(clip), made, single, unchanged)
+            check_arrays(_NAME, "clip", values, made, found._check_varying)
+        except Exception as error:
+            unknown.add_place(error, episode, start)
+            raise
+        return found
+
+    def calls_for(
+        self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray
+    ) -> Calls:
+        """Calls for clips, given by episode rows and first frames; int64[n] each.
+
+        `clips`, int64[n], identifies clips in all epochs.
+        """
+        return Calls(
+            self, episode, start, hash64(key_of(Purpose.CLIP_FUNCTIONS, seed, epoch), clips)
+        )
+
+    def call(self, clip: dict[str, Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        """Call the functions with a clip and its columns. Raises `ClipError` if dtypes or shapes
+        differ from those of the first clip.
+        """
+        arrays = self._call({name: clip[name] for name in self.names}, row, seed)
+        check_arrays(_NAME, "clip", arrays, self.made, self._check_varying)
+        return arrays
+
+    def add_place(self, error: Exception, episode: int, start: int) -> None:
+        """Add the clip's place to an error."""
+        key = self.dataset.contents.index.key(episode)
+        add_place(error, _NAME, file=self.dataset.url, episode=key, frame=start)
+
+    def _call(self, clip: Any, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
+        generator = np.random.default_rng(seed)
+        for function in self.functions:
+            made = arrays_by_name(_NAME, function({**clip, **row}, generator))
+            clip = {name: value for name, value in made.items() if value is not row.get(name, made)}
+            if wrong := [name for name in clip if name in row]:
+                raise ClipError(
+                    f"{_NAME} returns a value under the name of a batch's extra column",
+                    expected="another name",
+                    got=", ".join(wrong),
+                )
+        return {name: _array(name, value) for name, value in arrays_by_name(_NAME, clip).items()}
+
+    def _check_varying(self, caller: str, name: str, value: Any, spec: ArraySpec) -> None:
+        if name not in self.single:
+            _check_texts(caller, name, value, spec)
+        elif spec.value != "array":
+            check_text(caller, name, value, spec)
+        elif not _fits(value, spec):
+            raise ClipError(
+                f"{caller} returns an array that does not fit its example",
+                feature=name,
+                expected=f"{replace(spec, shape=spec.shape[1:])} of at most {spec.largest} bytes",
+                got=f"{value.dtype} {[*value.shape]}"
+                if isinstance(value, np.ndarray)
+                else repr_of(value, 50),
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class Calls:
+    """Calls for clips: episode rows, first frames, and seeds of the generators; `row` returns the
+    columns of a clip by its number.
+    """
+
+    functions: ClipFunctions
+    episode: IntArray
+    start: IntArray
+    seeds: npt.NDArray[np.uint64]
+    row: Callable[[int], Mapping[str, Any]] = lambda _: {}
+
+    def with_columns(self, columns: Mapping[str, Any]) -> Calls:
+        """The calls with the columns of these clips, each a list or a tensor."""
+        return replace(self, row=_rows(columns))
+
+    def make(
+        self,
+        number: int,
+        clip: dict[str, Any],
+        out: Mapping[str, npt.NDArray[Any]],
+        vectors: VectorSteps,
+    ) -> dict[str, list[Any]]:
+        """Call the functions with clip `number`, and write the results, after the steps `vectors`,
+        to `out`, [frames, …] by feature.
+
+        Returns the texts and the arrays of varying length, with an axis of frames.
+        """
+        try:
+            arrays = self.functions.call(clip, self.row(number), int(self.seeds[number]))
+        except Exception as error:
+            place = int(self.episode[number]), int(self.start[number])
+            self.functions.add_place(error, *place)
+            raise
+        for name in arrays.keys() & out.keys():  # a mix has features of other sources
+            if (step := vectors.get(name)) is not None:
+                step.write(arrays[name], out[name])
+            else:
+                np.copyto(out[name], arrays[name])
+        single = self.functions.single
+        others = {name: value for name, value in arrays.items() if name not in out}
+        return {name: [one] if name in single else one for name, one in others.items()}
+
+
+def read_only(array: Any) -> Any:
+    """A read-only view of an array; texts are returned unchanged."""
+    if not isinstance(array, np.ndarray):
+        return array
+    view: npt.NDArray[Any] = array.view()
+    view.flags.writeable = False
+    return view
+
+
+def as_arrays(clip: Any) -> Any:
+    """Convert a feature of a clip to the input of functions: read-only arrays, or texts."""
+    if isinstance(clip, torch.Tensor):
+        return read_only(clip.numpy())
+    return [as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
+
+
+def _rows(columns: Mapping[str, Any]) -> Callable[[int], dict[str, Any]]:
+    """A function from the number of a clip to its columns, from the columns of a batch."""
+    values = {
+        name: read_only(column.numpy()) if isinstance(column, torch.Tensor) else column
+        for name, column in columns.items()
+    }
+    return lambda number: {name: column[number] for name, column in values.items()}
+
+
+def _array(name: str, value: Any) -> Any:
+    """Convert a result to an array, a text or a list of texts."""
+    if isinstance(value, (str, bytes)):
+        return value
+    if isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, bytes)):
+        return list(value)
+    try:
+        return np.asarray(value)
+    except (TypeError, ValueError) as error:
+        raise ClipError(
+            f"{_NAME} returns a value that is not an array",
+            feature=name,
+            expected="an array; pad or resize frames of different shapes",
+            got=repr_of(value, 100),
+        ) from error
+
+
+def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpec:
+    if not isinstance(value, (list, str, bytes)):
+        if not value.ndim:
+            raise ClipError(
+                f"{_NAME} returns a scalar",
+                feature=name,
+                expected="an array with at least one axis",
+                got=f"{value.dtype} []",
+            )
+        return ArraySpec(value.dtype, value.shape)
+    texts = value if isinstance(value, list) else [value]
+    return replace(text_spec(_NAME, name, texts[0], before), shape=(len(texts), None))
+
+
+def _varying_spec(name: str, largest: Any) -> ArraySpec:
+    """Spec of results, each one frame, from the largest one."""
+    if isinstance(largest, str):
+        return ArraySpec(np.dtype(np.uint8), (1, None), size_of_text(largest), "text")
+    if isinstance(largest, bytes):
+        return ArraySpec(np.dtype(np.uint8), (1, None), len(largest), "bytes")
+    if not isinstance(largest, np.ndarray) or not largest.nbytes:
+        raise ClipError(
+            f"the example in a function of {_NAME} is not valid",
+            feature=name,
+            expected="the largest result: an array with values, or a text",
+            got=repr_of(largest, 50),
+        )
+    return ArraySpec(largest.dtype, (1, None, *largest.shape[1:]), largest.nbytes)
+
+
+def _fits(value: Any, spec: ArraySpec) -> bool:
+    """Whether a result is an array like its example, and not longer."""
+    if not isinstance(value, np.ndarray) or not value.ndim or value.dtype != spec.dtype:
+        return False
+    return value.shape[1:] == spec.shape[2:] and value.nbytes <= (spec.largest or 0)
+
+
+def text_spec(
+    caller: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
+) -> ArraySpec:
+    """Spec of a text feature that a function returns: equal to the function's input.
+
+    Raises `ClipError` if the feature had no texts before. `caller` names the function in messages.
+    """
+    kind = "text" if isinstance(text, str) else "bytes"
+    if name not in before or before[name].value != kind:
+        raise ClipError(
+            f"{caller} returns texts of unknown size",
+            feature=name,
+            expected=f"arrays; {kind} under the name of a {kind} feature, or in the attribute "
+            "`example` of a function of clips, see seqrecord.types.VaryingClipFunction",
+            got=repr_of(text, 50),
+        )
+    return before[name]
+
+
+def _check_texts(caller: str, name: str, values: Any, spec: ArraySpec) -> None:
+    count = spec.shape[0]
+    if not (isinstance(values, list) and len(values) == count):
+        raise ClipError(
+            f"{caller} returns a different number of texts than for the first clip",
+            feature=name,
+            expected=count,
+            got=len(values) if isinstance(values, list) else repr_of(values, 50),
+        )
+    for value in values:
+        check_text(caller, name, value, spec)

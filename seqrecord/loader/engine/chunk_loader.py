@@ -1,0 +1,511 @@
+"""Loads frames of chunks into their rows.
+
+Frames in the frame cache are read from there. Of the others, raw features are read directly into
+rows; pages of other features are read into memory and decoded::
+
+    raw         chunk ------------------> rows
+    others      chunk --> memory -------> rows
+    transform   chunks of all groups --> memory --> frames --> rows
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.engine.arena import FeatureRows
+from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
+from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
+from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.engine.stores import AssignedLoad, Load
+from seqrecord.store.clips.frames import ClipFrames
+from seqrecord.store.clips.grids import ragged_arange, run_bounds
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.pages import Chunk
+from seqrecord.store.reading.raw_frames import frame_runs
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.storage.chunk_store import ChunkStore
+from seqrecord.store.storage.ranges import check_wanted
+
+if TYPE_CHECKING:
+    from seqrecord.loader.frame_cache import CachedRows
+
+_MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
+
+
+class Wanted(NamedTuple):
+    """Frames of a group to load, and their rows: chunk row, frame number and row; int64[n] each.
+
+    Frames of a chunk are consecutive and ascending.
+    """
+
+    group: int
+    chunk: IntArray
+    frame: IntArray
+    rows: IntArray
+    out: FeatureRows
+
+    def take(self, some: Any) -> Wanted:
+        """The frames of an index, a mask or a slice."""
+        chunk, frame, rows = self.chunk[some], self.frame[some], self.rows[some]
+        return self._replace(chunk=chunk, frame=frame, rows=rows)
+
+
+@dataclass(frozen=True, eq=False)
+class BegunLoad:
+    """A partial load: its open chunk, and the remaining frames by index in the load.
+
+    `left` has int64[n] arrays in decoding order; none if all frames were in the frame cache.
+    """
+
+    fetched: Fetched | None
+    left: Sequence[IntArray]
+
+
+class ChunkFetcher:
+    """Reads pages of chunks into memory, and keeps chunks open between loads; thread-safe.
+
+    Args:
+        in_pieces: groups whose chunks stay open between loads of a cursor: long video chunks.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        decoder: FrameDecoder,
+        buffers: ChunkBuffers,
+        stats: EngineStats,
+        in_pieces: Collection[int],
+    ) -> None:
+        self._reader, self._index = dataset.contents.chunks, dataset.contents.index
+        self._groups = sorted({spec.group for spec in dataset.features.values()})
+        self._decoder, self._buffers, self._stats = decoder, buffers, stats
+        self.in_pieces = in_pieces
+        self._open: dict[tuple[int, int], tuple[int, Fetched]] = {}  # by group and cursor
+
+    def read(self, chunk: Chunk, without: Collection[str] = ()) -> Fetched:
+        """Read pages of a chunk into memory, except features in `without`."""
+        begin, pages = perf_counter(), self._reader.pages(chunk)
+        wanted = [page for page in pages if page.feature not in without]
+        buffer = self._buffers.acquire(sum([page.buffer_bytes for page in wanted]))
+        try:
+            with self._decoder.naming(chunk):
+                data = self._reader.read(wanted, buffer)
+        except BaseException:
+            self._buffers.release(buffer)
+            raise
+        if wanted:
+            self._stats.note_fetch(begin, sum([page.nbytes for page in wanted]), chunk.row)
+        names = (page.feature for page in wanted)
+        return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
+
+    def release(self, *chunks: Fetched | None) -> None:
+        """Release the memory of chunks, and of chunks that were read together with them."""
+        for fetched in chunks:
+            for part in () if fetched is None else (fetched, *fetched.others):
+                self._buffers.release(part.buffer)
+
+    def take(self, load: Load) -> Fetched | None:
+        """Take the chunk that the cursor's previous load has left open, if it is the load's."""
+        run, fetched = self._open.pop((load.group, load.cursor), (-1, None))
+        if fetched is None or (run == load.run and fetched.chunk.row == load.chunk):
+            return fetched
+        self.release(fetched)
+        return None
+
+    def keep(self, load: Load, fetched: Fetched, stop: int) -> None:
+        """Leave a chunk open for the cursor's next load if it has frames from `stop` on; release it
+        otherwise.
+
+        The same applies to chunks of other groups.
+        """
+        if load.group not in self.in_pieces or stop >= fetched.chunk.stop_frame:
+            self.release(fetched)
+            return
+        kept = [other for other in fetched.others if other.chunk.stop_frame > stop]
+        self.release(*(other for other in fetched.others if other not in kept))
+        self._open[load.group, load.cursor] = (load.run, replace(fetched, others=kept))
+
+    def with_others(self, fetched: Fetched, frames: IntArray) -> Fetched:
+        """Add the chunks of other groups with these frames to a chunk.
+
+        `fetched` is unchanged on errors.
+        """
+        had = {(other.chunk.group, other.chunk.row): other for other in fetched.others}
+        others: list[Fetched] = []
+        read: list[Fetched] = []
+        try:
+            for chunk in self._chunks_of_others(fetched.chunk, frames):
+                other = had.pop((chunk.group, chunk.row), None)
+                if other is None:
+                    read.append(other := self.read(chunk))
+                others.append(other)
+        except BaseException:
+            self.release(*read)
+            raise
+        self.release(*had.values())
+        return replace(fetched, others=others)
+
+    def _chunks_of_others(self, chunk: Chunk, frames: IntArray) -> Iterator[Chunk]:
+        """Yield the chunks of other groups with these frames of an episode."""
+        for group in self._groups:
+            if group != chunk.group:
+                rows = self._index.groups[group].chunks_of(chunk.episode, frames)
+                for row in np.unique(rows).tolist():
+                    yield self._reader.chunk_at(group, row, chunk.episode)
+
+    def close(self) -> None:
+        """Release open chunks, after all loads."""
+        self.release(*(fetched for _, fetched in self._open.values()))
+        self._open.clear()
+
+
+class ChunkLoader:
+    """Performs loads; thread-safe. Errors name episode, frame and record file.
+
+    At most `num_threads` threads decode at a time; more may read.
+
+    A transform needs whole frames. The plan then has one group, and each load also reads the chunks
+    of other groups with its frames.
+
+    Args:
+        dataset: opened with the requested features.
+        buffers: source of memory.
+        frame_steps: distance between loaded frames, by group.
+        leading: group whose frames are counted.
+        transform: frame transform, and the specs of its results.
+        num_threads: number of decoding threads.
+        stats: counters.
+        clip_frames: windows of the features.
+        in_pieces: see `ChunkFetcher`.
+        frames_stay: mark loaded rows for later epochs. Each load marks its own as it ends: an epoch
+            may be left at any time.
+        exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
+    """
+
+    def __init__(
+        self,
+        dataset: Dataset,
+        buffers: Buffers[Any],
+        frame_steps: Mapping[int, int],
+        leading: int,
+        transform: Transform | None,
+        num_threads: int,
+        stats: EngineStats,
+        clip_frames: ClipFrames,
+        in_pieces: Collection[int] = (),
+        frames_stay: bool = False,
+        exact: bool = False,
+    ) -> None:
+        self._frames_stay = frames_stay
+        self._dataset, self._reader = dataset, dataset.contents.chunks
+        self._videos = {spec.group for spec in dataset.features.values() if spec.is_video}
+        self.is_local, self.in_pieces = self._reader.is_local, in_pieces
+        storage = dataset.contents.storage
+        self._store = storage if isinstance(storage, ChunkStore) else None
+        # The store reads the rest of a page itself.
+        self._exact = exact or self._store is not None
+        others = {s.group for s in self._reader.features.values() if not _is_read_by_frame(s)}
+        self._by_frame = {spec.group for spec in self._reader.features.values()} - others
+        if transform is not None:  # it needs whole frames, of all groups
+            self._by_frame = set()
+        self._buffers, self._stats, self._transform = buffers, stats, transform
+        self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
+        self._cached = None if buffers.needs.decoded_there else dataset.contents.cached_frames
+        if transform is not None and self._cached is not None:
+            self._cached = self._cached.of_results(leading, transform.specs, transform.cache_key)
+        # Frames of one group are counted; its decoded ones too, unless another group leads.
+        self._counted = leading
+        if self._cached is not None and leading not in self._cached.features:
+            self._counted = min(self._cached.features, default=leading)
+        self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
+        self._fetcher = ChunkFetcher(dataset, self._decoder, buffers.chunks, stats, in_pieces)
+        self.close = self._fetcher.close
+
+    def __call__(self, items: Sequence[AssignedLoad], fetched: Fetched | None = None) -> None:
+        """Perform loads of one group, to rows of one arena.
+
+        The chunk of a single load may already be `fetched`.
+        """
+        loads, target = [item.load for item in items], items[0].target
+        still_open = self._fetcher.take(loads[0]) if len(items) == 1 else None
+        if fetched is None:
+            fetched = still_open
+        else:
+            self._fetcher.release(still_open)
+        rows = np.concatenate([item.rows for item in items])
+        with self._buffers.storing(target, rows) as (out, places):
+            wanted = Wanted(*self._frames(*loads), places, out)
+            self._keep(loads[0], self._load(wanted, fetched))
+        self._mark(target, rows)
+        self._stats.add(loads=len(loads))
+
+    def begin(self, item: AssignedLoad, needed: npt.NDArray[np.bool_]) -> BegunLoad:
+        """Perform part of a load: its `needed` frames, bool[frames].
+
+        For video, includes the frames that a decoder would otherwise decode twice. `finish` loads
+        the remaining frames.
+        """
+        load = item.load
+        if self.is_cached(load):
+            self([item])
+            return BegunLoad(None, ())
+        fetched = self._fetcher.take(load) or self._read_chunk(load)
+        try:
+            first = self._first_part(load, fetched, needed)
+        except BaseException:
+            self._fetcher.release(fetched)
+            raise
+        last = int(np.flatnonzero(first)[-1]) + 1
+        left = np.flatnonzero(~first)
+        # The decoder continues before it seeks back.
+        parts = [left[left >= last], left[left < last]] if load.group in self._videos else [left]
+        return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(first))
+
+    def finish(self, item: AssignedLoad, begun: BegunLoad) -> None:
+        """Complete a partial load."""
+        if begun.fetched is None:
+            return
+        for some in begun.left:
+            if len(some):
+                begun = self._go_on(item, begun, some)
+        self._keep(item.load, begun.fetched)
+        self._stats.add(loads=1)
+
+    def _go_on(self, item: AssignedLoad, begun: BegunLoad, some: IntArray) -> BegunLoad:
+        """Load `some` frames of a load, by index."""
+        group, chunk, frame = self._frames(item.load)
+        with self._buffers.storing(item.target, item.rows[some]) as (out, places):
+            wanted = Wanted(group, chunk[some], frame[some], places, out)
+            begun = replace(begun, fetched=self._load(wanted, begun.fetched))
+        self._mark(item.target, item.rows[some])
+        return begun
+
+    def _mark(self, target: Any, rows: IntArray) -> None:
+        """Mark loaded rows of an arena, if frames stay."""
+        if self._frames_stay:
+            target.is_read[rows] = True
+
+    def _first_part(
+        self, load: Load, fetched: Fetched, needed: npt.NDArray[np.bool_]
+    ) -> npt.NDArray[np.bool_]:
+        """Frames of a load to decode for the needed ones; bool[frames].
+
+        Of the last GOP, frames up to the last needed one: its decoder stays open.
+        """
+        wanted: npt.NDArray[np.bool_] = needed.copy()
+        before: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
+        if load.group in self.in_pieces:
+            return before
+        for page in fetched.pages:
+            if self._reader.features[page.feature].is_video:
+                inside = self._frames(load)[2] - fetched.chunk.first_frame
+                with self._decoder.naming(fetched.chunk):
+                    gop = self._reader.gops(page, fetched.data[page.feature], inside)
+                wanted |= before & np.isin(gop, gop[wanted])
+        return wanted
+
+    def load_frames(self, wanted: Wanted) -> None:
+        """Load frames into rows."""
+        self._fetcher.release(self._load(wanted, None))
+
+    def is_cached(self, load: Load) -> bool:
+        """Whether all frames of a load seem to be in the frame cache."""
+        if self._cached is None or load.group not in self._cached.features:
+            return False
+        return self._cached.covers(*self._frames(load))
+
+    def joins(self, load: Load) -> bool:
+        """Whether small loads like this one should share a thread."""
+        return self.is_local and self._transform is None and load.group not in self._videos
+
+    def begins_chunk(self, load: Load) -> bool:
+        """Whether the load must read its chunk: no earlier load keeps it open."""
+        if load.group not in self.in_pieces:
+            return True
+        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
+        return load.first == max(chunk.first_frame, 0)
+
+    def has_parts(self, item: AssignedLoad) -> bool:
+        """Whether a partial load saves time; see `begin`."""
+        if self._transform is not None:
+            return True
+        group = item.load.group
+        if group in self._videos:
+            return not self._buffers.needs.decoded_there  # devices have few decoders
+        return item.nbytes > _MUCH and not self._reader.raw[group].specs
+
+    def is_compact(self, load: Load) -> bool:
+        """Whether the encoded chunk is smaller than its decoded frames."""
+        if self._transform is not None:
+            return False
+        specs = [s for s in self._reader.features.values() if s.group == load.group]
+        return all(spec.is_video or spec.stored_shape is None for spec in specs)
+
+    def fetch(self, load: Load) -> Fetched | None:
+        """Read the chunk of a load whose frames have no rows yet.
+
+        `None` if the chunk store has the bytes of the load, or no room for them: a load of few
+        frames must not read its whole chunk.
+        """
+        if self._store is not None and load.group in self._by_frame:
+            self._read_ahead(self._store, load)
+            return None
+        fetched = self._read_chunk(load)
+        if self._transform is None:
+            return fetched
+        try:
+            return self._fetcher.with_others(fetched, self._frames(load)[2])
+        except BaseException:
+            self._fetcher.release(fetched)
+            raise
+
+    def _read_ahead(self, store: ChunkStore, load: Load) -> None:
+        """Read the bytes of a load into the chunk store, if it has room."""
+        begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
+        frames = self._frames(load)[2] - chunk.first_frame
+        first, stop = int(frames.min()), int(frames.max()) + 1
+        if stop - first > load.count * self._steps[load.group]:
+            return  # frames of a list, far from each other
+        with self._decoder.naming(chunk):
+            store.prefetch(chunk.path, self._reader.ranges(chunk, range(first, stop)))
+        self._stats.note_fetch(begin, 0, chunk.row)
+
+    def _read_chunk(self, load: Load) -> Fetched:
+        return self._fetcher.read(self._reader.chunk_at(load.group, load.chunk))
+
+    def _keep(self, load: Load, fetched: Fetched | None) -> None:
+        """Leave the chunk of a finished load open, if the cursor's next load continues there."""
+        if fetched is not None:
+            self._fetcher.keep(load, fetched, load.first + load.count * self._steps[load.group])
+
+    def _frames(self, *loads: Load) -> tuple[int, IntArray, IntArray]:
+        """The group, and chunk row and frame number of each frame of loads in it; int64[n] each."""
+        columns = [(load.episode, load.chunk, load.first, load.count) for load in loads]
+        episode, chunk, first, count = np.array(columns, np.int64).T
+        owner, inside = ragged_arange(count)
+        frame = first[owner] + inside * self._steps[loads[0].group]
+        return loads[0].group, chunk[owner], self._clip_frames.stored(episode[owner], frame)[1]
+
+    def _load(self, wanted: Wanted, fetched: Fetched | None) -> Fetched | None:
+        """Load frames into rows; returns the last chunk, which the caller must release.
+
+        `fetched` is released when another chunk is read, and on errors.
+        """
+        group = wanted.group
+        stored = {spec.name for spec in self._reader.features.values() if spec.group == group}
+        if self._transform is not None:
+            stored = {*self._transform.specs}
+        try:
+            there = self._read_cached(wanted)
+            straight = {name for name, cached in there.items() if cached.there.all()}
+            if there.keys() == stored:
+                some = ~np.logical_and.reduce([cached.there for cached in there.values()])
+                wanted, there = wanted.take(some), {n: c.take(some) for n, c in there.items()}
+                if not len(wanted.frame):
+                    return fetched
+            if self._transform is not None:
+                straight = set()  # it needs all features
+            # From remote storage, raw pages are read together with the other pages.
+            may_read = self.is_local or (self._store is not None and group in self._by_frame)
+            may_read |= stored == self._reader.raw[group].specs.keys()
+            if self._transform is None and fetched is None and may_read:
+                straight |= self._read_raw(wanted, straight)
+                self._add_cached(there, straight, wanted)
+            if stored == straight and not self._reader.raw[group].has_gaps:
+                count = len(wanted.frame) if group == self._leading else 0
+                self._stats.add(frames_decoded=count)
+                return None
+            for begin, stop in pairwise(run_bounds(same=wanted.chunk)):
+                check_wanted(self._dataset.url)
+                some = slice(begin, stop)
+                part, row = wanted.take(some), int(wanted.chunk[begin])
+                if fetched is None or fetched.chunk.row != row:
+                    last, fetched = fetched, None
+                    self._fetcher.release(last)
+                    fetched = self._fetcher.read(self._reader.chunk_at(group, row), straight)
+                if self._transform is not None:
+                    fetched = self._fetcher.with_others(fetched, part.frame)
+                self._decoder.decode(fetched, part.frame, part.out, part.rows)
+                added = {n: cached.take(some) for n, cached in there.items() if n not in straight}
+                self._add_cached(added, added, part, fetched)
+        except BaseException:
+            self._fetcher.release(fetched)
+            raise
+        return fetched
+
+    def _read_raw(self, wanted: Wanted, without: Collection[str]) -> set[str]:
+        """Read raw features directly into rows, `without` some; returns their names."""
+        group, chunk = wanted.group, wanted.chunk
+        raw, table = self._reader.raw[group], self._dataset.contents.index.groups[group]
+        targets = {name: wanted.out[name] for name in raw.specs if name not in without}
+        if not targets:
+            return set()
+        begin = perf_counter()
+        runs = frame_runs(chunk, wanted.frame - table.first_frame[chunk], wanted.rows)
+        try:
+            pool, exact = self._buffers.chunks, self._exact
+            nbytes = raw.read(runs, targets, pool, exact=exact, resizing=self._decoder.resizing)
+        except Exception as error:
+            if chunk[0] != chunk[-1]:
+                for a, b in pairwise(run_bounds(same=chunk)):  # find the wrong chunk
+                    self._read_raw(wanted.take(slice(a, b)), without)
+            # If each chunk alone is right, name the first.
+            self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
+            raise
+        self._stats.note_fetch(begin, nbytes, int(chunk[0]))
+        return set(targets)
+
+    def _read_cached(self, wanted: Wanted) -> dict[str, CachedRows]:
+        """Read frames that are in the frame cache; returns which, of each feature."""
+        found: dict[str, CachedRows] = {}
+        group, chunk, frame, rows, out = wanted
+        if self._cached is None or not len(frame):
+            return found
+        begin = perf_counter()
+        try:
+            for name in self._cached.features.get(group, ()):
+                found[name] = self._cached.read(name, chunk, frame, out[name], rows)
+        except Exception as error:  # for example, an original has changed
+            self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
+            raise
+        count = 0
+        if found and group == self._counted:  # as decoded frames: once for all features
+            count = int(np.logical_or.reduce([cached.read for cached in found.values()]).sum())
+        self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
+        return found
+
+    def _add_cached(
+        self,
+        cached: Mapping[str, CachedRows],
+        names: Collection[str],
+        wanted: Wanted,
+        fetched: Fetched | None = None,
+    ) -> None:
+        """Add decoded frames of these features to the frame cache if they are not there.
+
+        `fetched` are their pages, `None` for raw ones.
+        """
+        parts = () if fetched is None else (fetched, *fetched.others)
+        for name in cached.keys() & names:
+            assert self._cached is not None, "it was asked"
+            _, chunk, frame, rows, out = wanted.take(~cached[name].there)
+            pages = [
+                (page, part.data[page.feature])
+                for part in parts
+                for page in part.pages
+                if page.feature in part.data
+            ]
+            self._cached.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)
+
+
+def _is_read_by_frame(spec: FeatureSpec) -> bool:
+    """Whether loads of some frames read these alone; texts beside raw frames are short."""
+    return spec.stored.is_raw or spec.value == "text"

@@ -1,0 +1,471 @@
+"""Crops clips while gathering: only the window is copied or resized.
+
+Per-frame intrinsics follow the windows of their camera.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from abc import ABC, abstractmethod
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Set
+from dataclasses import dataclass, field, replace
+from functools import lru_cache
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.engine.crop_features import crop_features
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.clips.transforms import (
+    BatchResize,
+    Camera,
+    CropStep,
+    CropWindows,
+    FloatArray,
+    HorizontalFlip,
+    RandomResizedCrop,
+    Resize,
+)
+from seqrecord.store.codecs.resizing import nearest_pixels
+from seqrecord.store.feature_kinds import is_flow, is_image, known_kind
+from seqrecord.store.reading.array_specs import ArraySpec
+
+_FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
+_RESIZING = Resize | RandomResizedCrop | BatchResize
+
+
+DrawBatch: TypeAlias = Callable[[int], float]
+"""Draws a number in [0, 1) for a batch, equal on all ranks, by the number of its purpose."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipCrops:
+    """The steps of a `clip_transform` for the features of one camera; see `clips.transforms`.
+
+    `frame` is (height, width), `None` if they vary. All frames of an episode have one size.
+    """
+
+    steps: tuple[CropStep, ...]
+    features: frozenset[str]
+    flows: frozenset[str]  # optical flow: the first two numbers are x and y
+    smooth: frozenset[str]  # resized by interpolation
+    frame: tuple[int | None, int | None]
+    name: str | None = None  # of the camera, if there are several
+    disparities: frozenset[str] = frozenset()  # values scale with the width
+    normals: frozenset[str] = frozenset()  # the first number is x
+    note: str | None = None  # on features chosen by their size alone
+
+    @classmethod
+    def of(
+        cls,
+        camera: Camera,
+        arrays: Mapping[str, ArraySpec],
+        kinds: Mapping[str, str | None],
+    ) -> ClipCrops:
+        """Build the crops for features with these shapes and kinds.
+
+        Raises `ClipError` as `crop_features`, for a crop larger than the frame, and for a flip or a
+        resize of vectors coded as integers.
+        """
+        chosen = crop_features(camera.features, arrays, kinds)
+        features, kind = chosen.names, kinds.get
+        found = {name: known_kind(name, arrays[name], kind(name)) for name in features}
+        for name in features:
+            _check_coded(name, arrays[name], found[name], camera.steps)
+        crops = cls(
+            camera.steps,
+            frozenset(features),
+            frozenset(name for name in features if is_flow(name, arrays[name], found[name])),
+            frozenset(name for name in features if is_image(arrays[name], found[name])),
+            chosen.frame,
+            camera.features[0] if camera.is_named and camera.features else None,
+            frozenset(name for name in features if found[name] == "disparity"),
+            frozenset(name for name in features if found[name] == "normals"),
+            chosen.note,
+        )
+        crops.size  # noqa: B018 - raises errors early
+        return crops
+
+    @property
+    def size(self) -> tuple[int, int]:
+        """Height and width in batches."""
+        height, width = self.frame
+        for step in self.steps:
+            height, width = step.size(height, width)
+        if height is None or width is None:
+            raise ClipError(
+                "clip_transform: height and width of the result vary",
+                feature=min(self.features),
+                expected="a crop or Resize to a fixed size",
+                got=", ".join(map(repr, self.steps)),
+            )
+        return height, width
+
+    @property
+    def per_batch(self) -> bool:
+        """Whether batches differ in size."""
+        return any(step.per_batch for step in self.steps)
+
+    def size_in(self, draw_batch: DrawBatch) -> tuple[int, int]:
+        """Height and width in the batch with these draws."""
+        height, width = self.frame
+        for step, number, own in self._purposes():
+            draw = (
+                draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own)) if step.per_batch else 0.0
+            )
+            height, width = step.size_of(height, width, draw)
+        assert height is not None
+        assert width is not None
+        return height, width
+
+    def _purposes(self) -> Iterator[tuple[CropStep, tuple[int, int], tuple[int, ...]]]:
+        """The steps, and numbers for the draws of each: of the step, and of this camera unless it
+        shares the draws.
+        """
+        seen: Counter[tuple[str, bool]] = Counter()
+        for step in self.steps:
+            own = () if step.shared or self.name is None else (_number_of(self.name),)
+            yield step, (_number_of(step.purpose), seen[step.purpose, step.shared]), own
+            seen[step.purpose, step.shared] += 1
+
+    def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+        """Specs of the features in batches."""
+        return {
+            name: replace(spec, shape=(*self.size, *spec.shape[2:]), largest=None)
+            if name in self.features
+            else spec
+            for name, spec in arrays.items()
+        }
+
+    def windows(
+        self,
+        seed: int,
+        epoch: int,
+        clips: IntArray,
+        frames: IntArray | None = None,
+        draw_batch: DrawBatch | None = None,
+    ) -> CropWindows:
+        """Windows of clips. `clips`, int64[n], identifies them in all epochs.
+
+        The draws of a step depend on its purpose and its index among the steps of it with the
+        same `shared`. Cameras share draws whatever their other steps are. `frames`, int64[n, 2],
+        are heights and widths, if these vary. `draw_batch` makes the draws of the clips' batch.
+        """
+        if frames is None:
+            frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
+        windows = CropWindows.whole(*frames.T)
+        for step, number, own in self._purposes():
+            if step.per_batch:
+                draw = (
+                    0.0
+                    if draw_batch is None
+                    else draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own))
+                )
+                windows = step.apply(windows, np.full((1, len(clips)), draw))
+                continue
+            draws = [
+                hash64(key_of(Purpose.CROPS, seed, epoch, *number, i, *own), clips) >> np.uint64(11)
+                for i in range(step.num_draws)
+            ]
+            windows = step.apply(windows, np.array(draws, np.float64) * 2.0**-53)
+        return windows
+
+
+class Place(NamedTuple):
+    """Window of a clip in its frames, and its change on the way to the batch."""
+
+    top: int
+    left: int
+    height: int
+    width: int
+    flipped: bool
+    size: tuple[int, int] | None  # (height, width) after resizing
+    is_smooth: bool  # resized by interpolation
+    flow: tuple[float, float] = (1.0, 1.0)  # factors of x and y
+    disparity: float = 1.0  # factor of all values
+
+    def scaled(self, out: Any) -> Iterator[tuple[Any, float]]:
+        """Yield views of `out` [frames, …], an array or a tensor, with factors of values."""
+        if self.disparity != 1:
+            yield out, self.disparity
+        for axis, factor in enumerate(self.flow):
+            if factor != 1:
+                yield out[..., axis], factor
+
+    @property
+    def pixels(self) -> tuple[slice, slice, slice]:
+        """Index of the window in frames [n, height, width, …]."""
+        height = slice(self.top, self.top + self.height)
+        return slice(None), height, slice(self.left, self.left + self.width)
+
+
+@dataclass(frozen=True, eq=False)
+class Crop:
+    """Windows of clips by feature, and changes of intrinsics and distortion, values per frame."""
+
+    parts: Mapping[str, tuple[ClipCrops, CropWindows]]
+    changes: Mapping[str, ValuesChange] = field(default_factory=dict)
+
+    @property
+    def features(self) -> Set[str]:
+        return self.parts.keys() | self.changes.keys()
+
+    def place(self, name: str, clip: int) -> Place:
+        """Place of a feature in clip number `clip`."""
+        crops, windows = self.parts[name]
+        columns = (windows.top, windows.left, windows.height, windows.width)
+        top, left, height, width = (int(column[clip]) for column in columns)
+        flipped = bool(windows.flipped[clip])
+        place = Place(top, left, height, width, flipped, windows.size, name in crops.smooth)
+        if name in crops.normals:
+            return place._replace(flow=(-1.0 if flipped else 1.0, 1.0))
+        if name not in crops.flows and name not in crops.disparities:
+            return place
+        along_x, along_y = (float(scale[clip]) for scale in windows.scale)
+        if name in crops.disparities:
+            return place._replace(disparity=along_x)
+        return place._replace(flow=(-along_x if flipped else along_x, along_y))
+
+    def copy(self, name: str, clip: int, array: Any, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """Copy the windows of clip number `clip` from `rows` of `array` to `out` [frames, …].
+
+        `array` is an array or `VariableRows`. Frames are resized one by one.
+        """
+        if name in self.changes:
+            out[...] = self.changes[name].view(clip, array[rows])
+            return
+        place = self.place(name, clip)
+        if place.size is None and isinstance(array, np.ndarray):
+            for target, source in runs(rows):
+                corner = place.top, place.left
+                copy_window(array[source], out[target], corner, flipped=place.flipped)
+        else:
+            for target, row in zip(out, rows.tolist(), strict=True):
+                seen = _resized(array[row][None][place.pixels][0], place)
+                copy_window(seen[None], target[None], (0, 0), flipped=place.flipped)
+        for numbers, factor in place.scaled(out):
+            if out.dtype.kind == "f":
+                scaled = numbers * out.dtype.type(factor)
+            else:
+                limits = np.iinfo(out.dtype)
+                scaled = np.rint(numbers * factor).clip(limits.min, limits.max)
+            np.copyto(numbers, scaled, "unsafe")
+
+    def view(self, name: str, clip: int, array: Any, rows: IntArray) -> npt.NDArray[Any]:
+        """The windows that `copy` copies, [frames, …].
+
+        A view, unless they are flipped, resized or scattered.
+        """
+        if name in self.changes:
+            return self.changes[name].view(clip, array[rows])
+        place = self.place(name, clip)
+        if not place.flipped and place.size is None and isinstance(array, np.ndarray):
+            return frames_in(array[place.pixels], rows)
+        size = place.size or (place.height, place.width)
+        frame = array[int(rows[0])]
+        out = np.empty((len(rows), *size, *frame.shape[2:]), frame.dtype)
+        self.copy(name, clip, array, rows, out)
+        return out
+
+
+def _resized(window: npt.NDArray[Any], place: Place) -> npt.NDArray[Any]:
+    """Resize a window [height, width, …]."""
+    if place.size is None:
+        return window
+    if not place.is_smooth:
+        height, width = nearest(place)
+        return window[height[:, None], width]
+    # Contiguous: torch then starts no threads for uint8.
+    whole = torch.from_numpy(np.ascontiguousarray(window)[None])
+    return interpolated(whole, place.size)[0].numpy()
+
+
+def nearest(place: Place) -> tuple[IntArray, IntArray]:
+    """Nearest rows and columns of a window for each output pixel."""
+    height, width = place.size or (place.height, place.width)
+    return nearest_pixels(place.height, height), nearest_pixels(place.width, width)
+
+
+def interpolated(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Resize frames [n, height, width, …] linearly, antialiased when they shrink.
+
+    Keeps the dtype.
+    """
+    planes = frames.reshape(*frames.shape[:3], -1).permute(0, 3, 1, 2)
+    if frames.dtype != torch.uint8 or frames.device.type != "cpu":
+        is_exact = frames.element_size() <= 2 or frames.dtype == torch.float32
+        planes = planes.to(torch.float32 if is_exact else torch.float64)
+    made = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True)
+    if not frames.is_floating_point() and made.is_floating_point():
+        made = made.round()
+    made = made.permute(0, 2, 3, 1).to(frames.dtype)
+    return made.reshape(len(frames), *size, *frames.shape[3:])
+
+
+def frames_in(array: npt.NDArray[Any], rows: IntArray) -> npt.NDArray[Any]:
+    """Frames in rows, [n, …]: a view if the rows ascend evenly, else a copy.
+
+    Never a view with negative strides: torch does not support them.
+    """
+    found = runs(rows)
+    if len(found) == 1 and (found[0][1].step or 1) > 0:
+        return array[found[0][1]]
+    return array[rows]
+
+
+def copy_window(
+    frames: npt.NDArray[Any], out: npt.NDArray[Any], corner: tuple[int, int], *, flipped: bool
+) -> None:
+    """Copy the window at `corner` (top, left) of `frames` [n, H, W, …] to `out` [n, h, w, …]."""
+    top, left = corner
+    height, width = out.shape[1:3]
+    window = frames[:, top : top + height, left : left + width]
+    if not flipped:
+        np.copyto(out, window)
+        return
+    window, out = _pixels(window), _pixels(out)
+    if window.ndim == 3:
+        np.copyto(out, window[:, :, ::-1])
+        return
+    for channel in range(window.shape[3]):
+        np.copyto(out[..., channel], window[:, :, ::-1, channel])
+
+
+def _pixels(frames: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Reinterpret frames [n, H, W, …] for a fast mirrored copy.
+
+    [n, H, W] if a pixel is one integer or is large, else [n, H, W, channels].
+    """
+    nbytes = math.prod(frames.shape[3:]) * frames.itemsize
+    if frames.ndim == 3:
+        return frames
+    channels = frames.reshape(*frames.shape[:3], -1)
+    if nbytes in (2, 4, 8):
+        return channels.view(f"u{nbytes}")[..., 0]
+    return channels if channels.shape[3] <= _FEW_CHANNELS else channels.view(f"V{nbytes}")[..., 0]
+
+
+def runs(rows: IntArray) -> list[tuple[slice, slice]]:
+    """Split rows into evenly spaced slices, also descending: positions in `rows`, and the rows."""
+    if len(rows) == 1:
+        return [(slice(0, 1), slice(int(rows[0]), int(rows[0]) + 1))]
+    steps = np.diff(rows)
+    found: list[tuple[slice, slice]] = []
+    begin = 0
+    for end in [*(np.flatnonzero(steps != steps[0]) + 1).tolist(), len(rows)]:
+        if begin == end:
+            continue
+        first, last = int(rows[begin]), int(rows[end - 1])
+        step = int(steps[begin]) if end - begin > 1 else 1
+        if step == 0:
+            singles = [slice(row, row + 1) for row in rows[begin:end].tolist()]
+            found += [(slice(begin + i, begin + i + 1), one) for i, one in enumerate(singles)]
+        elif step > 0:
+            found.append((slice(begin, end), slice(first, last + 1, step)))
+        else:
+            found.append((slice(begin, end), slice(first, last - 1 if last else None, step)))
+        begin = end
+    return found
+
+
+def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[CropStep, ...]) -> None:
+    """Raise `ClipError` for a flip or resize of vectors coded as integers, whose encoding is
+    unknown.
+    """
+    is_coded = (kind == "normals" and spec.dtype.kind != "f") or (
+        kind == "flow" and spec.dtype.kind in "ub"
+    )
+    flips = any(isinstance(step, HorizontalFlip) and step.p for step in steps)
+    resizes = kind == "flow" and any(isinstance(s, _RESIZING) for s in steps)
+    if is_coded and (flips or resizes):
+        raise ClipError(
+            f"{'HorizontalFlip' if flips else 'Resize'} of {kind} coded as integers",
+            feature=name,
+            expected=f"float {kind}, for example from a frame_transform; steps with features= "
+            f"without it; or another kind: `seqrecord edit describe PATH --kind {name}=image`",
+            got=str(spec.dtype),
+        )
+
+
+@lru_cache(maxsize=256)
+def _number_of(name: str) -> int:
+    return int.from_bytes(hashlib.blake2b(name.encode(), digest_size=7).digest(), "little")
+
+
+_NUMBERS = 4  # fx, fy, cx, cy
+
+
+@dataclass(frozen=True, eq=False)
+class ValuesChange(ABC):
+    """Base class of changes of numbers that belong to a window: `factor` and `offset` of n clips.
+
+    Each is float64[n, numbers].
+    """
+
+    factor: FloatArray
+    offset: FloatArray
+
+    @staticmethod
+    @abstractmethod
+    def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        """The numbers in batches, float64, from those of stored frames, [clips, frames, …]."""
+
+    def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+        """The numbers of one clip, [frames, …], in their dtype."""
+        one = slice(clip, clip + 1)
+        columns = torch.from_numpy(self.factor[one]), torch.from_numpy(self.offset[one])
+        whole = torch.from_numpy(np.ascontiguousarray(values)[None])
+        return self.apply(whole, *columns)[0].numpy().astype(values.dtype)
+
+
+@dataclass(frozen=True, eq=False)
+class DistortionChange(ValuesChange):
+    """From the distortion coefficients of stored frames to those of mirrored ones."""
+
+    @staticmethod
+    def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        return values.to(torch.float64) * factor[:, None] + offset[:, None]  # no negative zeros
+
+
+@dataclass(frozen=True, eq=False)
+class IntrinsicsChange(ValuesChange):
+    """From the intrinsics of stored frames to those of n clips' windows; float64[n, 2], x and y.
+
+    A pixel at x is at `factor * x + offset` in the batch. The factor is negative if mirrored;
+    focal lengths stay positive.
+    """
+
+    @classmethod
+    def of(
+        cls, windows: CropWindows | None, resized: CropWindows | None, count: int
+    ) -> IntrinsicsChange:
+        """Create from crops of frames that were `resized` before, for `count` clips."""
+        zero, one = (np.tile([1.0, 1.0, at, at], (count, 1)) for at in (0.0, 1.0))
+        for each in (resized, windows):
+            if each is not None:
+                zero, one = each.intrinsics(zero), each.intrinsics(one)
+        return cls(one[:, 2:] - zero[:, 2:], zero[:, 2:])
+
+    @staticmethod
+    def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
+        values, factor, offset = values.to(torch.float64), factor[:, None], offset[:, None]
+        if values.shape[-1] == _NUMBERS:
+            sizes, center = values[..., :2] * factor.abs(), values[..., 2:] * factor + offset
+            return torch.cat((sizes, center), dim=-1)
+        last = values[..., 2:, :]
+        rows = values[..., :2, :] * factor[..., None] + last * offset[..., None]
+        found = torch.cat((rows, last), dim=-2)
+        found[..., 0] *= factor[..., :1].sign()  # of a mirrored scene
+        return found + 0.0  # no negative zeros
+
+
+def whole_windows(frame: tuple[int, int], size: tuple[int, int], count: int) -> CropWindows:
+    """Windows of whole frames of this height and width, resized to `size`."""
+    height, width = (np.full(count, side, np.int64) for side in frame)
+    return replace(CropWindows.whole(height, width), size=size)

@@ -1,0 +1,332 @@
+"""The loop that executes a plan: load the chunks of a round, gather clips into batches, free
+frames.
+
+::
+
+    loading threads    load round 1    | load round 2    | load round 3
+    executor, copies                   | gather round 1  | gather round 2
+    consumer                               batch 0  batch 1  batch 2
+
+For the first batch, only its own frames are loaded.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import pairwise
+from time import perf_counter
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from seqrecord.loader.engine.batches import BatchForm, Channel, ClipRows, DrawClips, OpenBatch
+from seqrecord.loader.engine.decoding import Transform
+from seqrecord.loader.engine.stores import (
+    BY_USE,
+    AssignedLoad,
+    FrameStore,
+    Load,
+    each_load,
+    loads_of_round,
+)
+from seqrecord.loader.engine.workers import Loading, WorkerPool
+from seqrecord.loader.sampling.plan import Clips, Plan, Round
+from seqrecord.store.clips.frames import ClipFrames
+from seqrecord.store.clips.grids import run_bounds
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.dataset import Dataset
+
+if TYPE_CHECKING:
+    from seqrecord.loader.engine.calls import Calls
+    from seqrecord.loader.engine.vectors import VectorSteps
+
+_FOUND_AT_ONCE = 1 << 12  # clips per lookup of rows
+
+Slots: TypeAlias = Callable[[Clips, int], tuple[IntArray, IntArray]]
+"""Maps clips to batches and slots, int64[clips] each, given the number of the first clip in the
+plan. Clips of a batch are consecutive, and their slots ascend.
+"""
+
+
+class _Planned(NamedTuple):
+    """A round and its loads without rows."""
+
+    round: Round
+    waiting: list[Load]
+
+
+@dataclass(frozen=True, eq=False)
+class Job:
+    """The clips to load: a plan and its dataset.
+
+    Args:
+        dataset: opened with the requested features.
+        specs: dtype and shape of each feature of a frame, after `frame_transform`.
+        clip_frames: windows of the features.
+        frame_transform: called once per frame, before the arena. The plan then has a single group,
+            whose arena contains the results; see `ChunkLoader`.
+        made, lengths: dtype and shape of frames, and number of frames per clip, for each feature of
+            batches.
+        draw: draws crops and function calls for clips. Functions receive clips from the arenas.
+        vectors: steps of vectors, after functions.
+        sizes: height and width of features in a batch by its number, if batches differ.
+    """
+
+    dataset: Dataset
+    plan: Plan
+    clip_frames: ClipFrames
+    specs: Mapping[str, ArraySpec]
+    made: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    frame_transform: Transform | None = None
+    draw: DrawClips | None = None
+    vectors: VectorSteps = field(default_factory=dict)
+    sizes: Callable[[int], Mapping[str, tuple[int, int]]] | None = None
+
+    def form(self, batch: int) -> BatchForm | None:
+        """The drawn form of a batch; `None` if all batches have one."""
+        batches = self.plan.batches
+        if batches.draws is None and self.sizes is None:
+            return None
+        sizes = {} if self.sizes is None else self.sizes(batch)
+        if batches.draws is None:
+            return BatchForm(None, sizes)
+        return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
+
+
+class Executor:
+    """Executes a plan.
+
+    From remote storage, chunks without rows are read ahead and decoded later. `filled` is called by
+    any thread after it has filled slots of a batch.
+    """
+
+    def __init__(
+        self,
+        job: Job,
+        store: FrameStore,
+        workers: WorkerPool,
+        channel: Channel,
+        slots: Slots,
+        filled: Callable[[OpenBatch, int], None],
+    ) -> None:
+        self._job, self._store, self._workers, self._channel = job, store, workers, channel
+        self._slots, self._filled = slots, filled
+        self._copies = workers.copies()
+        self._rounds = _Rounds(iter(()))
+        self._first_batch: int | None = None  # -1 after the first batch
+
+    def execute(self, first: int, last: int) -> None:
+        """Fill batches with the clips `[first, last)` of the plan, in order.
+
+        Raises errors of loads and copies, and `ClosedError` if the channel is closed.
+        """
+        try:
+            self._execute(first, last)
+        except BaseException:
+            if not self._channel.is_closed:
+                self._copies.wait()  # delivers begun batches, or raises a copy's error
+            raise
+
+    def _execute(self, first: int, last: int) -> None:
+        plan, store, stats = self._job.plan, self._store, self._workers.stats
+        index, skip = plan.locate_clip(first)
+        number = first - skip  # number of the round's first clip
+        loads = _RoundLoads(store, self._workers)
+        resident = [
+            load
+            for group, kept in zip(plan.groups, plan.resident(index), strict=True)
+            for load in each_load(group.group, kept, [0] * len(kept))
+        ]
+        loads.place(resident)
+        assert not resident, "the plan exceeds its frame limit"
+        # Not a method: a reference to this object would keep its memory during the next epoch.
+        planned_loads = partial(_planned, plan, self._job.clip_frames.num_frames)
+        self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
+        while number < last and (planned := self._rounds.pop()) is not None:
+            loads.place(planned.waiting)
+            assert not planned.waiting, "the plan exceeds its frame limit"
+            ahead = _RoundLoads(store, self._workers)
+            stop = min(len(planned.round.clips), last - number)
+            self._emit(planned.round, number, (skip, stop), loads, ahead)
+            with stats.trace.span("wait for copies"):
+                self._copies.wait()  # rows may then be overwritten
+            stats.add(gather_seconds=self._copies.lap())
+            if stop < len(planned.round.clips):
+                return
+            loads.wait()
+            store.finish(planned.round)
+            number, skip, loads = number + stop, 0, ahead
+
+    def _emit(
+        self,
+        current: Round,
+        number: int,
+        span: tuple[int, int],
+        loads: _RoundLoads,
+        ahead: _RoundLoads,
+    ) -> None:
+        """Gather clips `[begin, stop)` of a round into batches as their loads complete."""
+        begin, stop = span
+        if begin == stop:
+            self._load(loads, ahead)
+            return
+        clips = current.clips.rows(begin, stop)
+        batch, slot = self._slots(clips, number + begin)
+        found = _RowFinder(self._store, clips)
+        for a, b in pairwise(run_bounds(same=batch)):
+            if self._first_batch is None:
+                self._first_batch = int(batch[a])
+            if self._first_batch == batch[a]:
+                loads.begin(begin + b, found.sources(a, b))
+            else:
+                if self._first_batch >= 0 or not a:
+                    self._load(loads, ahead)
+                    self._first_batch = -1
+                self._workers.fetch(self._prefetch())
+            opened = self._open(int(batch[a]))
+            loads.wait(begin + b)
+            self._gather(opened, slot[a:b], clips.rows(a, b), found.sources(a, b))
+        loads.start()
+
+    def _load(self, loads: _RoundLoads, ahead: _RoundLoads) -> None:
+        """Start all loads of a round, and the loads of the next round that have rows."""
+        loads.start()
+        if (following := self._rounds.peek(0)) is not None:
+            ahead.place(following.waiting)
+            ahead.start()
+            self._workers.stats.add(loads_throttled=len(following.waiting))
+        self._workers.stats.note_resident(self._store.nbytes)
+
+    def _gather(
+        self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
+    ) -> None:
+        """Submit copies of clips to slots of a batch."""
+        calls: Calls | None = None
+        if opened.frames is not None:
+            sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
+        if self._job.draw is not None:
+            drawn = self._job.draw(clips.keys, sources)
+            calls = drawn.calls
+            sources = [replace(source, crop=drawn.crop) for source in sources]
+        begin = perf_counter()
+        builder = opened.allocate()
+        nbytes = builder.gather(slots, sources, self._copies, calls, self._job.vectors)
+        opened.name(slots, clips, self._job.plan.epoch)
+        self._workers.note_gather(begin, len(slots), nbytes)
+        self._copies.finish(partial(self._filled, opened, len(slots)))
+
+    def _open(self, batch: int) -> OpenBatch:
+        """Open a batch. Time during copies does not count as waiting for the consumer."""
+        stats = self._workers.stats
+        before = self._copies.lap()
+        begin = perf_counter()
+        opened = self._channel.open(batch)
+        opened.allocate()  # may wait for the device
+        end = perf_counter()
+        gathered = self._copies.lap()
+        waited = max(0.0, end - begin - gathered)
+        stats.add(gather_seconds=before + gathered, waiting_for_consumer_seconds=waited)
+        stats.trace.add("wait for consumer", begin, end, batch=batch)
+        return opened
+
+    def _prefetch(self) -> Iterator[Load]:
+        """Yield the next loads without rows, up to the number of chunks read ahead."""
+        count, number = 0, 0
+        while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
+            yield from sorted(planned.waiting, key=BY_USE)
+            count, number = count + len(planned.waiting), number + 1
+
+
+def _planned(plan: Plan, num_frames: IntArray, current: Round) -> _Planned:
+    return _Planned(current, loads_of_round(current, plan.groups, num_frames))
+
+
+class _Rounds:
+    """Iterator of rounds with lookahead."""
+
+    def __init__(self, rounds: Iterator[_Planned]) -> None:
+        self._rounds = rounds
+        self._seen: deque[_Planned] = deque()
+
+    def pop(self) -> _Planned | None:
+        """The next round; `None` after the last."""
+        return self._seen.popleft() if self.peek(0) is not None else None
+
+    def peek(self, number: int) -> _Planned | None:
+        """The round `number` rounds after the next one, without removing it; `None` beyond the
+        last.
+        """
+        while len(self._seen) <= number:
+            planned = next(self._rounds, None)
+            if planned is None:
+                return None
+            self._seen.append(planned)
+        return self._seen[number]
+
+
+class _RoundLoads:
+    """Loads of a round that have rows: idle or in progress."""
+
+    def __init__(self, store: FrameStore, workers: WorkerPool) -> None:
+        self._store, self._workers = store, workers
+        self._idle: list[AssignedLoad] = []  # not started, in order of use
+        self._loading: list[Loading] = []  # not waited for, in order of use
+
+    def place(self, waiting: list[Load]) -> None:
+        """Assign rows to loads. Loads without room remain in `waiting`."""
+        assigned = self._store.place(waiting)
+        self._idle = sorted([*self._idle, *assigned], key=BY_USE)
+
+    def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:
+        """Start the loads that clips before `stop` need, for the rows of these clips."""
+        count = bisect_left(self._idle, stop, key=BY_USE)
+        needed = {
+            id(item.target): np.zeros(item.target.num_rows, bool) for item in self._idle[:count]
+        }
+        for source in sources:
+            if (rows := needed.get(id(source.arena))) is not None:
+                rows[source.rows] = True
+        self._add(self._workers.begin(self._idle[:count], needed))
+        del self._idle[:count]
+
+    def start(self) -> None:
+        """Start all other loads, and complete the partial ones."""
+        self._add([*self._workers.finish(), *self._workers.start(self._idle)])
+        self._idle.clear()
+
+    def _add(self, started: Sequence[Loading]) -> None:
+        if started:
+            self._loading = sorted([*self._loading, *started], key=BY_USE)
+
+    def wait(self, stop: int | None = None) -> None:
+        """Wait for loads: all, or the ones needed by clips before `stop`."""
+        needed = len(self._loading)
+        if stop is not None:
+            needed = bisect_left(self._loading, stop, key=BY_USE)
+        if needed:
+            self._workers.wait(item.done for item in self._loading[:needed])
+            del self._loading[:needed]  # the result of a begun load refers to its chunk
+
+
+class _RowFinder:
+    """Finds arena rows for many clips at once, since batches may be small."""
+
+    def __init__(self, store: FrameStore, clips: Clips) -> None:
+        self._store, self._clips = store, clips
+        self._first, self._last = 0, 0
+        self._sources: list[ClipRows[Any]] = []  # of the clips `[first, last)`
+
+    def sources(self, start: int, stop: int) -> list[ClipRows[Any]]:
+        """Rows of the clips `[start, stop)`."""
+        if not self._first <= start <= stop <= self._last:
+            last = min(max(stop, start + _FOUND_AT_ONCE), len(self._clips))
+            self._sources = self._store.find(self._clips.rows(start, last))
+            self._first, self._last = start, last
+        a, b = start - self._first, stop - self._first
+        return [ClipRows(s.arena, s.rows[a:b], s.features) for s in self._sources]

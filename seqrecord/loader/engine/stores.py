@@ -1,0 +1,455 @@
+"""Assigns arena rows to frames: rows for loads, rows of clips, and freed rows.
+
+Each group of features has an arena. `Rings` divides it into one ring of rows per cursor. Frames
+enter and leave a ring in order of their loads, so a row is found by counting::
+
+    ring of 8 rows        . . f f f f . .
+    frames freed              ^ 2       ^ 6     frames loaded
+
+`AllFrames` has a row for each frame that clips of the shard may use, interval by interval, for all
+epochs. A row is found by adding, nothing is freed, and each frame is loaded once::
+
+    intervals     |    a    |   b   |      c      |
+    rows          x x x . . x x . . . . x x x x x       x: loaded
+    loads               - -     - -                     of a round: missing frames
+"""
+
+from __future__ import annotations
+
+import hashlib
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from operator import attrgetter
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.engine.batches import ClipRows
+from seqrecord.loader.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
+from seqrecord.loader.sampling.runs import Intervals, Window
+from seqrecord.store.clips.frames import ClipFrames
+from seqrecord.store.clips.grids import MAX_FRAMES, frame_keys, run_bounds, search_keys
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.processes.forks import cached_property
+
+BY_USE = attrgetter("first_use")
+"""Sorts loads."""
+
+
+class _Group:
+    """A group of features with its arena."""
+
+    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
+        self.number, self.window = plan.group, plan.window
+        self.arena, self.clip_frames = arena, clip_frames
+        self.feature_sets = clip_frames.by_window(arena.specs)
+        self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
+
+    def found(
+        self, clips: Clips, frame_step: int, origin: IntArray, first: IntArray, number: IntArray
+    ) -> Iterator[ClipRows[Any]]:
+        """Rows of clips, for each set of features with equal windows.
+
+        Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
+        """
+        for names in self.feature_sets:
+            frames = self.clip_frames.find(names[0], clips.keys).frames
+            place = (origin[:, None] + frames // frame_step) % number[:, None]
+            yield ClipRows(self.arena, np.add(first[:, None], place, dtype=np.int64), names)
+
+    def assigned(self, load: Load, rows: IntArray) -> AssignedLoad:
+        return AssignedLoad(load.first_use, load, self.arena, rows, len(rows) * self.frame_nbytes)
+
+
+class FrameStore(ABC):
+    """Bookkeeping of the frames in arenas for one plan. Other threads load and copy."""
+
+    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
+        self._groups = {
+            group.group: _Group(group, clip_frames, arena)
+            for group, arena in zip(plan.groups, arenas, strict=True)
+        }
+
+    @property
+    @abstractmethod
+    def nbytes(self) -> int:
+        """Bytes of resident frames and of loads in progress."""
+
+    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
+        """Yield rounds of a plan from `start` on.
+
+        A store may merge consecutive rounds, for fewer steps, if it frees no frame in between.
+        """
+        return plan.rounds(start)
+
+    @abstractmethod
+    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
+        """Assign rows to loads. Loads without room remain in `waiting`."""
+
+    @abstractmethod
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+        """Find the rows of clips, for each set of features with equal windows."""
+
+    @abstractmethod
+    def finish(self, done: Round) -> None:
+        """End a round: free frames that no later clip needs."""
+
+
+class Rings(FrameStore):
+    """Frame store with a ring of rows per cursor. Frames are freed after their last clip."""
+
+    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
+        super().__init__(plan, clip_frames, arenas)
+        self._rings: dict[int, list[Ring]] = {}  # by group
+        for group in self._groups.values():
+            rows = group.arena.num_rows // max(1, plan.num_cursors)
+            self._rings[group.number] = [
+                Ring(cursor * rows, rows, group.window.frame_step)
+                for cursor in range(plan.num_cursors)
+            ]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(
+            sum(ring.resident for ring in self._rings[number]) * group.frame_nbytes
+            for number, group in self._groups.items()
+        )
+
+    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
+        late: list[Load] = []
+        assigned: list[AssignedLoad] = []
+        full: set[tuple[int, int]] = set()
+        for load in waiting:
+            ring = self._rings[load.group][load.cursor]
+            if (load.group, load.cursor) in full or not ring.has_room(load.count):
+                full.add((load.group, load.cursor))  # later loads of the cursor wait too
+                late.append(load)
+            else:
+                rows = ring.load(load.run, load.first, load.count)
+                assigned.append(self._groups[load.group].assigned(load, rows))
+        waiting[:] = late
+        return assigned
+
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+        found: list[ClipRows[Any]] = []
+        for number, group in self._groups.items():
+            last = group.clip_frames.num_frames[clips.episode] - 1
+            begin = group.window.begin(clips.start, last)
+            rows = find_rows(self._rings[number], clips.run, begin)
+            found += group.found(clips, group.window.frame_step, *rows)
+        return found
+
+    def finish(self, done: Round) -> None:
+        for rings, todo in zip(self._rings.values(), done.groups, strict=True):
+            frees = todo.frees
+            counts = np.bincount(frees.cursor, frees.count, len(rings)).astype(np.int64)
+            for ring, count in zip(rings, counts.tolist(), strict=True):
+                if count:
+                    ring.free(count)
+
+
+class AllFrames(FrameStore):
+    """Frame store with a row for every frame; merges rounds.
+
+    A load contains all frames of a chunk that the plan's clips use, for any cursor. Its frames stay
+    for later epochs once it has ended, even if this epoch is left early (see `ChunkLoader`).
+
+    Args:
+        rows: for each group of the plan.
+        chunks: chunk tables by group, except groups whose single frames are read equally fast.
+    """
+
+    def __init__(
+        self,
+        plan: Plan,
+        clip_frames: ClipFrames,
+        arenas: Sequence[Any],
+        rows: Sequence[FrameRows],
+        chunks: Mapping[int, GroupIndex],
+    ) -> None:
+        super().__init__(plan, clip_frames, arenas)
+        self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
+        self._chunks = chunks
+        # Rows that are loaded or being loaded.
+        self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
+        self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
+        self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
+        for place, group in enumerate(plan.groups):
+            self._used[group.group] = used_rows(plan, place, rows[place])
+
+    @property
+    def nbytes(self) -> int:
+        return sum(self._counts[n] * group.frame_nbytes for n, group in self._groups.items())
+
+    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
+        for begin, end in plan.spans(start):
+            is_full = all(self._asked[n][: len(used)][used].all() for n, used in self._used.items())
+            yield plan.merged(begin, end, loads=not is_full)
+
+    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
+        assigned: list[AssignedLoad] = []
+        for load in sorted(waiting, key=BY_USE):
+            group, step = self._groups[load.group], self._groups[load.group].window.frame_step
+            frames, rows = self._missing(load, step)
+            for a, b in pairwise(run_bounds(frames // step)):
+                part = replace(load, first=int(frames[a]), count=b - a)
+                assigned.append(group.assigned(part, rows[a:b]))
+            self._asked[load.group][rows] = True
+            self._counts[load.group] += len(rows)
+        waiting.clear()
+        return assigned
+
+    def _missing(self, load: Load, step: int) -> tuple[IntArray, IntArray]:
+        """Missing frames of a load, or of its chunk, and their rows."""
+        first, stop = load.first, load.first + load.count * step
+        if (chunks := self._chunks.get(load.group)) is not None:
+            begin = int(chunks.first_frame[load.chunk])
+            first = begin + (first - begin) % step
+            stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
+        frames = np.arange(first, stop, step)
+        frames, rows = self._rows[load.group].find(load.episode, frames)
+        missing = ~self._asked[load.group][rows]
+        if chunks is not None:  # from the first to the last used frame
+            used = frames[self._used[load.group][rows]]
+            missing &= frames >= min(load.first, int(used.min(initial=load.first)))
+            missing &= frames <= max(load.first + (load.count - 1) * step, int(used.max(initial=0)))
+        return frames[missing], rows[missing]
+
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+        found: list[ClipRows[Any]] = []
+        for number, group in self._groups.items():
+            last = group.clip_frames.num_frames[clips.episode] - 1
+            shift = self._rows[number].shift(clips.episode, group.window.begin(clips.start, last))
+            nothing = np.zeros_like(shift)
+            found += group.found(clips, 1, shift, nothing, nothing + len(self._asked[number]))
+        return found
+
+    def finish(self, done: Round) -> None:
+        """See `FrameStore`: nothing is freed."""
+
+
+def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
+    """Row of the first frame of each selected episode, int64[episodes]; 0 for other episodes.
+
+    `num_frames`, int64[episodes], are the lengths of all episodes; `selected` ascends.
+    """
+    lengths = num_frames[selected]
+    first = np.zeros(len(num_frames), np.int64)
+    first[selected] = np.cumsum(lengths) - lengths
+    return first
+
+
+class FrameRows:
+    """Rows of the frames in intervals of episodes, interval by interval."""
+
+    def __init__(self, intervals: Intervals) -> None:
+        self._intervals = intervals
+        self._key = frame_keys(intervals.episode, intervals.begin)
+        count = intervals.stop - intervals.begin
+        self._shift = np.cumsum(count) - count - intervals.begin
+        self.num_rows = intervals.num_frames
+
+    @classmethod
+    def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
+        """Rows of all frames of `selected` episodes; `num_frames` has all episodes."""
+        return cls(Intervals(selected, np.zeros_like(selected), num_frames[selected]))
+
+    @cached_property
+    def digest(self) -> str:
+        """Digest of the intervals."""
+        found = hashlib.sha256()
+        for column in self._intervals:
+            found.update(np.ascontiguousarray(column, "<i8").data)
+        return found.hexdigest()
+
+    def shift(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """Row minus frame number in the intervals of these frames, int64[n]."""
+        at = np.searchsorted(self._key, frame_keys(episode, frame), side="right") - 1
+        found: IntArray = self._shift[at]
+        return found
+
+    def find(self, episode: int, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """Frames of an episode with rows, and the rows; int64[n] each."""
+        key = frame_keys(np.full_like(frames, episode), frames)
+        at = np.maximum(np.searchsorted(self._key, key, side="right") - 1, 0)
+        owner, begin, stop = (column[at] for column in self._intervals)
+        some = (owner == episode) & (frames >= begin) & (frames < stop)
+        return frames[some], frames[some] + self._shift[at[some]]
+
+
+def used_rows(plan: Plan, place: int, rows: FrameRows) -> npt.NDArray[np.bool_]:
+    """Rows between the first and last frame of any clip of the plan; bool[rows].
+
+    `place` is the index of the group in the plan.
+    """
+    episode, begin, stop = plan.used(place)
+    shift = rows.shift(episode, begin)
+    ends = (np.bincount(shift + at, minlength=rows.num_rows + 1) for at in (begin, stop))
+    return np.cumsum(np.subtract(*ends)[:-1]) > 0
+
+
+class Ring:
+    """Rows of one cursor in an arena, with every `step`th frame of its runs."""
+
+    def __init__(self, first_row: int, num_rows: int, step: int = 1) -> None:
+        self.first_row = first_row
+        self.num_rows = num_rows
+        self._step = step
+        self._loaded = 0
+        self._freed = 0
+        self._next = (-1, -1)  # run and frame that would continue the last load
+        self._spans: deque[_RingSpan] = deque()
+
+    def has_room(self, count: int) -> bool:
+        return self._loaded + count - self._freed <= self.num_rows
+
+    @property
+    def resident(self) -> int:
+        """Number of resident frames."""
+        return self._loaded - self._freed
+
+    @property
+    def spans(self) -> Iterable[_RingSpan]:
+        """Spans of consecutive frames of a run, in load order."""
+        return self._spans
+
+    def load(self, run: int, first: int, count: int) -> IntArray:
+        """Assign rows to the next frames of a run, from `first` on; int64[count]."""
+        assert self.has_room(count), "the plan exceeds its frame limit"
+        if (run, first) == self._next:
+            self._spans[-1] = self._spans[-1]._replace(stop=self._loaded + count)
+        else:
+            origin = self._loaded - first // self._step
+            self._spans.append(_RingSpan(run, first, origin, self._loaded + count))
+        self._next = (run, first + count * self._step)
+        rows = np.arange(self._loaded, self._loaded + count) % self.num_rows + self.first_row
+        self._loaded += count
+        return rows
+
+    def free(self, count: int) -> None:
+        """Free the `count` oldest frames."""
+        self._freed += count
+        while self._spans and self._spans[0].stop <= self._freed:
+            self._spans.popleft()
+        if not self._spans:
+            self._next = (-1, -1)
+
+
+class _RingSpan(NamedTuple):
+    """Consecutive frames of a run in a ring, from `first` on.
+
+    Frame `f` is at position `(origin + f // step) % num_rows`; the last one is before `stop`.
+    """
+
+    run: int
+    first: int
+    origin: int
+    stop: int
+
+
+def find_rows(
+    rings: Sequence[Ring],
+    run: npt.NDArray[np.int64],
+    start: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Find clips in rings: origin, first row and number of rows of the ring; int64[n] each.
+
+    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are resident. Runs ascend
+    over rings and within each. Frame `f` is in row `first + (origin + f // step) % number`.
+    """
+    spans = [(s.run, s.first, s.origin, r.first_row, r.num_rows) for r in rings for s in r.spans]
+    table = np.array(spans, np.int64).reshape(-1, 5)
+    keys = frame_keys(table[:, 0], table[:, 1])
+    at = np.searchsorted(keys, frame_keys(run, start), side="right") - 1
+    return table[at, 2], table[at, 3], table[at, 4]
+
+
+@dataclass(unsafe_hash=True, slots=True)  # frozen ones take three times as long to create
+class Load:
+    """One row of a plan's `Loads`, with its group. Immutable by convention.
+
+    `first_use` is the index of the first clip of its round that needs it.
+    """
+
+    group: int
+    cursor: int
+    run: int
+    episode: int
+    chunk: int
+    first: int
+    count: int
+    first_use: int = 0
+
+
+class AssignedLoad(NamedTuple):
+    """A load with rows of an arena, int64[count], and its size in bytes."""
+
+    first_use: int
+    load: Load
+    target: Any
+    rows: IntArray
+    nbytes: int
+
+
+def loads_of_round(current: Round, groups: Sequence[GroupPlan], num_frames: IntArray) -> list[Load]:
+    """Loads of a round. Loads of a cursor are in order of use; empty if the round only has clips.
+
+    `num_frames`, int64[episodes], are the lengths of episodes.
+    """
+    if not current.groups:
+        return []
+    waiting: list[Load] = []
+    for group, todo in zip(groups, current.groups, strict=True):
+        uses = first_uses(todo.loads, current.clips, group.window, num_frames)
+        in_order = _ordered_uses(uses, todo.loads, group)
+        waiting += each_load(group.group, todo.loads, in_order)
+    return waiting
+
+
+def each_load(group: int, loads: Loads, first_uses: Sequence[int]) -> list[Load]:
+    """Convert `loads` of a group to objects."""
+    columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
+    rows = zip(*(column.tolist() for column in columns), first_uses, strict=True)
+    return [Load(group, *row) for row in rows]
+
+
+def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:
+    """Index in `clips` of the first clip that needs each load, int64[loads].
+
+    `window` is the window of the loads' group; `num_frames`, int64, has the lengths of episodes by
+    index row. `len(clips)` for loads that no clip of the round needs.
+    """
+    place = frame_keys(clips.run, clips.start)
+    order = np.argsort(place, kind="stable")
+    place = place[order]
+    first = loads.first - window.offset
+    last = first + (loads.count - 1) * window.frame_step
+    # Windows that extend beyond an episode use its first or last frame, and look around from there.
+    begins = loads.first <= window.ahead
+    ends = last + window.offset + window.back >= num_frames[loads.episode] - 1
+    least = np.where(begins, 0, first - window.span + 1)
+    most = np.where(ends, MAX_FRAMES, last)
+    low = np.searchsorted(place, search_keys(loads.run, least))
+    high = np.searchsorted(place, search_keys(loads.run, most), side="right")
+    # The smallest number in each range [low, high): every second result.
+    bounds = np.stack((low, high), axis=1).ravel()
+    found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
+    return np.where(high > low, found, len(clips))
+
+
+def _ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
+    """First uses in load order, for groups read in pieces: never later than for a later load.
+
+    Unchanged for other groups.
+    """
+    found: list[int] = uses.tolist()
+    if group.in_pieces:
+        least: dict[int, int] = {}
+        for i, cursor in reversed(list(enumerate(loads.cursor.tolist()))):
+            found[i] = least[cursor] = min(found[i], least.get(cursor, found[i]))
+    return found

@@ -1,0 +1,377 @@
+"""Threads that load chunks and copy batches for an executor.
+
+Copies run while the requesting thread continues. Each copy is one call without the GIL. After each
+call, a thread may wait milliseconds for the GIL, so copies are few and long, and several threads
+wait at the same time. The thread that makes the last copy of a piece reports it::
+
+    executor        begin 0  begin 1  begin 2
+    copying              0 0 0 1 | 1 2 …
+                         0 0 1 1 | 2 2 …
+    filled                    0    1
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import Executor, Future, wait
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, NamedTuple, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.engine.batches import Channel, Copy, do_nothing
+from seqrecord.loader.engine.chunk_loader import BegunLoad, ChunkLoader
+from seqrecord.loader.engine.decoding import Fetched
+from seqrecord.loader.engine.stats import EngineStats, Trace
+from seqrecord.loader.engine.stores import AssignedLoad, Load
+from seqrecord.loader.sampling.memory import Memory
+from seqrecord.store.processes.threads import ThreadPool, error_of
+from seqrecord.store.storage.ranges import unwanted_if
+
+_Result = TypeVar("_Result")
+
+THREAD_NAME = "seqrecord-engine"  # prefix of thread names
+_MORE_COPIERS = 1  # in addition to `num_threads`: some wait for the GIL
+_MOST_TOGETHER = 1 << 20  # bytes of frames per task of several loads
+_LEAST_TOGETHER = 128 << 10  # minimum per task
+
+
+def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple[int, int]:
+    """Number of chunks to read ahead, and of parallel loads.
+
+    Reads from a local disk keep a core busy. Reads from other storage mostly wait, so chunks are
+    read before their frames have rows. `max_read_ahead` chunks have their own memory. If they are
+    fewer than half of the loads, others use memory of loads.
+    """
+    if is_local:
+        return 0, min(num_threads, memory.max_loads)
+    spared = max(0, memory.max_loads // 2 - memory.max_read_ahead)
+    return spared + memory.max_read_ahead, memory.max_loads - spared
+
+
+class Loading(NamedTuple):
+    """A running task, and the index of the first clip of its round that needs it."""
+
+    first_use: int
+    done: Future[Any]
+
+
+class WorkerPool:
+    """Thread pools of an executor: loading threads, and copying threads.
+
+    Leaving the `with` block ends them, and cancels loads that have not begun or that wait for a
+    retry.
+
+    Args:
+        loader: performs loads.
+        num_threads: number of copying threads, and limit of loading threads for a local disk.
+        memory: number of parallel loads, and of chunks read ahead from other storage.
+        channel: after it is closed, requests raise `ClosedError`.
+        stats: counts time.
+        is_untouched: whether arena rows have no memory yet, so that open chunks may use it.
+    """
+
+    def __init__(
+        self,
+        loader: ChunkLoader,
+        num_threads: int,
+        memory: Memory,
+        channel: Channel,
+        stats: EngineStats,
+        is_untouched: bool,
+    ) -> None:
+        self.num_threads, self.stats = num_threads, stats
+        self.num_read_ahead, num_loaders = chunks_at_once(
+            memory, num_threads, is_local=loader.is_local
+        )
+        stats.num_threads, stats.num_loaders = num_threads, num_loaders
+        self._num_loaders = num_loaders
+        self._is_untouched = is_untouched
+        self._num_open = memory.max_loads + memory.max_read_ahead - num_loaders
+        self._begun: list[tuple[AssignedLoad, Future[BegunLoad]]] = []
+        self._loader = loader
+        self._channel = channel
+        self._left = False
+        self._fetching: dict[Load, Future[Fetched | None]] = {}
+        self._not_fetched: set[Load] = set()  # known to need no fetch
+        ahead = self.num_read_ahead
+        self._ahead = threading.BoundedSemaphore(ahead) if ahead else None
+        self._loaders = ThreadPool(num_loaders, f"{THREAD_NAME}-load")
+        self._before: dict[tuple[int, int], Future[None]] = {}  # by group and cursor
+        copiers = num_threads + _MORE_COPIERS
+        self._copiers = ThreadPool(copiers, f"{THREAD_NAME}-copy")
+
+    def __enter__(self) -> WorkerPool:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self._left = True
+        self._loaders.shutdown(cancel_futures=True)
+        self._copiers.shutdown(cancel_futures=True)
+
+    def begin(
+        self, placed: Sequence[AssignedLoad], needed: Mapping[int, npt.NDArray[np.bool_]]
+    ) -> list[Loading]:
+        """Start the needed parts of loads: until `finish`, encoded chunks are decoded partially.
+
+        `needed`, bool[rows] by the `id` of an arena, are the rows of waiting clips.
+        """
+        started, whole = list[Loading](), list[AssignedLoad]()
+        last = {(item.load.group, item.load.cursor): item.load for item in placed}
+        for item in placed:
+            load, some = item.load, needed[id(item.target)][item.rows]
+            is_piece = load.group in self._loader.in_pieces
+            has_room = self._is_untouched and self._loader.is_compact(load)
+            may_wait = has_room or self._num_open > 0
+            if is_piece:  # its chunk stays open for the cursor's next load
+                may_wait = load is last[load.group, load.cursor]
+            if some.all() or not (some.any() and may_wait and self._loader.has_parts(item)):
+                whole.append(item)
+                continue
+            before = self._before.get((load.group, load.cursor)) if is_piece else None
+            done = self._loaders.submit(self._begin, item, some, before)
+            self._num_open -= not (is_piece or has_room)
+            self._begun.append((item, done))
+            started.append(Loading(item.first_use, done))
+        return started + self.start(whole)
+
+    def finish(self) -> list[Loading]:
+        """Complete the loads that `begin` has started."""
+        started = []
+        for item, begun in self._begun:
+            load = item.load
+            done = self._loaders.submit(self._finish, item, begun)
+            if load.group in self._loader.in_pieces:
+                self._before[load.group, load.cursor] = done
+            started.append(Loading(item.first_use, done))
+        self._begun.clear()
+        return started
+
+    def start(self, placed: Sequence[AssignedLoad]) -> list[Loading]:
+        """Start loads, after earlier ones. Pass the first needed ones first.
+
+        One thread performs several small consecutive loads of a group. This does not apply to
+        remote storage, where parallel waiting is faster, nor to user functions.
+        """
+        self._channel.check_open()
+        sizes = [item.nbytes for item in placed]
+        most = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
+        started: list[Loading] = []
+        some: list[AssignedLoad] = []
+        left = 0
+        for item, size in zip(placed, sizes, strict=True):
+            left -= size
+            if some and (left < 0 or item.load.group != some[0].load.group):
+                started.append(self._start(some))
+                some = []
+            if not some:
+                left = (most if self._loader.joins(item.load) else 0) - size
+            some.append(item)
+        if some:
+            started.append(self._start(some))
+        return started
+
+    def _start(self, some: Sequence[AssignedLoad]) -> Loading:
+        """Start loads of one group in one thread."""
+        load = some[0].load
+        fetching, before = self._fetching.pop(load, None), None
+        self._not_fetched.discard(load)
+        if is_piece := load.group in self._loader.in_pieces:
+            before = self._before.get((load.group, load.cursor))
+        done = self._loaders.submit(self._load, some, fetching, before)
+        if is_piece:  # a decoder continues after the previous load
+            self._before[load.group, load.cursor] = done
+        return Loading(some[0].first_use, done)
+
+    def fetch(self, loads: Iterable[Load]) -> None:
+        """Read up to `num_read_ahead` chunks whose frames have no rows yet.
+
+        Pass their loads to `start` later.
+        """
+        self._channel.check_open()
+        waiting = iter(loads)
+        while self._ahead is not None and self._ahead.acquire(blocking=False):
+            load = next((load for load in waiting if self._can_fetch(load)), None)
+            if load is None:
+                self._ahead.release()
+                return
+            self._fetching[load] = self._loaders.submit(self._run, self._loader.fetch, load)
+
+    def _can_fetch(self, load: Load) -> bool:
+        if load in self._fetching or load in self._not_fetched:
+            return False
+        if self._loader.begins_chunk(load) and not self._loader.is_cached(load):
+            return True
+        self._not_fetched.add(load)
+        return False
+
+    def wait(self, loads: Iterable[Future[None]]) -> None:
+        """Wait for loads. Raises the error of the first failed one."""
+        begin = perf_counter()
+        for load in loads:
+            load.result()
+        self._channel.check_open()
+        end = perf_counter()
+        self.stats.add(waiting_for_loads_seconds=end - begin)
+        self.stats.trace.add("wait for loads", begin, end)
+
+    def note_gather(self, begin: float, num_clips: int, device_bytes: int) -> None:
+        """Count clips gathered since `begin`."""
+        end = perf_counter()
+        self.stats.add(gather_seconds=end - begin, device_bytes=device_bytes)
+        self.stats.trace.add("gather", begin, end, clips=num_clips)
+
+    def copies(self) -> Copies:
+        """Create the copies of one executor. After an error, no batch is opened."""
+        failed, trace = self._channel.interrupt, self.stats.trace
+        return Copies(self._copiers, self.num_threads, failed, trace)
+
+    def _load(
+        self,
+        some: Sequence[AssignedLoad],
+        fetching: Future[Fetched | None] | None,
+        before: Future[None] | None,
+    ) -> None:
+        # Cannot deadlock: earlier loads have begun.
+        if before is not None:
+            wait([before])
+        if fetching is None:
+            self._run(self._loader, some)
+            return
+        assert self._ahead is not None
+        try:
+            self._run(self._loader, some, fetching.result())
+        finally:
+            self._ahead.release()
+
+    def _begin(
+        self, item: AssignedLoad, needed: npt.NDArray[np.bool_], before: Future[None] | None
+    ) -> BegunLoad:
+        if before is not None:
+            wait([before])
+        return self._run(self._loader.begin, item, needed)
+
+    def _finish(self, item: AssignedLoad, begun: Future[BegunLoad]) -> None:
+        self._run(self._loader.finish, item, begun.result())
+
+    def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
+        self._channel.check_open()
+        with unwanted_if(lambda: self._left or self._channel.is_closed):
+            return do(*arguments)
+
+
+@dataclass
+class _Piece:
+    """Copies of clips of one batch, which end with a call of `done`."""
+
+    number: int
+    missing: int = 1  # unfinished copies, plus 1 until `Copies.finish`
+    has_failed: bool = False
+    done: Callable[[], object] = do_nothing
+
+
+class Copies:
+    """`Copiers` of one thread. Copies without waiting, in pieces: `finish` ends one.
+
+    Args:
+        threads: make the copies.
+        num_threads: number of threads to divide the work for.
+        failed: called after an error of a copy or of a piece's callback.
+        trace: receives a span for each copy.
+        clock: returns seconds.
+    """
+
+    def __init__(
+        self,
+        threads: Executor,
+        num_threads: int,
+        failed: Callable[[], object],
+        trace: Trace,
+        clock: Callable[[], float] = perf_counter,
+    ) -> None:
+        self._threads, self._failed, self._trace, self._clock = threads, failed, trace, clock
+        self.num_threads = num_threads
+        self._lock = threading.RLock()  # entering it makes no Python call
+        self._changed = threading.Condition(self._lock)
+        self._piece = _Piece(0)
+        self._copying = 0  # unfinished copies
+        self._error: tuple[int, BaseException] | None = None  # of the first failed piece
+        self._since = 0.0  # start of uncounted time
+        self._seconds = 0.0
+
+    def copy(self, copies: Iterable[Copy]) -> None:
+        """Submit copies of the current piece."""
+        asked, piece = list(copies), self._piece
+        with self._lock:
+            self._count()
+            self._copying += len(asked)
+            piece.missing += len(asked)
+        for one in asked:
+            self._threads.submit(self._make, one, piece)
+
+    def finish(self, done: Callable[[], object]) -> None:
+        """End the piece, and begin the next. After its last copy, the copying thread calls `done`,
+        unless a copy failed.
+        """
+        piece, self._piece = self._piece, _Piece(self._piece.number + 1)
+        piece.done = done
+        self._note(piece, None, copies=0)
+
+    def wait(self) -> None:
+        """Wait for all copies. Raises the error of the first failed piece, once."""
+        with self._changed:
+            self._changed.wait_for(lambda: not self._copying)
+            error, self._error = self._error, None
+        if error is not None:
+            try:
+                raise error[1]
+            finally:
+                del error  # its traceback refers to this frame
+
+    def lap(self) -> float:
+        """Seconds of copying since the last call."""
+        if not self._copying and not self._seconds:
+            return 0.0
+        with self._lock:
+            self._count()
+            seconds, self._seconds = self._seconds, 0.0
+        return seconds
+
+    def _make(self, copy: Copy, piece: _Piece) -> None:
+        begin = perf_counter()
+        error = error_of(copy.do)
+        self._trace.add("gather copies", begin, perf_counter(), bytes=copy.nbytes)
+        self._note(piece, error, copies=1)
+        del copy, piece, error  # its traceback refers to this frame
+
+    def _note(self, piece: _Piece, error: BaseException | None, *, copies: int) -> None:
+        """Count one finished copy of a piece (`copies=1`), or its end (`copies=0`)."""
+        with self._lock:
+            piece.missing -= 1
+            piece.has_failed = piece.has_failed or error is not None
+            is_done = not piece.missing and not piece.has_failed
+        if is_done:
+            done, piece.done = piece.done, do_nothing
+            error = error_of(done)
+            del done
+        with self._lock:
+            if error is not None and (self._error is None or piece.number < self._error[0]):
+                self._error = piece.number, error
+            if copies:
+                self._count()
+                self._copying -= copies
+            if error is not None:
+                self._failed()
+            del error
+            if not self._copying:
+                self._changed.notify_all()
+
+    def _count(self) -> None:
+        """Add the elapsed time if copies are in progress."""
+        now = self._clock()
+        if self._copying:
+            self._seconds += now - self._since
+        self._since = now

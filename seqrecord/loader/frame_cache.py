@@ -1,0 +1,389 @@
+"""Decoded frames on a local disk, for later epochs, processes and trainings.
+
+An entry of a `CacheFolder` has the frames of one feature in one chunk::
+
+    place   what decoding depends on beside the page: shapes, codec, versions of libraries
+    name    identity of the page
+    slots   the frames of the chunk, before trimming
+
+The identity of an encoded page in a record file is its digest in the index: a lookup reads no page.
+Whoever adds frames computes the digest of the bytes that were decoded, and adds nothing if it
+differs. So an index cannot put frames under another page's name, and equal pages of any datasets
+share an entry, also after an edit, a copy or a new index. Hashing would cost a large part of
+resizing a raw page, so the identity of a raw page is its place in a record file and the state of
+this file: path, size, times, inode, or e-tag. So it is for the files to which a reference refers;
+their state before they were read must be the one when frames are added.
+
+Frames that are absent are decoded: the cache changes no value, order or state, and its errors fail
+no read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from importlib.metadata import PackageNotFoundError, version
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.store.clips.grids import IntArray, run_bounds
+from seqrecord.store.codecs.images import IMAGE
+from seqrecord.store.format.index import GroupIndex, Index
+from seqrecord.store.format.references import Reference
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.chunks import ChunkReader, has_digest
+from seqrecord.store.reading.pages import Page
+from seqrecord.store.reading.resizing import is_smooth
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.storage.cache_folder import Bools, CacheEntry, CacheFolder, hash_of_place
+
+_REVISION = 1  # of this package's decoding and resizing: raise it if pixels change
+_PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
+_IMAGES = ("png", "jpeg", "any", "jpegxl")  # decoding others costs less than writing
+_PATIENCE_SECONDS = 1.0  # for the lock of the folder
+_PAUSE_SECONDS = 600.0  # without adding, if the folder is full
+_MOST_PAGES = 1 << 12  # whose keys are remembered
+_TAG_BYTES = 8  # of a page's digest in the name of an entry's file
+
+
+def frame_folder(path: Path, limit: int) -> CacheFolder:
+    """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
+
+    Frames that were not used since this call make room for others, but not for other frames of
+    their dataset. If none is left, nothing is added for ten minutes.
+    """
+    since = time.time_ns()
+    return CacheFolder(
+        path, limit, patience=_PATIENCE_SECONDS, pause=_PAUSE_SECONDS, keep_since=since
+    )
+
+
+class _Kept(NamedTuple):
+    """Group of a cached name, bytes of a frame, place in the cache, and its source features."""
+
+    group: int
+    nbytes: int
+    place: str
+    sources: list[str]
+
+
+class PageKey(NamedTuple):
+    """A page that an entry depends on: group, row of the chunk table and feature."""
+
+    group: int
+    row: int
+    feature: str
+
+
+class _Sources(NamedTuple):
+    """What an entry depends on.
+
+    `identity` is the part of its name that the index determines. Digests identify the `hashed`
+    pages, states of files the `raw` pages and the `references`.
+    """
+
+    identity: str
+    hashed: list[PageKey]
+    raw: list[PageKey]
+    references: list[Reference]
+    tag: str
+
+
+class CachedRows(NamedTuple):
+    """Frames after a lookup: which were read from the cache, bool[n]; which need no decoding, as
+    they were read or lack the feature; and the entries of their chunk rows.
+    """
+
+    read: Bools
+    there: Bools
+    entries: Mapping[int, CacheEntry | None]
+
+    def take(self, some: Any) -> CachedRows:
+        """The frames of an index, a mask or a slice."""
+        return self._replace(read=self.read[some], there=self.there[some])
+
+
+class CachedFrames:
+    """The frames of a dataset in a cache, by group and name. Thread-safe.
+
+    Of video, encoded images and resized features, if all frames have the same shape; or results of
+    a frame transform. External files are checked as if they were read.
+    """
+
+    def __init__(self, cache: CacheFolder, index: Index, reader: ChunkReader) -> None:
+        self._cache, self._index, self._reader = cache, index, reader
+        self.features: dict[int, list[str]] = {}
+        """Names of the features, or results, of each group that has any."""
+        self._kept: dict[str, _Kept] = {}
+        self._known: dict[tuple[int, str], _Sources] = {}
+        self._results: dict[Any, CachedFrames] = {}
+        for name, spec in reader.features.items():
+            if is_costly(spec):
+                self._take(name, _Kept(spec.group, spec.nbytes, _place(spec), [name]))
+        others = {spec.group for name, spec in reader.features.items() if name not in self._kept}
+        self._whole = self.features.keys() - others  # groups of which all features are here
+
+    def of_results(
+        self, leading: int, specs: Mapping[str, ArraySpec], key: str | None
+    ) -> CachedFrames | None:
+        """The results of the frame transform `key` in the same cache, by the leading group.
+
+        `None` without a key, if a result is no array, or if some frame lacks a feature.
+        """
+        features = self._reader.features
+        are_arrays = all(spec.is_fixed and spec.value == "array" for spec in specs.values())
+        has_gaps = any(self._reader.raw[spec.group].has_gaps for spec in features.values())
+        if key is None or not are_arrays or has_gaps:
+            return None
+        known = leading, key, *specs.items()
+        if (found := self._results.get(known)) is not None:
+            return found
+        found = CachedFrames(self._cache, self._index, self._reader)
+        found.features, found._whole = {}, {leading}
+        places = {n: [_place(s), s.value, s.kind, s.unit] for n, s in features.items()}
+        for name, spec in specs.items():
+            facts = [key, name, spec.dtype.str, spec.shape, places]
+            place = "transformed frames " + json.dumps(facts)
+            found._take(name, _Kept(leading, spec.nbytes, place, [*features]))
+        return self._results.setdefault(known, found)
+
+    def _take(self, name: str, kept: _Kept) -> None:
+        self.features.setdefault(kept.group, []).append(name)
+        self._kept[name] = kept
+
+    def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
+        """Whether all features of these frames of a group seem to be there."""
+        return group in self._whole and all(
+            (entry := self._entry(name, row)) is not None
+            and self._cache.covers(entry, first, some.stop - some.start)
+            for name in self.features[group]
+            for some, row, first in self._runs(name, chunk, frame, frame)
+        )
+
+    def read(
+        self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
+    ) -> CachedRows:
+        """Read frames into rows of `out`.
+
+        `chunk` are rows of the chunk table, `frame` numbers in the episode; int64[n] each.
+        """
+        absent, read = ~self._present([name], chunk, frame), np.zeros(len(frame), np.bool_)
+        out[rows[absent]] = 0  # as decoding leaves frames without the feature
+        entries: dict[int, CacheEntry | None] = {}
+        for some, row, first in self._runs(name, chunk, frame, rows):
+            if row not in entries:
+                for reference in self._sources(name, row).references:
+                    self._reader.external.files.check(reference)
+                entries[row] = self._entry(name, row)
+            if (entry := entries[row]) is not None:
+                start = first * entry.slot_bytes
+                read[some] = self._cache.read(entry, start, _bytes(out, rows, some))
+        return CachedRows(read, absent | read, entries)
+
+    def add(
+        self,
+        name: str,
+        chunk: IntArray,
+        frame: IntArray,
+        out: npt.NDArray[Any],
+        rows: IntArray,
+        entries: Mapping[int, CacheEntry | None],
+        pages: Iterable[tuple[Page, memoryview]],
+    ) -> None:
+        """Add decoded frames, from rows of `out`, except if they lack a feature of the group.
+
+        `entries` are from `read`, before anything was decoded. `pages` were decoded, and have their
+        bytes in the record file.
+        """
+        if not self._cache.is_filling:
+            return
+        decoded = {PageKey(p.chunk.group, p.chunk.row, p.feature): (p, data) for p, data in pages}
+        group, features = self._kept[name].group, self._reader.features.items()
+        names = [name, *(n for n, s in features if s.group == group)]
+        whole = self._present(names, chunk, frame)
+        chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
+        sound: dict[int, bool] = {}
+        for some, row, first in self._runs(name, chunk, frame, rows):
+            if (entry := entries.get(row)) is None:
+                continue
+            if row not in sound:
+                sound[row] = self._is_sound(name, row, entry, decoded)
+            if sound[row]:
+                total = int(self._index.groups[group].num_frames[row])
+                data, size = _bytes(out, rows, some), entry.slot_bytes
+                slots = {first + i: data[i * size :][:size] for i in range(len(data) // size)}
+                self._cache.add(entry, total * size, slots, self._protected)
+
+    def _is_sound(
+        self,
+        name: str,
+        row: int,
+        entry: CacheEntry,
+        decoded: Mapping[PageKey, tuple[Page, memoryview]],
+    ) -> bool:
+        """Whether frames that were decoded belong to an entry that was looked up before."""
+        for key in self._sources(name, row).hashed:
+            if key not in decoded:
+                return False
+            page, data = decoded[key]
+            if "has_digest" not in page.memo:
+                page.memo["has_digest"] = has_digest(page, data)
+            if not page.memo["has_digest"]:
+                return False
+        return self._entry(name, row) == entry  # files are still the same
+
+    def _runs(
+        self, name: str, chunk: IntArray, frame: IntArray, rows: IntArray
+    ) -> list[tuple[slice, int, int]]:
+        """Runs of consecutive frames and rows, without the frames that lack the feature.
+
+        Each with its slice, chunk row, and first frame in the chunk.
+        """
+        runs = []
+        table = self._index.groups[self._kept[name].group]
+        first, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
+        for begin, stop in pairwise(run_bounds(frame, rows, same=2 * chunk + present)):
+            if present[begin]:
+                runs.append((slice(begin, stop), int(chunk[begin]), int(first[begin])))
+        return runs
+
+    def _present(self, names: list[str], chunk: IntArray, frame: IntArray) -> Bools:
+        """Whether frames have all these features of a group, bool[n]; a transform needs all."""
+        found, group = np.ones(len(frame), np.bool_), self._kept[names[0]].group
+        table = self._index.groups[group]
+        if not self._reader.raw[group].has_gaps:
+            return found
+        for begin, stop in pairwise(run_bounds(same=chunk)):
+            row = int(chunk[begin])
+            for name in filter(table.schema.__contains__, names):
+                if (there := _present_frames(table, row, name)) is not None:
+                    found[begin:stop] &= there[frame[begin:stop] - table.first_frame[row]]
+        return found
+
+    def _entry(self, name: str, row: int) -> CacheEntry | None:
+        """The entry of a chunk's frames; `None` if a file that it depends on has no identity."""
+        kept, sources = self._kept[name], self._sources(name, row)
+        states = [self._reader.file_state(page.group, page.row) for page in sources.raw]
+        for reference in sources.references:
+            states += self._reader.external.files.states(reference)
+        if None in states:
+            return None
+        identity = sources.identity
+        if states:
+            identity += hashlib.sha256(json.dumps(states).encode()).hexdigest()
+        return CacheEntry(kept.place, identity, kept.nbytes, sources.tag)
+
+    def _sources(self, name: str, row: int) -> _Sources:
+        """What the entry of a chunk's frames depends on."""
+        if (found := self._known.get((row, name))) is None:
+            if len(self._known) >= _MOST_PAGES:
+                self._known.clear()
+            found = self._known[row, name] = self._sources_of(self._kept[name], row)
+        return found
+
+    def _sources_of(self, kept: _Kept, row: int) -> _Sources:
+        digest, table = hashlib.sha256(), self._index.groups[kept.group]
+        found = _Sources("", [], [], [], self._tag(kept, row))
+        for feature in kept.sources:
+            other = self._index.groups[self._reader.features[feature].group]
+            for key in self._pages_beside(kept.group, row, feature):
+                column = other.schema.position(feature)
+                # Equal pages may meet at another offset in another dataset.
+                shift = int(other.first_frame[key.row]) - int(table.first_frame[row])
+                facts = [shift, other.page_digest[key.row, column].tobytes().hex()]
+                if other.external[key.row]:
+                    pages = self._reader.pages(self._reader.chunk_at(key.group, key.row))
+                    [page] = (page for page in pages if page.feature == feature)
+                    [data] = self._reader.read([page], resolve=False)
+                    found.references.append(self._reader.external.parse(page, data))
+                elif other.schema[feature].is_raw:
+                    present = _present_frames(other, key.row, feature)
+                    bits = "" if present is None else np.packbits(present).tobytes().hex()
+                    numbers = (other.offset, other.num_frames, other.page_length[:, column])
+                    facts += [bits, *(int(column[key.row]) for column in numbers)]
+                    found.raw.append(key)
+                else:
+                    found.hashed.append(key)
+                digest.update(json.dumps(facts).encode())
+        return found._replace(identity=digest.hexdigest())
+
+    def _tag(self, kept: _Kept, row: int) -> str:
+        """How the digest of an entry's page begins, in its own group."""
+        _, column = self._tagged(kept)
+        page = self._index.groups[kept.group].page_digest[row, column]
+        return str(page[:_TAG_BYTES].tobytes().hex())
+
+    def _tagged(self, kept: _Kept) -> tuple[str, int]:
+        """The feature, and its column, whose pages begin the names of entries' files."""
+        schema = self._index.groups[kept.group].schema
+        feature = next(name for name in kept.sources if name in schema)
+        return feature, schema.position(feature)
+
+    def _protected(self, place: str, names: list[str]) -> Bools:
+        """Whether files, in the folder of a place, are of this dataset, bool[n]; see `CacheFolder`.
+
+        By their tags: one in 2^64 / chunks may be of another dataset.
+        """
+        found = np.zeros(len(names), np.bool_)
+        for kept in self._kept.values():
+            if hash_of_place(kept.place) == place:
+                tags = [bytes.fromhex(name[: 2 * _TAG_BYTES]) for name in names]
+                table = self._index.groups[kept.group].page_digest[:, self._tagged(kept)[1]]
+                own = np.ascontiguousarray(table[:, :_TAG_BYTES]).view(np.uint64).reshape(-1)
+                found |= np.isin(np.frombuffer(b"".join(tags), np.uint64), own)
+        return found
+
+    def _pages_beside(self, group: int, row: int, feature: str) -> Iterator[PageKey]:
+        """The pages of a feature that have frames of a chunk."""
+        other = self._reader.features[feature].group
+        table, others = self._index.groups[group], self._index.groups[other]
+        first, episode = int(table.first_frame[row]), table.episode_of(row)
+        ends = np.array([max(first, 0), first + int(table.num_frames[row]) - 1])
+        begin, last = others.chunks_of(episode, ends).tolist()
+        yield from (PageKey(other, number, feature) for number in range(begin, last + 1))
+
+
+def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:
+    """Which frames of a chunk have a feature of its group, bool[frames]; `None` if all have it."""
+    return table.present(row, int(table.features[table.schema.position(name)]))
+
+
+def is_costly(spec: FeatureSpec) -> bool:
+    """Whether decoding frames, of a fixed shape, costs several times as much as writing them."""
+    is_image = any(c["id"] == IMAGE and c.get("format") in _IMAGES for c in spec.codec)
+    is_costly = spec.is_video or is_image or spec.stored_shape not in (None, spec.shape)
+    return is_costly and spec.is_fixed and spec.value == "array"
+
+
+def _place(spec: FeatureSpec) -> str:
+    """Text of everything that determines decoded frames, beside their page."""
+    stored = spec.stored
+    facts = {
+        "dtype": spec.dtype.str,
+        "shape": spec.shape,
+        "stored": stored.shape,
+        "smooth": is_smooth(spec),
+        "codec": stored.codec,
+        "revision": _REVISION,
+        "libraries": {package: _version(package) for package in _PACKAGES},
+    }
+    return "decoded frames " + json.dumps(facts, sort_keys=True, default=dict)
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _bytes(out: npt.NDArray[Any], rows: IntArray, some: slice) -> memoryview:
+    """Memory of consecutive rows."""
+    first, count = int(rows[some.start]), some.stop - some.start
+    return out[first : first + count].reshape(-1).view(np.uint8).data

@@ -1,0 +1,381 @@
+"""SeqRecordMix: batches of clips from several datasets, by weight."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from operator import attrgetter
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import torch
+from torch.utils.data import IterableDataset
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.mixing.form import MixForm
+from seqrecord.loader.mixing.mix_loader import MixLoader
+from seqrecord.loader.mixing.mixed_batches import Join, joined_features
+from seqrecord.loader.mixing.sources import (
+    MIX_OPTIONS,
+    TUNING_OF_SOURCE,
+    StoppingStrategy,
+    agreed_clip_len,
+    loader_in_mix,
+)
+from seqrecord.loader.mixing.summary import MixSummary
+from seqrecord.loader.mixing.weights import Proportions, SourceSize, Weights, is_zero
+from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.epochs import Epochs
+from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
+from seqrecord.loader.pipes.option_values import MaxFrames, Vector
+from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
+from seqrecord.loader.pipes.states import Clip
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.statistics.normalization import Normalization
+from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
+
+if TYPE_CHECKING:
+    from typing_extensions import Self
+
+_MOST_BATCHES = 1 << 40  # of an epoch
+
+
+class SeqRecordMix(EpochStream, IterableDataset[Clip]):
+    """Stream batches of clips from several datasets, each with its share of the clips.
+
+    Returns the batches of `SeqRecordIterableDataset` and the column `dataset`, a list of source
+    names; `episode` and `start` refer to the clip's source. Columns that only some sources have,
+    such as `crop`, are 0 or `None` for the others; `dilation` is then the fixed dilation of the
+    others.
+
+    Each rank (with workers: each worker) draws from the sources in proportion: after every clip,
+    the number drawn from a source since the first epoch differs from its share by less than one
+    clip. The seed determines the places of sources in a batch.
+
+    A batch mixes sources if each feature has the same dtype, fixed shape and number of frames in
+    all of them. Otherwise every batch comes from a single source, and shares are exact to less than
+    one batch. `single_source_batches` chooses explicitly.
+
+    An exhausted source begins its next epoch, in its next order. Across all ranks and workers, each
+    clip of a source comes once in each of the source's epochs; a source with fewer clips than ranks
+    and workers gives one clip to each, some of them twice. All ranks have the same number of
+    batches, and the same number of clips per source in them. The next epoch of the mix continues at
+    the current position of each source.
+
+    Batch size, memory, seed, ranks, device and threads are arguments of the mix: a source that sets
+    one raises `ClipError`. Each source has threads and arenas of its own. Memory not used by
+    batches is divided by weight times bytes of a clip, and each source gets at least its minimum.
+
+    A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly. With other ranks or
+    workers a mix continues at its next epoch. In workers, call `set_epoch` before each epoch.
+
+    Raises `ClipError` for invalid weights, sources or shapes, or if a feature's kind or unit
+    differs between sources; `MemoryLimitError` if the limit is too small.
+
+    Example:
+        mix = seqrecord.SeqRecordMix(
+            {
+                "demo": seqrecord.SeqRecordIterableDataset("records/", clip_len=4),
+                "more": seqrecord.SeqRecordIterableDataset("more-records/", clip_len=4),
+            },
+            weights={"demo": 0.3, "more": 0.7},
+            batch_size=4,
+        )
+        names = next(iter(mix))["dataset"]  # for example ["more", "demo", "more", "more"]
+
+    Args:
+        sources: loaders by name, without `batch_size`: `SeqRecordIterableDataset`, `SeqRecordPipe`,
+            `SeqRecordNode` or another mix. `shuffle=False` is allowed. The datasets of a nested mix
+            divide its weight by their shares and get names such as "indoor/kitchen"; its
+            `batch_size` and `single_source_batches` are ignored.
+        weights: relative numbers of clips by source, at least 0; 0 excludes a source. Or "clips"
+            (default): each source's number of clips; "frames": the number of frames in its selected
+            episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at most
+            65,536; `shares` has the result.
+        alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
+            a source of 100 times the size has 10 times the weight.
+        repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
+            `Stream`: 2 gives each clip twice, 0.5 every second one. Default: 1. The result is
+            rounded down to clips.
+        choose: clips of a source in an epoch, as in MosaicML's `Stream`; 0 excludes the source.
+            `repeat` and `choose` exclude `weights` and `stopping_strategy`: over all ranks, an
+            epoch has the sum of the sources' clips, rounded down to whole batches. The next epoch
+            continues, so no clip is lost.
+        stopping_strategy: end of an epoch. "first_exhausted" (default): before the first source
+            would begin again, but after at least one batch. "all_exhausted": when every source has
+            returned its last clip. An integer: number of batches on each rank. The clips of the
+            first epoch of each source determine the length.
+        batch_size: clips of a batch, at least 1; or `MaxFrames`, as in `SeqRecordIterableDataset`,
+            if all sources have the same drawn `clip_len`, for batches of several sources and
+            epochs without an integer `stopping_strategy`.
+        features: "union" (default) or "intersection" of the sources' features. In a union, a
+            feature is 0 for clips whose source lacks it, and `<feature>_is_missing`, bool [batch],
+            marks them; single-source batches have the features of their source. Features outside an
+            intersection are not read; sizes (`weights`, `repeat`) are of the others.
+        vectors: form of vectors, by feature: `{"action": Vector(pad_to=32, normalize="mean_std",
+            statistics="source")}`, for every source with the feature. Vectors of different sizes
+            then mix in one batch; `place` is a value of sources. Statistics are the stored ones
+            (`seqrecord stats`), merged after `place` and `pad_to`. One `Vector` without a dict
+            normalizes every float feature [D] of the kinds action, state, imu, or none;
+            `mix.normalized` lists them.
+        camera_padding_masks: whether batches have `<camera>_padding_mask`, bool [batch], for each
+            image: true for clips whose source has it, as LeRobot's policies expect. The opposite of
+            `<camera>_is_missing`.
+        number_tasks: whether batches have `task_index`, int64 [batch]: the place of the clip's task
+            in `mix.tasks`, the sorted distinct texts of all sources. The task is the text feature
+            `task` of the clip's first frame, else the metadata `task` or the first of `tasks`.
+        single_source_batches: whether each batch comes from a single source. Default: only if
+            shapes require it. `False` raises `ClipError` if they do.
+        seed: as in `SeqRecordIterableDataset`; each source's order is drawn from the seed and the
+            source's name.
+        memory_limit: as in `SeqRecordIterableDataset`, for all sources together.
+        rank: as in `SeqRecordIterableDataset`.
+        device: as in `SeqRecordIterableDataset`.
+        output: as in `SeqRecordIterableDataset`.
+        engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
+            slow source can use every thread; at most 1,024 in all. `trace` and `video_decoder` are
+            for the mix, except for video of sources with a `frame_transform`, which the host
+            decodes. `num_cursors`, `shuffle_buffer` and `fixed_shards` belong to the
+            sources.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, StreamingLoader | SeqRecordMix],
+        *,
+        weights: Weights | None = None,
+        alpha: float = 1,
+        repeat: Mapping[str, float | Fraction] | None = None,
+        choose: Mapping[str, int] | None = None,
+        stopping_strategy: StoppingStrategy = "first_exhausted",
+        batch_size: int | MaxFrames | None = None,
+        features: Join = "union",
+        vectors: Vector | Mapping[str, Vector] | None = None,
+        camera_padding_masks: bool = False,
+        number_tasks: bool = False,
+        single_source_batches: bool | None = None,
+        seed: int = 0,
+        memory_limit: int | str | None = None,
+        rank: tuple[int, int] | None = None,
+        device: str | torch.device | None = None,
+        output: str = "torch",
+        engine: EngineOptions | None = None,
+    ) -> None:
+        super().__init__()
+        one_of("union", "intersection")("features", features)
+        proportions = {"weights": weights, "alpha": alpha, "repeat": repeat, "choose": choose}
+        datasets, epoch_clips = _weighted(sources, features, check_seed(seed), proportions)
+        if not isinstance(batch_size, MaxFrames):
+            batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
+        options = LoaderOptions(
+            clip_len=agreed_clip_len({name: one for name, (one, _) in datasets.items()}),
+            batch_size=batch_size,
+            seed=seed,
+            memory_limit=memory_limit,
+            rank=rank,
+            device=device,
+            output=output,
+            engine=engine,
+        )
+        for name in TUNING_OF_SOURCE:
+            value, usual = getattr(options.tuning, name), getattr(EngineOptions, name)
+            raise_if(value != usual, f"engine.{name} is that of a source", f"no {name}", value)
+        most, threads = max(1, MOST_THREADS // len(datasets)), options.tuning.num_threads
+        problem = f"engine.num_threads is for each of {len(datasets)} sources"
+        raise_if((threads or 1) > most, problem, f"at most {most}", threads)
+        stop, alternate = stopping_strategy, single_source_batches
+        if isinstance(stop, str):
+            one_of("first_exhausted", "all_exhausted")("stopping_strategy", stop)
+        else:
+            stop = check_integer("stopping_strategy", stop, least=1, most=_MOST_BATCHES)
+        is_right = isinstance(alternate, bool | None)
+        check("single_source_batches", alternate, is_right, "True, False or None")
+        problem = "repeat and choose determine the length of an epoch"
+        expected = "no stopping_strategy; or weights"
+        raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
+        form = MixForm(vectors, camera_padding_masks, number_tasks)
+        self._mix = MixLoader(datasets, options, stop, features, alternate, form, epoch_clips)
+        self._epochs = Epochs(self._mix)
+
+    @classmethod
+    def from_file(
+        cls, path: str | PathLike[str], *, split: str | None = None, **overrides: Any
+    ) -> Self:
+        """Create a mix from a YAML file of sources and arguments; see docs/mixing.md.
+
+        The mix is the same as with these arguments in Python. Unknown and duplicate keys are
+        errors, and so are names of features that no source has.
+
+        Args:
+            path: local path of the file. Paths in it are relative to its folder.
+            split: the episodes of each source: a name in its `splits`, or else a split stored in
+                its dataset. Default: `split` in the file, or all episodes.
+            overrides: arguments of the mix, or of all sources, that replace top-level keys of the
+                file. Keys of a source take precedence over arguments of all sources.
+
+        Raises `ClipError` with file, line and source for an invalid file, `NotFoundError` for a
+        missing file or dataset, and the errors of the sources and of the mix.
+
+        Example:
+            text = 'sources: {a: {location: "records/"}, b: {location: "more-records/"}}'
+            Path("mix.yaml").write_text(text)
+            mix = seqrecord.SeqRecordMix.from_file("mix.yaml", clip_len=4, batch_size=2)
+            names = next(iter(mix))["dataset"]  # for example ["a", "b"]
+        """
+        from seqrecord.loader.mixing.file import load_mix
+
+        mix: Self = load_mix(cls, path, split, overrides)
+        return mix
+
+    @property
+    def shares(self) -> dict[str, Fraction]:
+        """The share of each source in the clips, after rounding; they sum to 1."""
+        return self._mix.shares
+
+    @property
+    def single_source_batches(self) -> bool:
+        """Whether each batch comes from a single source."""
+        return self._mix.alternate
+
+    @property
+    def normalized(self) -> dict[str, dict[str, Normalization]]:
+        """The normalizations of each source, by feature, for example to undo them."""
+        found: dict[str, dict[str, Normalization]] = {}
+        for source, loader in self._mix.loaders.items():
+            steps = loader.selection.vectors.items()
+            found[source] = {n: s.normalization for n, s in steps if s.normalization is not None}
+        return found
+
+    @property
+    def tasks(self) -> list[str]:
+        """The texts that `task_index` numbers; empty without `number_tasks`."""
+        return [] if self._mix.tasks is None else list(self._mix.tasks.numbers)
+
+    def compute_statistics(self, **options: Any) -> dict[str, Statistics]:
+        """Compute statistics of each source by name; `Statistics.merged` joins them.
+
+        `options` are the same as in `SeqRecordIterableDataset.compute_statistics`.
+        """
+        loaders = self._mix.loaders.items()
+        return {name: one.selection.compute_statistics(**options) for name, one in loaders}
+
+    def summarize(self) -> MixSummary:
+        """Summarize sources, shares and features, and changes to the stored features.
+
+        Reads no frame; `seqrecord info mix.yaml` prints it.
+        """
+        return MixSummary.of(self._mix)
+
+    def stats(self) -> dict[str, Any]:
+        """Return statistics as in `SeqRecordIterableDataset`, summed.
+
+        `sources` has the statistics of each. For a source, `waiting_for_consumer_seconds` is the
+        time in which it was ahead and waited for other sources or for the consumer: the source with
+        the shortest time limits the mix.
+        """
+        return super().stats()
+
+    def __repr__(self) -> str:
+        mix = self._mix
+        how = "batches" if mix.alternate else "clips"
+        chosen = mix.epoch_clips
+        end = f"stopping_strategy={mix.stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
+        lines = [f"{type(self).__name__}({end}, shares of {how}"]
+        for name, loader in mix.loaders.items():
+            lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
+        return "\n  ".join(lines) + ")"
+
+
+_Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
+"""Loader and weight, or share, of each single dataset by name."""
+
+
+def _weighted(
+    sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
+) -> tuple[_Datasets, int | None]:
+    """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
+
+    Sizes are of the features that are read. Raises `ClipError`.
+    """
+    is_right = isinstance(sources, Mapping) and bool(sources)
+    check("sources", sources, is_right, "a dict of one loader at least, by name")
+    found = {name: _datasets(name, source) for name, source in sources.items()}
+    names = Counter(name for some in found.values() for name in some)
+    name, count = names.most_common(1)[0]
+    raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
+    given = [one for one in proportions.values() if isinstance(one, Mapping)]
+    unused = {name for one in given for name, value in one.items() if is_zero(value)}
+    loaders = {n: loader for some in found.values() for n, (loader, _) in some.items()}
+    used = {n: loaders[n] for source, some in found.items() if source not in unused for n in some}
+    features = None
+    if join == "intersection" and used:
+        features = joined_features({name: one.selection for name, one in used.items()}, join)
+    loaders |= {name: loader_in_mix(name, one, features, seed) for name, one in used.items()}
+    sizes = {n: _size(sources[n], [loaders[one] for one in some]) for n, some in found.items()}
+    of = Proportions.of(sizes, **proportions)
+    drawn = {
+        name: (loaders[name], of.weights[source] * share)
+        for source, some in found.items()
+        for name, (_, share) in some.items()
+        if of.weights[source]
+    }
+    raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
+    return drawn, of.epoch_clips
+
+
+def _size(source: StreamingLoader | SeqRecordMix, loaders: Sequence[ClipLoader]) -> SourceSize:
+    """The size of a source; of a nested mix, of all its datasets, or of its epoch by `choose`."""
+    clips = frames = 0
+    for loader in loaders:
+        clip_set = loader.selection.clip_set
+        clips += loader.clips(0).num_clips
+        frames += int(clip_set.dataset.contents.index.num_frames[clip_set.selected].sum())
+    chosen = source._mix.epoch_clips if isinstance(source, SeqRecordMix) else None
+    return SourceSize(clips if chosen is None else chosen, frames)
+
+
+def _datasets(name: Any, source: Any) -> _Datasets:
+    """The dataset of a source, or the datasets of a nested mix, with shares."""
+    is_right = isinstance(name, str) and bool(name) and name.isprintable()
+    check("the name of a source", name, is_right, "a text")
+    if isinstance(source, SeqRecordMix):
+        mix = source._mix
+        _check_source(name, replace(mix.options, clip_len=1, batch_size=None))
+        what, stop = f"stopping_strategy of source {name!r}", mix.stop
+        check(what, stop, stop == "first_exhausted", "none: that of the mix")
+        return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}
+    if not isinstance(source, StreamingLoader):
+        raise ClipError(
+            f"source {name!r} of a mix is no loader",
+            expected="a SeqRecordIterableDataset",
+            got=type(source).__name__,
+        )
+    _check_source(name, source.options)
+    return {name: (loader_of(source), Fraction(1))}
+
+
+def _check_source(name: str, options: LoaderOptions) -> None:
+    """Raise `ClipError` for a source with options of the mix."""
+    raise_if(
+        options.order == "sequences",
+        f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
+        "a source without order; for sequences a loader for each dataset",
+        "order='sequences'",
+    )
+    values = {n: attrgetter(n)(options) for n in MIX_OPTIONS}
+    usual = LoaderOptions(clip_len=1)
+    changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
+    given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
+    raise_if(
+        bool(given),
+        f"source {name!r} of a mix sets options of the mix",
+        f"a loader without {', '.join(given)}; pass them to SeqRecordMix if it has them",
+        ", ".join(f"{n}={value!r}" for n, value in given.items()),
+    )
+
+
+def mix_loader(mix: SeqRecordMix) -> MixLoader:
+    """The loader that plans and runs the epochs of a mix."""
+    return mix._mix

@@ -1,0 +1,307 @@
+"""MixLoader: plans the epochs of a mix, and makes the engines that run its sources."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from fractions import Fraction
+from functools import partial
+from math import ceil
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
+from seqrecord.loader.engine.buffers import BufferNeeds
+from seqrecord.loader.engine.engine import Engine
+from seqrecord.loader.engine.stats import STAGES, EngineStats, Trace, bottleneck
+from seqrecord.loader.mixing.form import MixForm
+from seqrecord.loader.mixing.mixed_batches import (
+    BatchBuffers,
+    Join,
+    MixedBatches,
+    check_sizes,
+    differing_shapes,
+    joined_features,
+)
+from seqrecord.loader.mixing.notices import warn_of_form
+from seqrecord.loader.mixing.sources import (
+    MixPlan,
+    SourceLoader,
+    SourceRun,
+    SourceStats,
+    StoppingStrategy,
+)
+from seqrecord.loader.mixing.tasks import TaskNumbers
+from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.distributed import Ranks, warn_once
+from seqrecord.loader.pipes.memory import check_machine
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.source_orders import SourceOrder
+from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.sampling.elastic import items_of_workers
+from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, usual_limit
+from seqrecord.loader.sampling.mix_memory import share_out
+from seqrecord.loader.sampling.random_order import Purpose, key_of
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.shard_batches import ShardBatches
+from seqrecord.loader.sampling.shares import Shares, whole_shares
+from seqrecord.store.reading.array_specs import clip_nbytes
+from seqrecord.store.units import raise_if
+
+_MOST_SLOTS = 1 << 60
+_OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
+
+
+class MixLoader:
+    """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
+
+    Args:
+        sources: loader (of `loader_in_mix`) and weight of each source, by name.
+        options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
+        epoch_clips: clips of an epoch over all ranks; replaces `stop`.
+
+    Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
+    """
+
+    differs_by_epoch = True
+
+    def __init__(
+        self,
+        sources: Mapping[str, tuple[ClipLoader, Fraction]],
+        options: LoaderOptions,
+        stop: StoppingStrategy,
+        join: Join,
+        alternate: bool | None,
+        form: MixForm,
+        epoch_clips: int | None = None,
+    ) -> None:
+        assert options.most_clips is not None
+        self.options, self.stop, self.join, self.form = options, stop, join, form
+        self.epoch_clips = epoch_clips
+        self.batch_size = size = options.most_clips
+        self.draws = options.draws
+        self.counts = whole_shares([weight for _, weight in sources.values()])
+        each = zip(sources, self.counts, strict=True)
+        self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
+        selections = {name: loader.selection for name, (loader, _) in sources.items()}
+        features = joined_features(selections, join)
+        steps = form.steps(selections, self.shares, features)
+        formed = {name: one.with_vectors(steps[name]) for name, one in selections.items()}
+        differing = differing_shapes(selections, formed, features, alternate, form.own_units)
+        self.alternate = bool(alternate or differing)
+        check_sizes(selections)
+        frames = options.frames_per_batch
+        problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
+        expected = (
+            "a number of clips; or sources of equal shapes, no number of batches, repeat or choose"
+        )
+        has_count = isinstance(stop, int) or epoch_clips is not None
+        got = f"stopping_strategy={stop!r}, single_source_batches={self.alternate}"
+        raise_if(frames is not None and (self.alternate or has_count), problem, expected, got)
+        self._unit = size if frames is None else 1  # slots that epochs are counted in
+        self.loaders = {
+            name: SourceLoader(
+                name,
+                formed[name],
+                loader.options,
+                options,
+                size if self.alternate else ceil(size * self.shares[name]),
+                partial(self._limit_of, name),
+            )
+            for name, (loader, _) in sources.items()
+        }
+        self._sources = list(self.loaders.values())
+        numbered = dict(enumerate(self._sources))
+        alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
+        self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
+        masks = form.camera_padding_masks
+        self.batches = [
+            MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
+        ]
+        shown = {name: float(share) for name, share in self.shares.items()}
+        warn_of_form(self.batches, shown, differing)
+        most = size  # in clips of the greatest length
+        if self.draws is not None:
+            most = -(-self.draws.most_frames(size) // self.draws.most)
+        self._batch_bytes = sum(most * batches.clip_bytes for batches in self.batches)
+        self._requests = {
+            name: loader.planner.memory_request() for name, loader in self.loaders.items()
+        }
+        self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by number of workers
+        # The memory that batches leave is divided in this ratio.
+        self._weights = {}
+        for name, source in self.loaders.items():
+            nbytes = clip_nbytes(source.selection.made, source.selection.lengths)
+            self._weights[name] = float(self.shares[name]) * max(1, nbytes)
+        self._places: dict[int, Shares] = {}  # by their key
+        self._done = {name: SourceStats() for name in sources}  # in the last iteration
+        self.prefetch, _ = self._share_out(1)
+        for source in self._sources:
+            source.machine_part = 1 / len(self._sources)
+            source.planner.plan_memory(1)  # a limit that is too small is an error here and now
+
+    @property
+    def ranks(self) -> Ranks:
+        """See `BatchSource`."""
+        return self._sources[0].ranks
+
+    @property
+    def sources(self) -> Sequence[SourceOrder]:
+        """See `BatchSource`."""
+        return tuple(source for loader in self._sources for source in loader.sources)
+
+    def shared_arguments(self) -> dict[str, Any]:
+        """See `BatchSource`."""
+        each, frames = zip(self.loaders, self.counts, strict=True), self.options.frames_per_batch
+        return {
+            "shares": [list(pair) for pair in each],
+            "stopping_strategy": self.stop if (n := self.epoch_clips) is None else f"{n} clips",
+            "batch_size": self.batch_size,
+            "seed": self.options.seed,
+            "features": self.join,
+            "single_source_batches": self.alternate,
+            **({"frames_per_batch": frames} if frames is not None else {}),
+        }
+
+    # ---- plans and positions
+
+    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> MixPlan:
+        """The plan of one shard of one epoch, the same on all ranks.
+
+        Epochs of a mix have no segments.
+        """
+        raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
+        seed, worker, num_slots = self.options.seed, shard.index % shard.workers, self._count(shard)
+        raise_if((epoch + 1) * num_slots >= _MOST_SLOTS, "an epoch that no mix comes to", got=epoch)
+        key = key_of(Purpose.MIX_SOURCES, seed, worker)
+        shares = self._places.setdefault(key, Shares(self.counts, key))
+        key = key_of(Purpose.MIX_BATCHES, seed, epoch)
+        batches = ShardBatches(self.batch_size, self.draws, key, worker, shard.workers)
+        turn, num_batches = self._unit if self.alternate else 1, batches.count(num_slots)
+        first = epoch * num_slots
+        return MixPlan(shard, num_batches, batches, shares, turn, first, num_slots)
+
+    def _count(self, shard: Shard) -> int:
+        """The number of slots until sources have returned the clips of their first epochs."""
+        stop, workers, size = self.stop, shard.workers, self._unit
+        if self.epoch_clips is not None:  # a number of batches on each rank
+            stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
+        if isinstance(stop, int):
+            return size * ((stop + workers - 1 - shard.index % workers) // workers)
+        # A source with n clips and a share p returns its last clip within n / p slots.
+        each = zip(self._sources, self.shares.values(), strict=True)
+        slots = [max(1, source.first_clip(1, shard.count)) / share for source, share in each]
+        if stop == "first_exhausted":
+            return size * max(1, int(min(slots) // size))
+        return size * int(-(-max(slots) // size))
+
+    def after_change(self, state: State) -> State:
+        """See `BatchSource`: the remaining clips are skipped."""
+        shards = Shard(0, state.ranks).divided(state.workers)
+        plans = [self.plan(state.epoch, one) for one in shards]
+        most = [plan.num_batches for plan in plans]
+        given = items_of_workers(most, state.batch, state.batch_size)
+        left = state.ranks * sum(plan.left(n) for plan, n in zip(plans, given, strict=True))
+        warn_once(
+            f"ranks or workers of a mix have changed in epoch {state.epoch}: it continues at epoch "
+            f"{state.epoch + 1}, without the remaining {left:,} clips"
+        )
+        return state.following
+
+    def in_excerpts_of(self, state: State) -> MixLoader:  # noqa: ARG002
+        """See `BatchSource`: the excerpts of sources do not depend on the memory of the mix."""
+        return self
+
+    # ---- execution
+
+    def start(
+        self, plan: MixPlan, _segments: Segments, *, batch: int, stats: EngineStats
+    ) -> Engine:
+        """See `BatchSource`."""
+        device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
+        num_batches = CONSUMER + (1 if in_worker else self.prefetch)
+        if device is None:
+            nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
+            check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
+        stream = self.batches[0].kept.stream(device)
+        needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, device, in_worker)
+        if self.draws is not None:
+            needs = replace(needs, most_frames=self.draws.most_frames(self.batch_size))
+        buffers = [batches.buffers(needs, stream) for batches in self.batches]
+        begin = partial(self._begin, plan, buffers, threading.Lock())
+        channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
+        clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
+        runs = []
+        for number, (source, some) in enumerate(zip(self._sources, clips, strict=True)):
+            source.reset_counts()
+            self._done[source.name] = own = SourceStats(trace=stats.trace)
+            run = SourceRun(source, number, plan, some, stream, own)
+            runs.append(partial(run.fill, channel))
+        return Engine(channel, runs, stats)
+
+    def _begin(
+        self, plan: MixPlan, buffers: Sequence[BatchBuffers], lock: threading.Lock, number: int
+    ) -> OpenBatch:
+        """A batch to fill, by its number."""
+        sources = plan.sources(number)
+        which = int(sources[0]) if self.alternate else 0
+        return self.batches[which].begin(buffers[which], lock, sources, plan.batches, number)
+
+    def trace(self) -> Trace:
+        """See `BatchSource`."""
+        return self._sources[0].trace()
+
+    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
+        """See `BatchSource`."""
+        which = int(batch.source[0]) if self.alternate else 0
+        return [self.batches[which].to_clips(batch)]
+
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
+        """See `BatchSource`: of the mix, and of each source."""
+        sources = {}
+        for name, loader in self.loaders.items():
+            report = self._done[name].report()
+            limit = STAGES[bottleneck(report, waiting=1.0)]
+            sources[name] = {**loader.stats(report, 0), "bottleneck": limit}
+        return {**_summed(done, sources), "sources": sources}
+
+    # ---- memory
+
+    def _limit_of(self, name: str, num_workers: int) -> int:
+        """The memory limit of a source in each worker, for this number of workers, in bytes."""
+        return self._share_out(num_workers)[1][name]
+
+    def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
+        """See `share_out`, for each of `num_workers` workers of a rank."""
+        if num_workers not in self._limits:  # each source asks, several times
+            limit, batch = self.options.memory_limit, self._batch_bytes
+            if limit is None:
+                wanted = sum(one.wanted_limit for one in self._requests.values())
+                limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
+            self._limits[num_workers] = share_out(limit, batch, self._requests, self._weights)
+        return self._limits[num_workers]
+
+
+def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
+    """The statistics of the mix, with sums over its sources."""
+    total = dict(own)
+    for report in sources.values():
+        for name, value in report.items():
+            if isinstance(value, dict):  # by feature
+                before = total.get(name, {})
+                total[name] = before | {n: before.get(n, 0.0) + more for n, more in value.items()}
+            elif isinstance(value, list):  # of features
+                total[name] = [*dict.fromkeys([*total.get(name, ()), *value])]
+            elif name not in _OWN and not isinstance(value, str):
+                total[name] = total.get(name, 0) + value
+    if not own["clips"]:
+        return total
+    # Each source waits for others or for the consumer; the shortest wait limits the mix.
+    waits = {name: report["waiting_for_consumer_seconds"] for name, report in sources.items()}
+    slowest = min(waits, key=waits.__getitem__)
+    total["waiting_for_consumer_seconds"] = waits[slowest]
+    if own["data_wait_seconds"] < waits[slowest]:
+        return {**total, "bottleneck": STAGES["consumer"]}
+    return {**total, "bottleneck": f"source {slowest!r}: {sources[slowest]['bottleneck']}"}

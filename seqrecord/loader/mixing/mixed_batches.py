@@ -1,0 +1,408 @@
+"""Batches of a mix: features, extra columns and memory."""
+
+from __future__ import annotations
+
+import shlex
+import threading
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import product
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+import torch
+
+from seqrecord.cuda.buffers import DeviceBuffers
+from seqrecord.cuda.streams import SideStream
+from seqrecord.errors import ClipError
+from seqrecord.loader.engine.arena import for_users
+from seqrecord.loader.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
+from seqrecord.loader.engine.buffers import BufferCache, BufferNeeds, Buffers, HostBuffers
+from seqrecord.loader.mixing.sources import SourceLoader
+from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
+from seqrecord.loader.pipes.columns import DIM_IS_PAD
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.feature_kinds import differences, has_pixels, is_image, known_kind
+from seqrecord.store.reading.array_specs import ArraySpec, clip_nbytes
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.units import raise_if
+
+_CAMERA_COLUMNS = ("intrinsics", "distortion", "skew")
+_DATASET = "dataset"  # the column with the name of each clip's source
+_MISSING = "_is_missing"  # the end of the names of masks: the clip's source lacks a feature
+_IS_REAL = "_padding_mask"  # LeRobot's name of the opposite, for cameras
+
+BatchBuffers: TypeAlias = Buffers[Any]
+Join: TypeAlias = Literal["union", "intersection"]
+
+
+@dataclass(frozen=True, eq=False)
+class MixedBatches:
+    """Batches with clips of some sources of a mix: features, extra columns and memory. Picklable.
+
+    Attributes:
+        sources: the sources by number.
+        specs: dtype and shape of a frame of each feature.
+        lengths: the number of frames of each feature in a clip.
+        nested: the features that come as nested tensors.
+        squeezed: the features without an axis of frames.
+        columns: the extra columns of no clips, of all sources.
+        missing: the numbers of the sources without a feature, or without a camera that others have.
+        cameras: the images that have padding masks.
+        tasks: the numbers of tasks, if they are a column.
+        kept: the memory of batches, for the next iteration.
+    """
+
+    sources: Mapping[int, SourceLoader]
+    specs: Mapping[str, ArraySpec]
+    lengths: Mapping[str, int]
+    nested: frozenset[str]
+    squeezed: frozenset[str]
+    columns: Mapping[str, Any]
+    missing: Mapping[str, list[int]]
+    cameras: Sequence[str] = ()
+    tasks: TaskNumbers | None = None
+    kept: BufferCache = field(default_factory=BufferCache)
+
+    @classmethod
+    def of(
+        cls,
+        sources: Mapping[int, SourceLoader],
+        features: Collection[str],
+        *,
+        camera_masks: bool = False,
+        tasks: TaskNumbers | None = None,
+    ) -> MixedBatches:
+        """Create batches with these features, as far as a source has them.
+
+        Raises `ClipError` if two kinds of entries have one name.
+        """
+        selections = {number: source.selection for number, source in sources.items()}
+        for number, selection in selections.items():
+            problem = f"frame lists of source {sources[number].name!r} differ in length"
+            got = f"ragged={selection.cut!r}"
+            raise_if(selection.cut != "pad", problem, 'ragged="pad" in a mix', got)
+        having = {n: [one for one in selections.values() if n in one.made] for n in features}
+        first = {name: some[0] for name, some in having.items() if some}.items()
+        columns = {n: c for one in selections.values() for n, c in one.column_kinds.items()}
+        entries = {number: _entries(one, features) for number, one in selections.items()}
+        cameras = [name for name in columns if name.endswith(_CAMERA_COLUMNS)]
+        names = [*(name for name, _ in first), *cameras]
+        without = {n: [number for number in sources if n not in entries[number]] for n in names}
+        missing = {name: numbers for name, numbers in without.items() if numbers}
+        images = [name for name, one in first if _is_camera(one, name)]
+        images = images if camera_masks else []
+        own = [_DATASET, *(n + _MISSING for n in missing), *(n + _IS_REAL for n in images)]
+        own += [] if tasks is None else [TASK_INDEX]
+        taken = dict.fromkeys(own, "a column of the mix")
+        for number, one in entries.items():
+            for name, kind in one.items():
+                if taken.setdefault(name, kind) != kind:
+                    raise ClipError(
+                        "two entries of a mix's batches have one name",
+                        feature=name,
+                        expected=f"a new name for {taken[name]} or the other entry",
+                        got=f"{kind} of source {sources[number].name!r}",
+                    )
+        return cls(
+            sources,
+            {name: one.made[name] for name, one in first},
+            {name: one.lengths[name] for name, one in first},
+            frozenset(name for name, one in first if name in one.nested),
+            frozenset(name for name, one in first if name in one.squeezed),
+            columns,
+            missing,
+            images,
+            tasks,
+        )
+
+    @property
+    def column_texts(self) -> dict[str, str]:
+        """The entries beside features, each with dtype and shape of a clip, or "list"."""
+        found = {name: _column_text(column) for name, column in self.columns.items()}
+        masks = (*(n + _MISSING for n in self.missing), *(n + _IS_REAL for n in self.cameras))
+        numbers = {} if self.tasks is None else {TASK_INDEX: "int64"}
+        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **numbers, **found}
+
+    @property
+    def clip_bytes(self) -> int:
+        """Bytes of a clip in a batch."""
+        return max(1, clip_nbytes(self.specs, self.lengths))
+
+    def buffers(self, needs: BufferNeeds, stream: SideStream | None) -> BatchBuffers:
+        """Memory for batches; reuses the memory of this process's last iteration.
+
+        `needs` lacks the features.
+        """
+        needs = replace(needs, specs=self.specs, lengths=self.lengths)
+        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
+        buffers: BatchBuffers = self.kept.acquire(needs, make)
+        self.kept.release(buffers)  # batches that iterations have begun are theirs
+        return buffers
+
+    def begin(
+        self,
+        buffers: BatchBuffers,
+        lock: threading.Lock,
+        source: IntArray,
+        batches: ShardBatches,
+        number: int,
+    ) -> OpenBatch:
+        """Begin batch `number` of `batches` with clips of these sources, int64[n].
+
+        Missing features are 0.
+        """
+        frames, sizes, form = _frames_of(batches, number), dict[str, tuple[int, int]](), None
+        for one in self.sources.values():
+            sizes |= one.selection.draws.sizes(partial(batches.draw, number))
+        if frames is not None or sizes:
+            form = BatchForm(frames, {n: size for n, size in sizes.items() if n in self.specs})
+        build = partial(self._build, buffers, source, form)
+        describe = partial(self._columns, batches=batches, number=number)
+        return OpenBatch(len(source), build, lock, source, frames, describe)
+
+    def _build(
+        self, buffers: BatchBuffers, source: IntArray, form: BatchForm | None
+    ) -> BatchBuilder[Any]:
+        builder = buffers.begin_batch(len(source), form)
+        for name, without in self.missing.items():
+            if name in self.specs and self.specs[name].value == "array":
+                builder.clear(name, np.flatnonzero(np.isin(source, without)))
+        return builder
+
+    def to_clips(self, batch: Batch) -> Clip:
+        """A batch for users: features, and columns of all sources."""
+        found: Clip = for_users(batch.features, self.nested, self.squeezed)
+        found.update(batch.columns)
+        if self.tasks is not None:
+            found[TASK_INDEX] = torch.zeros(len(batch), dtype=torch.int64, device="cpu")
+            for (one, _), some in _by_source(batch).items():
+                source, slots = self.sources[one], np.array(some)
+                texts = [found[TASK][slot] for slot in some] if TASK in found else []
+                given = source.name, source.selection, batch.clips.episode[slots], texts
+                found[TASK_INDEX].numpy()[slots] = self.tasks.column(*given)
+        return found
+
+    def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
+        """The columns of a batch. A thread of a source makes them, as they take milliseconds."""
+        frames = _frames_of(batches, number)
+        draws = DrawsByPlace.of_one(batches, number)
+        size, found = len(batch), dict[str, Any]()
+        found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
+        for name, without in self.missing.items():
+            found[name + _MISSING] = torch.from_numpy(np.isin(batch.source, without))
+        for name in self.cameras:
+            is_real = np.isin(batch.source, self.missing.get(name, ()), invert=True)
+            found[name + _IS_REAL] = torch.from_numpy(is_real)
+        for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
+            if isinstance(none, torch.Tensor):
+                if _has_frames(name):
+                    none = none[:, :frames]
+                found[name] = none.new_zeros((size, *none.shape[1:]))
+            else:
+                found[name] = [None] * size
+            if name.endswith(DIM_IS_PAD) and isinstance(none, torch.Tensor):
+                without = self.missing.get(name.removesuffix(DIM_IS_PAD), [])
+                found[name][np.isin(batch.source, without)] = True
+        for (of, epoch), some in _by_source(batch).items():
+            slots, source = np.array(some), self.sources[of]
+            columns = source.columns(batch.clips.take(slots), epoch, draws)
+            if isinstance(found.get("dilation"), torch.Tensor):  # of a source that draws it
+                own = torch.full((len(some),), source.options.dilations[0], device="cpu")
+                columns.setdefault("dilation", own)
+            for name, column in columns.items():
+                if isinstance(column, torch.Tensor):
+                    found[name].numpy()[slots] = column.numpy()
+                else:
+                    for slot, item in zip(some, column, strict=True):
+                        found[name][slot] = item
+        return found
+
+
+def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
+    """The slots of each source and epoch."""
+    # Plain Python: NumPy's calls for so few numbers would each wait for the GIL.
+    groups: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
+        groups[group].append(slot)
+    return groups
+
+
+def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
+    """The kinds of a source's batch entries, as text."""
+    found = {name: "a feature" for name in selection.made if name in features}
+    for name, column in selection.column_kinds.items():
+        text = _column_text(column)
+        found[name] = "a list" if text == "list" else f"a column {text}"
+    return found
+
+
+def _column_text(column: Any) -> str:
+    """Dtype and shape of a column's entry for a clip, or "list"."""
+    if isinstance(column, list):
+        return "list"
+    return f"{column.dtype} {[*column.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
+
+
+def _has_frames(column: str) -> bool:
+    """Whether a column of tensors has a value for each frame of a clip."""
+    if column.endswith(DIM_IS_PAD):
+        return False
+    return column == "frames" or column.endswith(("_is_pad", "_age", "_wait"))
+
+
+def _frames_of(batches: ShardBatches, number: int) -> int | None:
+    """The frames of each clip of a batch, if they are drawn."""
+    return None if batches.draws is None else int(batches.frames(np.array([number]))[0])
+
+
+def check_sizes(sources: Mapping[str, Selection]) -> None:
+    """Raise `ClipError` if sources draw the size of a feature differently."""
+    drawn: dict[str, dict[str, str]] = {}  # of each feature, the steps of each source
+    for source, one in sources.items():
+        steps = dict.fromkeys(one.made, "none")
+        for crops in one.draws.crops:
+            text = ", ".join(repr(s.of_features(None)) for s in crops.steps if s.per_batch)
+            steps |= dict.fromkeys(crops.features, text or "none")
+        for name, text in steps.items():
+            drawn.setdefault(name, {})[source] = text
+    for name, texts in drawn.items():
+        if len({*texts.values()}) > 1:
+            raise ClipError(
+                "the sources of a mix draw the size of a feature differently",
+                feature=name,
+                expected="one BatchResize in the clip_transform of every source",
+                got=_listed(texts),
+            )
+
+
+def _is_camera(selection: Selection, name: str) -> bool:
+    """Whether a feature is an image."""
+    spec, stored = selection.made[name], selection.dataset.features.get(name)
+    if spec.value != "array" or not has_pixels(spec):
+        return False
+    return is_image(spec, known_kind(name, spec, None if stored is None else stored.kind))
+
+
+def joined_features(sources: Mapping[str, Selection], join: Join) -> list[str]:
+    """The features of batches. Raises `ClipError` for an empty intersection."""
+    names = dict.fromkeys(name for one in sources.values() for name in one.made)
+    found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
+    problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
+    each = {name: ", ".join(one.made) for name, one in sources.items()}
+    raise_if(not found, problem, expected, _listed(each))
+    return found
+
+
+def differing_shapes(
+    sources: Mapping[str, Selection],
+    formed: Mapping[str, Selection],
+    features: Sequence[str],
+    alternate: bool | None,
+    own_units: Collection[str] | None,
+) -> dict[str, str]:
+    """The features that cannot be in one batch, with the dtype and shape of each source.
+
+    Args:
+        sources: the sources.
+        formed: the sources with the steps of the mix.
+        features: the features of batches.
+        alternate: whether each batch comes from a single source, by the user's choice.
+        own_units: features that are normalized by source, which may differ in unit. `None`: all
+            normalized ones.
+
+    Raises `ClipError` for different kinds or units of a feature, and for such features if
+    `alternate` is false.
+    """
+    _check_meanings(features, sources, _unitless(formed, own_units))
+    found: dict[str, str] = {}
+    for name in () if alternate else features:
+        shapes = {source: _shape(one, name) for source, one in formed.items() if name in one.made}
+        if len({*shapes.values()}) > 1 or "?" in next(iter(shapes.values())):
+            found[name] = _listed(shapes)
+    if found and alternate is False:
+        name, got = next(iter(found.items()))
+        raise ClipError(
+            "the sources of a mix disagree in a shape, so they cannot be in one batch",
+            feature=name,
+            expected="the same dtype and fixed shape in every source; or "
+            "single_source_batches=True, for batches of a single source",
+            got=got,
+        )
+    return found
+
+
+def _unitless(sources: Mapping[str, Selection], names: Collection[str] | None) -> frozenset[str]:
+    """The normalized features among `names`."""
+    each = (item for one in sources.values() for item in one.vectors.items())
+    found = {name for name, step in each if step.normalization is not None}
+    return frozenset(found if names is None else found.intersection(names))
+
+
+def _shape(selection: Selection, name: str) -> str:
+    """Dtype and shape of a feature in a clip, with a `?` for each varying dimension."""
+    spec = selection.made[name]
+    frames = () if name in selection.squeezed else (selection.lengths[name],)
+    if spec.value == "array":
+        return str(replace(spec, shape=(*frames, *spec.shape)))
+    return f"{spec} {[*frames]}"
+
+
+def _check_meanings(
+    features: Iterable[str], sources: Mapping[str, Selection], unitless: Collection[str]
+) -> None:
+    """Raise `ClipError` if kind or unit of a feature differ between sources.
+
+    Logs a warning if only some sources declare them. Features made or changed by user functions are
+    exempt, and so are texts, and units of `unitless` features.
+    """
+    for name, attribute in product(features, ("kind", "unit")):
+        if attribute == "unit" and name in unitless:
+            continue
+        found = {s: meaning(one, name) for s, one in sources.items() if name in one.made}
+        specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
+        declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
+        sure, *_ = [*(source for source, text in declared.items() if text is not None), ""]
+        for source in specs if sure else ():
+            is_known = differences(specs[sure], specs[source]).get(attribute)
+            if is_known is None:
+                continue
+            dataset, got = sources[source].dataset, _listed(declared)
+            given = f"{dataset.contents.stored_name(name)}={declared[sure]}"
+            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{attribute} {given}`"
+            if not is_known:
+                problem = f"{attribute} of feature {name} is unknown in a source of a mix: {got}"
+                warn_once(f"{problem}; if it is {declared[sure]}: {command}")
+                continue
+            raise ClipError(
+                f"the sources of a mix disagree on the {attribute} of a feature",
+                feature=name,
+                expected=f"one {attribute}: rename the feature of a source (rename=), convert it, "
+                f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
+                got=got,
+            )
+
+
+def _listed(of_source: Mapping[str, object]) -> str:
+    """A text for each source, joined for an error."""
+    return "; ".join(f"{source}: {text or 'unknown'}" for source, text in of_source.items())
+
+
+def meaning(selection: Selection, name: str) -> FeatureSpec | None:
+    """A feature with its kind and unit; `None` if a user function makes or changes it.
+
+    A function may declare its unit, as `DepthToMeters` does.
+    """
+    spec, functions = selection.dataset.features.get(name), selection.draws.functions
+    called = () if functions is None else functions.functions
+    for one in reversed((selection.frames.transform, *called)):
+        if spec is not None and name in (units := getattr(one, "units", {})):
+            return replace(spec, unit=units[name])
+    is_kept = selection.frames.transform is None or name in selection.frames.unchanged
+    return spec if is_kept and (functions is None or name in functions.unchanged) else None

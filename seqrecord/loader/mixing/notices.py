@@ -1,0 +1,78 @@
+"""The warning of a mix that fills missing features with zeros, or has one source per batch."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+
+from torch.utils.data import get_worker_info
+
+from seqrecord.loader.mixing.mixed_batches import MixedBatches
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.selection import Selection
+from seqrecord.store.feature_kinds import is_image, known_kind
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.text import first_of
+
+_MOST_ROWS = 9  # under the first line
+_MOST_NAMES = 5  # in a row
+
+
+def warn_of_form(
+    batches: Iterable[MixedBatches], shares: Mapping[str, float], differing: Mapping[str, str]
+) -> None:
+    """Log one warning, in the training process of rank 0, if there is something to report.
+
+    Args:
+        batches: the forms of batches.
+        shares: the share of each source.
+        differing: features whose shapes turn batches into batches of one source, with the shapes.
+    """
+    if get_worker_info() is not None:
+        return
+    head = 'a mix fills features that a source lacks with 0; rename= or features="intersection"'
+    rows = [f"{name}: {shapes}" for name, shapes in differing.items()]
+    if rows:  # then nothing is filled
+        head = (
+            "each batch of a mix has a single source, because features differ in shape; vectors= "
+        )
+        head += "for vectors, resize= for images, or single_source_batches=True"
+    for one in batches:
+        lacking: dict[int, list[str]] = defaultdict(list)
+        for name, numbers in one.missing.items():
+            if name not in one.specs or one.specs[name].value == "array":
+                for number in numbers:
+                    lacking[number].append(name)
+        for number, names in lacking.items():
+            source = one.sources[number]
+            shown = first_of(names, _MOST_NAMES)
+            row = f"{source.name} ({shares[source.name]:.0%} of clips) lacks {shown}"
+            other = _alike(source.selection, names, one)
+            rows.append(row + f"; it has {first_of(other, _MOST_NAMES)}" * bool(other))
+    if len(rows) > _MOST_ROWS:
+        rows[_MOST_ROWS - 1 :] = [f"… {len(rows) - _MOST_ROWS + 1} more"]
+    if rows:
+        warn_once("\n  ".join([head, *rows]))
+
+
+def _alike(selection: Selection, names: Sequence[str], batches: MixedBatches) -> list[str]:
+    """Features of a source with the kind of missing ones, which are unread or in no other source.
+
+    Often they have another name for the same camera.
+    """
+    dataset = selection.dataset
+    read = {dataset.contents.stored_name(name): name for name in dataset.features}
+    wanted = set()
+    for other in batches.sources.values():
+        features = other.selection.dataset.features
+        wanted |= {_kind(name, features[name]) for name in names if name in features}
+    return [
+        read.get(name, name)
+        for name, spec in dataset.schema.active.items()
+        if (name not in read or read[name] in batches.missing) and _kind(name, spec) in wanted
+    ]
+
+
+def _kind(name: str, spec: FeatureSpec) -> str:
+    kind = known_kind(name, spec, spec.kind)
+    return "image" if is_image(spec, kind) else kind or f"{spec.dtype.kind}{len(spec.shape)}"

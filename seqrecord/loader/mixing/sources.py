@@ -1,0 +1,263 @@
+"""The sources of a mix: the slots that each fills, and its consecutive epochs."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Mapping, Sequence, Sized
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, Literal, TypeAlias
+
+import numpy as np
+
+from seqrecord.cuda.streams import SideStream
+from seqrecord.loader.engine.batches import Channel, OpenBatch
+from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.planning import EpochPlanner, plan_clips
+from seqrecord.loader.pipes.sample_epochs import EPOCHS
+from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.random_order import Purpose, key_of
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
+from seqrecord.loader.sampling.shares import Shares
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.units import raise_if
+
+StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
+"""The end of an epoch; see `SeqRecordMix`."""
+
+MIX_OPTIONS = (
+    *("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output"),
+    *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
+)
+"""Options of the mix; sources must not set them."""
+
+TUNING_OF_SOURCE = ("num_cursors", "shuffle_buffer", "fixed_shards")
+"""Options of a source's `engine`; a mix must not set them."""
+
+
+def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
+    """The `clip_len` that all sources draw for each batch; 1 if none is drawn.
+
+    Raises `ClipError` if sources differ.
+    """
+    found = {name: loader.options.clip_lens for name, loader in loaders.items()}
+    problem = "a batch of a mix has one number of frames, and sources draw clip_len differently"
+    got = ", ".join(f"{name}: {loaders[name].options.clip_len}" for name in found)
+    raise_if(len({*found.values()}) > 1, problem, "the same clip_len of all sources", got)
+    return next(iter(found.values())) or 1
+
+
+@dataclass(frozen=True)
+class MixPlan:
+    """The batches of one shard of one epoch: the source of each slot.
+
+    The clips of a source are numbered over all epochs: each epoch of the mix continues at the end
+    of the last one. So are the slots of the shard: the epoch has `num_slots`, from `first` on.
+    """
+
+    shard: Shard
+    num_batches: int
+    batches: ShardBatches
+    shares: Shares
+    turn: int  # clips that a source gives in its turn: one, or a batch
+    first: int
+    num_slots: int
+    counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
+
+    def left(self, batch: int) -> int:
+        """The slots from a batch to the end of the epoch."""
+        return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
+
+    def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace:
+        """The draws for the clips of a source's plan, with `given` clips before it."""
+        return DrawsByPlace(
+            self.batches, lambda place: self._find(source, given + plan.numbers(place))[0]
+        )
+
+    def sources(self, batch: int) -> IntArray:
+        """The source of each slot of a batch; int64[batch_size]."""
+        found = self.shares.sources(self._turns_before(batch), self._turns_before(batch + 1))
+        return np.repeat(found, self.turn)
+
+    def given(self, batch: int) -> IntArray:
+        """The number of clips that each source has returned before a batch; int64[sources]."""
+        return self.shares.given(self._turns_before(batch)) * self.turn
+
+    def places(
+        self, source: int, given: int, clips: Sized, first: int
+    ) -> tuple[IntArray, IntArray]:
+        """Batch and slot of consecutive clips of a source, int64[n] each.
+
+        `first` is the number of the first clip in an epoch of the source, and `given` the number of
+        clips before that epoch.
+        """
+        return self._find(source, np.arange(given + first, given + first + len(clips)))
+
+    def _find(self, source: int, clips: IntArray) -> tuple[IntArray, IntArray]:
+        """Batch and slot of clips of a source by their numbers, int64[n] each."""
+        if not len(clips):
+            return clips, clips
+        turn, clip = np.divmod(clips, self.turn)
+        begin, end = int(turn.min()), int(turn.max()) + 1
+        turns = self.shares.slots(source, begin, end)
+        return self.batches.find(turns[turn - begin] * self.turn + clip - self._slots_before(0))
+
+    def _turns_before(self, batch: int) -> int:
+        return self._slots_before(batch) // self.turn
+
+    def _slots_before(self, batch: int) -> int:
+        """The slots before a batch of this epoch, in all epochs."""
+        return self.first + self.num_slots - self.left(batch)
+
+
+@dataclass
+class SourceStats(EngineStats):
+    """Counters of one source of a mix; `clips` counts clips in batches."""
+
+    duplicate_clips: int = 0  # of the epochs begun, that another shard gives too
+    num_interleaved: int = 0  # places at a time, in the last of these epochs
+
+
+@dataclass(frozen=True, eq=False)
+class SourceRun:
+    """One iteration of a source of a mix: fills its slots of a plan's batches.
+
+    `clips` are its numbers of returned clips at the start and at the end.
+    """
+
+    source: SourceLoader
+    number: int  # of the source in the mix
+    order: MixPlan
+    clips: tuple[int, int]
+    stream: SideStream | None
+    stats: SourceStats
+
+    def fill(self, channel: Channel) -> None:
+        """Execute epochs of the source, one after the other."""
+        (clip, last), source, shard = self.clips, self.source, self.order.shard
+        while clip < last:
+            epoch, given = source.locate(clip, shard.count)
+            plan = source.planner.plan(epoch, shard)
+            self.stats.add(duplicate_clips=plan.num_repeated)
+            self.stats.num_interleaved = plan.num_cursors
+            draws = self.order.draws(self.number, given, plan)
+            execution = source.execution(plan, (), self.stats, self.stream, draws)
+            some = clip - given, min(last - given, plan.num_clips)
+            slots = partial(self.order.places, self.number, given)
+            try:
+                execution.run(channel, some, slots, partial(self._filled, channel))
+            finally:
+                execution.release()
+            clip = given + plan.num_clips
+
+    def _filled(self, channel: Channel, batch: OpenBatch, count: int) -> None:
+        self.stats.add(clips=count)
+        channel.fill(batch, count)
+
+
+class SourceLoader(ClipLoader):
+    """Plans and executes the epochs of a source; the mix owns the batches.
+
+    Args:
+        name: its name in the mix.
+        selection: the clips, with the steps of the mix.
+        own: the options of the source.
+        mix: the options of the mix.
+        batch_size: approximate number of its clips in a batch.
+        limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        selection: Selection,
+        own: LoaderOptions,
+        mix: LoaderOptions,
+        batch_size: int,
+        limit_in: Callable[[int], int],
+    ) -> None:
+        engine = {one: getattr(own.tuning, one) for one in TUNING_OF_SOURCE}
+        if own.frame_transform is not None:
+            engine["video_decoder"] = "pyav"  # its frames are on the host
+        options = replace(
+            own,
+            batch_size=batch_size,
+            engine=replace(mix.tuning, **engine),
+            rank=mix.rank,
+            device=mix.device,
+        )
+        super().__init__(EpochPlanner.of(selection, options, limit_in))
+        self.name = name
+
+    def reset_counts(self) -> None:
+        """Begin the statistics of an iteration."""
+        self._iteration.times_without_frame = 0
+
+    def first_clip(self, epoch: int, num_shards: int) -> int:
+        """The number of a shard's first clip of an epoch, counted over all epochs."""
+        return self.selection.clip_set.epochs.first_clip(epoch, num_shards)
+
+    def locate(self, clip: int, num_shards: int) -> tuple[int, int]:
+        """The epoch of a shard's clip, and the epoch's first clip, counted over all epochs."""
+        epoch = self.selection.clip_set.epochs.epoch_of(clip, num_shards)
+        problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
+        raise_if(epoch == EPOCHS[-1], problem, "a clip in some epoch")
+        return epoch, self.first_clip(epoch, num_shards)
+
+
+def loader_in_mix(
+    name: str, loader: ClipLoader, features: Sequence[str] | None, seed: int
+) -> ClipLoader:
+    """The clips of a source in a mix with this seed. Its seed depends on its name, too, and not on
+    other sources. Only `features` are read, except transformed ones; `None`: all.
+    """
+    selection, options = loader.selection, loader.options
+    has_functions = options.frame_transform is not None or selection.draws.functions is not None
+    if features is not None and not has_functions:
+        names = [one for one in selection.dataset.features if one in features]
+        options = _of_features(options, names, selection)
+        steps = {one: step for one, step in selection.vectors.items() if one in names}
+        selection = plan_clips(selection.dataset, options).selection.with_vectors(steps)
+    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
+    options = replace(options, seed=key_of(Purpose.MIX_SEEDS, seed, number) >> 1)
+    return ClipLoader(EpochPlanner.of(selection, options))
+
+
+def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:
+    """The options of a source that reads only these features."""
+
+    def some(given: Mapping[str, Any]) -> dict[str, Any]:
+        return {name: given[name] for name in given if name in names}
+
+    windows, ragged = some(options.windows or {}) or None, options.ragged
+    has_frames = windows or options.lists_frames or options.clip_len
+    return replace(
+        options,
+        features=names,
+        rename=None,
+        resize=None,  # the dataset has both
+        vectors=None,
+        windows=windows,
+        clip_len=options.clip_len if has_frames else 1,  # the frame `start`
+        pad=options.pad if has_frames else None,
+        ragged=some(ragged) if isinstance(ragged, Mapping) else ragged,
+        clip_transform=_steps_of(selection, names),
+    )
+
+
+def _steps_of(selection: Selection, names: list[str]) -> list[Any] | dict[str, Any] | None:
+    """The crops and flips of these features and of their padding masks."""
+    found: list[Any] = []
+    by_name: dict[str, Any] = {}
+    for crops in selection.draws.crops:
+        arrays = {n: spec for n, spec in selection.frames.arrays.items() if n in crops.features}
+        kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
+        if kept and crops.name is not None:
+            by_name[crops.name] = [step.of_features(None) for step in crops.steps]
+        elif kept:  # not chosen by the largest remaining feature
+            found += [step.of_features(kept) for step in crops.steps]
+    return by_name or found or None

@@ -1,0 +1,118 @@
+"""Task numbers over all sources of a mix."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.pipes.selection import Selection
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.dataset import Dataset
+
+TASK = "task"  # the text feature, and the metadata entry
+TASK_INDEX = "task_index"
+_TASKS = "tasks"  # the metadata entry of LeRobot: a list
+
+
+@dataclass(frozen=True, eq=False)
+class TaskNumbers:
+    """Numbers of task texts: places among the sorted distinct texts of all sources. Picklable.
+
+    A clip's task is the text feature `task` of its first frame, else the metadata `task` or the
+    first of `tasks` of its episode.
+
+    Attributes:
+        numbers: number of each text.
+        of_episodes: by source without the feature, the number of each episode, int64[E].
+    """
+
+    numbers: Mapping[str, int]
+    of_episodes: Mapping[str, IntArray]
+
+    @classmethod
+    def of(cls, sources: Mapping[str, Selection], features: Sequence[str]) -> TaskNumbers:
+        """Number the tasks of all selected episodes.
+
+        Texts of the feature come from the metadata `tasks`, or else from all frames. Raises
+        `ClipError` for a source without tasks.
+        """
+        texts = {source: _texts(source, one, features) for source, one in sources.items()}
+        found = sorted({text for some in texts.values() for each in some.values() for text in each})
+        numbers = {text: number for number, text in enumerate(found)}
+        of_episodes = {}
+        for source, selection in sources.items():
+            if not _has_feature(selection, features):
+                rows = np.full(len(selection.dataset.contents.index.num_frames), -1, np.int64)
+                for row, each in texts[source].items():
+                    rows[row] = numbers[each[0]]
+                of_episodes[source] = rows
+        return cls(numbers, of_episodes)
+
+    def column(
+        self, source: str, selection: Selection, episode: IntArray, texts: Sequence[Any]
+    ) -> IntArray:
+        """The numbers of n clips of a source, by episode rows and the texts of the feature.
+
+        Raises `ClipError` for a text that is not among the tasks.
+        """
+        if (rows := self.of_episodes.get(source)) is not None:
+            return rows[selection.clip_episodes.rows(episode)]
+        first = [text if isinstance(text, str) else text[0] for text in texts]
+        for text in first:
+            if text not in self.numbers:
+                raise ClipError(
+                    f"source {source!r} of a mix: a task that the metadata lacks",
+                    file=selection.dataset.url,
+                    feature=TASK,
+                    expected=f"a text in the episode's metadata `{_TASKS}`",
+                    got=text,
+                )
+        return np.array([self.numbers[text] for text in first], np.int64)
+
+
+def episode_tasks(dataset: Dataset, row: int, *, has_feature: bool) -> list[str]:
+    """The distinct tasks of an episode: its metadata `tasks`, or else the texts of all its frames.
+
+    `has_feature` means that `dataset` has the text feature `task`.
+    """
+    index = dataset.contents.index
+    texts = index.episode_metadata(row).get(_TASKS)
+    if isinstance(texts, list) and texts and all(isinstance(text, str) for text in texts):
+        return [*dict.fromkeys(texts)]
+    if not has_feature:
+        return []
+    episode = dataset.episodes[index.key(row)]
+    present = np.flatnonzero(episode.present(TASK)).tolist()
+    return [*dict.fromkeys(episode.read(present, features=[TASK])[TASK])]
+
+
+def _has_feature(selection: Selection, features: Sequence[str]) -> bool:
+    """Whether batches have the task texts of a source."""
+    spec = selection.made.get(TASK)
+    return TASK in features and spec is not None and spec.value == "text"
+
+
+def _texts(
+    source: str, selection: Selection, features: Sequence[str]
+) -> dict[int, tuple[str, ...]]:
+    """The tasks of each selected episode, by row."""
+    dataset, has_feature = selection.dataset, _has_feature(selection, features)
+    index, found = dataset.contents.index, dict[int, tuple[str, ...]]()
+    for row in selection.clip_set.selected.tolist():
+        metadata = index.episode_metadata(row)
+        texts = episode_tasks(dataset, row, has_feature=has_feature)
+        if not (texts or has_feature) and isinstance(metadata.get(TASK), str):
+            texts = [metadata[TASK]]
+        if not texts:
+            raise ClipError(
+                f"source {source!r} of a mix: number_tasks finds no task of an episode",
+                file=dataset.url,
+                episode=index.key(row),
+                expected=f"a text feature `{TASK}`, or the metadata `{TASK}` or `{_TASKS}`",
+            )
+        found[row] = tuple(texts)
+    return found

@@ -1,0 +1,130 @@
+"""The weights of a mix's sources: numbers, sizes to a power, or clips per epoch."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from numbers import Rational, Real
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.store.clips.transforms import is_probability
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import MAX_INT, check, check_integer, raise_if
+
+Weights: TypeAlias = "Mapping[str, float | Fraction] | Literal['clips', 'frames', 'equal']"
+"""The argument `weights` of a mix."""
+
+
+@dataclass(frozen=True)
+class SourceSize:
+    """The size of a source: clips of an epoch, and frames of the selected episodes."""
+
+    clips: int
+    frames: int
+
+
+@dataclass(frozen=True)
+class Proportions:
+    """The weights of sources, at least 0.
+
+    `epoch_clips` is the number of clips in an epoch of the mix over all ranks; `None` without
+    `repeat` and `choose`.
+    """
+
+    weights: Mapping[str, Fraction]
+    epoch_clips: int | None = None
+
+    @classmethod
+    def of(
+        cls,
+        sizes: Mapping[str, SourceSize],
+        *,
+        weights: Any = None,
+        alpha: Any = 1,
+        repeat: Any = None,
+        choose: Any = None,
+    ) -> Proportions:
+        """Compute the weights from the arguments of a mix. Raises `ClipError`."""
+        if repeat is not None or choose is not None:
+            return _chosen(sizes, weights, alpha, repeat, choose)
+        if isinstance(weights, Mapping):
+            is_right = set(weights) == set(sizes)
+            check("weights", weights, is_right, f"weights by source, of {', '.join(sizes)}")
+            found = {
+                name: amount(f"the weight of source {name!r}", weights[name]) for name in sizes
+            }
+        elif weights == "equal" and isinstance(weights, str):
+            found = dict.fromkeys(sizes, Fraction(1))
+        else:
+            is_right = weights is None or (isinstance(weights, str) and weights in _SIZES)
+            expected = '"clips", "frames", "equal", or a dict of numbers by source'
+            check("weights", weights, is_right, f"{expected}; alpha=0.5 for sizes to a power")
+            expected = "a number of 0 (equal weights) to 1 (by size)"
+            check("alpha", alpha, is_probability(alpha), expected)
+            return cls({name: _power(_SIZES[weights](one), alpha) for name, one in sizes.items()})
+        problem, expected = (
+            "alpha is the power of a size",
+            'weights "clips" or "frames", or no alpha',
+        )
+        raise_if(alpha != 1, problem, expected, weights)
+        return cls(found)
+
+
+def amount(name: str, value: Any) -> Fraction:
+    """Convert a number of at least 0 by its decimal representation: 0.1 is a tenth.
+
+    Raises `ClipError`.
+    """
+    is_number = isinstance(value, Real) and not isinstance(value, (bool, np.timedelta64))
+    check(name, value, is_number and 0 <= value < math.inf, "a number of at least 0")
+    return Fraction(value if isinstance(value, Rational) else str(value))
+
+
+def is_zero(value: Any) -> bool:
+    """Whether a weight, `repeat` or `choose` excludes its source, whatever its size."""
+    return isinstance(value, Real) and not value
+
+
+_SIZES: dict[str | None, Any] = {
+    None: lambda size: size.clips,
+    "clips": lambda size: size.clips,
+    "frames": lambda size: size.frames,
+}
+
+
+def _power(size: int, alpha: float) -> Fraction:
+    return Fraction(size) if alpha == 1 else Fraction(str(float(size) ** float(alpha)))
+
+
+def _chosen(
+    sizes: Mapping[str, SourceSize], weights: Any, alpha: Any, repeat: Any, choose: Any
+) -> Proportions:
+    """Weights by clips per epoch: `choose`, or `repeat` times the source's clips, or all."""
+    raise_if(
+        weights is not None or alpha != 1,
+        "repeat and choose are numbers of clips, and exclude weights",
+        "weights; or repeat and choose, with which the other sources give each clip once",
+        f"weights={repr_of(weights)}, alpha={repr_of(alpha)}",
+    )
+    times, numbers = ({} if given is None else given for given in (repeat, choose))
+    for name, given in (("repeat", times), ("choose", numbers)):
+        is_right = isinstance(given, Mapping) and set(given) <= set(sizes)
+        check(name, given, is_right, f"a dict by source, of {', '.join(sizes)}")
+    if both := [name for name in times if name in numbers]:
+        problem = f"source {both[0]!r} of a mix has repeat and choose"
+        raise ClipError(problem, expected="only one", got=(times[both[0]], numbers[both[0]]))
+    clips = {name: size.clips for name, size in sizes.items()}
+    for name, number in numbers.items():
+        clips[name] = check_integer(f"choose of source {name!r}", number, least=0, most=MAX_INT)
+    for name, one in times.items():
+        factor = amount(f"repeat of source {name!r}", one)
+        clips[name] = math.floor(sizes[name].clips * factor)
+        problem = f"repeat of source {name!r} is too small: it gives no clip"
+        expected = f"at least 1/{sizes[name].clips}, or 0 to exclude the source"
+        raise_if(not clips[name] and bool(factor), problem, expected, one)
+    return Proportions({name: Fraction(n) for name, n in clips.items()}, sum(clips.values()))

@@ -1,0 +1,153 @@
+"""The samples of a user's table."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.sample_tables import read_frame_lists, read_samples, table_columns
+from seqrecord.loader.clips.samples import Samples, Values, empty_clips, taken
+from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
+from seqrecord.loader.pipes.clip_sets import ClipSet, DatasetEpisodes
+from seqrecord.loader.pipes.clip_windows import SelectedWindows
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.frame_arrays import FrameArrays
+from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.loader.sampling.memory import USUAL_LIMIT
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.text import shown_place
+from seqrecord.store.units import format_size, parse_size
+
+_EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
+
+
+def clips_of_table(options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
+    """The samples of the table of a request, in selected episodes."""
+    if options.lists_frames:
+        return _of_lists(options, dataset, selected)
+    if isinstance(options.table, Segments):
+        return _of_segments(options, dataset, selected, segment_columns(options.table))
+    columns = table_columns(options.table)
+    if "start" in columns:
+        return _of_starts(options, dataset, selected, columns)
+    return _of_episodes(options, dataset, selected, columns)
+
+
+def _of_lists(
+    options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
+) -> ClipSet:
+    """The samples of a table of frame lists, in excerpts of at most `most` frames."""
+    index, missing = dataset.contents.index, dataset.contents.missing_frames()
+    columns, keys = table_columns(options.table), index.keys
+    selected, excerpts, row, own, lacking = read_frame_lists(
+        columns, keys, index.num_frames, missing, selected, most
+    )
+    windows = SelectedWindows(options, dataset, selected, excerpts)
+    none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
+    episodes = DatasetEpisodes(windows, selected, excerpts)
+    base = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
+    return ClipSet.of(options, windows, selected, base, excerpts)
+
+
+def _of_segments(
+    options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
+) -> ClipSet:
+    """The samples of all clips inside segments that lack no feature."""
+    index, dilations = dataset.contents.index, None
+    if "dilation" in columns:
+        dilations = np.unique(columns["dilation"]).tolist()
+    reaches = SelectedWindows(options, dataset, selected, dilations=dilations).extents
+    clips, num_short = clips_in_segments(
+        columns, index.keys, index.num_frames, reaches, options.stride or 1
+    )
+    if num_short:
+        place, count = shown_place(dataset.url), len(columns["episode"])
+        warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
+    starts = replace(options, stride=1)
+    return _of_starts(starts, dataset, selected, clips)
+
+
+def _of_starts(
+    options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
+) -> ClipSet:
+    """The samples of a table of starts that lack no feature."""
+    index, spec, dilations = dataset.contents.index, options.spec, None
+    if "dilation" in columns:
+        dilations = np.unique(columns["dilation"]).tolist()
+    windows = SelectedWindows(options, dataset, selected, dilations=dilations)
+    episode, start, own = read_samples(columns, index.keys, index.num_frames, windows.extents)
+    mine = np.isin(episode, selected)
+    selected = np.unique(episode[mine])
+    whole = np.zeros(len(episode), np.bool_)
+    for some in [windows.dilations] if dilations is None else [(one,) for one in dilations]:
+        rows = mine if dilations is None else mine & (own["dilation"] == some[0])
+        complete = windows.enumerate(spec, selected, some)
+        whole[rows] = complete.has(episode[rows], start[rows])
+    row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
+    own = {name: taken(column, row) for name, column in own.items()}
+    none = empty_clips(spec, selected, num_incomplete=lacking)
+    episodes = DatasetEpisodes(windows, selected)
+    base = Samples.of(none, episodes, episode[row], start[row], own, row)
+    return ClipSet.of(options, windows, selected, base)
+
+
+def _of_episodes(
+    options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
+) -> ClipSet:
+    """All clips of the episodes of a table, each with the columns of its episode."""
+    index, count = dataset.contents.index, len(columns["episode"])
+    first = {"start": pa.array(np.zeros(count, np.int64))}  # a frame that every episode has
+    reaches = np.zeros((len(index.num_frames), 2), np.int64)
+    episode, _, own = read_samples({**columns, **first}, index.keys, index.num_frames, reaches)
+    row = np.full(len(index.num_frames), -1)
+    row[episode] = np.arange(count)
+    for again in np.flatnonzero(row[episode] != np.arange(count))[:1].tolist():
+        problem = f"samples without start has an episode twice, in row {again}"
+        key = columns["episode"][again].as_py()
+        raise ClipError(problem, episode=key, expected="a column start, or a row per episode")
+    selected = np.intersect1d(episode, selected)
+    windows = SelectedWindows(options, dataset, selected)
+    values = {name: partial(_of_episode, column, row) for name, column in own.items()}
+    episodes = DatasetEpisodes(windows, selected)
+    base = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
+    return ClipSet.of(options, windows, selected, base)
+
+
+def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
+    """The values of the episodes of clips; `row` is each episode's row in the table."""
+    return taken(values, row[clips.episode])
+
+
+def divided(options: LoaderOptions, found: ClipSet, most: int | None) -> ClipSet:
+    """Divide excerpts into ones of at most `most` frames; `None`: as they are."""
+    return found if most is None else _of_lists(options, found.dataset, found.selected, most)
+
+
+def divided_by_memory(
+    options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
+) -> ClipSet:
+    """Divide excerpts that are too large for memory; a warning counts repeated decodes."""
+    excerpts, dataset = found.excerpts, found.dataset
+    assert excerpts is not None
+    nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))
+    limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
+    needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
+    if needed <= limit and not smallest:
+        return found
+    most = 1 if smallest else max(1, limit // (_EXCERPTS * nbytes))
+    parts = divided(options, found, most)
+    assert parts.excerpts is not None
+    more = len(parts.excerpts.frames) / len(excerpts.frames) - 1
+    warn_once(
+        f"{shown_place(dataset.url)}: the frames of an episode's clips exceed memory_limit, so an "
+        f"epoch decodes {more:.0%} of the frames a second time; memory_limit={needed} "
+        f"({format_size(needed)}) avoids this"
+    )
+    return parts

@@ -1,0 +1,307 @@
+"""The frames of each feature in clips, from `windows`, frames per second and timestamps."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.loader.sampling.runs import Window
+from seqrecord.store.clips.frames import (
+    Anchor,
+    AnchoredWindow,
+    ClipFrames,
+    ClipKeys,
+    ClipUse,
+    ClipWindow,
+    MissingFrames,
+    NearestWindow,
+    OffsetWindow,
+    SampleValues,
+    offset_range,
+)
+from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
+from seqrecord.store.clips.windows import At, Next, Seconds, describe_offsets
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.units import raise_if
+
+if TYPE_CHECKING:
+    from seqrecord.loader.clips.frame_lists import FrameLists
+
+
+@dataclass(frozen=True, eq=False)
+class FeatureWindows:
+    """The windows of the features of clips. Picklable.
+
+    Attributes:
+        selected: the windows of the dataset's features.
+        frames: the frames of each feature, before any draw.
+        padded: features with a column `<feature>_is_pad`.
+        distant: features with a column of distances, and its name: `<feature>_age` or
+            `<feature>_wait`.
+        alone: features without a window.
+    """
+
+    selected: SelectedWindows
+    frames: ClipFrames
+    padded: Sequence[str]
+    distant: Mapping[str, str]
+    alone: Sequence[str]
+
+    def of_groups(self, stride: int) -> list[Window]:
+        """The window of each group of features; with a frame transform, of a single group."""
+        selected, groups = self.selected, dict[int, list[ClipWindow]]()
+        features, is_transformed = selected.dataset.features, selected.is_transformed
+        for name, window in self.frames.windows.items():
+            if is_transformed or name in features:  # no mask of another one
+                group = 0 if is_transformed else features[name].group
+                groups.setdefault(group, []).append(window)
+        found = []
+        for _, windows in sorted(groups.items()):
+            held = [w.frame_offsets * dilation for w in windows for dilation in selected.dilations]
+            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
+            back, ahead = (max(each) for each in zip(*(w.reach for w in windows), strict=True))
+            pad = any(selected.pads) or not is_even
+            whole = any(map(attrgetter("is_anywhere"), windows))
+            found.append(Window.around(held, stride, pad=pad, reach=(back, ahead), whole=whole))
+        return found
+
+
+class SelectedWindows:
+    """The windows of a dataset's features, with default windows of `clip_len` frames. Picklable.
+
+    Raises `ClipError` for windows of unknown features, and for seconds if a selected episode has
+    neither an fps nor timestamps.
+
+    Args:
+        selected: rows of the selected episodes.
+        excerpts: the frames of clips that are lists of frames.
+        dilations: the dilations of samples, ascending. Default: from `options`.
+
+    Attributes:
+        requested: offsets and seconds of the argument `windows`.
+        anchored: windows with anchors.
+        pads: whether clips may have frames before the first frame of their episode, and behind the
+            last one.
+        span: the fewest frames of an episode with a clip.
+        stored: the frames of each stored feature.
+    """
+
+    def __init__(
+        self,
+        options: ClipOptions,
+        dataset: Dataset,
+        selected: IntArray,
+        excerpts: FrameLists | None = None,
+        dilations: Sequence[int] | None = None,
+    ) -> None:
+        self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
+        drawn = options.dilations if options.has_drawn_steps else (1,)
+        self.dilations = drawn if dilations is None else tuple(dilations)
+        self._all_have = options.clip_len is not None
+        self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
+        self.is_transformed = options.frame_transform is not None
+        self.requested, own = options.own_windows, dict[str, ClipWindow]()
+        self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
+        if self.requested:
+            from seqrecord.loader.clips.timed_windows import offsets_and_times, with_clock
+
+            self.requested, notice = with_clock(self.requested, dataset, selected)
+            anchored = {n: w for n, w in self.requested.items() if _has_anchors(w)}
+            others = {n: w for n, w in self.requested.items() if n not in anchored}
+            own, self._rate = offsets_and_times(others, dataset, selected)
+            own |= {name: self._anchored(name, window) for name, window in anchored.items()}
+            if notice is not None:
+                warn_once(notice)
+        step = 1 if options.has_drawn_steps else options.dilations[0]
+        most = None if options.span is None else options.most_frames
+        offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
+        self._others: ClipWindow = excerpts or offsets
+        self._nearest = options.nearest
+        self._windows = {**own, **self._known(own)}
+        self.anchored = list[AnchoredWindow]()
+        for window in self._windows.values():
+            inner = window.window if isinstance(window, NearestWindow) else window
+            self.anchored += [inner] if isinstance(inner, AnchoredWindow) else []
+        self._rates = range(int(self._rate.max(initial=0)) + 1)
+        if self.is_transformed and excerpts is None:  # it needs all features, of every window
+            each = (self._others, *self._windows.values())
+            every = [w.frame_offsets_at(rate) for w in each for rate in self._rates]
+            most = self._others.most if isinstance(self._others, OffsetWindow) else None
+            whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
+            self.stored = self._frames(dict.fromkeys(dataset.features, whole))
+        else:
+            self.stored = self.of_features(dict.fromkeys(dataset.features)).frames
+        self._reach = np.zeros((len(self._rates), 2), np.int64)
+        for rate in self._rates:
+            windows = self.stored.windows.values()
+            reach = offset_range([w.frame_offsets_at(rate) * self.dilations[0] for w in windows])
+            self._reach[rate] = np.where(self.pads, 0, reach)
+        self.span = 1 + int(self._reach.sum(axis=1).min())
+
+    @property
+    def usual(self) -> ClipWindow:
+        """The window of features without a window."""
+        return self._others
+
+    def of_features(self, features: Mapping[str, str | None]) -> FeatureWindows:
+        """The windows of features: names to `None`, or of a mask to its feature, which has the same
+        window.
+
+        With a frame transform, features may differ from the dataset's.
+        """
+        names = [name for name, mask_of in features.items() if mask_of is None]
+        _check_features(self.requested, names)
+        found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
+        padded = [
+            name
+            for name in names
+            if (any(self.pads) and (self._all_have or name in self.requested)) or found[name].pads
+        ]
+        near = {n: window for n in names if isinstance(window := found[n], NearestWindow)}
+        distant = {n: f"{n}_{'wait' if window.ahead else 'age'}" for n, window in near.items()}
+        alone = [name for name, window in found.items() if window is self._others]
+        return FeatureWindows(self, self._frames(found), padded, distant, alone)
+
+    def _known(self, own: Mapping[str, Any]) -> dict[str, NearestWindow]:
+        """The windows of features with `Latest` or `Next`."""
+        if self._nearest and self.is_transformed:
+            raise ClipError(
+                "Latest and Next do not go with frame_transform, which needs whole frames",
+                expected="clip_transform, or neither Latest nor Next",
+                got=", ".join(self._nearest),
+            )
+        _check_features(self._nearest, self.dataset.features)
+        found, num_frames = {}, self.dataset.contents.episode_table.num_frames
+        for name, asked in self._nearest.items():
+            missing = self.dataset.contents.missing_frames([name])
+            missing = missing.subset(np.isin(missing.episode, self._selected))
+            ahead = isinstance(asked, Next)
+            is_open = missing.stop == num_frames[missing.episode] if ahead else missing.start == 0
+            window = own.get(name, self._others)
+            found[name] = NearestWindow(
+                *(window, missing, is_open, asked.most),
+                has_unknown=asked.unknown is not None,
+                ahead=ahead,
+            )
+            if isinstance(window, AnchoredWindow):
+                lacking = replace(window, missing=found[name].unknown)
+                found[name] = replace(found[name], window=lacking)
+        return found
+
+    def _anchored(self, name: str, window: Sequence[int | At]) -> AnchoredWindow:
+        """A window with anchors."""
+        contents = self.dataset.contents
+        is_stored = name in contents.features and not self.is_transformed
+        missing = contents.missing_frames([name] if is_stored else None)
+        longest = int(contents.index.num_frames[self._selected].max(initial=1))
+        anchors = (
+            Anchor(one.column, np.array(one.offsets, np.int64), one.within)
+            if isinstance(one, At)
+            else Anchor(None, np.array([one], np.int64))
+            for one in window
+        )
+        return AnchoredWindow(tuple(anchors), longest, name, missing, self.pads)
+
+    def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
+        if (excerpts := self._excerpts) is not None:
+            return ClipFrames(windows, excerpts.num_frames, excerpts=excerpts)
+        return ClipFrames(windows, self.dataset.contents.episode_table.num_frames)
+
+    def enumerate(
+        self,
+        spec: ClipSpec,
+        selected: IntArray | None = None,
+        dilations: Sequence[int] | None = None,
+    ) -> ClipTable:
+        """The clips that are complete with at least one dilation.
+
+        `selected` are episode rows; by default all selected ones.
+        """
+        stored, rows = self.stored, self._selected if selected is None else selected
+        uses = [(stored.windows[n[0]], self.missing(n)) for n in stored.by_window(stored.windows)]
+        union = []
+        for dilation in dilations or self.dilations:
+            tables = [
+                enumerate_clips(
+                    spec,
+                    self.dataset.contents.episode_table,
+                    rows[self._rate[rows] == rate],
+                    uses=[
+                        ClipUse(window.frame_offsets_at(rate) * dilation, lack)
+                        for window, lack in uses
+                    ],
+                    pads=self.pads,
+                )
+                for rate in self._rates
+            ]
+            union.append(ClipTable.concatenated(tables))
+        found = ClipTable.union(union)
+        return found if self.requested else replace(found, num_outside=0)
+
+    def lacks_anchors(self, samples: SampleValues, clips: ClipKeys) -> npt.NDArray[np.bool_]:
+        """Which clips have an anchor at a frame that lacks the feature, bool[n].
+
+        Raises `ClipError` with the row for an invalid column.
+        """
+        frames, lacks = replace(self._frames({}), samples=samples), np.zeros(len(clips.start), bool)
+        for window in self.anchored:
+            lacks |= window.with_lacking(clips, frames)[1]
+        return lacks
+
+    @property
+    def extents(self) -> IntArray:
+        """The frames before and behind a clip's start that an episode must have; int64[E, 2].
+
+        0 for unselected episodes if windows are in seconds.
+        """
+        found: IntArray = self._reach[self._rate]
+        if any(isinstance(window, Seconds) for window in self.requested.values()):
+            found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
+        return found
+
+    def missing(self, features: Sequence[str]) -> MissingFrames:
+        """The frames that lack any of these stored features, which share a window.
+
+        With `Latest` or `Next`: frames without any value in that direction.
+        """
+        window = self.stored.windows[features[0]]
+        if isinstance(window, NearestWindow):
+            return window.unknown
+        return self.dataset.contents.missing_frames(features)
+
+    def describe(self) -> dict[str, str]:
+        """Windows as text by feature, without default windows: offsets of each rate, or times, and
+        the greatest distance.
+        """
+        found = {}
+        for name, asked in sorted(self.requested.items()):
+            is_timed = isinstance(asked, Seconds) and asked.timestamps is not None
+            if is_timed or _has_anchors(asked):
+                found[name] = repr(asked)
+            else:
+                window = self._windows[name]
+                every = (describe_offsets(window.frame_offsets_at(rate)) for rate in self._rates)
+                found[name] = "; ".join(dict.fromkeys(every))
+        for name, asked in sorted(self._nearest.items()):
+            frames = found.get(name, "clip_len")
+            found[name] = f"{frames}, {asked.limit}={asked.most}, unknown={asked.unknown}"
+        return found
+
+
+def _has_anchors(window: Any) -> bool:
+    return isinstance(window, tuple) and any(isinstance(one, At) for one in window)
+
+
+def _check_features(windows: Iterable[str], features: Collection[str]) -> None:
+    """Raise `ClipError` for windows of unknown features."""
+    others = [name for name in windows if name not in features]
+    problem = "windows has a feature that clips do not have"
+    raise_if(bool(others), problem, ", ".join(features), ", ".join(others)[:200])

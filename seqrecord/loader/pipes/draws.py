@@ -1,0 +1,495 @@
+"""Random augmentation parameters of clips."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.errors import ClipError, located
+from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.engine.batches import ClipDraws, ClipRows
+from seqrecord.loader.engine.crops import (
+    ClipCrops,
+    Crop,
+    DistortionChange,
+    DrawBatch,
+    IntrinsicsChange,
+    ValuesChange,
+    whole_windows,
+)
+from seqrecord.loader.pipes.columns import ClipEpisodes, EpisodeMetadata, NoDraws
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.clips.cameras import (
+    OWN_DISTORTION,
+    EpisodeCamera,
+    followed_feature,
+    known_cameras,
+)
+from seqrecord.store.clips.distortion import FISHEYE, MODEL, OPENCV, lens_model, mirror_factors
+from seqrecord.store.clips.frames import ClipKeys, ClipSteps
+from seqrecord.store.clips.tables import ClipTable, IntArray
+from seqrecord.store.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
+from seqrecord.store.feature_kinds import (
+    INTRINSICS_SHAPES,
+    are_intrinsics,
+    is_distortion,
+    is_picture,
+    partner_of,
+)
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.text import repr_of
+
+DrawAt: TypeAlias = Callable[[IntArray, int], float]
+"""Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
+
+
+@dataclass(frozen=True, eq=False)
+class CropSampler:
+    """Draws crop windows for one camera's features, and makes their columns. Picklable.
+
+    `known` are the cameras with intrinsics in the metadata. If frame sizes vary, `sizes` has height
+    and width of each episode's frames, int64[E, 2], 0 until first seen.
+    """
+
+    crops: ClipCrops
+    episodes: ClipEpisodes
+    known: Sequence[EpisodeCamera]
+    sizes: IntArray | None
+    url: str
+
+    def windows(
+        self,
+        seed: int,
+        epoch: int,
+        numbers: IntArray,
+        episode: IntArray,
+        draw_batch: DrawBatch | None,
+    ) -> CropWindows:
+        """The windows of n clips of a batch, by clip numbers and episode rows, int64[n] each."""
+        sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
+        if sizes is not None and len(sizes):
+            row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
+            smallest = self._place(row, min(self.crops.features))
+        with located(ClipError, **smallest):
+            return self.crops.windows(seed, epoch, numbers, sizes, draw_batch)
+
+    def columns(
+        self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
+    ) -> dict[str, torch.Tensor]:
+        """The columns of n clips, by the metadata `camera` and the episode rows, int64[n]."""
+        of = "" if self.crops.name is None else f"{self.crops.name}_"
+        columns = {f"{of}crop": torch.from_numpy(windows.crops)}
+        if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
+            columns[f"{of}flipped"] = torch.from_numpy(windows.flipped)
+        sizes = None if self.sizes is None else self.sizes[episode]
+        for camera in self.known:
+            columns |= tensors(camera.columns(windows, cameras, sizes))
+        return columns
+
+    def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
+        """Record the frame sizes of episodes, if sizes vary.
+
+        Raises `ClipError` if frames of one episode differ.
+        """
+        if (known := self.sizes) is None:
+            return
+        for source in sources:
+            for name in self.crops.features.intersection(source.features):
+                found = source.arena.sizes(name, source.rows.reshape(-1))
+                found = found.reshape(*source.rows.shape, 2)
+                for clip, row in enumerate(episode.tolist()):
+                    if not known[row].any():
+                        known[row] = found[clip, 0]
+                    others = found[clip][(found[clip] != known[row]).any(axis=1)]
+                    for height, width in others[:1].tolist():
+                        raise ClipError(
+                            "frames of an episode differ in size, and clips have one window",
+                            **self._place(row, name),  # type: ignore[arg-type]
+                            expected="{} x {} pixels, as of its other frames and features".format(
+                                *known[row].tolist()
+                            ),
+                            got=f"{height} x {width} in the clip that starts at frame "
+                            f"{start[clip]}",
+                        )
+
+    def _place(self, row: int, feature: str) -> dict[str, str]:
+        return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
+
+
+def tensors(columns: Mapping[str, FloatArray]) -> dict[str, torch.Tensor]:
+    """Columns as tensors on the host."""
+    return {name: torch.from_numpy(values) for name, values in columns.items()}
+
+
+@dataclass(frozen=True)
+class _FrameDistortion:
+    """Per-frame distortion `name` of the feature `image`: `count` coefficients.
+
+    `has_kind` is whether its kind is declared, not implied by its name.
+    """
+
+    name: str
+    image: str
+    count: int
+    has_kind: bool
+
+    def change(
+        self,
+        parts: Mapping[str, tuple[ClipCrops, CropWindows]],
+        episodes: Sequence[EpisodeMetadata],
+        url: str,
+    ) -> DistortionChange:
+        """The change for clips of these episodes with these windows.
+
+        Raises `ClipError` for a mirrored clip of an unknown lens model.
+        """
+        factor = np.ones((len(episodes), self.count))
+        for clip in np.flatnonzero(parts[self.image][1].flipped).tolist():
+            episode = episodes[clip]
+            camera = EpisodeCamera(self.image, ()).own(episode.metadata.get("camera"))
+            model = lens_model(camera, self.count)
+            if model is not None:
+                factor[clip] = mirror_factors(model, self.count)
+                continue
+            problem = "HorizontalFlip of distortion with an unknown lens model"
+            remedy = f"a metadata `camera` with {MODEL}: {OPENCV} or {FISHEYE}"
+            if self.has_kind:
+                raise ClipError(
+                    problem, file=url, episode=episode.key, feature=self.name, expected=remedy
+                )
+            warn_once(f"{url}: {problem}: {self.name} is unchanged; expected {remedy}")
+        return DistortionChange(factor, np.zeros_like(factor))
+
+
+@dataclass(frozen=True)
+class _FrameIntrinsics:
+    """Per-frame intrinsics `name` of the feature `image`.
+
+    `resized` are its stored and resized (height, width), `None` if not resized on reading.
+    """
+
+    name: str
+    image: str
+    resized: tuple[tuple[int, int], tuple[int, int]] | None
+
+    def change(
+        self, parts: Mapping[str, tuple[ClipCrops, CropWindows]], count: int
+    ) -> IntrinsicsChange:
+        """The change for `count` clips with these windows."""
+        windows = parts[self.image][1] if self.image in parts else None
+        resized = None if self.resized is None else whole_windows(*self.resized, count)
+        return IntrinsicsChange.of(windows, resized, count)
+
+
+class AugmentationSampler(NoDraws):
+    """Draws the random parameters of a `clip_transform`. Picklable if its functions are.
+
+    Raises `ClipError` for steps that do not fit the features.
+
+    Args:
+        cameras: crops and flips of each camera.
+        arrays: arrays of a frame, after `frame_transform`.
+        episodes: the episodes, with the metadata `camera`.
+        episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
+    """
+
+    def __init__(
+        self,
+        cameras: Sequence[Camera],
+        arrays: Mapping[str, ArraySpec],
+        dataset: Dataset,
+        episodes: ClipEpisodes,
+        episode: IntArray,
+    ) -> None:
+        self._episodes, self.made = episodes, arrays
+        kinds = {name: spec.kind for name, spec in dataset.features.items()}
+        self.crops = tuple(ClipCrops.of(camera, arrays, kinds) for camera in cameras)
+        for crops in self.crops:
+            self.made = crops.specs(self.made)
+            if crops.note is not None:
+                warn_once(f"{dataset.url}: clip_transform: {crops.note}")
+        sizes: dict[str, Any] = {  # of stored and resized frames
+            name: (dataset.features[name].stored.shape[:2], size)
+            for name, size in dataset.contents.sizes.items()
+            if name in arrays
+        }
+        self._intrinsics: list[_FrameIntrinsics] = []
+        if "intrinsics" in kinds.values():
+            self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
+        own = {each.name for each in self._intrinsics}
+        self._distortion = _distortion_of(self.crops, arrays, dataset)
+        camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
+        self._cameras = []
+        for crops in self.crops:
+            may_share, count = crops.name is None, len(dataset.contents.episode_table)
+            known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
+            known = _without_features(known, own, arrays)
+            frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
+            self._cameras.append(CropSampler(crops, episodes, known, frames, dataset.url))
+        alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
+        resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
+        self._resized = _without_features(resized, own, arrays)
+        self._url = dataset.url
+        found = (*(one.known for one in self._cameras), self._resized, own)
+        if camera is not None and not any(found):
+            warn_once(
+                f"{dataset.url}: no intrinsics: the metadata `camera` is not "
+                '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
+                f"by feature: {repr_of(camera, 200)}"
+            )
+        _warn_of_pairs(self.crops, dataset.url)
+
+    @property
+    def is_any(self) -> bool:  # type: ignore[override]
+        """Whether there is anything to draw."""
+        return bool(self.crops or self._intrinsics) or self.functions is not None
+
+    @property
+    def is_random(self) -> bool:  # type: ignore[override]
+        """Whether the draws of a clip differ by epoch."""
+        steps = [step for crops in self.crops for step in crops.steps]
+        return self.functions is not None or any(one.num_draws or one.per_batch for one in steps)
+
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        clips: ClipKeys,
+        sources: Sequence[ClipRows[Any]] = (),
+        *,
+        sequences: ClipTable | None = None,
+        draw_at: DrawAt | None = None,
+    ) -> ClipDraws:
+        """Draw parameters for n clips.
+
+        The draw depends only on seed, epoch, the episode's key and a frame: the clip's first frame,
+        or the first frame of the clip's row in `sequences`, so that all clips of a row get the
+        same. If an epoch repeats clips, it also depends on their samples. If frame sizes vary,
+        windows depend on the sizes of the episodes' frames, measured in `sources` at first.
+        `draw_at` makes the draws of the batch of clips, by their places.
+        """
+        named = clips
+        if sequences is not None:
+            named = clips._replace(start=sequences.first_starts(clips.episode, clips.start))
+        numbers, calls = self._episodes.numbers(named), None
+        episode, start = self._episodes.rows(clips.episode), self._episodes.starts(clips)
+        draw_batch = None
+        if draw_at is not None and len(start):
+            draw_batch = partial(draw_at, clips.place)
+        parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
+        for camera in self._cameras:
+            camera.learn(episode, start, sources)
+            windows = camera.windows(seed, epoch, numbers, episode, draw_batch)
+            parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
+        changes: dict[str, ValuesChange] = {
+            each.name: each.change(parts, len(start)) for each in self._intrinsics
+        }
+        for distortion in self._distortion:
+            metadata = self._episodes.of(clips.episode)
+            changes[distortion.name] = distortion.change(parts, metadata, self._url)
+        if self.functions is not None:
+            calls = self.functions.calls_for(seed, epoch, numbers, episode, start)
+        return ClipDraws(Crop(parts, changes) if parts or changes else None, calls)
+
+    def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:
+        """Height and width of features in a batch, if batches differ in size."""
+        found = [crops for crops in self.crops if crops.per_batch]
+        return {name: crops.size_in(draw_batch) for crops in found for name in crops.features}
+
+    def columns(
+        self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
+    ) -> dict[str, Any]:
+        """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]; and `intrinsics`, float64[n,
+        4], `distortion`, float64[n, 14] and `skew`, float64[n], if the metadata has them, NaN for
+        episodes without. A named camera has `<name>_crop` and so on.
+
+        Cameras that share a window have `<feature>_intrinsics` if the metadata has each, and so
+        have resized features without steps.
+        """
+        columns: dict[str, torch.Tensor] = {}
+        if drawn.crop is None and not self._resized:
+            return columns
+        cameras = [one.metadata.get("camera") for one in metadata]
+        episode = self._episodes.rows(episode)
+        for resized in self._resized:
+            columns |= tensors(resized.columns(None, cameras))
+        parts = {} if drawn.crop is None else drawn.crop.parts
+        for camera in self._cameras if parts else ():
+            _, windows = parts[min(camera.crops.features)]
+            columns |= camera.columns(windows, cameras, episode)
+        return columns
+
+
+def _intrinsics_of(
+    crops: Sequence[ClipCrops],
+    sizes: Mapping[str, tuple[Any, Any]],
+    arrays: Mapping[str, ArraySpec],
+    dataset: Dataset,
+) -> list[_FrameIntrinsics]:
+    """The intrinsics among `arrays` that change, by crops or by resized features in `sizes`.
+
+    Raises `ClipError` if it is unclear which image one belongs to, or for stored sizes that vary.
+    """
+    kinds = {name: spec.kind for name, spec in dataset.features.items()}
+    names = [name for name in arrays if kinds.get(name) == "intrinsics"]
+    changed = {*sizes}.union(*(each.features for each in crops))
+    if not names or not changed:
+        return []
+    images = {
+        name: (next((at for at, c in enumerate(crops) if name in c.features), -1), sizes.get(name))
+        for name, spec in arrays.items()
+        if name in changed or is_picture(name, spec, kinds.get(name))
+    }
+    found, stored = [], dataset.contents.index.schema.active
+    for name in names:
+        if not are_intrinsics(arrays[name]):
+            raise ClipError(
+                "not intrinsics", feature=name, expected=INTRINSICS_SHAPES, got=str(arrays[name])
+            )
+        image = followed_feature(name, names, images, stored)
+        if image not in changed:
+            continue
+        assert image is not None, "an image that changed"
+        resized = sizes.get(image)
+        if resized is not None and None in resized[0]:
+            raise ClipError(
+                "per-frame intrinsics cannot follow resize= of frames whose size varies",
+                feature=name,
+                expected="a Resize as clip_transform instead, or features without it",
+                got=f"{image}: {dataset.features[image].stored}",
+            )
+        found.append(_FrameIntrinsics(name, image, resized))
+    return found
+
+
+def _distortion_of(
+    crops: Sequence[ClipCrops], arrays: Mapping[str, ArraySpec], dataset: Dataset
+) -> list[_FrameDistortion]:
+    """The distortion features among `arrays` whose image may be mirrored."""
+    kinds = {name: spec.kind for name, spec in dataset.features.items()}
+    names = [name for name, spec in arrays.items() if is_distortion(name, spec, kinds.get(name))]
+    flipped = _flipped_features(crops)
+    if not names or not flipped:
+        return []
+    images = {
+        name: next((at for at, c in enumerate(crops) if name in c.features), -1)
+        for name, spec in arrays.items()
+        if name in flipped or is_picture(name, spec, kinds.get(name))
+    }
+    found, stored = [], dataset.contents.index.schema.active
+    for name in names:
+        image = followed_feature(name, names, images, stored, OWN_DISTORTION)
+        if image in flipped:
+            assert image is not None, "a flipped feature"
+            count = arrays[name].shape[0] or 0
+            found.append(_FrameDistortion(name, image, count, kinds.get(name) is not None))
+    return found
+
+
+def _without_features(
+    cameras: Sequence[EpisodeCamera], own: Collection[str], arrays: Collection[str]
+) -> list[EpisodeCamera]:
+    """Cameras whose columns are no features: values per frame count."""
+    return [
+        camera._replace(
+            has_distortion=camera.has_distortion and camera.lens_column not in arrays,
+            has_skew=camera.has_skew and camera.skew_column not in arrays,
+        )
+        for camera in cameras
+        if camera.column not in own
+    ]
+
+
+def _flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
+    """Features that a flip may mirror."""
+    return {
+        name
+        for crops in cameras
+        if any(isinstance(step, HorizontalFlip) and step.p for step in crops.steps)
+        for name in crops.features
+    }
+
+
+def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
+    """Log the stereo pairs that are flipped."""
+    flipped = _flipped_features(cameras)
+    for left in sorted(flipped):
+        if (right := partner_of(left, flipped)) is not None:
+            warn_once(
+                f"{url}: HorizontalFlip mirrors {left} and {right}: in flipped clips the left "
+                "camera is the right one, so exchange the two where they are flipped"
+            )
+
+
+@dataclass(frozen=True, eq=False)
+class StepSampler:
+    """Dilation, direction and frames of clips: from the table of samples, or drawn. Picklable.
+
+    Args:
+        dilation: dilation of clips, unless the table has their own.
+        clip_len: greatest number of frames of a clip.
+        span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
+    """
+
+    dilation: int
+    clip_len: int
+    span: int | None
+
+    def draw(
+        self,
+        seed: int,
+        epoch: int,
+        clips: ClipKeys,
+        *,
+        samples: Samples,
+        frames_at: Callable[[IntArray], IntArray] | None = None,
+    ) -> ClipSteps:
+        """The steps of n clips.
+
+        All sets of frames are equally likely; they depend on seed, epoch, sample and the number of
+        frames. `frames_at` returns the number of frames of clips by their places, if it is drawn
+        for each batch.
+        """
+        dilation = np.full(len(clips.start), self.dilation)
+        is_reversed = np.zeros(len(clips.start), np.bool_)
+        if "dilation" in samples.columns:
+            dilation = np.asarray(samples.values("dilation", clips))
+        if "reverse" in samples.columns:
+            is_reversed = np.asarray(samples.values("reverse", clips))
+        num_frames = None if frames_at is None else frames_at(clips.place)
+        if num_frames is None and self.span is None:
+            return ClipSteps(dilation, is_reversed)
+        key = key_of(Purpose.CLIP_STEPS, seed, epoch)
+        found = self._positions(key, clips.sample, is_reversed, num_frames)
+        return ClipSteps(dilation, is_reversed, found, num_frames)
+
+    def _positions(
+        self,
+        key: int,
+        numbers: IntArray,
+        is_reversed: npt.NDArray[np.bool_],
+        count: IntArray | None,
+    ) -> IntArray:
+        """The positions of clips by their samples, and their counts of frames, int64[n] each."""
+        if count is None:
+            count = np.full(len(numbers), self.clip_len)
+        place = np.minimum(np.arange(self.clip_len), count[:, None] - 1)
+        place = np.where(is_reversed[:, None], count[:, None] - 1 - place, place)
+        if self.span is None:
+            return place
+        each = np.arange(self.span)
+        samples = hash64(key_of(Purpose.STEPS_OF_SAMPLE, key), numbers)
+        drawn = hash64(key, (samples[:, None] + each.astype(np.uint64)).view(np.int64))
+        rank = np.argsort(np.argsort(drawn, axis=1, kind="stable"), axis=1, kind="stable")
+        is_left = rank >= count[:, None]
+        chosen = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]
+        found: IntArray = np.take_along_axis(chosen, place, axis=1)
+        return found

@@ -1,0 +1,430 @@
+"""Epochs: the position of a loader, which can be set, saved and loaded, and moves by iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import partial
+from multiprocessing import current_process
+from multiprocessing.context import get_spawning_popen
+from typing import Any
+
+from torch.utils.data import get_worker_info
+
+from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
+from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.iterations import AnyPlan, BatchSource, Iteration
+from seqrecord.loader.pipes.states import Clip, Segments, State, check_same
+from seqrecord.loader.pipes.worker_starts import WorkerStarts
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.processes.forks import check_fork
+from seqrecord.store.units import MAX_INT, check_integer
+
+
+class Epochs:
+    """A loader's consecutive epochs, and the position in them. Picklable.
+
+    Every iteration of this process is the epoch after the last one begun, complete or not; only
+    `load` and `set_epoch(batches=…)` start inside an epoch. One iteration runs at a time: a new one
+    ends the engine of the last. For DataLoader workers see `worker_starts`.
+    """
+
+    def __init__(self, loader: BatchSource) -> None:
+        self.loader = loader
+        self._position = State()  # where the next iteration begins, or the last one began
+        self._is_begun = False  # the position, by an iteration of this process or by workers
+        self._num_workers = 0  # that have begun it
+        self._is_assigned = False  # this worker its next epoch, by a call in it
+        self._conflict: StateError | None = None  # of the next iteration, with `set_epoch`
+        self._buffering_pipe: str | None = None  # behind this iteration
+        self._made: Iteration | None = None  # the iteration that was made last
+        self._last: Iteration | None = None  # the last one begun
+        self._workers = WorkerStarts(self._position)
+
+    def __getstate__(self) -> dict[str, Any]:
+        self._follow_workers()
+        copied = {**self.__dict__, "_position": self._current, "_made": None, "_last": None}
+        if self._is_over:
+            copied |= {"_is_begun": False, "_position": self._position.following}
+        if get_spawning_popen() is None:
+            del copied["_workers"]
+        return copied
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__dict__.update(state)
+        if "_workers" not in state:
+            self._workers = WorkerStarts(self._next)
+
+    @property
+    def current(self) -> int:
+        """The epoch that runs, or if none does the next one; that too while worker processes run.
+
+        For them it is the one after that which they have begun last.
+        """
+        self._follow_workers()
+        is_open = self._last is not None and self._last.is_open
+        return self._position.epoch + (self._is_begun and not is_open)
+
+    def iterate(self, shard: Shard, buffering_pipe: str | None = None) -> Iterator[Clip]:
+        """Return the batches of one epoch, or the rest of the loaded one.
+
+        The first `next` begins the epoch. `buffering_pipe` is the class of a pipe behind this one
+        that buffers items.
+
+        Raises `StateError` in a worker if the order depends on an epoch that was not set. There the
+        first `next` raises it, because a worker with persistent siblings would otherwise die.
+        `next` also raises it if `set_epoch` and a state loaded `at_start` have different epochs.
+        """
+        conflict = None
+        try:
+            self._buffering_pipe = buffering_pipe
+            if (conflict := self._conflict) is not None:
+                self._conflict = None  # the next iteration has the epoch that was set
+                raise conflict
+            if self._last is not None:
+                self._last.end()  # its memory must be free before the next one's is taken
+            if self._workers.in_worker:
+                self._take_start()
+            else:
+                self._follow_workers()
+                self._go_to(self._next)
+            if buffering_pipe is not None and self._position.batch and not self._position.is_saved:
+                raise _not_the_chains(buffering_pipe, "set_epoch() without batches")
+        except SeqRecordError as error:
+            if get_worker_info() is None and error is not conflict:
+                raise
+            return map(_failed, [error])
+        self._made = iteration = Iteration(self.loader)
+        return iteration.clips(partial(self._begin, shard))
+
+    def _begin(self, shard: Shard, iteration: Iteration) -> tuple[AnyPlan, Segments, int]:
+        """Begin an iteration: return its plan, the segments before it, and its first batch.
+
+        Inside an epoch, worker 0 continues the shard whose turn is next, because a DataLoader
+        requests its batch first, and so on.
+        """
+        if self._made is not iteration:
+            raise ClipError("this iteration was ended: another one has begun")
+        own, workers = shard.index % shard.workers, shard.workers
+        position = self._continued(self._position, shard.rank, workers)
+        batch, worker = position.batch, own if position.worker is None else position.worker
+        if position.worker is None and batch:
+            given, most = self._given(position, shard.rank)
+            behind = [i for i, n in enumerate(given) if n < min(most[i], max(given))]
+            worker = (own + behind[0] if behind else own) % workers
+            batch = given[worker]
+        shard = shard.rank.divided(workers)[worker]
+        plan = self.loader.plan(position.epoch, shard, position.segments)
+        alone = worker if workers > 1 else None
+        self._position = replace(position, batch=batch, batch_size=1, worker=alone, sources=())
+        self._is_begun, self._num_workers, self._is_assigned = True, 0, False
+        self._last = iteration
+        if self._workers.in_worker:
+            self._workers.begin(position.epoch)
+        self._workers.publish(self._next)
+        return plan, position.segments, batch
+
+    def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
+        """Set epoch and position of the next iteration; a running one does not change.
+
+        A pending position in this epoch stays if `batches` is 0. The call also applies to an
+        iteration that was created but not begun.
+        """
+        start = _placed(
+            State(check_integer("epoch", epoch, least=0, most=MAX_INT)), batches, batch_size
+        )
+        self._follow_workers()
+        if batches or epoch != self._position.epoch or self._is_begun:
+            self._go_to(start)
+        self._is_assigned = get_worker_info() is not None  # for this worker's next iteration
+        self._workers.publish(self._position, is_set=True)
+
+    def set_loader(self, loader: BatchSource) -> None:
+        """Use another loader from the next epoch on.
+
+        Raises `StateError` inside an epoch.
+        """
+        self._follow_workers()
+        if (self._last is not None and self._last.is_open) or self._next.batch:
+            expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
+            raise StateError("set_samples inside an epoch", expected=expected, got=got)
+        self.loader = loader
+        self._go_to(self._next)  # the end of an epoch of other samples is no position
+        self._workers.publish(self._position, is_new_state=True)
+
+    def announce(self) -> None:
+        """Called by torch when a DataLoader around a pipe begins an iteration, once or twice, and
+        again in new workers, which are daemons.
+        """
+        if not current_process().daemon:
+            self._follow_workers()
+            if self._next != self._workers.start:
+                self._workers.publish(self._next)
+
+    def state(
+        self,
+        shard: Shard,
+        *,
+        batches: int | None = None,
+        batch_size: int | None = None,
+        at_end: bool = False,
+    ) -> dict[str, Any]:
+        """Return the position as JSON.
+
+        After an epoch's end it is the start of the next epoch, unless `at_end` keeps it at the end.
+        A DataLoader worker stays at the end, because other workers may still run.
+
+        Args:
+            shard: the shard of the next iteration.
+            batches: number of batches of the current epoch, over all workers of a rank; the
+                position behind them.
+            batch_size: clips of each of these batches, if a DataLoader makes them.
+            at_end: keep the position at the end of an epoch.
+
+        Raises `StateError` without `batches` if worker processes have the position.
+        """
+        self._follow_workers()
+        if self._buffering_pipe is not None and self._is_begun:
+            raise _not_the_chains(
+                self._buffering_pipe, "the state after set_epoch(), between epochs"
+            )
+        if batches is None and self._num_workers and not self._workers.in_worker:
+            raise StateError(
+                "the position is in a DataLoader's worker processes",
+                expected="state_dict(batches=…), with the batches that the training has taken in "
+                "this epoch; or a torchdata StatefulDataLoader around a SeqRecordIterableDataset "
+                "or mix",
+                got=f"state_dict() while workers run, or have run, epoch {self._position.epoch}",
+            )
+        if batches is None and self._position.is_saved:
+            return self._position.to_json()
+        position = self._here(shard)
+        is_over = self._is_over and not at_end and get_worker_info() is None
+        if batches is not None:
+            position = _placed(replace(position, worker=None), batches, batch_size)
+            given, most = self._given(position, shard.rank)
+            is_over = given == most
+        return self._to_json(position.following if is_over else position)
+
+    def shared_position(self, shard: Shard) -> dict[str, Any]:
+        """The position as JSON; with workers, the start of the epoch that they have begun last."""
+        self._follow_workers()
+        return self._to_json(self._here(shard)) if self._num_workers else self.state(shard)
+
+    def load(
+        self,
+        state: Mapping[str, Any],
+        shard: Shard,
+        *,
+        at_start: bool = False,
+        at_end: bool = False,
+    ) -> None:
+        """Load a position: the next iteration starts after the delivered batches.
+
+        The last call of `load` and `set_epoch` counts. With `at_start`, a loader around this one
+        calls it as its iteration starts, after any call of the user: then, as in workers, the
+        iteration raises `StateError` if `set_epoch` has set another epoch. With `at_end`, a state
+        at the end of its epoch is no position in it: the set epoch stays.
+
+        This epoch and later ones use the settings of the state instead of settings derived from
+        memory and defaults, except after a change of ranks or workers inside an epoch. `shard` is
+        the shard of the next iteration.
+
+        Raises `StateError` for an invalid state, or a state of another dataset or other settings,
+        and `MemoryLimitError` if its settings do not fit; the position then stays unchanged.
+        """
+        saved, in_worker = State.parse(state), get_worker_info() is not None
+        if not in_worker:
+            saved.check_of_rank()
+        fit, loader = saved.num_shards == shard.count, self._in_excerpts_of(saved, shard)
+        found = {**saved.shared_arguments, "sources": len(saved.sources)}
+        now = {**loader.shared_arguments(), "sources": len(loader.sources)}
+        problem = "the saved state is of another kind of loader, or of another mix"
+        check_same(problem, found, now, {**now, **found})
+        pairs = [*zip(loader.sources, saved.sources, strict=True)]
+        for source, one in pairs:
+            source.check(one, saved.segments, saved.epoch)
+        if at_start and not in_worker:
+            self._follow_workers()
+            if not self._is_begun and self._differs_from_set(saved.epoch):
+                if not (at_end and self._is_at_end(saved, shard)):
+                    self._conflict = _differing_epochs(saved.epoch, self._workers.start.epoch)
+                return
+        if self._has_batches_of(saved):
+            plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]
+            for (source, _), of_source in zip(pairs, plans, strict=True):
+                source.planner.keep(of_source)
+        self.loader = loader
+        self._go_to(saved)
+        self._is_assigned = in_worker
+        if self._workers.in_worker and not self._differs_from_set(saved.epoch):
+            self._workers.begin(saved.epoch)  # also if the state is at an epoch's end
+        self._workers.publish(saved, is_set=True, is_new_state=True)
+
+    def stats(self) -> dict[str, Any]:
+        """Statistics of the last iteration, with its bottleneck as text."""
+        done = EngineStats().report() if self._last is None else self._last.report()
+        return self.loader.stats(done, self._position.epoch)
+
+    @property
+    def _next(self) -> State:
+        """The start of the next iteration."""
+        return self._position.following if self._is_begun else self._position
+
+    @property
+    def _running(self) -> Iteration | None:
+        """The iteration of this process that has begun the position."""
+        return self._last if self._is_begun and not self._num_workers else None
+
+    @property
+    def _current(self) -> State:
+        """The position after the batches that this process has delivered."""
+        run = self._running
+        return self._position if run is None else replace(self._position, batch=run.delivered)
+
+    @property
+    def _is_over(self) -> bool:
+        """Whether an iteration of this process has finished the position's epoch."""
+        return self._running is not None and self._running.is_complete
+
+    def _go_to(self, position: State) -> None:
+        """Go to the start of the next iteration."""
+        self._position, self._is_begun, self._num_workers = position, False, 0
+        self._is_assigned = False
+
+    def _here(self, shard: Shard) -> State:
+        """The current position, for the ranks and workers that have begun it or would begin it."""
+        if self._is_begun and not self._num_workers:
+            return self._current
+        workers = self._num_workers or shard.workers
+        return self._continued(self._position, shard.rank, workers)
+
+    def _continued(self, position: State, rank: Shard, workers: int) -> State:
+        """A position with these ranks and workers; see `BatchSource.after_change`."""
+        is_inside = position.is_saved and (position.batch or position.segments)
+        is_same = (position.ranks, position.workers) == (rank.count, workers)
+        if is_inside and not (is_same and self._has_batches_of(position)):
+            position.check_of_rank()
+            position = self.loader.after_change(position)
+        return replace(position, ranks=rank.count, workers=workers)
+
+    def _given(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
+        """The numbers of items that each worker of a rank has returned at a position, and has."""
+        from seqrecord.loader.sampling.elastic import items_of_workers
+
+        shards = rank.divided(position.workers)
+        plans = [self.loader.plan(position.epoch, one, position.segments) for one in shards]
+        most = [plan.num_batches for plan in plans]
+        others = rank.count > 1 and self.loader.options.last_batch == "keep"
+        return items_of_workers(most, position.batch, position.batch_size, others=others), most
+
+    def _in_excerpts_of(self, saved: State, shard: Shard) -> BatchSource:
+        """The loader with the excerpts of frame lists that a saved state has."""
+        if len(saved.sources) != len(self.loader.sources):  # which is refused later
+            return self.loader
+        is_inside = bool(saved.batch or saved.segments)
+        try:
+            return self.loader.in_excerpts_of(saved)
+        except MemoryLimitError:
+            # A whole epoch needs them only to have the saved order.
+            if is_inside or (saved.num_shards == shard.count and self._has_batches_of(saved)):
+                raise
+        return self.loader
+
+    def _is_at_end(self, saved: State, shard: Shard) -> bool:
+        """Whether all batches of its epoch were delivered at a saved position of these ranks."""
+        is_same = (saved.ranks, saved.worker) == (shard.rank.count, None)
+        if not is_same or not self._has_batches_of(saved):
+            return False
+        given, most = self._given(saved, shard.rank)
+        return given == most
+
+    def _has_batches_of(self, state: State) -> bool:
+        """Whether a state counts batches of the loader's size."""
+        sizes = [source.planner.settings.batch_size for source in self.loader.sources]
+        return sizes == [source.settings.batch_size for source in state.sources]
+
+    def _to_json(self, position: State) -> dict[str, Any]:
+        """A position with the inputs of the order."""
+        place = position.num_shards, position.epoch, position.segments
+        sources = tuple(source.state(*place) for source in self.loader.sources)
+        arguments = self.loader.shared_arguments()
+        return replace(position, shared_arguments=arguments, sources=sources).to_json()
+
+    # ---- with worker processes
+
+    def _follow_workers(self) -> None:
+        """In the training process, go to the published start if workers have begun it."""
+        if (begun := self._workers.follow()) is not None:
+            start, num_workers = begun
+            self._go_to(start)
+            self._is_begun, self._num_workers = True, num_workers
+
+    def _take_start(self) -> None:
+        """In a worker process, go to the start that the training process has set."""
+        check_fork()
+        is_used, is_second = self._workers.take()
+        epoch = self._workers.start.epoch
+        if self._is_assigned:
+            if self._differs_from_set(self._position.epoch):
+                self._is_assigned = False  # the next iteration has the epoch that was set
+                raise _differing_epochs(self._position.epoch, epoch)
+        elif is_used and self.loader.differs_by_epoch:
+            raise StateError(
+                "an iteration in DataLoader workers needs its epoch",
+                expected="set_epoch(epoch) of the dataset before each iteration over the "
+                "DataLoader; with Lightning a Callback whose on_train_epoch_end(trainer, module) "
+                "calls set_epoch(trainer.current_epoch + 1); or a SeqRecordPipe, which counts",
+                got=f"a second iteration of epoch {epoch}",
+            )
+        else:
+            self._go_to(self._workers.start)
+        if is_second:
+            _warn_of_new_workers(self.loader)
+
+    def _differs_from_set(self, epoch: int) -> bool:
+        """Whether the training process has called `set_epoch` with another epoch than this."""
+        start = self._workers.start
+        return self._workers.is_set and not start.is_saved and start.epoch != epoch
+
+
+def _placed(position: State, batches: int, batch_size: int | None) -> State:
+    """The position behind a number of batches in its epoch; arguments are checked."""
+    batch = check_integer("batches", batches, least=0, most=MAX_INT)
+    size = 1 if batch_size is None else batch_size
+    size = check_integer("batch_size", size, least=1, most=(1 << 31) - 1)
+    return replace(position, batch=batch, batch_size=size)
+
+
+def _not_the_chains(buffering_pipe: str, remedy: str) -> StateError:
+    return StateError(
+        f"{buffering_pipe} behind this pipe buffers or skips items, so the positions of pipe and "
+        "chain differ",
+        expected="a pipe with nothing but .map(), .collate(), .batch() and .filter() behind it, "
+        f"for it shuffles and shares out by itself; or {remedy}",
+    )
+
+
+def _differing_epochs(saved: int, epoch: int) -> StateError:
+    return StateError(
+        "set_epoch and a state that a StatefulDataLoader or node has loaded have different epochs",
+        expected=f"set_epoch({saved}), or no call, before the iteration that resumes",
+        got=f"set_epoch({epoch})",
+    )
+
+
+def _failed(error: SeqRecordError) -> Clip:
+    """Raise the error of an iteration that failed to begin, at its first item."""
+    raise error
+
+
+def _warn_of_new_workers(loader: BatchSource) -> None:
+    """Warn if new workers decode frames that persistent workers would keep."""
+    info = get_worker_info()
+    assert info is not None
+    if any(source.planner.decodes_once(info.num_workers) for source in loader.sources):
+        warn_once(
+            "new worker processes decode all frames again in every epoch, and the frames fit into "
+            "memory_limit: DataLoader(…, persistent_workers=True) keeps them"
+        )

@@ -1,0 +1,203 @@
+"""Frame arrays: each feature's dtype and shape, as stored and after a transform or padding.
+
+Features of variable shapes are padded, nested or lists.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from copy import deepcopy
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import torch
+
+from seqrecord.errors import ClipError, located
+from seqrecord.loader.engine.decoding import Transform
+from seqrecord.loader.pipes.clip_sets import ClipSet
+from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
+from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.array_specs import (
+    ArraySpec,
+    FrameFunction,
+    add_place,
+    apply_transform,
+    bound,
+    first_frame,
+    mask_name,
+    unchanged_values,
+)
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.schema import Schema
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import is_integer, raise_if
+
+
+@dataclass(frozen=True, eq=False)
+class FrameArrays:
+    """The arrays of a frame. Picklable if the transform is.
+
+    Attributes:
+        stored: each feature as it is decoded. The size of a variable shape is that of the largest
+            frame of the selected episodes.
+        arrays: each feature after `transform` or padding.
+        nested: features of nested tensors.
+        unchanged: features that `transform` leaves unchanged.
+        transform: the `frame_transform`, bound to the dataset's units.
+        is_deterministic: whether its results may stay in memory.
+        cache_key: key of its results in a frame cache.
+    """
+
+    stored: Mapping[str, ArraySpec]
+    arrays: Mapping[str, ArraySpec]
+    nested: frozenset[str] = frozenset()
+    unchanged: frozenset[str] = frozenset()
+    transform: FrameFunction | None = None
+    is_deterministic: bool = True
+    cache_key: str | None = None
+
+    @property
+    def of_engine(self) -> Transform | None:
+        """The `frame_transform` with its results."""
+        transform = self.transform
+        return None if transform is None else Transform(transform, self.arrays, self.cache_key)
+
+    @classmethod
+    def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
+        """The arrays of a request. Raises `ClipError` for unsupported features."""
+        dataset, clips, excerpts = found.dataset, found.epochs.clips, found.excerpts
+        rows = found.epochs.typical.episode  # of all epochs
+        rows = rows if excerpts is None else excerpts.episode[rows]
+        stored = _stored_arrays(dataset, np.unique(rows))
+        if options.frame_transform is None:
+            arrays, nested = _ragged_arrays(options.ragged, stored)
+            return cls(stored, arrays, nested)
+        from seqrecord.loader.clips.depth import DepthToMeters
+
+        problem = "ragged does not go with frame_transform, which gives frames of one shape"
+        is_wrong = options.ragged != "list" and (excerpts is None or excerpts.length_of is None)
+        raise_if(is_wrong, problem, 'ragged="list"', repr_of(options.ragged, 100))
+        given = options.frame_transform
+        given = given if isinstance(given, FrameTransform) else FrameTransform(given)
+        transform, windows = bound(given.function, dataset.features), found.windows.stored
+        first = clips.locate(np.zeros(1, np.int64))
+        place = windows.find(next(iter(windows.windows)), first).frames[:, 0]
+        row, frame = (int(numbers[0]) for numbers in windows.stored(first.episode, place))
+        key = dataset.contents.index.key(row)
+        try:
+            arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)
+        except Exception as error:
+            add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
+            raise
+        may_stay = given.deterministic or isinstance(transform, DepthToMeters)
+        made = arrays, frozenset[str](), unchanged, transform
+        return cls(stored, *made, may_stay, given.cache_key)
+
+
+def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
+    """Bytes of one frame in each group, ordered by group number."""
+    sizes = dict.fromkeys(sorted({spec.group for spec in features.values()}), 0)
+    for name, spec in arrays.items():
+        sizes[features[spec.mask_of or name].group] += spec.nbytes
+    return list(sizes.values())
+
+
+def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
+    """Raise `ClipError` for a feature with a dtype that torch lacks."""
+    for name, spec in arrays.items():
+        try:
+            torch.from_numpy(np.empty(0, spec.dtype))
+        except (TypeError, ValueError) as error:
+            raise ClipError(
+                "torch has no such dtype; convert the feature by a transform",
+                feature=name,
+                expected="a dtype that torch.from_numpy takes",
+                got=str(spec.dtype),
+            ) from error
+
+
+def _ragged_arrays(
+    ragged: Ragged, stored: Mapping[str, ArraySpec]
+) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+    """The arrays of a frame, and the names of nested features.
+
+    A padded feature has the padded sizes, and its mask follows it. Raises `ClipError` for a feature
+    that `ragged` cannot convert.
+    """
+    variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
+    forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
+    if wrong := [name for name in forms if name not in variable]:
+        raise ClipError(
+            "ragged is for features whose shape varies",
+            expected=", ".join(variable) or "a dataset that has some",
+            got=", ".join(f"{name}: {stored.get(name, 'unknown')}" for name in wrong),
+        )
+    arrays: dict[str, ArraySpec] = {}
+    for name, spec in stored.items():
+        form = forms.get(name, "list")
+        problem = "nested tensors support one varying dimension, the first"
+        with located(ClipError, feature=name):
+            can_nest = spec.shape[:1] == (None,) and None not in spec.shape[1:]
+            raise_if(form == "nested" and not can_nest, problem, '"list", or sizes to pad to', spec)
+            is_padded = form not in ("list", "nested")
+            arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
+    return arrays, frozenset(name for name, form in forms.items() if form == "nested")
+
+
+def _padded(
+    name: str, spec: ArraySpec, form: Any, stored: Mapping[str, ArraySpec]
+) -> dict[str, ArraySpec]:
+    """A padded feature, and its mask: true for values of the frame."""
+    mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
+    problem = f"{mask} is a feature, and the name of the mask of a padded one"
+    raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
+    row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
+    if form == "pad" and count == 1:  # the largest frame's size follows from its bytes
+        form = max(1, largest // row)
+    sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))
+    problem = f"ragged needs the sizes of {count} dimensions that vary"
+    example = f"such as ragged={{{name!r}: {(480, 640, 3, 2, 2, 2, 2, 2)[:count]}}}"
+    raise_if("pad" in sizes or len(sizes) != count, problem, example, f"{[*sizes]} for {spec}")
+    problem, padded = "a frame is larger than its padded size", math.prod(sizes) * row
+    got = f"{[*sizes]}, which are {padded}"
+    raise_if(padded < largest, problem, f"sizes of at least {largest} bytes", got)
+    filled = iter(sizes)
+    shape = tuple(next(filled) if size is None else size for size in spec.shape)
+    of_mask = ArraySpec(np.dtype(np.bool_), sizes, mask_of=name)
+    return {name: ArraySpec(spec.dtype, shape), mask: of_mask}
+
+
+def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
+    """Each feature of a frame as decoded.
+
+    A variable shape has the size of its largest frame in these episodes, given by row.
+    """
+    found = {}
+    for name, spec in dataset.features.items():
+        largest = None if spec.is_fixed else dataset.contents.index.largest_frames(name, episodes)
+        found[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
+    return found
+
+
+def _transformed(
+    transform: FrameFunction, frame: Mapping[str, Any], stored: Mapping[str, ArraySpec]
+) -> tuple[dict[str, ArraySpec], frozenset[str]]:
+    """The arrays that `frame_transform` returns, and the features that it leaves unchanged.
+
+    Raises `ClipError` for a text under a name that is no stored text feature.
+    """
+    from seqrecord.loader.engine.calls import text_spec
+
+    first_frame(transform, frame)
+    given, copies = dict(frame), deepcopy(dict(frame))
+    made = apply_transform(transform, dict(frame))
+    specs = {
+        name: text_spec("frame_transform", name, value, stored)
+        if isinstance(value, (str, bytes))
+        else ArraySpec(value.dtype, value.shape)
+        for name, value in made.items()
+    }
+    return specs, unchanged_values(given, copies, made)

@@ -1,0 +1,882 @@
+"""Arguments of the loaders, each defined once: name, type, default, check and documentation."""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
+from functools import update_wrapper
+from os import PathLike
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.samples import OF_CLIPS
+from seqrecord.loader.pipes.option_values import (
+    FrameCache,
+    FrameTransform,
+    MaxFrames,
+    Ragged,
+    Vector,
+    check_ragged,
+    check_vectors,
+)
+from seqrecord.loader.sampling.bounds import LAST_BATCH, ORDERS
+from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
+from seqrecord.loader.sampling.shard_batches import BatchDraws
+from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.clips.windows import Nearest, Windows, check_windows
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.array_specs import FrameFunction
+from seqrecord.store.reading.dataset import DatasetLike
+from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.resizing import Sizes
+from seqrecord.store.storage.url import local_path
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import (
+    MAX_INT,
+    are_names,
+    check,
+    check_integer,
+    check_names,
+    check_seed,
+    check_size,
+    is_integer,
+)
+
+if TYPE_CHECKING:
+    import torch
+    from typing_extensions import Self
+
+    from seqrecord.loader.clips.sample_tables import TableLike
+    from seqrecord.store.clips.transforms import Camera, ClipFunction, ClipTransform
+
+MOST_THREADS = 1024  # of a loader, or of all sources of a mix
+_MOST_RANKS = (1 << 31) - 1
+_OF_FRAMES = ("clip_len", "windows", "pad")
+
+
+SamplesLike: TypeAlias = "TableLike | SampleFunction | Sequence[TableLike | SampleFunction]"
+"""A table, a function of the table of an epoch, or a list of functions, first maybe a table."""
+
+_Check: TypeAlias = Callable[[str, Any], Any]
+"""Takes an argument's name and value, and returns the stored value; raises `ClipError`."""
+
+
+def _checked(default: Any, check: _Check, **more: Any) -> Any:
+    """Define a dataclass field of an argument with its check.
+
+    A default of `None` passes unchecked. `more` has further arguments of `dataclasses.field`.
+    """
+    return field(default=default, metadata={"check": check}, **more)
+
+
+def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
+    """Make a check from a predicate."""
+    return lambda name, value: check(name, value, is_right(value), expected)
+
+
+def _is_a(kind: type, arguments: str) -> _Check:
+    """Make a check for a value of a class of the package."""
+    expected = f"seqrecord.{kind.__name__}({arguments})"
+    return _satisfies(lambda value: isinstance(value, kind), expected)
+
+
+def one_of(*texts: str) -> _Check:
+    """Make a check for a choice of texts."""
+    expected = " or ".join(map(repr, texts))
+    return _satisfies(lambda value: isinstance(value, str) and value in texts, expected)
+
+
+def _integer_from(least: int, most: int = MAX_INT) -> _Check:
+    """Make a check for an integer in [least, most]."""
+    return lambda name, value: check_integer(name, value, least=least, most=most)
+
+
+def _passes(function: Callable[[Any], object]) -> _Check:
+    """Make a check from a function that raises; the value stays unchanged."""
+    return lambda _, value: (function(value), value)[1]
+
+
+def _check_flag(name: str, value: Any) -> bool:
+    return bool(check(name, value, isinstance(value, (bool, np.bool_)), "True or False"))
+
+
+def _check_clip_len(name: str, value: Any) -> int | tuple[int, int]:
+    """Return a length, or the least and the greatest one."""
+    if not isinstance(value, Sequence) or isinstance(value, (str, bytes)):
+        return check_integer(name, value, least=1)
+    expected = "an integer, or the least and the greatest one such as (2, 24)"
+    check(name, value, len(value) == 2, expected)
+    least, most = (check_integer(name, one, least=1, expected=expected) for one in value)
+    check(name, value, least <= most, expected)
+    return (least, most) if least < most else most
+
+
+def _check_resize(name: str, value: Any) -> Any:
+    """Return a size, or sizes by feature."""
+    from seqrecord.store.clips.transforms import checked_size
+
+    if not isinstance(value, Mapping):
+        return checked_size(name, value)
+    is_right = bool(value) and are_names(list(value))
+    check(name, value, is_right, 'a dict by feature: {"camera": (224, 224)}')
+    return {feature: checked_size(f"{name} of {feature}", size) for feature, size in value.items()}
+
+
+def _check_clip_transform(_name: str, value: Any) -> Any:
+    """Return crops, flips and functions."""
+    from seqrecord.store.clips.transforms import chain_of
+
+    chain_of(value)
+    return value
+
+
+def _check_rename(name: str, value: Any) -> Any:
+    """Return new names by stored names."""
+    is_dict = isinstance(value, Mapping) and are_names(value) and are_names([*value.values()])
+    is_right = is_dict and len({*value.values()}) == len(value)
+    return check(name, value, is_right, 'a dict such as {"image_left": "image"}: no name twice')
+
+
+def _check_episodes(name: str, value: Any) -> Any:
+    """Return keys, numbers, a glob, or a predicate."""
+    is_list = isinstance(value, Collection) and getattr(value, "ndim", 1) == 1
+    is_right = isinstance(value, str) or callable(value) or are_names(value)
+    is_right = is_right or (is_list and all(map(is_integer, value)))
+    expected = "a list of keys or of numbers, a glob, or a function of an episode's metadata"
+    return check(name, value, is_right, expected)
+
+
+def _check_samples(name: str, value: Any) -> Any:
+    """Return a table, a function, or a list of functions that may begin with a table.
+
+    The path of a Parquet file becomes a `Path`.
+    """
+    if isinstance(value, (list, tuple)):
+        expected = "a list of functions, which may begin with a table"
+        check(name, value, bool(value) and all(map(callable, value[1:])), expected)
+        return [_check_samples(name, value[0]), *value[1:]]
+    is_path = isinstance(value, (str, PathLike))
+    return Path(local_path(value, name)) if is_path else value
+
+
+def _check_batch_size(name: str, value: Any) -> Any:
+    """Return a number of clips, or `MaxFrames`."""
+    return value if isinstance(value, MaxFrames) else _integer_from(1)(name, value)
+
+
+def _check_rank(name: str, value: Any) -> tuple[int, int]:
+    """Return a rank and the number of ranks."""
+    expected = f"a pair (rank, world_size) with 0 <= rank < world_size <= {_MOST_RANKS}"
+    check(name, value, isinstance(value, Sequence) and len(value) == 2, expected)
+    rank, ranks = (check_integer(name, one, least=0, expected=expected) for one in value)
+    check(name, value, rank < ranks <= _MOST_RANKS, expected)
+    return rank, ranks
+
+
+def _check_fields(options: Any, of: str = "") -> None:
+    """Check a dataclass's fields, and store each as a Python value; `of` prefixes names."""
+    for item in fields(options):
+        value = getattr(options, item.name)
+        if "check" in item.metadata and not value is item.default is None:
+            value = item.metadata["check"](of + item.name, value)
+            object.__setattr__(options, item.name, value)
+
+
+def _check_device(value: Any) -> None:
+    from seqrecord.cuda.streams import check_device  # torch takes seconds
+
+    check_device(value)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ClipOptions:
+    """Selection and form of a dataset's clips: arguments of every loader.
+
+    Args:
+        clip_len: frames of a clip, N, at most 2^20. Optional if there are `windows`; features with
+            a window do not depend on it. `(2, 24)`: drawn for each batch from 2 to 24, each equally
+            likely, and equal on all ranks at each step. A clip is skipped if it is incomplete with
+            the greatest length. Requires a `batch_size`, of the loader or of the mix around it, and
+            excludes `windows`, `order="sequences"`, functions in `clip_transform`, and
+            `SeqRecordMapDataset`.
+        stride: frames from the start of one clip to the start of the next, at least 1. Default: 1,
+            every start; with `order="sequences"` the length of a clip.
+        dilation: frames between neighbouring frames in a clip of `clip_len` frames, at least 1.
+        windows: frames of individual features relative to the clip's `start`, as a dict of frame
+            offsets or seconds: `{"image": [-1, 0], "action": range(16), "imu": Seconds(-0.5, 0)}`.
+            Seconds use the episode's frames per second, or its timestamps. `{"gps":
+            Latest(max_age=60)}` returns the newest value at or before each frame, for features that
+            some frames lack, and `Next` the next one. `{"image": [0, At("goal")]}` has the frames
+            `start` and `goal`, a column of `samples`. A feature without a window has `clip_len`
+            frames; without `clip_len`, the frame `start` alone. Each feature is read for its own
+            window only. With `frame_transform`, windows apply to the arrays that it returns.
+        squeeze_time: remove the frame axis of features without a window, which have one frame:
+            [batch, …] instead of [batch, 1, …], and a text instead of a list with one text. For
+            `clip_len` 1 or `None`. Features of variable shape without padding and results of
+            `clip_transform` functions keep their axis.
+        pad: clips with frames outside their episode. `None` (default): skipped. "edge": the
+            episode's first or last frame replaces missing frames, so every frame is a start.
+            "before": only before the first frame. "after": only behind the last frame. Each feature
+            with a window (with `clip_len`: every feature) gets a mask `<feature>_is_pad`, bool [T].
+        features: names of the features to read. Default: all. Clips are skipped if one of their
+            frames lacks a requested feature.
+        rename: new names by stored names, such as `{"image_left": "image"}`; `features` uses stored
+            names. All other arguments, transforms, clips and `loader.dataset` use the new names.
+            Saved states do not depend on it.
+        episodes: selection of episodes: a list of keys, a list of numbers in dataset order, a glob
+            on keys, or a predicate. A predicate receives the metadata of an episode, a dict with
+            the attributes `key`, `num_frames`, `fps` and `split`.
+        split: name of a split; selects its episodes. See `seqrecord split`.
+        skip_bad_episodes: leave out selected episodes of an original that cannot be read. Default:
+            an error. `loader.dataset.bad_episodes` has the reasons.
+        samples: the samples of an epoch, a clip for each: a table, a function of an epoch's table,
+            or a list of functions, which may begin with a table. Default: every start at which a
+            clip is complete, every `stride` frames.
+
+            A function is a built-in one of `seqrecord.samples`, such as `future_goal()`, or one of
+            your own, `f(samples, epoch, rng)`. It takes and returns `seqrecord.samples.Samples`:
+            rows that it leaves out, and columns that it adds. Every process calls it once per
+            epoch, so it must depend on its arguments alone.
+
+            A table is a dict of columns, a table of Arrow, pandas or Polars, or the path of a
+            Parquet file. Columns: `episode`, keys; `start`, first frames, or `frames`. Without
+            these two, a row stands for all clips of its episode. `frames` lists the frames of each
+            clip, such as `[3, 41]`, in any order; then `clip_len` must be `None`, batches have the
+            column `frames`, int64 [batch, T], and `start` is the earliest frame. If lists differ in
+            length, `ragged` gives the form of features, `frames` has -1 behind a shorter list, and
+            `frames_is_pad`, bool [batch, T], is true there. `episodes` filters the table; with
+            `start` or `frames`, `stride` must be 1.
+
+            Optional columns: `repeat`, mean number of occurrences in an epoch, 1 by default: 2.3
+            means two occurrences in most epochs and three in the others, as the seed decides;
+            `dilation` and `reverse`, integers and booleans, the frames of each clip. Batches have
+            every other column: numbers as a tensor [batch], texts as a list, lists of numbers, all
+            of one length, as a tensor [batch, length]. Missing numbers of a float column are NaN,
+            missing texts `None`. Rows may be equal, or differ only in these columns. For spans with
+            `start` and `stop` or `end` see `seqrecord.samples.segments`.
+        metadata: names of the episodes' metadata entries that become columns: the value for a clip,
+            a list of values for a batch. `None` if an episode lacks the entry.
+        resize: height and width in pixels: `{"camera": (224, 224)}` by feature, or `(224, 224)` for
+            all images. Frames are resized once, directly after decoding. Images (kind `image`, or
+            uint8 with 3 or 4 channels and no kind) are interpolated with antialiasing; depth,
+            masks, segmentation and normals take the nearest pixel; other kinds are refused.
+            `frame_transform`, `clip_transform` and `loader.dataset` receive resized frames. If the
+            episode's metadata has a `camera`, batches have `<feature>_intrinsics` of the resized
+            frame, float64 [batch, 4]; features of kind `intrinsics` follow, too.
+        frame_cache: `FrameCache("/nvme/frames", "200GiB")`: a folder on a local disk where decoded
+            frames are kept, for later epochs, processes and trainings: of video, encoded images and
+            resized features, if all have one shape. Frames that are missing there are decoded. It
+            changes no frame, order, state or memory, and its errors are warnings. Also used by
+            `SeqRecordMapDataset`. With a `frame_transform`, its results are kept if it has a
+            `cache_key`. Not for video decoded on a `device`. Default: the environment variables
+            `SEQRECORD_FRAME_CACHE` and `SEQRECORD_FRAME_CACHE_LIMIT`. See docs/performance.md.
+        frame_transform: function called once for each decoded frame with a dict of arrays. It
+            returns the arrays that make up clips, with the same dtypes and shapes for every frame.
+            Texts are `str` and `bytes`, also in results under the names of text features. It runs
+            in several threads, and twice for the first frame when the loader is created: results
+            must not be random. `FrameTransform(function, deterministic=True)` declares that the
+            result for a frame is always the same: results may then be kept in memory, see
+            `memory_limit`.
+        clip_transform: `RandomCrop`, `CenterCrop`, `RandomResizedCrop`, `Resize`, `BatchResize`,
+            `HorizontalFlip`, a function, or a list of these, applied in order. All frames of a clip
+            share one crop window, and only the window is copied or resized. Windows are drawn from
+            seed, epoch and clip (`SeqRecordMapDataset` draws from torch's global generator).
+            Batches have the columns `crop`, int64 [batch, 4], with top, left, height and width in
+            pixels of the stored frame; `flipped`, bool [batch]; and `intrinsics`, float64 [batch,
+            4], with fx, fy, cx and cy of the visible image if the episode's metadata has a
+            `camera`; and, if that has them, `distortion`, float64 [batch, 14], coefficients in
+            OpenCV's order, and `skew`, float64 [batch]. These columns are on the host. Features of
+            kind `intrinsics` and `distortion` become those of the visible image, too. A dict has
+            separate steps for features, such as cameras of different sizes:
+            `{"front": RandomCrop(224), "wrist": Resize(224)}`; columns are then
+            `front_crop` and so on. If frame sizes differ between episodes, each window fits its own
+            episode.
+
+            Functions come after crops and flips. A function is called once for each clip with a
+            dict and a `numpy.random.Generator` seeded by seed, epoch and clip. The dict has
+            read-only arrays [clip_len, …], valid during the call (a list of arrays for a feature of
+            variable shape, a list of texts for a text feature), and the clip's values in all
+            columns of the batch: `episode`, `start`, masks `<feature>_is_pad`, columns of
+            `samples`, metadata. A function returns the arrays of the batch, each with at least one
+            axis and with the same dtype and shape for every clip, or lists of texts for a text
+            feature. Unchanged columns in the result are ignored, others under the name of a column
+            are an error. An example of the largest declares other texts and arrays of varying
+            length, see `seqrecord.types.VaryingClipFunction`. It runs in several threads, and twice
+            for the first clip when the loader is created: a function that uses a global generator
+            (`torch`, `numpy.random` or `random`), or whose results differ, raises `ClipError`. With
+            a `device`, there are crops and flips only.
+        ragged: form of features with variable shape, except texts. "list" (default): a list of
+            tensors, one per frame. "pad": one tensor as large as the largest frame in the selected
+            episodes, filled with zeros, and `<feature>_mask`, bool [clip_len, length], true for
+            values of the frame. "nested": a nested tensor of layout `torch.jagged`, [clip_len, ?,
+            …] or [batch * clip_len, ?, …], if only the first dimension varies. A dict has a form
+            for each feature, or the sizes to pad to, one per varying dimension: `{"points":
+            "nested", "image": (480, 640)}`; other features are lists. Also the form of all features
+            for lists of `frames` that differ in length: "list", a tensor [length, …] per clip;
+            "pad", the last frame of a shorter list repeated; "nested", [batch, ?, …].
+        vectors: form of vectors [D] and scalars in batches, by feature: `{"action":
+            Vector(pad_to=32, normalize="mean_std")}`. `place` and `pad_to` make longer vectors, and
+            the column `action_dim_is_pad`, bool [batch, size], true where the source has no value;
+            it is on the host. `normalize` makes float32 values by the stored statistics of the
+            whole dataset (see `seqrecord stats`), or by a `Normalization`; a channel with one value
+            only is divided by 1, and zeros of padding are kept. This comes last: `frame_transform`
+            and the functions of `clip_transform` receive stored values. Not for images, nor for
+            features that a function changes.
+        output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
+            is reused after the last array or view is gone. Extra columns are arrays as well. Give a
+            DataLoader a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device` and
+            nested tensors. Saved states do not depend on it.
+        seed: seed of the order and of every random draw, an integer of which 64 bits count.
+    """
+
+    clip_len: int | Sequence[int] | None = _checked(None, _check_clip_len)
+    stride: int | None = _checked(None, _integer_from(1))
+    dilation: int = _checked(1, _integer_from(1))
+    windows: Windows | None = _checked(None, lambda _, value: check_windows(value))
+    squeeze_time: bool = _checked(False, _check_flag)
+    pad: str | None = _checked(None, one_of("edge", "before", "after"))
+    features: Sequence[str] | None = _checked(None, check_names)
+    rename: Mapping[str, str] | None = _checked(None, _check_rename)
+    episodes: EpisodeFilter = _checked(None, _check_episodes)
+    split: str | None = _checked(
+        None, _satisfies(lambda name: isinstance(name, str), "a split's name")
+    )
+    skip_bad_episodes: bool = _checked(False, _is_a(bool, "True or False"))
+    samples: SamplesLike | None = _checked(None, _check_samples, repr=False)
+    metadata: Sequence[str] | None = _checked(None, check_names)
+    resize: Sizes | None = _checked(None, _check_resize)
+    frame_cache: FrameCache | None = _checked(None, _is_a(FrameCache, 'folder, "200GiB"'))
+    frame_transform: FrameFunction | FrameTransform | None = _checked(
+        None,
+        _satisfies(lambda one: callable(one) or isinstance(one, FrameTransform), "a function"),
+    )
+    clip_transform: ClipTransform | None = _checked(None, _check_clip_transform)
+    ragged: Ragged = _checked("list", _passes(check_ragged))
+    vectors: Mapping[str, Vector] | None = _checked(None, check_vectors)
+    output: str = _checked("torch", one_of("torch", "numpy"))
+    seed: int = _checked(0, lambda _, value: check_seed(value))
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for an invalid value, with the argument's name."""
+        _check_fields(self)
+        forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
+        if self.output == "numpy" and any(isinstance(f, str) and f == "nested" for f in forms):
+            raise ClipError(
+                "NumPy has no nested arrays",
+                expected='ragged="list" or "pad"; or output="torch"',
+                got=f"output='numpy' ragged={self.ragged!r}",
+            )
+        if self.clip_len is None and self.windows is None and not self.lists_frames:
+            raise ClipError("neither clip_len nor windows is given", expected="one, or both")
+        has_dilation = self.dilations != (1,)
+        has_dilation |= self._columns & {"dilation", "frames"} == {"dilation"}
+        if self.clip_len is None and has_dilation:
+            expected, got = "clip_len too", self.dilation
+            raise ClipError("dilation is that of clip_len", expected=expected, got=got)
+        if self.squeeze_time and (self.clip_len not in (None, 1) or self.lists_frames):
+            raise ClipError(
+                "squeeze_time is for clips with one frame of each feature without a window",
+                expected="no lists of frames, and clip_len=1 or none",
+                got=f"clip_len={self.clip_len}",
+            )
+        names = [one.name for one in self.functions if isinstance(one, BuiltIn)]
+        for name in ("dilate", "reverse", "subset"):
+            if names.count(name) > 1:
+                raise ClipError(f"samples has {name} twice", expected=f"one {name}(…)")
+        if self.dilation != 1 and "dilate" in names:
+            problem = "dilation and dilate exclude each other"
+            raise ClipError(problem, expected="dilate(…) alone", got=self.dilation)
+        if self.span is not None and self.span < (self.most_frames or MAX_INT):
+            raise ClipError(
+                "subset has fewer frames than a clip, or there is no clip_len",
+                expected="at least the greatest clip_len",
+                got=f"subset(of={self.span}), clip_len={self.clip_len}",
+            )
+        for dilation in self.dilations:
+            ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
+        if self.has_drawn_steps and self.own_windows:
+            raise ClipError(
+                "dilate, reverse, subset, and a drawn clip_len are for clips of clip_len frames",
+                expected="no windows, but for Latest() and Next()",
+                got=self._drawn_steps,
+            )
+        taken: dict[str, Any] = {"stride": self.stride not in (None, 1)}
+        if self.lists_frames:
+            taken |= {name: getattr(self, name) for name in _OF_FRAMES}
+        for name, function in (("dilation", "dilate"), ("reverse", "reverse"), ("", "subset")):
+            if self.lists_frames or name in self._columns:
+                taken[function] = self._arguments(function)
+        of_rows = ("dilation", "frames")
+        taken["dilation"] = self.dilation != 1 and not self._columns.isdisjoint(of_rows)
+        given = [name for name in taken if taken[name]]
+        if given and self._columns & {"start", "frames"}:
+            expected = f"no {', '.join(given)}"
+            raise ClipError("samples has the starts, or the frames of each clip", expected=expected)
+
+    @property
+    def spec(self) -> ClipSpec:
+        """The clips, of phase 0; with windows or `pad`, clips of one frame at each start."""
+        stride = self.stride or self._usual_stride
+        if self.has_windows or not isinstance(self.clip_len, int):
+            return ClipSpec(1, stride)
+        return ClipSpec(self.clip_len, stride, self.dilation)
+
+    @property
+    def dilations(self) -> tuple[int, ...]:
+        """The dilations to draw from, in ascending order, or the only one."""
+        found: tuple[int, ...] = self._arguments("dilate").get("dilations", (self.dilation,))
+        return found
+
+    @property
+    def span(self) -> int | None:
+        """The number of frames from which the frames of a clip are drawn."""
+        return self._arguments("subset").get("of")
+
+    def _arguments(self, name: str) -> Mapping[str, Any]:
+        """The arguments of a built-in function that changes the frames of clips, if it is used."""
+        found = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == name)
+        return next((one.arguments for one in found), {})
+
+    def with_functions(self, *functions: SampleFunction) -> Self:
+        """A copy with further functions of samples."""
+        given = self.samples if isinstance(self.samples, list) else [self.samples]
+        samples = [*(one for one in given if one is not None), *functions]
+        return replace(self, samples=samples)
+
+    @cached_property
+    def _columns(self) -> frozenset[str]:
+        if self.table is None:
+            return frozenset()
+        from seqrecord.loader.clips.sample_tables import column_names
+        from seqrecord.loader.clips.segments import Segments
+
+        if isinstance(self.table, Segments):  # clips start every `stride` frames
+            return column_names(self.table.table) - {"start", "stop", "end", "frames"}
+        return column_names(self.table)
+
+    @property
+    def table(self) -> TableLike | None:
+        """The table of `samples`, if it has one."""
+        first = self.samples[0] if isinstance(self.samples, list) else self.samples
+        return None if callable(first) else first
+
+    @property
+    def functions(self) -> SampleFunctions:
+        """The functions of `samples`."""
+        every: list[Any] = self.samples if isinstance(self.samples, list) else [self.samples]
+        return tuple(one for one in every if callable(one))
+
+    @property
+    def lists_frames(self) -> bool:
+        """Whether `samples` lists the frames of each clip."""
+        return "frames" in self._columns
+
+    @property
+    def clip_lens(self) -> tuple[int, int] | None:
+        """The least and the greatest `clip_len`, if it is drawn for each batch."""
+        if self.clip_len is None or isinstance(self.clip_len, int):
+            return None
+        least, most = self.clip_len
+        return least, most
+
+    @property
+    def most_frames(self) -> int | None:
+        """The greatest `clip_len`."""
+        return self.clip_len if self.clip_lens is None else self.clip_lens[1]  # type: ignore[return-value]
+
+    @property
+    def frames_of_span(self) -> int:
+        """The frames from which a clip's frames come; 1 without `clip_len`."""
+        return self.span or self.most_frames or 1
+
+    @property
+    def has_drawn_steps(self) -> bool:
+        """Whether frames, dilation or direction are drawn for each clip."""
+        is_drawn = self.clip_lens is not None or self.span is not None
+        is_drawn |= not self._columns.isdisjoint(OF_CLIPS)
+        return is_drawn or any(self._arguments(name) for name in ("dilate", "reverse"))
+
+    @property
+    def steps_and_functions(self) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ...]]:
+        """The parts of `clip_transform`: crops and flips of each camera, then functions."""
+        if self.clip_transform is None:
+            return (), ()
+        from seqrecord.store.clips.transforms import chain_of
+
+        return chain_of(self.clip_transform)
+
+    @property
+    def draws_sizes(self) -> bool:
+        """Whether the size of frames is drawn for each batch."""
+        cameras, _ = self.steps_and_functions
+        return any(step.per_batch for camera in cameras for step in camera.steps)
+
+    @property
+    def _drawn_steps(self) -> str:
+        """The arguments of drawn steps, for errors."""
+        of_clips = ("dilate", "reverse", "subset")
+        used = [n for n in of_clips if self._arguments(n)] + [*self._columns.intersection(OF_CLIPS)]
+        return ", ".join([f"clip_len={self.clip_len}", *used])
+
+    @property
+    def has_windows(self) -> bool:
+        """Whether clips differ from plain runs of `clip_len` frames inside their episodes."""
+        return bool(self.own_windows) or self.pad is not None or self.has_drawn_steps
+
+    @property
+    def own_windows(self) -> dict[str, Any]:
+        """Offsets or `Seconds` of the features with a window of their own."""
+        windows = (self.windows or {}).items()
+        found = {name: w.window if isinstance(w, Nearest) else w for name, w in windows}
+        return {name: window for name, window in found.items() if window is not None}
+
+    @property
+    def nearest(self) -> dict[str, Nearest]:
+        """The features with the newest or the next value in each frame."""
+        windows = (self.windows or {}).items()
+        return {name: window for name, window in windows if isinstance(window, Nearest)}
+
+    @property
+    def _usual_stride(self) -> int:
+        return 1
+
+
+@dataclass(frozen=True, kw_only=True)
+class DatasetOptions(ClipOptions):
+    """Arguments of `SeqRecordMapDataset`.
+
+    Args:
+        memory_limit: memory of each process for frames that stay, as bytes or text such as "512MiB"
+            (default). Small raw features, encoded features and the results of a deterministic
+            `frame_transform` stay in memory once read, as long as the object lives, if all frames
+            of the selected episodes fit; smaller features come first. Other features are read again
+            in every call; on remote storage, the rest of the memory keeps their bytes. The memory
+            of batches is extra. 0 keeps no frames.
+    """
+
+    memory_limit: int | str = _checked("512MiB", check_size)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.clip_lens is not None or self.draws_sizes:
+            raise ClipError(
+                "draws per batch are for streams, and a map-style dataset has clips by number",
+                expected="an integer clip_len, and no BatchResize; or a SeqRecordIterableDataset",
+                got=f"clip_len={self.clip_len}, clip_transform={repr_of(self.clip_transform, 100)}",
+            )
+
+
+@dataclass(frozen=True, kw_only=True)
+class EngineOptions:
+    """Tuning of an epoch's execution: the argument `engine` of loaders.
+
+    Defaults suit most trainings; `seqrecord bench` measures a dataset. Errors name arguments as
+    `engine.num_threads` and so on.
+
+    Example:
+        engine = seqrecord.EngineOptions(num_threads=4)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2, engine=engine)
+
+    Args:
+        num_cursors: number of positions in the dataset from which clips are mixed, at least 1.
+            Default: chosen from `memory_limit`. No effect with `shuffle=False` or
+            `order="sequences"`.
+        shuffle_buffer: greatest number of clips from which the next clip is drawn. The buffer
+            stores no frames. Default: limited by `memory_limit` only, so an epoch that fits is
+            fully shuffled. An epoch begins with 256 clips, and the number at most doubles in each
+            round, for an early first batch. No effect with `shuffle=False` or `order="sequences"`.
+        fixed_shards: while all frames of a process are resident (see `memory_limit`), every rank
+            and worker keeps its clips in all epochs, and each epoch after the first is a full
+            shuffle of them (default). If false, the clips of ranks and workers change in every
+            epoch. With `shuffle=False` they never change.
+        num_threads: threads for reading, decoding and copying, 1 to 1,024. Default: this process's
+            share of the cores: the cores of its affinity and of the container's CPU quota, divided
+            by the ranks on this machine (torchrun's `LOCAL_WORLD_SIZE`, or the variables of MPI and
+            Slurm) and by the workers.
+        video_decoder: "pyav" (default) decodes video on the host. "torchcodec" decodes on the
+            `device`, directly into its memory: on GPUs by NVDEC. Unsupported videos fall back to
+            PyAV, with one log line. Pixels may differ by a few units of 255, because YUV is
+            converted by other code. Raises `ClipError` without a `device`, and with
+            `frame_transform` or `resize`, which run on the host.
+        trace: path for the spans of each iteration as Chrome trace event JSON, for
+            https://ui.perfetto.dev. Each iteration replaces the file; a file that is no trace
+            raises `DestinationError`. Ranks and workers write files beside it:
+            `epoch.worker0.json`.
+    """
+
+    num_cursors: int | None = _checked(None, _integer_from(1))
+    shuffle_buffer: int | None = _checked(None, _integer_from(1))
+    fixed_shards: bool = _checked(True, _check_flag)
+    num_threads: int | None = _checked(None, _integer_from(1, MOST_THREADS))
+    video_decoder: str = _checked("pyav", one_of("pyav", "torchcodec"))
+    trace: str | PathLike[str] | None = _checked(
+        None, lambda name, value: (local_path(value, name), value)[1]
+    )
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for an invalid value."""
+        _check_fields(self, "engine.")
+
+
+_USUAL_ENGINE = EngineOptions()
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoaderOptions(ClipOptions):
+    """Arguments of `SeqRecordPipe`, `SeqRecordIterableDataset` and `SeqRecordNode`.
+
+    Loaders take them as keyword arguments, or together by `from_options`; `loader.options` returns
+    them. `dataclasses.replace` changes a copy.
+
+    Raises `ClipError` for an invalid value, with the argument's name.
+
+    Args:
+        order: "clips" (default): each clip by itself. "sequences": row b of every batch follows an
+            episode clip by clip, then begins another episode, for models with a hidden state.
+            Batches have the columns `is_first` and `is_last`, bool [batch], for the ends of
+            sequences: ends of episodes, and gaps left by skipped clips. `stride` defaults to
+            `clip_len * dilation`: clips do not overlap, and frames behind the last whole clip are
+            skipped and counted. `shuffle` shuffles episodes. Requires `batch_size`, and excludes
+            tables of `samples`. Each DataLoader worker has rows of its own: batch i continues batch
+            i - num_workers. Parameters drawn by a `clip_transform` are the same for all clips of a
+            sequence.
+        shuffle: shuffled order (default); if false, episode by episode, front to back.
+        batch_size: clips of a batch; `None` (default) for single clips. With a drawn `clip_len`
+            also `MaxFrames(48)`: as many clips as have at most 48 frames together. With
+            `clip_len=(2, 24)`: 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may
+            then differ in their numbers of batches; all ranks have the same. With lists of
+            `frames`, padded ones count: `MaxFrames(48)` is 2 clips if the longest has 24.
+        last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
+            (default): all ranks and workers get the same number of clips and batches; some repeat a
+            clip of another one. "drop": batches are full and their number is the same on all ranks;
+            the other clips are dropped. Without `batch_size`, the number of clips is the same.
+            "keep": each clip comes exactly once, and a rank may get one batch more than others, or
+            none: for evaluation. With `order="sequences"`, episodes are cut so that all rows have
+            the same length; with "keep" they are whole, and the last batches have fewer rows.
+        memory_limit: memory of each process for decoded frames, batches (in preparation, and two at
+            the consumer) and chunks being read, as bytes or text such as "2GiB". Default: 2 GiB, or
+            more if needed to mix batches well, up to 8 GiB for all workers of a rank together. The
+            default depends on the clips, the batches and the number of workers, never on the
+            machine; a warning names a limit that mixes better. An epoch raises `MemoryLimitError`
+            above 80 % of the machine's memory for all its ranks.
+
+            On remote storage, what the plan leaves of this memory keeps chunks as bytes, also for
+            later epochs: see docs/order.md. It changes no order.
+
+            If all frames of a process fit beside batches and chunks, they are kept in memory,
+            decoded, as long as the object lives, and later epochs decode nothing. This applies to
+            frames of fixed shape that are small (64 KiB) or have an encoded or video feature, and
+            to the results of a deterministic `frame_transform`; large raw frames are read again.
+            Workers keep frames while they live: use `persistent_workers=True`.
+
+            With a `device`, frames and batches use the device's memory, and frames other than small
+            ones are kept there under an explicit limit only. Pinned memory of the host is extra:
+            decoded frames of the chunks being read and of two more, each rounded up to a power of
+            two by torch. Batches that a DataLoader prefetches (`prefetch_factor` per worker, two by
+            default) are extra.
+        device: device of the tensors, such as "cuda:1". Default: the host. "cuda" is the current
+            GPU of the thread that requests the first batch; in other threads, such as torchdata's
+            nodes, this is GPU 0 for every rank, so pass "cuda:1". Each frame is copied to the
+            device once, and batches are assembled there on a separate stream. The current stream in
+            `next` waits for it, so no synchronization is needed. Unavailable in DataLoader workers.
+            "cpu" returns the same tensors by the device's steps.
+        rank: rank of this process and number of ranks, `(rank, world_size)`. With `(0, 1)` the
+            process gets the whole epoch. Default: detected at the start of an epoch, from
+            `torch.distributed` if initialized, else from `RANK` and `WORLD_SIZE` (torchrun) or
+            `LOCAL_RANK`, `NODE_RANK` and `WORLD_SIZE` (Lightning). Workers inherit the rank of
+            their parent process and share its clips. Give it under Accelerate and JAX with several
+            processes; see docs/ranks.md.
+        engine: tuning of the execution, an `EngineOptions`.
+    """
+
+    order: str = _checked("clips", one_of(*ORDERS))
+    shuffle: bool = _checked(True, _check_flag)
+    batch_size: int | MaxFrames | None = _checked(None, _check_batch_size)
+    last_batch: str = _checked("repeat", one_of(*LAST_BATCH))
+    memory_limit: int | str | None = _checked(None, check_size)
+    device: str | torch.device | None = _checked(None, _passes(_check_device))
+    rank: tuple[int, int] | None = _checked(None, _check_rank)
+    engine: EngineOptions | None = _checked(None, _is_a(EngineOptions, "…"))
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        varies = self.clip_lens is not None or self.lists_frames
+        if isinstance(self.batch_size, MaxFrames) and not varies:
+            raise ClipError(
+                "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
+                expected="clip_len=(2, 24), for example; or a number of clips",
+                got=f"clip_len={self.clip_len}",
+            )
+        if self.order == "sequences":
+            self._check_sequences()
+        if self.output == "numpy" and self.device is not None:
+            raise ClipError(
+                "NumPy arrays are in host memory",
+                expected="no device, and jax.device_put of the batches; or output='torch'",
+                got=f"output='numpy' device={self.device}",
+            )
+        decoder = f"engine.video_decoder={self.tuning.video_decoder!r}"
+        if self.tuning.video_decoder != "pyav" and self.device is None:
+            expected = "a device too, such as device='cuda'; or no video_decoder"
+            raise ClipError(f"{decoder} decodes on a device", expected=expected, got="no device")
+        is_on_host = self.frame_transform is not None or self.resize is not None
+        if self.tuning.video_decoder != "pyav" and is_on_host:
+            raise ClipError(
+                f"{decoder}, but frame_transform and resize are for frames of the host",
+                expected="no resize and no frame_transform; or no video_decoder",
+                got=f"device={self.device}, and both",
+            )
+
+    @property
+    def tuning(self) -> EngineOptions:
+        """`engine`, or its defaults."""
+        return self.engine or _USUAL_ENGINE
+
+    @property
+    def _usual_stride(self) -> int:
+        return (self.most_frames or 1) * self.dilations[0] if self.order == "sequences" else 1
+
+    @property
+    def most_clips(self) -> int | None:
+        """The clips of the largest batch; `None` for single clips."""
+        if not isinstance(self.batch_size, MaxFrames):
+            return self.batch_size
+        return max(1, self.batch_size.frames // (self.clip_lens or (1, 1))[0])
+
+    @property
+    def draws(self) -> BatchDraws | None:
+        """The draws of each batch."""
+        if self.clip_lens is None:
+            return None
+        return BatchDraws(*self.clip_lens, self.frames_per_batch)
+
+    @property
+    def frames_per_batch(self) -> int | None:
+        """The frames of the largest batch, if its number of clips varies."""
+        return self.batch_size.frames if isinstance(self.batch_size, MaxFrames) else None
+
+    def _check_sequences(self) -> None:
+        if self.batch_size is None:
+            expected = "the number of rows in a batch; a mix has no sequences"
+            raise ClipError('order="sequences" needs a batch_size', expected=expected)
+        if self.table is not None:
+            raise ClipError('order="sequences" takes no table of samples', expected="no samples")
+        if self.draws_sizes:
+            raise ClipError(
+                'order="sequences" takes no BatchResize: sequences keep their size',
+                expected="Resize",
+                got=repr_of(self.clip_transform, 100),
+            )
+        if self.has_drawn_steps:
+            raise ClipError(
+                'order="sequences" takes neither dilate, reverse and subset nor a drawn clip_len',
+                expected="one clip_len, and functions that leave out samples or add columns",
+                got=self._drawn_steps,
+            )
+
+
+def check_option(name: str, value: Any) -> Any:
+    """Check one argument of a streaming loader, and return it as the options store it."""
+    item = next(item for item in fields(LoaderOptions) if item.name == name)
+    if "check" not in item.metadata or value is item.default is None:
+        return value
+    return item.metadata["check"](name, value)
+
+
+_P = ParamSpec("_P")
+_Self = TypeVar("_Self")
+_Options = TypeVar("_Options", bound=ClipOptions)
+_Result = TypeVar("_Result")
+
+
+def takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
+]:
+    """Turn `function(dataset, options)` into a function with a keyword argument for each option.
+
+    Type checkers, `inspect.signature` and `help` show names, types, defaults and documentation.
+    """
+    return lambda function: _with_arguments(function, options)
+
+
+def init_takes_arguments(
+    options: Callable[_P, _Options],
+) -> Callable[
+    [Callable[[_Self, DatasetLike, _Options], None]],
+    Callable[Concatenate[_Self, DatasetLike, _P], None],
+]:
+    """`takes_arguments` for an `__init__(self, dataset, options)`."""
+    return lambda function: _with_arguments(function, options)
+
+
+def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
+    given = inspect.signature(function)
+    *first, _ = (
+        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
+    )
+    named = inspect.signature(options).parameters
+
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for name in kwargs.keys() - named.keys():
+            raise _unknown_argument(name, named)
+        if len(args) > len(first):
+            raise TypeError(
+                f"only the dataset is given without a name; got {repr_of(args[-1], 100)} too"
+            )
+        return function(*args, options(**kwargs))
+
+    update_wrapper(call, function)
+    parameters = [*first, *named.values()]
+    call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
+    call.__doc__ = _docstring(function.__doc__ or "", options)
+    return call
+
+
+_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
+"""Arguments of `seqrecord.open`."""
+
+_OF_OTHERS = {
+    **dict.fromkeys(("world_size", "num_replicas"), "rank=(rank, world_size), or none"),
+    "num_workers": "DataLoader(loader, batch_size=None, num_workers=…) around it; its own threads: "
+    "engine=seqrecord.EngineOptions(num_threads=…)",
+    "chunk_size": "windows={feature: range(chunk_size)} for chunks of a feature, such as actions; "
+    "clip_len=… for all features",
+}
+"""What to write for arguments of torch and of policies."""
+
+
+def _unknown_argument(name: str, names: Collection[str]) -> Exception:
+    elsewhere = {one: f"seqrecord.open(location, {one}=…) as the location" for one in _OF_OPEN}
+    if "engine" in names:
+        of_engine = inspect.signature(EngineOptions).parameters
+        elsewhere |= {one: f"engine=seqrecord.EngineOptions({one}=…)" for one in of_engine}
+        elsewhere |= _OF_OTHERS
+    else:
+        sampler = "torch.utils.data.DistributedSampler(dataset) as the sampler of a DataLoader"
+        elsewhere |= dict.fromkeys(("world_size", "num_replicas", "rank"), sampler)
+        elsewhere["num_workers"] = "DataLoader(dataset, num_workers=…) around it"
+        elsewhere["chunk_size"] = _OF_OTHERS["chunk_size"]
+    if name in elsewhere:
+        return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
+    if name in inspect.signature(LoaderOptions).parameters:
+        expected = "SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which stream epochs"
+        return ClipError("clips read by their number have no epochs", expected=expected, got=name)
+    lerobot = {"delta_timestamps": ["windows"]}
+    near = lerobot.get(name) or difflib.get_close_matches(name, names, 1)
+    hint = f"is it {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
+    return TypeError(f"there is no argument {name!r}; {hint}")
+
+
+def _docstring(text: str, options: type[ClipOptions]) -> str:
+    """Append the options' documentation to a docstring that ends with arguments."""
+    lines = [inspect.cleandoc(text)]
+    for cls in reversed(options.__mro__):
+        lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]
+    return "\n".join(line for line in lines if line)

@@ -1,0 +1,254 @@
+"""The samples of each epoch, and its clips."""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_right
+from dataclasses import dataclass, field
+from math import lcm
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.samples import OF_CLIPS, Samples
+from seqrecord.loader.sampling.random_order import (
+    Phases,
+    clips_before,
+    times_in_epoch,
+    typical_table,
+)
+from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunctions, called
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.tables import ClipTable, IntArray
+from seqrecord.store.processes.forks import PerProcess, cached_property
+
+EPOCHS = range(1 << 62)
+"""Of a source of a mix."""
+
+_MOST_COUNTED = 1 << 20  # epochs, one after the other
+
+
+@dataclass(frozen=True, eq=False)
+class _Epoch:
+    """The table of an epoch, and its clips: each sample as often as it comes.
+
+    `changed` is whether users' functions changed the rows.
+    """
+
+    samples: Samples
+    clips: ClipTable
+    changed: bool
+
+    @cached_property
+    def as_listed(self) -> IntArray:
+        """Number of each sample in the order of the user's table, int64[n]."""
+        return np.argsort(self.samples.rows_listed, kind="stable")
+
+    @cached_property
+    def _runs_as_listed(self) -> tuple[IntArray, IntArray]:
+        """The runs of clips in the order of a user's table of episodes, and their first numbers."""
+        assert self.samples.episode_order is not None
+        order = np.argsort(self.samples.episode_order[self.clips.episode], kind="stable")
+        count = self.clips.count[order]
+        return order, np.cumsum(count) - count
+
+    def locate(self, numbers: IntArray) -> ClipKeys:
+        """Clips by their numbers, int64[n], as listed or in canonical order."""
+        if self.samples.listed is not None:
+            numbers = self.as_listed[numbers]
+        elif self.samples.episode_order is not None:
+            order, first = self._runs_as_listed
+            place = np.searchsorted(first, numbers, side="right") - 1
+            numbers = self.clips.offsets[order[place]] + numbers - first[place]
+        return self.clips.locate(numbers)
+
+
+@dataclass(frozen=True, eq=False)
+class SampleEpochs:
+    """The table of samples of each epoch, and its clips. Picklable.
+
+    A process calls the functions once per epoch. The table of epoch 0 and the last two are kept.
+
+    Attributes:
+        base: the default table, or the user's, with the samples that lack no feature.
+        functions: functions of the table, called in each epoch.
+        seed: seed of their random numbers.
+    """
+
+    base: Samples
+    functions: SampleFunctions = ()
+    seed: int = 0
+    _known: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False)
+    _counts: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _calling: PerProcess[Any] = field(
+        default_factory=lambda: PerProcess(threading.RLock), init=False, repr=False
+    )
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_known": {}, "_counts": {}}
+
+    def samples_in(self, epoch: int) -> Samples:
+        """The table of an epoch.
+
+        Raises `ClipError` if a function returns no table, and if a user's function changes the rows
+        in this epoch only.
+        """
+        return self._in(epoch).samples
+
+    def in_epoch(self, epoch: int) -> ClipTable:
+        """The clips of an epoch: its samples, each as often as it comes.
+
+        Raises `ClipError` if functions leave no sample.
+        """
+        found = self._in(epoch)
+        if not len(found.samples):
+            expected, got = "at least one sample", f"0 of {len(self.base)} in epoch {epoch}"
+            raise ClipError("the functions of samples leave no sample", expected=expected, got=got)
+        return found.clips
+
+    def _in(self, epoch: int) -> _Epoch:
+        with self._calling.get():
+            if epoch and not self.functions and not self.differs_by_epoch:
+                epoch = 0
+            if (found := self._known.get(epoch)) is None:
+                found = self._made(epoch)
+                latest = [0, *[*self._known][-1:]]  # epoch 0 determines the settings of all
+                for other in self._known.keys() - latest:
+                    del self._known[other]
+                self._known[epoch] = found
+        return found
+
+    def _made(self, epoch: int) -> _Epoch:
+        samples, changed = called(self.functions, self.base, epoch, self.seed)
+        if changed and epoch and not self._changes_rows:
+            raise ClipError(
+                f"a function of samples changes the rows in epoch {epoch}, and not in epoch 0",
+                expected="samples.filter(…) or with_columns(repeat=…) in every epoch, or in none",
+                got=f"{len(samples)} of {len(self.base)} rows",
+            )
+        known = {"dilate": "dilation", "reverse": "reverse"}
+        listed = [known.get(one.name) for one in self.functions if isinstance(one, BuiltIn)]
+        for name in {*OF_CLIPS} & samples.columns.keys() - {*listed, *self.base.columns}:
+            problem = f"a function of samples adds {name}, which changes the frames of clips"
+            raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
+        clips, repeat = samples.clips, samples.repeat
+        if repeat is not None:
+            row = samples.rows_listed
+            times = times_in_epoch(repeat, row, seed=self.seed, epoch=epoch)
+            clips = samples.repeated(times)
+        return _Epoch(samples, clips, changed)
+
+    @cached_property
+    def _changes_rows(self) -> bool:
+        """Whether users' functions change the rows; kept when a process gets a copy."""
+        return self._in(0).changed
+
+    @property
+    def rows_differ(self) -> bool:
+        """Whether functions choose other rows in each epoch."""
+        return bool(self._choosing)
+
+    @cached_property
+    def _choosing(self) -> list[int]:
+        """Numbers of the functions that choose other rows in each epoch."""
+        found, is_random = list[int](), False
+        for number, one in enumerate(self.functions):
+            if not isinstance(one, BuiltIn):
+                chooses, is_random = self._changes_rows, True
+            else:
+                is_drawn = one.is_random or (is_random and one.reads_columns)
+                chooses = is_drawn and not one.adds_columns
+                is_random |= one.is_random
+            found += [number] * chooses
+        return found
+
+    @cached_property
+    def _phases(self) -> Phases | None:
+        """The phases of `every(n, rotate=True)`, if nothing else changes the number of clips."""
+        if len(self._choosing) != 1:
+            return None
+        number = self._choosing[0]
+        turning, later = self.functions[number], self.functions[number + 1 :]
+        if not isinstance(turning, BuiltIn) or turning.name != "every":
+            return None
+        if not all(one.adds_columns for one in later if isinstance(one, BuiltIn)):
+            return None
+        from seqrecord.loader.sampling.built_ins import phases_of
+
+        # Users' functions add columns here, which no earlier built-in function reads.
+        earlier = [one for one in self.functions[:number] if isinstance(one, BuiltIn)]
+        samples = called(earlier, self.base, 0, self.seed)[0]
+        return phases_of(samples, turning.arguments["n"]) if samples.repeat is None else None
+
+    @cached_property
+    def differs_by_epoch(self) -> bool:
+        """Whether epochs have different clips."""
+        repeat = None if self.rows_differ else self.samples_in(0).repeat
+        return self.rows_differ or (repeat is not None and bool((repeat % 1 != 0).any()))
+
+    @property
+    def is_random(self) -> bool:
+        """Whether samples depend on the epoch and the seed."""
+        random = (not isinstance(one, BuiltIn) or one.is_random for one in self.functions)
+        return self.differs_by_epoch or any(random)
+
+    @cached_property
+    def repeats(self) -> bool:
+        """Whether an epoch may contain a clip twice."""
+        return self.rows_differ or self.clips.repeats
+
+    @cached_property
+    def clips(self) -> ClipTable:
+        """The clips of all epochs: as often as each sample can come. Of epoch 0, if functions
+        choose other rows in each epoch.
+        """
+        samples = self.samples_in(0)
+        if (repeat := samples.repeat) is None or self.rows_differ:
+            return self.in_epoch(0)
+        return samples.repeated(np.ceil(repeat).astype(np.int64))
+
+    @cached_property
+    def typical(self) -> ClipTable:
+        """The clips from which the settings of all epochs are chosen."""
+        if not self.rows_differ:
+            return self.clips
+        every = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == "every")
+        clips = self.base.clips
+        if self.base.listed is not None:
+            return clips
+        stride = lcm(clips.spec.stride, *(one.arguments["n"] for one in every))
+        return clips if stride == clips.spec.stride else typical_table(clips, stride)
+
+    def first_clip(self, epoch: int, num_shards: int) -> int:
+        """The number of clips in each of `num_shards` equal shards of all epochs before one."""
+        if not self.differs_by_epoch:
+            return epoch * -(-self.clips.num_clips // num_shards)
+        if self._phases is not None:
+            return self._phases.clips_before(epoch, num_shards, seed=self.seed)
+        if self.rows_differ:
+            return self._counted(num_shards, epochs=epoch)[epoch]
+        repeat = self.samples_in(0).repeat
+        assert repeat is not None
+        return clips_before(repeat, epoch, num_shards, seed=self.seed)
+
+    def epoch_of(self, clip: int, num_shards: int) -> int:
+        """The epoch of a shard's clip, counted over all epochs; 2^62 - 1 if epochs lack clips."""
+        if self.rows_differ and self._phases is None:
+            return bisect_right(self._counted(num_shards, clips=clip), clip) - 1
+        return bisect_right(EPOCHS, clip, key=lambda one: self.first_clip(one, num_shards)) - 1
+
+    def _counted(self, num_shards: int, *, epochs: int = 0, clips: int = -1) -> list[int]:
+        """The first clips of epochs, until there are as many, and as many clips."""
+        counts = self._counts.setdefault(num_shards, [0])
+        while len(counts) <= epochs or counts[-1] <= clips:
+            if len(counts) > _MOST_COUNTED:
+                problem = "functions of samples choose other rows in each epoch of a mix's source"
+                expected = f"a position in its first {_MOST_COUNTED} epochs"
+                raise ClipError(problem, expected=expected, got="a later one")
+            counts.append(counts[-1] + -(-self.in_epoch(len(counts) - 1).num_clips // num_shards))
+        return counts
+
+    def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
+        """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""
+        return self._in(epoch).locate(numbers)

@@ -1,0 +1,288 @@
+"""`select`: creates a selection from a location and options."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from copy import copy
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError, SeqRecordError, located
+from seqrecord.loader.pipes.clip_sets import ClipSet
+from seqrecord.loader.pipes.columns import ClipEpisodes, NoDraws
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.frame_arrays import FrameArrays, bytes_by_group, check_tensors
+from seqrecord.loader.pipes.option_values import FrameCache
+from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.loader.pipes.selection import Selection
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.tables import EpisodeLayout, IntArray
+from seqrecord.store.reading.array_specs import ArraySpec, bound
+from seqrecord.store.reading.dataset import (
+    Dataset,
+    DatasetLike,
+    cached_in,
+    skipping_bad_episodes,
+    with_chunk_store,
+)
+from seqrecord.store.reading.filters import check_metadata
+from seqrecord.store.reading.opening import dataset_of
+from seqrecord.store.schema import Schema
+from seqrecord.store.storage.url import local_path
+from seqrecord.store.text import repr_of, shown_place
+from seqrecord.store.units import parse_size, raise_if
+
+if TYPE_CHECKING:
+    from seqrecord.store.clips.transforms import ClipFunction
+
+BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
+
+_PIECE_FRAMES = 32  # at most, as other chunks have
+_PIECE_BYTES = 48 << 20  # decoded, likewise
+_LEAST_FRAMES = 4
+_OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
+
+
+def select(
+    location: DatasetLike, options: ClipOptions, *, excerpt_frames: int | None = BY_MEMORY
+) -> Selection:
+    """Select the clips of a request.
+
+    One warning has the numbers of skipped episodes and clips. Excerpts of frame lists have at most
+    `excerpt_frames` frames, or any number (`None`); by default, as many as `memory_limit` allows.
+
+    Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
+    """
+    dataset = dataset_of(location, features=options.features)
+    if not dataset.contents.chunks.has_path:
+        dataset = with_chunk_store(dataset)
+    if options.skip_bad_episodes:
+        dataset = skipping_bad_episodes(dataset)
+    if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
+        from seqrecord.loader.frame_cache import frame_folder  # most loaders have none
+
+        folder = local_path(cache.folder, "frame_cache").absolute()
+        dataset = cached_in(dataset, frame_folder(folder, parse_size(cache.limit)))
+    dataset, options = _without_bad_clips(dataset, options)
+    with located(ClipError, file=dataset.url):
+        if options.rename is not None:
+            dataset = dataset.renamed(options.rename)
+        if options.resize is not None:
+            dataset = dataset.resized(options.resize)
+        selected = dataset.find_episodes(options.episodes, options.split)
+        make = ClipSet.of_dataset
+        if options.table is not None:
+            from seqrecord.loader.pipes.clip_tables import clips_of_table as make
+        found = make(options, dataset, selected).checked()
+        left_out = found.left_out  # by the whole table, also where excerpts are divided
+        frames = FrameArrays.of(options, found)
+        if found.excerpts is not None and isinstance(options, LoaderOptions):
+            from seqrecord.loader.pipes.clip_tables import divided, divided_by_memory
+
+            if excerpt_frames in (BY_MEMORY, SMALLEST):
+                smallest = excerpt_frames == SMALLEST
+                found = divided_by_memory(options, found, frames, smallest=smallest)
+            else:
+                found = divided(options, found, excerpt_frames)
+        selection = _selection(options, found, frames)
+    selection.memory.get()  # as long as this lives
+    if left_out:
+        clips = f"{found.epochs.clips.num_clips:,} clips"
+        warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
+    if options.frame_transform is None:
+        _warn_of_values(dataset, selected)
+    return selection
+
+
+def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
+    """Check the bad episodes of a table of samples, and remove them if that is allowed."""
+    bad = dataset.contents.bad
+    if options.table is None or not bad.records:
+        return dataset, options
+    from seqrecord.loader.clips.sample_tables import without_episodes
+    from seqrecord.loader.clips.segments import Segments
+
+    segments = options.table if isinstance(options.table, Segments) else None
+    table = options.table if segments is None else segments.table
+    samples: Any
+    samples, listed = without_episodes(table, bad.errors)
+    samples = samples if segments is None else Segments(samples)
+    listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
+    listed_bad.check(options.episodes, options.split)
+    return skipping_bad_episodes(dataset), replace(options, samples=[samples, *options.functions])
+
+
+def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
+    """Warn of NaN and infinities that the stored statistics list for selected episodes.
+
+    The statistics are read only if they list any.
+    """
+    file, index = dataset.contents.manifest.statistics, dataset.contents.index
+    if file is None or not file.non_finite:
+        return
+    found = []
+    with suppress(SeqRecordError):  # damaged statistics; `verify` reports them
+        for name, known in dataset.statistics.items():
+            places = {at.episode: at for at in known.non_finite if name in dataset.features}
+            rows = dataset.find_episodes([*places]) if places else selected[:0]
+            if keys := {index.key(int(row)) for row in np.intersect1d(rows, selected)}:
+                chosen = tuple(at for key, at in places.items() if key in keys)
+                text = replace(known, non_finite=chosen).non_finite_text()
+                found.append(f"feature {name}: {text}")
+    if found:
+        warn_once(f"{shown_place(dataset.url)}: NaN or infinite values; {'; '.join(found)}")
+
+
+def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Selection:
+    dataset, metadata = found.dataset, tuple(options.metadata or ())
+    cameras, functions = options.steps_and_functions
+    has_cameras = bool(cameras or dataset.contents.sizes)
+    wanted = (*metadata, "camera") if has_cameras else metadata
+    clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.epochs.repeats)
+    steps = None
+    if options.has_drawn_steps:
+        from seqrecord.loader.pipes.draws import StepSampler
+
+        steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
+    windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
+    check_tensors(frames.arrays)
+    first = found.epochs.clips.locate(np.zeros(1, np.int64))
+    draws = NoDraws(frames.arrays)
+    if has_cameras or functions:
+        from seqrecord.loader.pipes.draws import AugmentationSampler
+
+        place = clip_episodes, first.episode
+        draws = AugmentationSampler(cameras, frames.arrays, dataset, *place)
+    selection = Selection(
+        found,
+        windows,
+        frames,
+        _episode_table(found, frames),
+        clip_episodes,
+        draws,
+        steps,
+        draws.made,
+        windows.frames.lengths,
+        metadata,
+    )
+    _check_names(selection, ())
+    check_metadata(dataset.contents.index, found.selected, metadata)
+    if functions:
+        if options.clip_lens is not None or options.draws_sizes:
+            raise ClipError(
+                "functions of clip_transform make clips of one shape",
+                expected="an integer clip_len, and no BatchResize; or crops and flips alone, and "
+                "functions of whole batches in the training loop",
+                got=f"clip_len={options.clip_len}, "
+                f"clip_transform={repr_of(options.clip_transform, 100)}",
+            )
+        selection = _with_functions(selection, functions, first)
+    if options.vectors:
+        from seqrecord.loader.pipes.vectors import vector_steps
+
+        selection = selection.with_vectors(vector_steps(selection, options.vectors))
+    reserved: tuple[str, ...] = () if options.clip_transform is None else _OF_DRAWS
+    if isinstance(options, LoaderOptions) and options.order == "sequences":
+        from seqrecord.loader.sampling.sequences import COLUMNS
+
+        reserved += COLUMNS
+    own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
+    _check_names(selection, [name for name in reserved if name not in own])
+    called, made = selection.draws.functions, selection.made
+    squeezed = frozenset[str]() if called is None else called.single
+    if options.squeeze_time and not functions:
+        fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
+        squeezed = frozenset(fixed.intersection(windows.alone))
+    nested = frozenset(n for n in frames.nested if n in made and not made[n].is_fixed)
+    form, lists = "pad", found.excerpts
+    if lists is not None and lists.length_of is not None and not functions:
+        form = options.ragged if isinstance(options.ragged, str) else "list"
+        _check_cut(form, made, nested)
+    return replace(selection, nested=nested, squeezed=squeezed, cut=form)
+
+
+def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]) -> None:
+    """Raise `ClipError` if a nested tensor would have two varying dimensions."""
+    varying = [n for n, spec in made.items() if not spec.is_fixed] if form == "nested" else nested
+    problem = "nested tensors of lists of frames that differ in length need one shape"
+    raise_if(bool(varying), problem, 'ragged="list" or "pad"', ", ".join(varying))
+
+
+def _with_functions(
+    selection: Selection, functions: tuple[ClipFunction, ...], first: ClipKeys
+) -> Selection:
+    """Add functions, called here with the first clip."""
+    from seqrecord.loader.engine.calls import ClipFunctions
+    from seqrecord.loader.pipes.clip_reader import ClipReader
+
+    functions = tuple(bound(function, selection.dataset.features) for function in functions)
+    clip, clip_episodes = ClipReader(selection, 0).example(first), selection.clip_episodes
+    place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
+    found = ClipFunctions.of(functions, selection.dataset, *clip, *place, selection.made)
+    made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
+    check_tensors(made)
+    lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
+    draws = copy(selection.draws)
+    draws.functions = found
+    return replace(selection, draws=draws, made=made, lengths=lengths)
+
+
+def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeLayout:
+    """The tables of the requested groups.
+
+    With a frame transform, a single table: its loads read the chunks of all groups.
+    """
+    contents, features = found.dataset.contents, found.dataset.features
+    nbytes = bytes_by_group(frames.stored, features)
+    table = _in_pieces(contents.episode_table, features)
+    if found.excerpts is not None:
+        table = found.excerpts.table(table)
+    table = table.with_leading(nbytes.index(max(nbytes)), found.epochs.clips.selected)
+    return (
+        table
+        if frames.transform is None
+        else EpisodeLayout(table.num_frames, (table.leading_grid,))
+    )
+
+
+def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
+    """The episodes with long chunks of video in pieces, see `ChunkGrid.in_pieces`, and with
+    chunks of raw features marked, of which single frames are read: texts beside them are short.
+
+    A video chunk is at least one group of pictures, of up to 256 frames. Decoded at once, it would
+    need memory for all of them. So plans treat pieces of it as chunks: each piece is decoded as far
+    as clips need it, and the engine keeps the page and its decoder open between two pieces of a
+    cursor's chunk.
+    """
+    groups = list(table.groups)
+    for place, grid in enumerate(groups):
+        stored = [spec for spec in features.values() if spec.group == grid.group]
+        video = next((spec for spec in stored if spec.is_video), None)
+        are_raw = all(spec.stored.is_raw or spec.value == "text" for spec in stored)
+        groups[place] = replace(grid, by_frame=are_raw)
+        if video is not None:
+            most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
+            groups[place] = grid.in_pieces(table.num_frames, most)
+    return replace(table, groups=tuple(groups))
+
+
+def _check_names(selection: Selection, reserved: Sequence[str]) -> None:
+    """Raise `ClipError` if two entries of a batch have one name."""
+    metadata = selection.metadata
+    taken = (*replace(selection, metadata=()).column_kinds, *reserved)
+    if wrong := [name for name in selection.made if name in taken]:
+        names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
+        raise ClipError(
+            "a feature has the name of a batch's extra column; give it another name: "
+            f"rename={{{names}}}",
+            got=", ".join(wrong),
+        )
+    if twice := [name for name in metadata if name in selection.made or name in taken]:
+        raise ClipError(
+            "a feature, or a batch's extra column, has the name of this metadata",
+            expected="names that are not in clips yet",
+            got=", ".join(twice),
+        )

@@ -1,0 +1,123 @@
+"""SourceOrder: the saved state of one source's order, and its comparison with a loader."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from seqrecord.errors import StateError
+from seqrecord.loader.pipes.planning import REQUESTED, EpochPlanner, MemoryPlans
+from seqrecord.loader.pipes.states import Segments, SourceState, State, check_same
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.text import repr_of
+
+
+@dataclass(frozen=True, eq=False)
+class SourceOrder:
+    """The order of a source's epochs, and its saved form. Picklable."""
+
+    planner: EpochPlanner
+
+    def state(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> SourceState:
+        """The settings of the order of epochs with `num_shards` shards, and of the rest of one."""
+        fit, rest = self.planner.plan_memory, None
+        if segments:
+            rest = fit(num_shards, epoch, segments).settings
+        request = {**self.request, "samples": self.samples(epoch)}
+        settings = fit(num_shards).settings
+        return SourceState(settings, request, self._episodes, rest, self.excerpt_frames)
+
+    def memory_plans(self, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
+        """The settings of a state by their place in `EpochPlanner`: for whole epochs and its rest.
+
+        With `fit` also their memory. Raises `MemoryLimitError` with the smallest sufficient limit.
+        """
+        places: dict[tuple[int, int, Segments], PlanSettings]
+        places = {(state.num_shards, 0, ()): saved.settings}
+        if saved.rest is not None:
+            places[state.num_shards, state.epoch, state.segments] = saved.rest
+        if not fit:
+            return {**places}
+        return {place: self.planner.fit(one, *place) for place, one in places.items()}
+
+    def check(self, state: SourceState, segments: Segments, epoch: int) -> None:
+        """Raise `StateError` for a state of other clips or another order, with the differences.
+
+        Allowed differences: settings derived from memory and defaults, the batch size, the
+        dataset's location, and speed, threads and memory of reading.
+        """
+        planner, selection = self.planner, self.planner.selection
+        url, episodes = selection.dataset.url, self._episodes
+        saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
+        requested = [name for name in REQUESTED if name != "batch_size"]
+        compared = [name for name in requested if saved.shuffle or name != "seed"]
+        problem = "segments of the saved state have different settings"
+        for other in (state.rest or saved, *(segment.settings for segment in segments)):
+            check_same(problem, vars(saved), vars(other), compared, url)
+        now = {**self.request, **{name: getattr(planner.settings, name) for name in requested}}
+        now["samples"] = self.samples(epoch)
+        now["num_cursors"] = planner.options.tuning.num_cursors
+        chosen = ("num_cursors", "shuffle_buffer")
+        is_mixed = is_shuffled and planner.settings.order == "clips"
+        free = {name for name in chosen if now[name] is None or not is_mixed}
+        if not is_shuffled and not selection.clip_set.epochs.is_random:
+            free.add("seed")
+        found = {**state.request, **vars(saved)}
+        problem = "the saved state is of other settings"
+        names = dict.fromkeys((*now, *state.request))  # either may lack an optional one
+        check_same(problem, found, now, [name for name in names if name not in free], url)
+        if state.episodes.get("digest") != episodes["digest"]:
+            same = state.episodes.get("dataset") == episodes["dataset"]
+            problem = "the saved state is of another dataset, or this one has changed: select the "
+            problem += "state's episodes, if they are still the same"
+            problem = "the saved state is of other episodes of this dataset" if same else problem
+            expected, got = map(_described, (state.episodes, episodes))
+            raise StateError(problem, file=url, expected=expected, got=got)
+
+    @property
+    def excerpt_frames(self) -> int | None:
+        """The most frames of an excerpt of frame lists; see `FrameLists`."""
+        excerpts = self.planner.selection.clip_set.excerpts
+        return None if excerpts is None else excerpts.most
+
+    @property
+    def _episodes(self) -> dict[str, Any]:
+        return self.planner.selection.clip_set.identity
+
+    def samples(self, epoch: int) -> Any:
+        """See `ClipSet.samples_digest`; in a mix, which has epochs of its own, of epoch 0."""
+        in_mix = self.planner.limit_in is not None
+        return self.planner.selection.clip_set.samples_digest(0 if in_mix else epoch)
+
+    @cached_property
+    def request(self) -> dict[str, Any]:
+        """The arguments that determine the order, beside samples and settings of plans, as JSON.
+
+        Features have their stored names, because `rename` does not change the order.
+        """
+        options, selection = self.planner.options, self.planner.selection
+        frames = selection.frames
+        # The padding of features may change, and does so with the dataset.
+        arrays = frames.stored if frames.transform is None else frames.arrays
+        stored = selection.dataset.contents.stored_name
+        windows = selection.clip_set.windows.describe()
+        drawn = {"frames_per_batch": options.frames_per_batch}
+        return {
+            "clip_len": list(options.clip_lens or ()) or options.clip_len,
+            "stride": selection.clip_set.epochs.base.clips.spec.stride,
+            "dilation": options.dilation,
+            "windows": {stored(name): window for name, window in windows.items()},
+            "pad": options.pad,
+            "features": sorted(map(stored, selection.dataset.features)),
+            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shuffle_buffer": options.tuning.shuffle_buffer,
+            "fixed_shards": options.tuning.fixed_shards,
+            **{name: value for name, value in drawn.items() if value is not None},
+        }
+
+
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes.get(n)) for n in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"

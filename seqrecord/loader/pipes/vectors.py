@@ -1,0 +1,148 @@
+"""Steps of vectors from a loader's argument `vectors`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+from seqrecord.errors import ClipError, located
+from seqrecord.loader.engine.vectors import VectorStep
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.option_values import Vector
+from seqrecord.loader.pipes.selection import Selection
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.statistics.by_feature import FeatureStatistics
+from seqrecord.store.statistics.normalization import Normalization
+from seqrecord.store.units import raise_if
+
+
+def vector_steps(selection: Selection, vectors: Mapping[str, Vector]) -> dict[str, VectorStep]:
+    """The steps of a loader's vectors.
+
+    Raises `ClipError` for features that are not in clips, are no vectors of numbers, or whose
+    values differ in number, and for missing statistics.
+    """
+    steps: dict[str, VectorStep] = {}
+    for name, one in vectors.items():
+        if one.place is not None or one.pad_to is not None:
+            steps[name] = placed(selection, name, one.place, one.pad_to)
+        is_own = one.statistics == "source"
+        raise_if(not is_own, "statistics of a Vector is for mixes", "none", repr(one.statistics))
+        if (normalization := one.normalize) is None:
+            checked_vector(selection, name, "pad_to")
+            continue
+        spec = checked_vector(selection, name, "normalize")
+        if not isinstance(normalization, Normalization):
+            statistics = stored_statistics(selection, name)
+            dataset = selection.dataset.url
+            normalization = Normalization.of(statistics, normalization, source=dataset)
+            warn_unscaled(name, normalization.unscaled, normalization.source)
+        steps[name] = normalized(steps.get(name, VectorStep(spec)), name, normalization)
+    return steps
+
+
+def warn_unscaled(name: str, channels: Sequence[int], source: str) -> None:
+    """Log one warning with the channels that quantiles leave unscaled, if there are any."""
+    if channels:
+        warn_once(
+            f"quantiles leave channels {[*channels]} of feature {name} unscaled (statistics of "
+            f"{source}): two quantiles differ by less than 1e-4 of max - min, so rare values would "
+            "become thousands; mean and deviation scale them"
+        )
+
+
+def placed(
+    selection: Selection, name: str, places: Sequence[int] | None, size: int | None
+) -> VectorStep:
+    """The step that places a feature. Raises `ClipError`."""
+    spec = checked_vector(selection, name, "pad_to" if places is None else "place")
+    with located(ClipError, feature=name):
+        count = int(spec.shape[0] or 0)
+        places = tuple(range(count)) if places is None else tuple(places)
+        raise_if(
+            len(places) != count,
+            "place has an index for each value of the feature",
+            f"{count} indices",
+            f"{len(places)}: {[*places]}",
+        )
+        needed = max(places, default=0) + 1
+        size = needed if size is None else size
+        raise_if(
+            size < needed,
+            "pad_to is smaller than the feature in batches",
+            f"a size of at least {needed}",
+            size,
+        )
+    return VectorStep(spec, places, size)
+
+
+def normalized(step: VectorStep, name: str, normalization: Any) -> VectorStep:
+    """A step with a normalization. Raises `ClipError` if the numbers of channels differ."""
+    channels, values = len(normalization.offset), step.given.shape[-1] if step.given.shape else 1
+    if channels not in (1, values):
+        raise ClipError(
+            "a normalization with another number of channels",
+            feature=name,
+            expected=f"{values} channels, as in {step.given}; or 1",
+            got=f"{channels} channels",
+        )
+    return replace(step, normalization=normalization)
+
+
+def checked_vector(selection: Selection, name: str, argument: str) -> ArraySpec:
+    """The spec of a feature before its step. Raises `ClipError` unless it is a vector."""
+    if name not in selection.made:
+        raise ClipError(
+            f"{argument}: clips have no such feature",
+            feature=name,
+            expected=f"some of {', '.join(selection.made)}",
+        )
+    spec, padded = selection.given(name), {one.mask_of for one in selection.made.values()}
+    is_scaled = argument == "normalize"
+    is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
+    are_numbers = spec.value == "array" and spec.dtype.kind in ("iuf" if is_scaled else "biuf")
+    if is_whole and are_numbers and len(spec.shape) in ((0, 1) if is_scaled else (1,)):
+        return spec
+    expected = "numbers [D] of each frame; a frame_transform or a clip_transform can make them"
+    if is_scaled and are_numbers and len(spec.shape) > 1:
+        expected = (
+            "at most one axis per frame; images are smaller as stored: normalize them on the "
+            f'device, by dataset.statistics["{name}"].normalize(batch["{name}"])'
+        )
+    got = str(spec) if is_whole else f"{spec}, of variable shape or its mask"
+    raise ClipError(f"{argument} is for vectors", feature=name, expected=expected, got=got)
+
+
+def is_stored(selection: Selection, name: str) -> bool:
+    """Whether clips have a feature's stored values, which its statistics describe."""
+    frames, functions = selection.frames, selection.draws.functions
+    if name not in selection.dataset.features:
+        return False
+    is_kept = frames.transform is None or name in frames.unchanged
+    return is_kept and (functions is None or name in functions.unchanged)
+
+
+def stored_statistics(selection: Selection, name: str) -> FeatureStatistics:
+    """The dataset's statistics of a feature. Raises `ClipError` if they are missing, or if a
+    function changes the values.
+    """
+    dataset = selection.dataset
+    if not is_stored(selection, name):
+        raise ClipError(
+            "a function changes this feature, and the dataset's statistics are of stored values",
+            file=dataset.url,
+            feature=name,
+            expected="Vector(normalize=seqrecord.Normalization.of(statistics)) with "
+            "statistics of the changed values, such as loader.compute_statistics() of a "
+            "frame_transform",
+        )
+    if name not in dataset.statistics:
+        raise ClipError(
+            "normalize needs statistics, and the dataset has none of this feature",
+            file=dataset.url,
+            feature=name,
+            expected=f"`seqrecord stats {dataset.url}`, which stores them; or a "
+            "seqrecord.Normalization",
+        )
+    return dataset.statistics[name]

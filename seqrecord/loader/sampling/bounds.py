@@ -1,0 +1,539 @@
+"""Bounds: the greatest number of frames in memory, before an epoch is planned. Pure integers.
+
+They follow from the settings of an epoch and a few numbers about its clips. A cursor advances by a
+*block* in each round. The length of a block counts frames that need memory: `stride` frames for a
+clip, and `gap` frames between two runs for the extra frames of the second one. So all blocks need
+about the same memory. Blocks end at chunk boundaries, or at lines that divide a chunk evenly::
+
+    chunks of 4     |       |       |       |
+    block of 8      |               |
+    clip starts     s s s s s s s s               8 starts, stride 1
+    frames          f f f f f f f f f f f         clips of 4: the last start needs 3 frames more
+    loaded          f f f f f f f f f f f f       whole chunks
+
+The first blocks are small, and each is at most twice as long as the one before, so that the first
+batches do not wait for a large round.
+
+In each group, a cursor keeps the frames of its block's clips, to the end of the last chunk. The
+bound is exact if whole clips of a regular leading group are loaded. Otherwise it assumes the worst
+position of a block::
+
+    chunks          |               |               |
+    clip starts                  s s s s s
+    a clip's frames              f f f f
+    in memory                    h h h h h h h h h h        block - 1 + span + chunk - 1
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from math import gcd
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.runs import Window, cut_group
+from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
+from seqrecord.store.processes.forks import cached_property
+
+ORDERS = ("clips", "sequences")
+LAST_BATCH = ("repeat", "drop", "keep")
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanSettings:
+    """Settings of an epoch's plan; `memory.MemoryRequest` chooses the last six.
+
+    Attributes:
+        shuffle: shuffled order. Otherwise one cursor follows the canonical order, and no run is
+            cut.
+        seed: seed of the order.
+        batch_size: clips of a batch; `None` for single clips.
+        last_batch: all shards have the same number of clips: some "repeat" one of another, or
+            "drop" clips that fill no batch. Or "keep" each clip in one shard.
+        order: "clips"; or "sequences", in which a row of the batches follows an episode, see
+            `sequences`: one cursor for each row, and the next four numbers are ignored.
+        num_cursors: number of cursors of a shard.
+        block_frames: approximate length of a block, see `BlockSizes`.
+        run_frames: approximate length of a run; `None`: as long as possible.
+        first_block_frames: approximate length of a cursor's first block; each next one is at most
+            twice as long.
+        num_shares: number of shares of a shard, which begin at chunks; `None`: one per cursor. The
+            cursors of one share begin anywhere in it, because common frames stay in memory.
+        resident: all frames of a shard stay in memory: its clips are the same in every epoch, and
+            each epoch after the first is a full shuffle, see `fixed_shards`.
+    """
+
+    shuffle: bool = True
+    seed: int = 0
+    batch_size: int | None = None
+    last_batch: str = "repeat"
+    order: str = "clips"
+    num_cursors: int = 32
+    block_frames: int = 8
+    run_frames: int | None = 512
+    first_block_frames: int = 8
+    num_shares: int | None = None
+    resident: bool = False
+
+    def __post_init__(self) -> None:
+        for name, known in (("order", ORDERS), ("last_batch", LAST_BATCH)):
+            if (value := getattr(self, name)) not in known:
+                raise ClipError(f"there is no such {name}", expected=known, got=value)
+        names = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
+        for name in (*names, "num_shares"):
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ClipError(f"{name} is too small", expected="at least 1", got=value)
+
+    @property
+    def drops(self) -> bool:
+        """Whether clips that fill no batch are dropped."""
+        return self.last_batch == "drop"
+
+    @property
+    def is_even(self) -> bool:
+        """Whether all shards have the same number of clips."""
+        return self.last_batch != "keep"
+
+    @property
+    def shares(self) -> int:
+        """The number of shares of a shard."""
+        return min(self.num_shares or self.cursors, self.cursors)
+
+    @property
+    def cursors(self) -> int:
+        """The number of cursors of a shard: one without shuffling, except for sequences."""
+        return self.num_cursors if self.shuffle or self.order == "sequences" else 1
+
+
+@dataclass(frozen=True)
+class EpochSegment:
+    """A finished segment of an epoch, see `elastic`: the workers of each rank have returned `batch`
+    batches of `batch_size` items together, in turn.
+
+    A rank without workers counts as one worker. `settings` are the settings of the plan.
+    """
+
+    ranks: int
+    workers: int
+    batch: int
+    batch_size: int
+    settings: PlanSettings
+
+
+@dataclass(frozen=True)
+class GroupStats:
+    """Window and largest chunk of a group, over episodes with clips."""
+
+    window: Window
+    largest_chunk: int
+
+
+@dataclass(frozen=True, eq=False)
+class ClipStats:
+    """The numbers of a clip table that determine memory and repeated reads.
+
+    The leading group's regular chunks have `chunks` frames, int64[n], ascending. The longest
+    episode with clips and chunks of `chunks[i]` frames has `longest[i]` frames, 0 if there is none.
+    The largest irregular chunk has `irregular` frames, 0 if there is none. All numbers concern
+    selected episodes.
+    """
+
+    spec: ClipSpec
+    chunks: IntArray
+    longest: IntArray
+    irregular: int
+    longest_irregular: int  # episode that has clips
+    groups: tuple[GroupStats, ...]
+    leading: int  # of `groups`
+    num_clips: int
+    num_rows: int  # of the clip table
+    num_episodes: int  # that have clips
+    parted: bool  # whether clips between others of an episode may be left out
+    num_frames: int  # of these
+    is_even: bool  # whether they have equally many clips, in one row each
+    keyframes: int = 0  # frames of chunks that are decoded in pieces, on the average; 0 for none
+    most_keyframes: int = 0  # frames of the largest of them
+    any_clips: bool = False  # whether an epoch may leave out some of the clips
+    repeats: bool = False  # whether any clip is there more than once
+    by_frame: bool = False  # whether frames are read without the rest of their chunk
+    in_memory: bool = False  # whether a shard keeps all frames that it has loaded
+    uncut: bool = False  # whether runs are cut only where shards begin
+
+    @classmethod
+    def of(
+        cls,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window] | None = None,
+        *,
+        any_clips: bool = False,
+        repeats: bool = False,
+    ) -> ClipStats:
+        """Measure a clip table.
+
+        Args:
+            windows: the window of each group of `episodes`. Default: whole clips.
+            any_clips: the numbers are valid for all epochs, each of which may lack some clips.
+                `table` is then that of `random_order.typical_table`, or has each clip at its
+                greatest multiplicity.
+            repeats: an epoch may have any clip several times.
+        """
+        windows = windows or [Window.of(table.spec)] * len(episodes.groups)
+        used = table.episode[np.diff(table.episode, prepend=-1) != 0]
+        sizes = episodes.leading_grid.chunk_frames
+        chunks = np.unique(sizes[table.selected])
+        chunks = chunks[chunks > 0]
+        regular = used[sizes[used] > 0]
+        longest = np.zeros_like(chunks)
+        size = np.searchsorted(chunks, sizes[regular])
+        np.maximum.at(longest, size, episodes.num_frames[regular])
+        odd = table.selected[sizes[table.selected] == 0]
+        irregular = int(episodes.leading_grid.largest[odd].max()) if len(odd) else 0
+        lengths = episodes.num_frames[used]
+        cut, keyframes, gops = episodes.groups[cut_group(episodes)], 0, used[:0]
+        if cut.whole is not None and len(used):
+            gops = cut.whole.largest[used]
+            keyframes = round(float(np.average(gops, weights=lengths)))
+        return cls(
+            table.spec,
+            chunks,
+            longest,
+            irregular,
+            int(lengths[sizes[used] == 0].max(initial=0)),
+            tuple(
+                GroupStats(window, int(grid.largest[used].max(initial=1)))
+                for window, grid in zip(windows, episodes.groups, strict=True)
+            ),
+            episodes.leading,
+            num_clips=table.num_clips,
+            num_rows=len(table.count),
+            num_episodes=len(used),
+            parted=any_clips or len(used) < len(table.count),
+            num_frames=int(lengths.sum()),
+            is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
+            any_clips=any_clips,
+            repeats=repeats or table.repeats,
+            keyframes=keyframes,
+            most_keyframes=int(gops.max(initial=0)),
+            by_frame=cut.by_frame,
+            uncut=cut.rows is not None or windows[cut_group(episodes)].whole,
+        )
+
+    @property
+    def window(self) -> Window:
+        """The window of the leading group."""
+        return self.groups[self.leading].window
+
+    @cached_property
+    def largest_chunk(self) -> int:
+        """Frames of the leading group's largest chunk in episodes with clips; at least 1."""
+        odd = self.irregular if self.longest_irregular else 1
+        return int(self.chunks[self.longest > 0].max(initial=odd))
+
+    @cached_property
+    def longest_episode(self) -> int:
+        """Frames of the longest episode with clips."""
+        return int(self.longest.max(initial=self.longest_irregular))
+
+    def whole_block(self, num_shards: int = 1) -> int:
+        """The length of a block that contains a whole epoch, including gaps between runs.
+
+        With `num_shards`: a whole shard, if no shard has more than twice as many clip rows as
+        others.
+        """
+        rows = min(self.num_rows, 1 + 2 * self.num_rows // num_shards)
+        between = rows * (self.window.span + 3 * self.largest_chunk)
+        return max(1, -(-self.num_clips // num_shards) * self.spec.stride + between)
+
+    @property
+    def cuts_anywhere(self) -> bool:
+        """Whether cutting a chunk costs nothing, because its frames are read one by one."""
+        return self.by_frame and self.largest_chunk > self.window.span
+
+    @property
+    def cut_frames(self) -> int:
+        """The number of frames read twice at a cut of a run: whole shared chunks, or shared frames
+        of a chunk decoded in pieces.
+        """
+        shared = max(0, self.window.span - self.spec.stride)
+        if self.keyframes or self.cuts_anywhere:
+            return shared
+        return -(-shared // self.largest_chunk) * self.largest_chunk
+
+    def reread_by_one(self, num_shards: int) -> float:
+        """Fraction of all frames that one more share in every shard reads a second time."""
+        if self.uncut or (self.in_memory and num_shards == 1):
+            return 0.0
+        return num_shards * self.cut_frames / max(1, self.num_frames)
+
+    def reread_by_shards(self, num_shards: int) -> float:
+        """Fraction of all frames decoded a second time with any number of cursors.
+
+        In each shard but the first, one cursor begins at any frame, behind a keyframe or inside a
+        run.
+        """
+        if self.uncut:
+            return (num_shards - 1) / max(1, self.num_episodes)
+        return (num_shards - 1) * (self.keyframes // 2) / max(1, self.num_frames)
+
+    def reread(self, cursors: int, num_shards: int) -> float:
+        """Fraction of all frames read twice with this number of cursors and shards."""
+        if cursors == self.whole_cursors(num_shards):
+            return 0.0
+        return self.reread_by_one(num_shards) * cursors + self.reread_by_shards(num_shards)
+
+    def whole_cursors(self, num_shards: int) -> int:
+        """The number of cursors of a shard that read one whole episode each; 0 if episodes do not
+        divide evenly.
+        """
+        whole, rest = divmod(self.num_episodes, num_shards)
+        return whole if self.is_even and not rest else 0
+
+
+@dataclass(frozen=True, eq=False)
+class BlockSizes:
+    """The lengths of a cursor's blocks, in counted frames: `first`, then always `full`.
+
+    A clip counts `clip` frames, the gap between two runs at most `gap`. The first `unaligned`
+    blocks end at any clip, the others at a grid line. Chunks of `chunks[i]` frames have a line
+    every `lines[i]` frames of an episode. Irregular chunks have one at their start, and then every
+    `irregular_line` frames. All chunks belong to the leading group.
+    """
+
+    full: int
+    first: tuple[int, ...]
+    clip: int
+    gap: int
+    unaligned: int
+    chunks: IntArray
+    lines: IntArray
+    irregular_line: int = 1
+    before: IntArray = field(init=False)  # frames of so many first blocks
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "before", np.cumsum(np.array((0, *self.first), np.int64)))
+
+    @classmethod
+    def of(cls, stats: ClipStats, settings: PlanSettings) -> BlockSizes:
+        """Derive the lengths from the settings `block_frames` and `first_block_frames`."""
+        spec, sizes, span = stats.spec, stats.chunks, stats.window.span
+        chunk = int(sizes.max(initial=max(1, stats.irregular)))
+        # Frames between distant clips are not loaded, except the rest of a chunk.
+        clip = min(spec.stride, span + 2 * chunk)
+        full = max(settings.block_frames, clip)
+        fits = sizes[sizes <= full]
+        full = int((full // fits * fits).min(initial=full))
+        lines = np.array([_line(size, full) for size in sizes.tolist()], np.int64)
+        irregular = max(1, min(stats.irregular, full))
+        full = max(full, clip)
+        # Clips share no frames, or frames are read one by one, or stay.
+        if spec.stride > span or stats.cuts_anywhere or settings.num_shares is not None:
+            lines, irregular = np.ones_like(lines), 1
+        line = int(lines.max(initial=irregular))
+        first, size = [], max(settings.first_block_frames, clip)
+        size = size // line * line or size
+        while settings.shuffle and size < full:
+            first.append(size)
+            size *= 2
+        room = -(-(full + span - 1) // chunk) * chunk
+        unaligned = sum(size + line + span + chunk - 3 <= room for size in first)
+        gap = min(max(0, span - spec.stride) + line + chunk, max(full, line))
+        return cls(full, tuple(first), clip, gap, unaligned, sizes, lines, irregular)
+
+    @property
+    def line(self) -> int:
+        """The greatest distance of two lines."""
+        return int(self.lines.max(initial=self.irregular_line))
+
+    def apart(self, chunk_frames: IntArray) -> IntArray:
+        """The distance of lines in episodes with these chunk lengths, 0 for irregular; int64[n]."""
+        if not len(self.chunks):
+            return np.full_like(chunk_frames, self.irregular_line)
+        place = np.searchsorted(self.chunks, chunk_frames)
+        return np.where(chunk_frames > 0, self.lines[place], self.irregular_line)
+
+    def rounds(self, length: int) -> int:
+        """The number of blocks of a cursor with this many counted frames."""
+        if length <= self.before[-1]:
+            return int(np.searchsorted(self.before, length))
+        return len(self.first) - int((int(self.before[-1]) - length) // self.full)
+
+    def begins(self, lengths: IntArray, rounds: IntArray, num_rounds: int) -> IntArray:
+        """The starts of blocks of cursors, in counted frames; int64[rounds, cursors].
+
+        `rounds` is [rounds, cursors] or [rounds, 1]; `lengths` are the counted frames of each
+        cursor. In cursors of `num_rounds` rounds or fewer, no block exceeds its nominal length. The
+        full blocks of a cursor have the same length, proportional to the cursor's.
+        """
+        first, full = len(self.first), num_rounds - len(self.first)
+        known = self.before[np.minimum(rounds, first)]
+        if full < 2:  # the first blocks shrink, so that the last one is no smaller than others
+            whole = int(self.before[min(num_rounds, first)]) + max(0, full) * self.full
+            known = known + np.maximum(rounds - first, 0) * self.full
+            return _proportion(lengths, known, whole)
+        begun = np.minimum(lengths, int(self.before[-1]))
+        known = _proportion(begun, known, int(self.before[-1]))
+        after = np.maximum(rounds - first, 0)
+        return np.add(known, _proportion(lengths - begun, after, full), dtype=np.int64)
+
+
+def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
+    """`length * part // whole`, for products that exceed 64 bits."""
+    if not whole:
+        return np.zeros(np.broadcast_shapes(length.shape, part.shape), np.int64)
+    high = length >> 20
+    first = high * part // whole
+    left = (high * part - first * whole << 20) + (length - (high << 20)) * part
+    return np.asarray((first << 20) + left // whole, np.int64)
+
+
+def _line(size: int, block: int) -> int:
+    """The distance of lines in chunks of `size` frames: the greatest divisor up to `block`.
+
+    A greater distance than a block would leave some blocks of each round empty.
+    """
+    return size if size <= block else next(n for n in range(block, 0, -1) if size % n == 0)
+
+
+def cursor_bounds(
+    stats: ClipStats, settings: PlanSettings, *, longest: int | None = None
+) -> list[int]:
+    """The greatest number of frames of each group that one cursor keeps, in any shard of any epoch.
+
+    `longest` is the greatest counted length of a cursor, if known.
+    """
+    if not stats.num_clips:
+        return [0] * len(stats.groups)
+    regular = not stats.irregular and stats.window == Window.of(stats.spec) and not stats.repeats
+    exact = stats.leading if regular else None
+    if settings.order == "sequences":
+        return [
+            _of_one_regular_clip(stats) if i == exact else _of_one_clip(stats, group)
+            for i, group in enumerate(stats.groups)
+        ]
+    blocks = BlockSizes.of(stats, settings)
+    if longest is not None:
+        blocks = replace(blocks, full=min(blocks.full, longest))
+    return [
+        _of_regular_chunks(stats, blocks, longest)
+        if i == exact
+        else _of_any_chunks(stats, blocks, group)
+        for i, group in enumerate(stats.groups)
+    ]
+
+
+def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
+    """The greatest number of frames of each group in memory, in any shard of any epoch.
+
+    A shard with less than a block per cursor may need a stride more per cursor.
+    """
+    return [settings.cursors * bound for bound in cursor_bounds(stats, settings)]
+
+
+def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
+    """The greatest number of a group's frames for one clip, to the end of a chunk."""
+    window, tail = group.window, group.largest_chunk - 1
+    longest = -(-stats.longest_episode // window.frame_step)
+    return min(-(-(window.span + tail) // window.frame_step), longest)
+
+
+def _of_one_regular_clip(stats: ClipStats) -> int:
+    """Like `_of_one_clip`, for clips at fixed positions in chunks."""
+    each = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
+    return max(_in_one_run(0, size, size, length, spec=stats.spec) for size, length in each)
+
+
+def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> int:
+    """The greatest number of frames that a block needs of a group with chunks anywhere.
+
+    The counted positions of a block's clips span `place` frames, because its ends move by less than
+    a line. They form stretches, runs or parts of a run separated by a counted gap, in each of which
+    clips start every stride.
+    """
+    stride, clip, gap = stats.spec.stride, blocks.clip, blocks.gap
+    span, step, tail = group.window.span, group.window.frame_step, group.largest_chunk - 1
+    place = blocks.full + blocks.line - 1
+    if stats.repeats:  # of the clip at which the next block begins, this one may have some copies
+        place += clip
+    clips = -(-place // clip)
+    # Each clip keeps at most its frames and the rest of a chunk …
+    single = clips * -(-(span + tail) // step)
+    # … and a stretch, from its first start on, its frames and the rest of a chunk. At a
+    # run's end that rest is not loaded; between two parts of one run it may be.
+    counted = -(-(place + clip - 1) * stride // clip)
+    most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
+    whole = -(-stats.longest_episode // step)  # more than that is in no stretch
+
+    def held(number: int) -> int:
+        tails = number if stats.parted else 1
+        frames = counted - (number - 1) * gap * stride // clip + number * (span - stride)
+        return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
+
+    # `held` rises with the number of stretches or falls with it; how many frames they have rises.
+    if held(most) >= held(1):
+        return max(1, min(single, held(most), most * whole))
+    number = 1 + bisect_left(range(1, most), True, key=lambda n: n * whole >= held(n))
+    return max(1, min(single, max(min(held(number), number * whole), (number - 1) * whole)))
+
+
+def _of_regular_chunks(stats: ClipStats, blocks: BlockSizes, longest: int | None) -> int:
+    """The greatest number of frames that a cursor keeps of regular episodes with whole clips.
+
+    `blocks.full` is at most `longest`.
+    """
+    spec, full = stats.spec, blocks.full
+    chunk, line, step = int(stats.chunks.max()), blocks.line, spec.frame_step
+    single = spec.stride > spec.span
+    most = 0
+    for size, apart, length in zip(stats.chunks, blocks.lines, stats.longest, strict=True):
+        if length:
+            block = 1 if single else -(-full // int(apart)) * int(apart)
+            held = _in_one_run(block, int(size), int(apart), int(length), spec=spec)
+            most = max(most, held)
+    if single:
+        clips = -(-full // blocks.clip)
+        frames = full + blocks.clip + 2 * chunk + spec.span
+        return min(clips * most, -(-frames // step) + clips)
+    if blocks.unaligned:
+        size = blocks.first[blocks.unaligned - 1]
+        size = size if longest is None else min(size, longest)
+        size += line + spec.span + chunk - 3
+        most = max(most, -(-min(size, int(stats.longest.max())) // step))
+    runs = (full + blocks.gap) // (blocks.clip + blocks.gap)
+    if runs > 1:
+        rest = max(0, spec.span - spec.stride)
+        most = max(most, -(-(full + rest) // step) + runs * (step > 1))
+    return most
+
+
+def _in_one_run(block: int, chunk: int, line: int, length: int, *, spec: ClipSpec) -> int:
+    """The greatest number of frames that a block in one run needs, in an episode of `length`
+    frames.
+
+    A cursor keeps every `frame_step`-th frame from its block's first start to the end of the chunk
+    in which the block's last clip ends: the maximum over all positions of a block in a chunk.
+    """
+    first, last, least_phase = _places(block, chunk, line, spec.stride, spec.phase)
+    chunks = -(-(last + spec.span) // chunk)
+    frames = -(-(chunks * chunk - first) // spec.frame_step)
+    return int(np.minimum(frames, -(-(length - least_phase) // spec.frame_step)).max())
+
+
+def _places(
+    block: int, chunk: int, line: int, stride: int, phase: int
+) -> tuple[IntArray, IntArray, IntArray]:
+    """All possible positions of a block in a chunk: first and last start, relative to the chunk,
+    and the least phase with that position; int64[n] each.
+    """
+    single = block < stride
+    grid = gcd(stride, chunk if single else block)
+    step = gcd(grid, line)
+    low = np.arange(phase % step, grid, step)
+    edges = np.arange(0, chunk, grid if single else line)  # `line` divides a chunk
+    high = low if single else low + (block - 1 - low) // grid * grid
+    first, last = (np.add.outer(edges, ends).ravel() for ends in (low, high))
+    return first, last, np.full(len(first), phase)

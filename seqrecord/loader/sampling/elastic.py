@@ -1,0 +1,175 @@
+"""Elastic epochs: the remaining clips after a change of ranks or workers.
+
+An epoch in which the number of shards changes has *segments*. In each segment, a fixed number of
+shards returns batches of its own plan; the next segment plans the remaining clips like an epoch::
+
+    segment 0, 4 shards   |#######    |########   |#######    |########   |     # returned
+    segment 1, 2 shards          |#####-------------|######--------------|
+    segment 2, 3 shards                |-------|-------|-------|
+
+The remaining clips follow from the plans. A shard in round `r` has returned, of each cursor, all
+clips before block `r`, some clips of that block, and none behind it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
+
+import numpy as np
+
+from seqrecord.errors import StateError
+from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.epoch import EpochLayout
+from seqrecord.loader.sampling.fixed_shards import shuffled
+from seqrecord.loader.sampling.runs import Runs, Shard, Window, remaining_table
+from seqrecord.loader.sampling.sequences import rows_of
+from seqrecord.loader.sampling.shard_batches import BatchDraws, ShardBatches
+from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
+
+_MAX_CURSORS = 1 << 24  # of all shards of a segment, …
+_MAX_SHARDS = 1 << 17  # which take time one by one
+
+
+def items_of_workers(
+    most: Sequence[int], batches: int, batch_size: int = 1, *, others: bool = False
+) -> list[int]:
+    """The number of items that each worker of a rank has returned, in `batches` batches of
+    `batch_size` items together.
+
+    Worker `i` has at most `most[i]` items. Workers take turns, without exhausted ones.
+
+    Raises `StateError` if they have fewer batches, unless `others`, other ranks, may have more.
+    """
+    turns = [-(-items // batch_size) for items in most]
+    if batches > sum(turns) and not others:
+        raise StateError(
+            "a position is beyond the end of its epoch",
+            expected=f"at most {sum(turns)} batches",
+            got=f"batches={batches}",
+        )
+    whole = bisect_right(
+        range(max(turns)), batches, key=lambda n: sum(min(n + 1, m) for m in turns)
+    )
+    given = [min(whole, m) for m in turns]
+    for worker in [i for i, m in enumerate(turns) if m > whole][: batches - sum(given)]:
+        given[worker] += 1
+    return [min(n * batch_size, items) for n, items in zip(given, most, strict=True)]
+
+
+def find_remaining(
+    table: ClipTable,
+    episodes: EpisodeLayout,
+    segments: Sequence[EpochSegment],
+    *,
+    epoch: int,
+    windows: Sequence[Window] | None = None,
+    draws: BatchDraws | None = None,
+) -> ClipTable:
+    """The clips of `table` that remain after all `segments` of an epoch, in canonical order.
+
+    If every shard has returned its last batch, nothing remains, not even clips dropped by
+    `last_batch="drop"`. Takes a byte for each clip, and some milliseconds for each shard.
+
+    Raises `StateError` for a segment with more batches than its plan.
+    """
+    windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+    for number, segment in enumerate(segments):
+        settings, count = segment.settings, segment.ranks * segment.workers
+        follows = settings.order == "sequences"
+        each = settings.batch_size or 1 if follows else settings.cursors
+        if count > _MAX_SHARDS or count * each > _MAX_CURSORS:
+            raise StateError(
+                "a segment has more shards or cursors than can be planned",
+                expected=f"at most {_MAX_SHARDS}, with at most {_MAX_CURSORS} in all",
+                got=f"{count} shards of {each}",
+            )
+        given: Iterable[slice | IntArray]
+        if follows:
+            sequence, given = _given_of_rows(table, segment, epoch, number)
+        else:
+            of_shares = 0 if _is_shuffled(settings, epoch, number) else epoch
+            layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
+            sequence, given = _given_of_cursors(table, layout, segment, epoch, number, draws)
+        is_left = np.ones(sequence.num_clips, bool)
+        for clips in given:
+            is_left[clips] = False
+        edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
+        table = remaining_table(table, sequence.slices(edges[::2], edges[1::2])[0])
+    return table
+
+
+def _given_of_rows(
+    table: ClipTable, segment: EpochSegment, epoch: int, number: int
+) -> tuple[Runs, Iterable[slice]]:
+    """The ordered clips of sequences, and the returned ones."""
+    settings, count = segment.settings, segment.ranks * segment.workers
+    sequence, start, stop = rows_of(table, settings, np.arange(count), count, epoch, number)
+    most = (stop - start).max(axis=1)
+    if settings.is_even:
+        most[:] = (stop - start).min() if settings.drops else most.max()
+    given = _batches_of_shards(segment, most)
+    if (given < most).any():
+        stop = np.minimum(start + given[:, None], stop)
+    return sequence, map(slice, start.ravel(), stop.ravel())
+
+
+def _given_of_cursors(
+    table: ClipTable,
+    layout: EpochLayout,
+    segment: EpochSegment,
+    epoch: int,
+    number: int,
+    draws: BatchDraws | None,
+) -> tuple[Runs, Iterable[slice | IntArray]]:
+    """The ordered clips of runs, and the returned ones."""
+    settings, count, workers = segment.settings, layout.num_shards, segment.workers
+    sequence, shares = layout.share_out(table, np.arange(count))
+    shards = [Shard(i, count, workers) for i in range(count)]
+    each = [ShardBatches.of(settings, draws, epoch, number, one) for one in shards[:workers]]
+    clips = layout.num_clips(shares, each)
+    most = [each[i % workers].count(n) for i, n in enumerate(clips.tolist())]
+    batches = _batches_of_shards(segment, np.array(most)).tolist()
+    first = np.array([each[i % workers].first_clip(n) for i, n in enumerate(batches)])
+    given = np.minimum(first, clips)
+    if (given == clips).all():
+        return sequence, [slice(None)]
+    is_shuffled = _is_shuffled(settings, epoch, number)
+
+    def of_shard(shard: Shard) -> Iterator[slice | IntArray]:
+        """The places of a shard's first `count` clips in the sequence."""
+        some = shares.stop[shard.index] > shares.start[shard.index]
+        start, stop = (bounds[shard.index, some] for bounds in shares[:2])
+        taken = int(given[shard.index])
+        if is_shuffled:
+            own = np.concatenate([np.arange(*share) for share in zip(start, stop, strict=True)])
+            yield own[shuffled(settings, epoch, shard, len(own))[:taken]]
+            return
+        cursors = layout.cursors(sequence, start, stop)
+        shift = start - cursors.begin  # from clip numbers of the cursors
+        before = cursors.clips_before_rounds()
+        index = int(np.searchsorted(before, taken, side="right")) - 1
+        yield from map(slice, start, cursors.first_clips(np.array([[index]]))[0] + shift)
+        if taken > before[index]:
+            blocks = cursors.blocks(index, index + 1)[layout.episodes.leading]
+            blocks, position = layout.in_order(blocks, index * cursors.count + blocks.cursor)
+            row, inside = layout.deal(blocks, position, cursors.count)
+            clip = blocks.clip[row] + inside + shift[blocks.cursor[row]]
+            yield clip[: taken - before[index]]
+
+    return sequence, chain.from_iterable(of_shard(one) for one in shards if given[one.index])
+
+
+def _batches_of_shards(segment: EpochSegment, most: IntArray) -> IntArray:
+    """The number of batches that each shard has returned, of at most `most`; int64[shards] each."""
+    ranks, size = most.reshape(segment.ranks, segment.workers), segment.batch_size
+    longest = ranks[np.argmax((-(-ranks // size)).sum(axis=1))]
+    items_of_workers(longest.tolist(), segment.batch, size)  # it has so many, or raises
+    found = [items_of_workers(one, segment.batch, size, others=True) for one in ranks.tolist()]
+    return np.concatenate(found)
+
+
+def _is_shuffled(settings: PlanSettings, epoch: int, number: int) -> bool:
+    """Whether a segment has a `ShuffledPlan`."""
+    return settings.resident and epoch > 0 and not number

@@ -1,0 +1,348 @@
+"""The plan of an epoch as integers: chunks to load, clips to emit, frames to free.
+
+The clips of an epoch, episode by episode, are *runs*. Runs are cut at places drawn from the seed
+and shuffled; the sequence is divided equally among the *cursors* of all shards. In a *round* every
+cursor of a shard advances by a *block*::
+
+    runs                |----C----|--A--|-------D-------|---B---|----E----|
+    shared out          |--- cursor 0 ---|---- cursor 1 ----|-- cursor 2 --|
+    round 0             block of C        block of D         block of B
+    round 1             of C and A        the next of D      of B and E
+    ...
+    one round:  load chunks  ->  emit the blocks' clips, dealt over the cursors  ->  free frames
+
+The plan is a pure function of the selected clips and the settings; other episodes of the dataset
+have no effect, and any round can be computed alone. The clips of all rounds form one stream, and
+batches are consecutive slices of it.
+
+*Dealing* shuffles the clips of each block and spreads them evenly over the round, from a start that
+differs between cursors::
+
+    cursor 0    a . . b . . c . . d . .
+    cursor 1    . e . . f . . g . . h .
+    cursor 2    . . i . . . . . j . . .
+    emitted     a e i b f c g j d h
+
+A batch has several clips of a cursor if it has more clips than there are cursors. To keep these
+from overlapping, a block is divided into sections at least a clip long. Consecutive clips come from
+different sections, at the same place in each. In narrow sections, places descend from a random one,
+so that clips of neighbouring places do not overlap either::
+
+    block of 12, 3 sections     0 1 2 3 | 4 5 6 7 | 8 9 10 11
+    in the order                2 6 10    1 5 9     0 4 8       3 7 11
+
+This allows few orders, which is enough if blocks begin at other clips in each epoch. The blocks of
+a single cursor do not: its small blocks are shuffled as a whole, and each next clip is the first
+that overlaps no other clip of its possible batch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
+from seqrecord.loader.sampling.cursors import Blocks, Cursors
+from seqrecord.loader.sampling.passes import in_step, passes
+from seqrecord.loader.sampling.plan import Clips, Plan
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.loader.sampling.runs import (
+    CursorShares,
+    Cuts,
+    Runs,
+    Window,
+    shares_of,
+    shuffle_runs,
+    spread_runs,
+)
+from seqrecord.loader.sampling.shard_batches import ShardBatches
+from seqrecord.store.clips.frames import COPIES
+from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
+
+_TIME_BITS = 20  # fraction of a cursor's share, to order clips of several cursors
+_MOST_SECTIONS = 8
+_NARROW = 4  # clips' spans
+_FEW = 512  # clips of a single cursor's block that are put in order one by one
+
+
+class EpochPlan(Plan):
+    """The plan of one shard of one epoch.
+
+    The order depends on the leading group, and on the group whose chunks limit cuts (see `Cuts`).
+
+    Shards cover the epoch. All have the same numbers of clips and batches, and only the last batch
+    may be smaller. If clips do not divide evenly, a shard repeats a clip of another one, and
+    `num_repeated` is 1. With `last_batch="drop"` every batch is full, no clip is repeated, and
+    `num_dropped` clips of the shard are dropped.
+
+    With `last_batch="keep"` every clip is in exactly one shard; counts may differ by one
+    clip, and a shard may be empty.
+
+    Raises `ClipError` if "drop" leaves no batch in any shard of a whole epoch. An epoch
+    without clips has no batches.
+    """
+
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        layout, runs, shares = self._share_out(table, self.epoch, segment)
+        stats, settings = layout.stats, self.settings
+        cursors = layout.cursors(runs, shares.start, shares.stop)
+        self._layout, self._cursors = layout, cursors
+        self._sample_step = table.sample_step
+        self._before = np.minimum(cursors.clips_before_rounds(), self.num_clips)
+        self.num_cursors = cursors.count
+        self.num_rounds = int(np.searchsorted(self._before, self.num_clips))
+        if self.num_rounds < cursors.num_rounds:
+            cursors.end_before(self.num_rounds)
+        bounds = cursor_bounds(stats, settings, longest=cursors.longest)
+        self._resident = [self.num_cursors * bound for bound in bounds]
+
+    def _share_out(
+        self, table: ClipTable, epoch: int, segment: int
+    ) -> tuple[EpochLayout, Runs, CursorShares]:
+        """The layout of an epoch, its runs and this shard's shares; sets clip counts."""
+        settings, shard = self.settings, self.shard
+        layout = EpochLayout.of(
+            table, self._episodes, self._windows, settings, shard.count, epoch, segment
+        )
+        if not segment:
+            least = min(settings.batch_size or 1, self.batches.first_clip(1))
+            check_drop_last(table.num_clips, replace(settings, batch_size=least), shard.count)
+        runs, shares = layout.share_out(table, np.array([shard.index]))
+        self.num_repeated = int(shares.repeated[0])
+        self.num_clips = int(layout.num_clips(shares, [self.batches])[0])
+        self.num_dropped = int((shares.stop - shares.start).sum()) - self.num_clips
+        self.num_batches = self.batches.count(self.num_clips)
+        return layout, runs, shares
+
+    def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
+        number = blocks.round * max(1, self.num_cursors) + blocks.cursor
+        return self._layout.in_order(blocks, number)
+
+    def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
+        first = int(self._before[blocks.round[0]]) if len(blocks) else 0
+        row, inside = self._layout.deal(blocks, position, self.num_cursors)
+        clip = np.arange(first, min(first + len(row), self.num_clips))
+        row, inside = row[: len(clip)], inside[: len(clip)]
+        of_blocks = blocks.cursor[row], blocks.run[row], blocks.episode[row]
+        start = blocks.first[row] + inside * self._spec.stride
+        sample = blocks.sample[row] + inside * self._sample_step
+        return Clips(*of_blocks, start, *self.batches.find(clip), self._places(clip), sample)
+
+
+@dataclass(frozen=True, eq=False)
+class EpochLayout:
+    """The division of an epoch, or of a segment of it, among shards.
+
+    `selected` are the selected episodes, `windows` the windows of the groups.
+    """
+
+    stats: ClipStats
+    settings: PlanSettings
+    episodes: EpisodeLayout
+    windows: Sequence[Window]
+    selected: IntArray
+    key: int  # of all random numbers
+    num_shards: int
+
+    @classmethod
+    def of(
+        cls,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        settings: PlanSettings,
+        num_shards: int,
+        epoch: int = 0,
+        segment: int = 0,
+    ) -> EpochLayout:
+        """Create the layout of a table's clips in this segment of an epoch."""
+        stats = ClipStats.of(table, episodes, windows)
+        key = key_of_segment(settings, epoch, segment)
+        return cls(stats, settings, episodes, windows, table.selected, key, num_shards)
+
+    @property
+    def sizes(self) -> BlockSizes:
+        """The block sizes of all cursors."""
+        return BlockSizes.of(self.stats, self.settings)
+
+    def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
+        """The ordered runs, and the cursors' shares of `shards`."""
+        settings, runs = self.settings, Runs.of(table)
+        # One round of all clips shuffles all copies, of frames that are loaded once.
+        in_one_round = settings.first_block_frames >= self.stats.whole_block()
+        begins: IntArray | None = None
+        has_passes = settings.shuffle and not in_one_round and bool(runs.copy.any())
+        if has_passes:
+            runs = passes(runs)
+        key, frames_stay = self.key, settings.num_shares is not None
+        if settings.shuffle and len(runs):
+            anywhere = self.num_shards == 1 and frames_stay
+            cut = partial(Cuts.of, runs.episode, self.episodes, self.windows)
+            if frames_stay and not anywhere:  # a chunk of two shards is read twice
+                length = settings.run_frames
+                runs = spread_runs(runs, length, cut(kept=length or 0), key)
+            else:
+                num_shares = self.num_shards * settings.shares
+                cuts = cut(anywhere=anywhere)
+                runs = shuffle_runs(runs, settings.run_frames, cuts, key, num_shares=num_shares)
+            if has_passes:
+                runs, begins = in_step(runs, key, self.num_shards, settings.cursors)
+        cuts = Cuts.of(runs.episode, self.episodes, self.windows)
+        return runs, shares_of(
+            runs,
+            cuts,
+            shards,
+            self.num_shards,
+            settings.cursors,
+            fill=settings.last_batch == "repeat",
+            num_shares=settings.shares,
+            begins=begins,
+        )
+
+    def num_clips(self, shares: CursorShares, batches: Sequence[ShardBatches]) -> IntArray:
+        """The number of clips that shards with these shares emit; int64[shards].
+
+        `batches` are those of each worker, for the shards of one rank after the other.
+        """
+        clips: IntArray = (shares.stop - shares.start).sum(axis=1)
+        if self.settings.drops:
+            clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
+            for worker, of_worker in enumerate(batches):
+                mine = slice(worker, None, len(batches))
+                clips[mine] = of_worker.whole(clips[mine])
+        return clips
+
+    def cursors(self, runs: Runs, start: IntArray, stop: IntArray) -> Cursors:
+        """The cursors of non-empty shares: clips `[start, stop)`, int64[shards, cursors] each."""
+        some = stop > start
+        mine = runs.slices(start[some], stop[some])
+        return Cursors(*mine, self.sizes, self.episodes, self.windows)
+
+    def in_order(self, blocks: Blocks, number: IntArray) -> tuple[Blocks, IntArray]:
+        """Sort the rows of whole rounds as dealt; also the position of each row's block in its
+        round.
+
+        `number`, int64[n], is the number of each row's block. Blocks are sorted by round and then
+        randomly; a block's rows keep their order. Loads follow the same order, so that the first
+        clips do not wait for all loads of their round.
+        """
+        order = np.lexsort((hash64(key_of(Purpose.BLOCK_ORDER, self.key), number), blocks.round))
+        blocks, number = blocks.take(order), number[order]
+        block = np.cumsum(np.diff(number, prepend=number[:1]) != 0)
+        return blocks, block - block[np.searchsorted(blocks.round, blocks.round)]
+
+    def deal(
+        self, blocks: Blocks, position: IntArray, num_cursors: int
+    ) -> tuple[IntArray, IntArray]:
+        """The clips of whole rounds in emitted order: rows of `blocks`, and numbers in the rows;
+        int64[n] each.
+
+        `blocks` are sorted by round, by `position` of the block in it, int64[rows], and by place in
+        the block. If batches have more clips than there are cursors, consecutive clips of a cursor
+        are far apart.
+        """
+        stride, size = self.stats.spec.stride, self.settings.batch_size or 1
+        row, inside = ragged_arange(blocks.count)
+        if not self.settings.shuffle or not len(row):
+            return row, inside
+        new = np.diff(blocks.round, prepend=-1) != 0
+        new |= np.diff(position, prepend=-1) != 0
+        first = np.flatnonzero(new)  # row of each block
+        sizes = np.add.reduceat(blocks.count, first)
+        block, place = ragged_arange(sizes)
+        size_of = sizes[block]
+        # Episodes count by their place in the selection: rows may differ between datasets.
+        episode = np.searchsorted(self.selected, blocks.episode[first])
+        episode += (blocks.sample[first] % COPIES) << 32
+        name = hash64(key_of(Purpose.BLOCK_NAMES, self.key), episode).view(np.int64)
+        name += blocks.first[first]
+        spread = num_cursors < size
+        apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
+        order = np.lexsort((*_order(name, block, size_of, place, apart), block))
+        number = np.empty(len(order), np.int64)  # of each clip in its block
+        number[order] = place
+        # Independent of other blocks: all shards must get the same order.
+        if num_cursors == 1 and spread and apart > 1:
+            few = np.flatnonzero(size_of <= _FEW)
+            number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
+        time = (number * num_cursors + position[row] << _TIME_BITS) // size_of
+        order = np.lexsort((time, blocks.round[row]))
+        return row[order], inside[order]
+
+
+def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
+    """The key of all random numbers in a segment of an epoch."""
+    return key_of(Purpose.SEGMENT, settings.seed, epoch, segment)
+
+
+def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:
+    """Raise `ClipError` if `last_batch="drop"` leaves no batch of `total` clips in any shard."""
+    size = settings.batch_size or 1
+    if settings.drops and 0 < total < (least := num_shards * size):
+        raise ClipError(
+            'last_batch="drop" leaves no batch at all',
+            expected=f"at least {least} clips: a batch of {size} in each of {num_shards} shards",
+            got=f"{total} clips; smaller batches, fewer workers, or no last_batch",
+        )
+
+
+def _order(
+    name: IntArray, block: IntArray, size: IntArray, place: IntArray, apart: int
+) -> tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]:
+    """Sort keys of clips in their blocks, the second one first, that put neighbours far apart.
+
+    Neighbours are `apart` clips apart if possible. `name` is int64[blocks]; `block`, `size` and
+    `place` are each clip's block, its size and the place in it, int64[n].
+    """
+    sections = np.clip(size // apart, 1, _MOST_SECTIONS)
+    section = place * sections // size
+    inside = place + (-section * size) // sections  # counted from the section's first
+    width = -(-size // sections)
+    begin = (hash64(key_of(Purpose.SECTION_BEGINS), name) >> np.uint64(33)).astype(np.int64)[block]
+    narrow = (sections > 1) & (width < _NARROW * apart)
+    number = name[block] + inside * (_MOST_SECTIONS + 1)
+    outer = np.where(
+        narrow,
+        ((begin - inside) % width).astype(np.uint64),
+        hash64(key_of(Purpose.PLACES_IN_SECTION), number),
+    )
+    inner = np.where(
+        narrow, section.astype(np.uint64), hash64(key_of(Purpose.SECTION_ORDER), number + section)
+    )
+    return inner, outer
+
+
+def _one_by_one(
+    name: IntArray, block: IntArray, place: IntArray, apart: int, batch_size: int
+) -> IntArray:
+    """The position of each clip in its block, int64[n]; `block` is ascending.
+
+    Each next clip is the first in random order that is `apart` places from the previous `batch_size
+    - 1` clips; if there is none, one whose near clips are oldest.
+    """
+    drawn = hash64(key_of(Purpose.PLACES_IN_BLOCK), name + place)
+    _, block, sizes = np.unique(block, return_inverse=True, return_counts=True)
+    most = int(sizes.max(initial=0))
+    near = max(0, min(apart, most) - 1)  # places further away are in no block
+    order = np.lexsort((drawn, block))
+    taken = most * (batch_size + 2)
+    rank = np.full((len(sizes), most), taken)
+    rank[block[order], place[order]] = place
+    number = np.zeros_like(rank)
+    until = np.zeros((len(sizes), most + 2 * near), np.int64)  # with a margin on both sides
+    reach = np.arange(2 * near + 1)
+    for i in range(most):
+        some = np.flatnonzero(sizes > i)
+        late = np.maximum(until[some, near : near + most] - i, 0)
+        picked = np.argmin(rank[some] + most * late, axis=1)
+        number[some, picked] = i
+        rank[some, picked] = taken
+        until[some[:, None], picked[:, None] + reach] = i + batch_size
+    found: IntArray = number[block, place]
+    return found

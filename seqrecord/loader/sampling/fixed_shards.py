@@ -1,0 +1,178 @@
+"""Fixed shards: the same clips in every epoch, and their full shuffle.
+
+While the frames of a shard stay in memory, it yields the clips of its plan of epoch 0 in every
+epoch. Epoch 0 streams. Each later epoch is a random permutation of these clips::
+
+    clips of all shards     |-----A-----|--B--|------C------|---D---|
+    shard 0, epoch 0        A B C D A B C D         streamed by cursors
+    shard 0, epoch 1        D A A C B D C B         a permutation, any clip may come first
+
+A process that resumes without these frames loads each chunk when a clip first needs it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
+from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Round
+from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation
+from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
+from seqrecord.store.clips.grids import ChunkGrid, frame_keys, ragged_arange, split_keys
+from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
+from seqrecord.store.processes.forks import cached_property
+
+_ROUND = 256  # clips
+
+
+def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:
+    """The order of a shard's clips in a later epoch; int64[num_clips]."""
+    key = key_of(Purpose.SHARD_ORDER, key_of_segment(settings, epoch, 0), shard.index, shard.count)
+    return permutation(key, num_clips)
+
+
+def shard_frames(
+    table: ClipTable,
+    episodes: EpisodeLayout,
+    windows: Sequence[Window],
+    settings: PlanSettings,
+    num_shards: int,
+    shards: IntArray | None = None,
+) -> tuple[list[Intervals], tuple[int, ...]]:
+    """The frames of each group used in epoch 0 by the first of `shards`, and the greatest number of
+    frames of each group in any of them.
+
+    `shards` are shard numbers, int64; by default all.
+    """
+    layout = EpochLayout.of(table, episodes, windows, settings, num_shards)
+    shards = np.arange(num_shards) if shards is None else shards
+    runs, shares = layout.share_out(table, shards)
+    mine, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
+    shard = share // max(1, shares.start.shape[1])
+    found, most = [], []
+    for grid, window in zip(episodes.groups, windows, strict=True):
+        used = _united(shard, mine.episode, *used_frames(mine, episodes, window), grid.whole)
+        counts = np.bincount(used[0], used[3] - used[2], len(shards))
+        most.append(int(counts.max(initial=0)))
+        found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
+    return found, tuple(most)
+
+
+def used_frames(runs: Runs, episodes: EpisodeLayout, window: Window) -> tuple[IntArray, IntArray]:
+    """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
+    each.
+    """
+    last = episodes.num_frames[runs.episode] - 1
+    return window.begin(runs.first_start, last), window.stop(runs.last_start, last)
+
+
+def _united(
+    shard: IntArray,
+    episode: IntArray,
+    begin: IntArray,
+    stop: IntArray,
+    chunks: ChunkGrid | None,
+) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Merge overlapping frames of each shard; frames in one of `chunks` become one interval.
+
+    A decoder decodes a chunk from the first to the last used frame.
+    """
+    order = np.lexsort((begin, episode, shard))
+    shard, episode, begin, stop = (column[order] for column in (shard, episode, begin, stop))
+    owner = np.cumsum((np.diff(shard, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
+    reached = np.maximum.accumulate(frame_keys(owner, stop))
+    if not len(shard):
+        return shard, episode, begin, stop
+    apart = frame_keys(owner, begin)[1:] > reached[:-1]
+    if chunks is not None:
+        last = split_keys(reached[:-1])[1] - 1
+        is_same = chunks.place(episode[:-1], last) == chunks.place(episode[1:], begin[1:])
+        apart &= (owner[1:] != owner[:-1]) | ~is_same
+    first = np.flatnonzero(np.append(True, apart))
+    stops = split_keys(reached[np.append(first[1:], len(shard)) - 1])[1]
+    return shard[first], episode[first], begin[first], stops
+
+
+class ShuffledPlan(EpochPlan):
+    """The plan of one shard of a later epoch: a full shuffle of its clips of epoch 0.
+
+    Rounds are slices of the shuffle. They load every chunk that their clips need, into a store with
+    a row for each frame. Nothing is freed.
+    """
+
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        assert not segment, "the rest of an epoch is planned as a first one"
+        _, runs, shares = self._share_out(table, 0, 0)
+        some = shares.stop > shares.start
+        self._mine, _ = runs.slices(shares.start[some], shares.stop[some])
+        self.num_rounds = -(-self.num_clips // _ROUND)
+        self.num_cursors = min(1, self.num_clips)
+        self._resident = [0] * len(self._windows)
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """See `Plan`: batches are mixed from all clips."""
+        return {**super().counts, "num_interleaved": self.num_clips}
+
+    def locate_clip(self, clip: int) -> tuple[int, int]:
+        """See `Plan`."""
+        index = min(clip // _ROUND, self.num_rounds)
+        return index, clip - min(index * _ROUND, self.num_clips)
+
+    def resident(self, round_index: int) -> tuple[Loads, ...]:  # noqa: ARG002
+        """See `Plan`: nothing, because each round loads its missing frames."""
+        return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
+
+    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
+        """See `Plan`."""
+        begin, stop = used_frames(self._mine, self._episodes, self._windows[group])
+        return self._mine.episode, begin, stop
+
+    def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
+        """See `Plan`."""
+        number = np.arange(start * _ROUND, min(stop * _ROUND, self.num_clips))
+        row, first = self._mine.find(self._order[number])
+        episode, sample = self._mine.episode[row], self._mine.samples(row, self._order[number])
+        batch, slot = self.batches.find(number)
+        place = self._places(number)
+        clips = Clips(np.zeros_like(number), episode, episode, first, batch, slot, place, sample)
+        groups = range(len(self._windows)) if loads else ()
+        return Round(start, clips, tuple(self._needed(group, episode, first) for group in groups))
+
+    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
+        return (self.merged(index, index + 1) for index in range(start, stop))
+
+    def _needed(self, group: int, episode: IntArray, start: IntArray) -> GroupRound:
+        """Loads of a group's chunks for clips, each chunk once, in the order of use.
+
+        An episode counts as one run.
+        """
+        grid, window = self._episodes.groups[group], self._windows[group]
+        grid = grid if grid.whole is None else grid.whole
+        last = self._episodes.num_frames[episode] - 1
+        begin, stop = window.begin(start, last), window.stop(start, last)
+        first_place = grid.place(episode, begin)
+        row, inside = ragged_arange(grid.place(episode, stop - 1) - first_place + 1)
+        keys = frame_keys(episode[row], first_place[row] + inside)
+        keys, use, number = np.unique(keys, return_index=True, return_inverse=True)
+        owner, place = split_keys(keys)
+        first, end = grid.bounds(owner, place)  # and of each chunk only the frames of these clips
+        low, high = end.copy(), first.copy()
+        np.minimum.at(low, number, begin[row])
+        np.maximum.at(high, number, stop[row])
+        low, high = np.maximum(low, first), np.minimum(high, end)
+        step, phase = window.frame_step, self._spec.phase + window.offset
+        low += (phase - low) % step
+        count = -(-(high - low) // step)
+        columns = (np.zeros_like(low), owner, owner, grid.row(owner, place), low, count)
+        order = np.argsort(use)
+        order = order[count[order] > 0]
+        loads = Loads(*(column[order] for column in columns))
+        return GroupRound(loads, Frees(*[np.zeros(0, np.int64)] * 4))
+
+    @cached_property
+    def _order(self) -> IntArray:
+        return shuffled(self.settings, self.epoch, self.shard, self._mine.num_clips)

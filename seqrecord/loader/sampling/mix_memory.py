@@ -1,0 +1,62 @@
+"""Division of a memory limit among the batches and the sources of a mix. Pure integers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, MemoryRequest
+from seqrecord.store.units import parse_size
+
+_MORE = (8, 4)  # batches that are filled or wait, if they are at most
+_SHARE = 16  # … one part in so many of the memory: then sources seldom wait for each other
+_MOST_BYTES = 1 << 60  # no machine has as many, and floats represent them exactly
+
+
+def share_out(
+    memory_limit: int | str,
+    batch: int,
+    requests: Mapping[str, MemoryRequest],
+    weights: Mapping[str, float],
+) -> tuple[int, dict[str, int]]:
+    """The number of batches of a mix that may be filled or wait, and the bytes of each source.
+
+    `batch` is the size of a batch in bytes; the rest is divided by weight. Raises
+    `MemoryLimitError` if the minima of all sources do not fit.
+    """
+    least = {name: request.least_limit for name, request in requests.items()}
+    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
+
+    def fits(prefetch: int) -> bool:
+        batches = (prefetch + CONSUMER) * batch
+        are_few = prefetch <= PREFETCH or batches <= limit // _SHARE
+        return are_few and needed + batches <= limit
+
+    prefetch = next(filter(fits, (*_MORE, *range(PREFETCH, 1, -1))), 1)
+    return prefetch, divide_memory(least, weights, (prefetch + CONSUMER) * batch, limit)
+
+
+def divide_memory(
+    least: Mapping[str, int], weights: Mapping[str, float], batches: int, limit: int
+) -> dict[str, int]:
+    """Divide a limit by weight, with at least `least` bytes for each source.
+
+    `batches` bytes are reserved. Raises `MemoryLimitError` if the minima do not fit.
+    """
+    room = limit - batches
+    if room < sum(least.values()):
+        raise MemoryLimitError(
+            "memory_limit is too small for this mix",
+            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
+            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
+            got=f"{limit} bytes",
+        )
+    found: dict[str, int] = {}
+    while True:
+        rest = {name: weight for name, weight in weights.items() if name not in found}
+        left = room - sum(found.values())
+        shares = {name: int(left * weight / sum(rest.values())) for name, weight in rest.items()}
+        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
+        if not small:
+            return {**found, **shares}
+        found.update((name, least[name]) for name in small)

@@ -1,0 +1,357 @@
+"""Base class of epoch plans: the interface for engines, and rounds made of cursors' blocks."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
+from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
+from seqrecord.store.processes.forks import cached_property
+
+_WHOLE = Shard()
+_CLIPS_AT_ONCE = 1 << 15  # rounds are computed in groups of about so many clips
+_PLACE_BITS = 48  # of a clip's place in a segment
+_CLIPS_AT_FIRST = 1 << 11  # … an epoch's first ones in smaller groups: batches wait for these
+
+_Rows = TypeVar("_Rows", bound="_Columns")
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """Columns of equal length, int64 each; a row is one action for one cursor."""
+
+    cursor: IntArray
+
+    def __len__(self) -> int:
+        return len(self.cursor)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({len(self)})"
+
+    def rows(self: _Rows, start: int, stop: int) -> _Rows:
+        """Rows `[start, stop)`, without a copy."""
+        return type(self)(*[column[start:stop] for column in vars(self).values()])
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Loads(_Columns):
+    """Chunks to read, and the frames to decode, roughly in the order of use.
+
+    Row `i` loads `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all in
+    row `chunk[i]` of the group's chunk table, for run `run[i]` of cursor `cursor[i]`. A cursor may
+    have frames of several runs, even the same frames for two of them. Runs are numbered over all
+    cursors, equally in all groups. No clip uses a frame that lacks a requested feature: it has a
+    place but need not be decoded.
+    """
+
+    run: IntArray
+    episode: IntArray
+    chunk: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Clips(_Columns):
+    """Clips in emitted order.
+
+    Clip `i` consists of the frames of each group's window at `start[i]`, from run `run[i]` of
+    cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
+    `batch_size=None` every clip is a batch. `place` and `sample` are those of `ClipKeys`.
+    """
+
+    run: IntArray
+    episode: IntArray
+    start: IntArray
+    batch: IntArray
+    slot: IntArray
+    place: IntArray
+    sample: IntArray
+
+    @property
+    def keys(self) -> ClipKeys:
+        """The clips for functions of clips."""
+        return ClipKeys(self.episode, self.start, self.sample, self.place)
+
+
+@dataclass(frozen=True, eq=False, repr=False)
+class Frees(_Columns):
+    """Frames that no later clip of the run needs: `first`, `first + frame_step`, …
+
+    They are sorted as the cursor has loaded them.
+    """
+
+    run: IntArray
+    first: IntArray
+    count: IntArray
+
+
+@dataclass(frozen=True, eq=False)
+class GroupRound:
+    """A round of one group: `loads`, and `frees` after its clips are emitted."""
+
+    loads: Loads
+    frees: Frees
+
+
+@dataclass(frozen=True, eq=False)
+class Round:
+    """One round: first the loads of all groups, then `clips`, then the frees.
+
+    `groups` may be empty if nothing is to be loaded.
+    """
+
+    index: int
+    clips: Clips
+    groups: tuple[GroupRound, ...]
+
+
+@dataclass(frozen=True)
+class GroupPlan:
+    """Properties of a group of features in all rounds.
+
+    `group` is its number in the schema. At most `max_resident_frames` frames are in memory. With
+    `in_pieces`, a cursor's loads of a chunk continue where the last one ended.
+    """
+
+    group: int
+    window: Window  # of a clip
+    max_resident_frames: int  # the arena's rows
+    in_pieces: bool = False
+
+
+class Plan(ABC):
+    """The plan of one shard of one epoch: rounds of cursors, whose clips form one stream of
+    batches.
+
+    `windows` are the windows of the groups of `episodes`; by default whole clips. In segment
+    `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). `draws` are
+    made for each batch. A subclass lays out the clips, and defines the order of a round's clips.
+    """
+
+    settings: PlanSettings
+    batches: ShardBatches
+    epoch: int
+    shard: Shard
+    num_clips: int  # that this shard emits
+    num_dropped: int  # that it would emit without `last_batch="drop"`
+    num_repeated: int  # of `num_clips`, that another shard emits too
+    num_batches: int
+    num_rounds: int
+    num_cursors: int
+    leading: int  # of the groups
+
+    _spec: ClipSpec
+    _episodes: EpisodeLayout
+    _windows: tuple[Window, ...]  # of each group
+    _batch_size: int
+    _segment: int
+    _cursors: CursorSchedule
+    _before: IntArray  # clips before each round, and before the end
+    _resident: list[int]  # the most frames in memory, of each group
+
+    def __init__(
+        self,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        settings: PlanSettings,
+        *,
+        epoch: int = 0,
+        shard: Shard = _WHOLE,
+        segment: int = 0,
+        windows: Sequence[Window] | None = None,
+        draws: BatchDraws | None = None,
+    ) -> None:
+        self.settings, self.epoch, self.shard = settings, epoch, shard
+        self.batches = ShardBatches.of(settings, draws, epoch, segment, shard)
+        self._spec, self._episodes = table.spec, episodes
+        self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        self.leading = episodes.leading
+        self._batch_size = settings.batch_size or 1
+        self._segment = segment
+        self._lay_out(table, segment)
+
+    @abstractmethod
+    def _lay_out(self, table: ClipTable, segment: int) -> None:
+        """Set all attributes above that are not arguments."""
+
+    def __repr__(self) -> str:
+        return (
+            f"{type(self).__name__}(epoch {self.epoch}, shard {self.shard.index} of "
+            f"{self.shard.count}: {self.num_clips} clips in {self.num_batches} batches, "
+            f"{self.num_rounds} rounds of {self.num_cursors} cursors, at most {self._resident} "
+            "frames resident)"
+        )
+
+    @property
+    def counts(self) -> dict[str, int]:
+        """Clip counts of this shard for statistics."""
+        return {
+            "clips_dropped": self.num_dropped,
+            "duplicate_clips": self.num_repeated,
+            "num_interleaved": self.num_cursors,
+        }
+
+    @cached_property
+    def groups(self) -> tuple[GroupPlan, ...]:
+        """The groups, in the order of the episode table."""
+        return tuple(
+            GroupPlan(grid.group, window, resident, grid.whole is not None)
+            for grid, window, resident in zip(
+                self._episodes.groups, self._windows, self._resident, strict=True
+            )
+        )
+
+    def first_clip(self, batch: int) -> int:
+        """The number of clips in batches before this one; `num_clips` for `num_batches`.
+
+        Raises `IndexError` outside `[0, num_batches]`.
+        """
+        if not 0 <= batch <= self.num_batches:
+            raise IndexError(f"a batch's number is not in [0, {self.num_batches}]: {batch}")
+        return self._first_clip(batch)
+
+    def locate_clip(self, clip: int) -> tuple[int, int]:
+        """The round of a clip of this shard, and the number of clips before it in that round.
+
+        Clips are counted in emitted order. To resume, load `resident(round)`, continue with
+        `rounds(round)`, and skip that number of clips.
+        """
+        index = int(np.searchsorted(self._before, clip, side="right")) - 1
+        index = min(index, self.num_rounds)
+        return index, clip - int(self._before[index])
+
+    def columns(self, batch: int) -> Mapping[str, npt.NDArray[np.bool_]]:  # noqa: ARG002
+        """Extra columns of a batch, bool[clips] each."""
+        return {}
+
+    def resident(self, round_index: int) -> tuple[Loads, ...]:
+        """For each group, loads of exactly the frames in memory at the start of a round."""
+        held = self._cursors.held(round_index)
+        return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
+
+    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
+        """Used frames of a group, given by its place: see `CursorSchedule.used`."""
+        return self._cursors.used(group)
+
+    def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
+        """Yield the rounds `[start, stop)`, computed on demand."""
+        for begin, end in self.spans(start, stop):
+            yield from self._rounds(begin, end)
+
+    def spans(self, start: int = 0, stop: int | None = None) -> Iterator[tuple[int, int]]:
+        """Yield intervals `[begin, end)` of rounds in `[start, stop)` to compute together."""
+        clips, stop = _CLIPS_AT_FIRST, self.num_rounds if stop is None else stop
+        while start < stop:
+            group = max(1, clips * self.num_rounds // max(1, self.num_clips))
+            yield start, min(start + group, stop)
+            start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
+
+    def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
+        """The rounds `[start, stop)` as one; without `loads`, only its clips."""
+        blocks = self._cursors.blocks(start, stop)
+        clips = self._clips(*self._in_order(blocks[self.leading]))
+        groups = [
+            GroupRound(
+                self._loads(i, some, some.loaded_before, some.loaded)[1], self._frees(i, some)[1]
+            )
+            for i, some in enumerate(blocks)
+            if loads
+        ]
+        return Round(start, clips, tuple(groups))
+
+    @property
+    def draws(self) -> DrawsByPlace:
+        """The draws of this shard's batches."""
+        return DrawsByPlace(self.batches, lambda place: self.batches.find(self.numbers(place))[0])
+
+    def numbers(self, place: IntArray) -> IntArray:
+        """The numbers of this shard's clips by `Clips.place`, int64[n] each."""
+        found: IntArray = (place - (self._segment << _PLACE_BITS)) // self.shard.count
+        return found
+
+    def _places(self, number: IntArray) -> IntArray:
+        """`Clips.place` of clips, by number in this shard."""
+        return number * self.shard.count + self.shard.index + (self._segment << _PLACE_BITS)
+
+    def _first_clip(self, batch: int) -> int:
+        return min(self.batches.first_clip(batch), self.num_clips)
+
+    def _rounds(self, start: int, stop: int) -> Iterator[Round]:
+        marks = np.arange(start, stop + 1)
+        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
+        clips = self._clips(*found[self.leading])
+        groups = []
+        for i, (blocks, _) in enumerate(found):
+            loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
+            frees = self._frees(i, blocks)
+            done = map(GroupRound, _by_round(*loads, marks), _by_round(*frees, marks))
+            groups.append(list(done))
+        clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
+        for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
+            yield Round(start + i, clips.rows(*rows), tuple(of_groups))
+
+    def _loads(
+        self, group: int, blocks: Blocks, start: IntArray, stop: IntArray
+    ) -> tuple[IntArray, Loads]:
+        """The round, int64[n], and the load of each chunk with wanted frames in `[start, stop)`.
+
+        `start` and `stop` are int64[rows of blocks].
+        """
+        grid, window = self._episodes.groups[group], self._windows[group]
+        step, phase = window.frame_step, self._spec.phase + window.offset
+        some = stop > start
+        first_place = grid.place(blocks.episode, start)
+        last_place = grid.place(blocks.episode, np.maximum(stop - 1, start))
+        row, inside = ragged_arange(np.where(some, last_place - first_place + 1, 0))
+        place, episode = first_place[row] + inside, blocks.episode[row]
+        begin, end = grid.bounds(episode, place)
+        first = np.maximum(start[row], begin)
+        first += (phase - first) % step
+        count = -(-(np.minimum(stop[row], end) - first) // step)
+        some = count > 0
+        row, episode = row[some], episode[some]
+        return blocks.round[row], Loads(
+            blocks.cursor[row],
+            blocks.run[row],
+            episode,
+            grid.row(episode, place[some]),
+            first[some],
+            count[some],
+        )
+
+    def _frees(self, group: int, blocks: Blocks) -> tuple[IntArray, Frees]:
+        """The frees of rows, and their rounds, int64[n]."""
+        some = blocks.kept > blocks.held
+        first = blocks.held[some]
+        count = -(-(blocks.kept[some] - first) // self._windows[group].frame_step)
+        return blocks.round[some], Frees(blocks.cursor[some], blocks.run[some], first, count)
+
+    @abstractmethod
+    def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
+        """Sort the blocks of whole rounds; also the position of each row in its round, int64[n].
+
+        Rows are sorted by round and position: the frames needed first are loaded first.
+        """
+
+    @abstractmethod
+    def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
+        """The clips of whole rounds in emitted order."""
+
+
+def _by_round(rounds: IntArray, columns: _Rows, marks: IntArray) -> Iterator[_Rows]:
+    """The rows of each round between two marks; `rounds` is ascending."""
+    at = np.searchsorted(rounds, marks).tolist()
+    return (columns.rows(*rows) for rows in pairwise(at))

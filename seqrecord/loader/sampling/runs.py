@@ -1,0 +1,545 @@
+"""Runs: consecutive clips of one episode; and the shares of cursors. Pure integers.
+
+The clips of an epoch are a sequence of runs. To shuffle them, runs are cut in two and put in
+another order::
+
+    episodes            |--------A--------|---B---|----------C----------|
+    cut                 |---A---|----A----|---B---|-----C-----|----C----|
+    in another order    |----C----|---B---|---A---|-----C-----|----A----|
+
+The sequence is divided into equal shares, one for each cursor of each *shard* (the clips of a rank
+and worker). Shares are dealt to the shards in turn, so that the cursors of a shard are far apart,
+in different episodes::
+
+    sequence                |-----A-----|--B--|------C------|---D---|-----E-----|
+    2 shards of 4 cursors   |-------|-------|-------|-------|-------|-------|-------|-------|
+    shard, cursor            0 0     1 0     0 1     1 1     0 2     1 2     0 3     1 3
+
+Runs and shares begin at the first clip that uses no frame before a chunk, so that little is read
+twice. This moves clips between shards; only the share of each shard's last cursor begins elsewhere,
+to give the shard its exact number of clips. If raw frames are read one by one, and chunks are
+longer than clips, shares begin anywhere. If loaded frames stay, a share may have several cursors,
+which begin anywhere in it. Video chunks decoded in pieces count whole: they begin at keyframes, and
+a start behind one has to decode all frames in between::
+
+    chunks                              |               |
+    clips of frames s to s + 3          f f f f                 begin at the chunk's first frame
+    clips of frames s - 1 and s         f s                     begin at its second
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import NamedTuple
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
+from seqrecord.store.clips.frames import COPIES
+from seqrecord.store.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange
+from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
+
+_PLACE_BITS = 20  # fraction of the distance between the parts of a run
+
+
+@dataclass(frozen=True)
+class Window:
+    """The frames of a group that clips use, relative to their starts.
+
+    A clip at frame `s` uses `length` of the frames `s + offset`, `s + offset + frame_step`, …,
+    which span `span` frames from the first to the last. Frames outside the episode count as its
+    first or last frame; with such windows `frame_step` is 1. From these frames, clips may look back
+    by `back` further frames, and ahead by `ahead`, which `offset` and `span` include. `length` is 0
+    if frames are not evenly spaced, or differ between features. With `whole`, clips may use any
+    frame of their episode, which is not cut.
+    """
+
+    offset: int
+    span: int
+    frame_step: int
+    length: int
+    back: int = 0
+    ahead: int = 0
+    whole: bool = False
+
+    @classmethod
+    def of(cls, spec: ClipSpec) -> Window:
+        """The window of whole clips."""
+        return cls(0, spec.span, spec.frame_step, spec.length)
+
+    @classmethod
+    def around(
+        cls,
+        offsets: Sequence[IntArray],
+        stride: int,
+        *,
+        pad: bool,
+        reach: tuple[int, int] = (0, 0),
+        whole: bool = False,
+    ) -> Window:
+        """The window of features with these frame offsets, int64[T] each.
+
+        Args:
+            offsets: offsets from a clip's start, for each feature.
+            stride: frames between clip starts.
+            pad: clips may use frames outside the episode, or any frames between the first and the
+                last.
+            reach: frames to look back, and ahead; only with `pad`.
+            whole: clips may use any frame of their episode; only with `pad`.
+        """
+        every = np.unique(np.concatenate(offsets))
+        first, last = int(every[0]) - reach[0], int(every[-1]) + reach[1]
+        if pad:
+            return cls(first, last - first + 1, 1, 0, *reach, whole)
+        step = int(np.gcd.reduce(every - first, initial=stride))
+        even = np.arange(len(offsets[0])) * (every[1] - every[0] if len(every) > 1 else 1) + first
+        same = all(np.array_equal(one, even) for one in offsets)
+        return cls(first, last - first + 1, step, len(even) if same else 0)
+
+    def begin(self, start: IntArray, last: IntArray) -> IntArray:
+        """The first frame that each clip uses, int64[n], by its start and its episode's last."""
+        if not self.offset and not self.back:
+            return start
+        found: IntArray = np.clip(start + (self.offset + self.back), 0, last)
+        return np.maximum(found - self.back, 0) if self.back else found
+
+    def stop(self, start: IntArray, last: IntArray) -> IntArray:
+        """The frame behind the last one that each clip uses, like `begin`."""
+        found: IntArray = np.clip(start + (self.offset + self.span - self.ahead), 1, last + 1)
+        return np.minimum(found + self.ahead, last + 1) if self.ahead else found
+
+
+@dataclass(frozen=True, eq=False)
+class Cuts:
+    """Places at which consecutive clips of an episode may be cut into runs.
+
+    A row is a row of the clip table: consecutive clips of one episode. `grid` is the chunk grid of
+    each row's episode, and `last`, int64[rows], the last frame of this episode. The first frame of
+    a clip is `offset` frames after its start (negative: before it). With `whole`, shares of cursors
+    end between runs only.
+    """
+
+    grid: ChunkGrid
+    last: IntArray
+    offset: int = 0
+    whole: bool = False
+
+    @classmethod
+    def of(
+        cls,
+        episode: IntArray,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        *,
+        anywhere: bool = False,
+        kept: int = 0,
+    ) -> Cuts:
+        """Cuts of rows of these episodes, int64[rows], with the windows of the table's groups.
+
+        Cutting `anywhere` costs nothing if all loaded frames stay in memory. Raw chunks of at most
+        `kept` frames are not cut.
+        """
+        place = cut_group(episodes)
+        grid = episodes.groups[place]
+        grid = grid if grid.whole is None else grid.whole
+        if grid.by_frame or anywhere:
+            size = grid.chunk_frames
+            grid = replace(
+                grid, chunk_frames=np.where(size > max(kept, windows[place].span), 1, size)
+            )
+        last = episodes.num_frames[episode] - 1
+        whole = grid.rows is not None or windows[place].whole
+        return cls(grid.take(episode), last, windows[place].offset, whole)
+
+    @property
+    def longest(self) -> int:
+        """The greatest span in frames of starts whose clips begin in one chunk."""
+        return int(self.grid.largest.max(initial=1)) + max(0, -self.offset)
+
+    def chunks(self, row: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
+        """The range of starts, int64[n] each, half-open, whose clips begin in the same chunk as the
+        clips at `start`.
+        """
+        frame = np.clip(start + self.offset, 0, self.last[row])
+        begin, end = self.grid.bounds(row, self.grid.place(row, frame))
+        # An episode's first chunk has every clip that begins before the second one.
+        return np.where(begin > 0, begin - self.offset, 0), end - self.offset
+
+
+def cut_group(episodes: EpisodeLayout) -> int:
+    """The place of the group that limits cuts: the group with the longest chunks decoded in pieces,
+    else the leading one.
+    """
+    longest = [
+        0 if grid.whole is None else int(grid.whole.largest.max(initial=0))
+        for grid in episodes.groups
+    ]
+    return int(np.argmax(longest)) if any(longest) else episodes.leading
+
+
+@dataclass(frozen=True, eq=False)
+class Runs:
+    """Runs in the order of cursors.
+
+    Row `i` has `count[i]` clips of `episode[i]`, from `first_start[i]` on every `stride` frames, in
+    run `run[i]`: the samples from `first_sample[i]` on, see `ClipTable`. A run with incomplete
+    clips has several rows, and frames loaded for one row stay for the next one. Columns are
+    int64[n]; `run` is ascending.
+
+    Raises `ClipError` for a run number of 2^31 or more, because it exceeds a frame's key.
+    """
+
+    stride: int
+    episode: IntArray
+    first_start: IntArray
+    count: IntArray
+    run: IntArray
+    first_sample: IntArray
+    sample_step: int = COPIES
+    first_clip: IntArray = field(init=False)  # clips before the row
+    num_clips: int = field(init=False)
+
+    def __post_init__(self) -> None:
+        if len(self.run) and self.run[-1] >= MAX_OWNERS:
+            raise ClipError(
+                "an epoch of more runs than can be numbered; select fewer episodes or clips",
+                expected=f"at most {MAX_OWNERS}",
+                got=int(self.run[-1]) + 1,
+            )
+        object.__setattr__(self, "num_clips", int(self.count.sum()))
+        object.__setattr__(self, "first_clip", np.cumsum(self.count) - self.count)
+
+    @classmethod
+    def of(cls, table: ClipTable) -> Runs:
+        """The clips in canonical order, one run for each episode."""
+        run = np.cumsum(np.diff(table.episode, prepend=table.episode[:1]) != 0)
+        columns = table.episode, table.first_start, table.count, run, table.first_sample
+        return cls(table.spec.stride, *columns, table.sample_step)
+
+    @property
+    def copy(self) -> IntArray:
+        """The number of each row's clips among the copies of their samples; int64[n]."""
+        return self.first_sample % COPIES
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    @property
+    def last_start(self) -> IntArray:
+        """The start of each row's last clip; int64[n]."""
+        return self.first_start + (self.count - 1) * self.stride
+
+    def find(self, clips: IntArray) -> tuple[IntArray, IntArray]:
+        """Row and start, int64[n] each, of clips numbered over all rows."""
+        row = np.searchsorted(self.first_clip, clips, side="right") - 1
+        return row, self.first_start[row] + (clips - self.first_clip[row]) * self.stride
+
+    def samples(self, row: IntArray, clips: IntArray) -> IntArray:
+        """Sample of clips in these rows, numbered over all rows; int64[n] each."""
+        found: IntArray = self.first_sample[row] + (clips - self.first_clip[row]) * self.sample_step
+        return found
+
+    def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
+        """Move clips back, within their rows, to the first clip that uses no frame before its
+        chunk.
+
+        `clips` is int64[n], numbered over all rows; `cuts` has the same rows.
+        """
+        row, start = self.find(clips)
+        if cuts.whole:
+            first: IntArray = self.first_clip[np.searchsorted(self.run, self.run[row])]
+            return first
+        begin, _ = cuts.chunks(row, start)
+        step = -(-(begin - self.first_start[row]) // self.stride)
+        snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
+        return snapped
+
+    def nearest(self, clips: IntArray) -> IntArray:
+        """Move clips to the nearest start of a run, or to the end; int64[n]."""
+        begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
+        bounds = np.append(begins, self.num_clips)
+        found: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
+        return found
+
+    def cut(self, cuts: IntArray) -> Runs:
+        """The same clips with a new run at each of `cuts`: clip numbers, int64, ascending."""
+        cuts = cuts[(cuts > 0) & (cuts < self.num_clips)]
+        bounds = merged(self.first_clip, cuts)
+        row, start = self.find(bounds)
+        run = self.run[row] + np.searchsorted(cuts, bounds, side="right")
+        count = np.diff(bounds, append=self.num_clips)
+        sample = self.samples(row, bounds)
+        columns = self.episode[row], start, count, run, sample
+        return Runs(self.stride, *columns, self.sample_step)
+
+    def slices(self, starts: IntArray, stops: IntArray) -> tuple[Runs, IntArray]:
+        """The clips `[starts[i], stops[i])` as new runs, and the slice of each row.
+
+        `starts` and `stops` are clip numbers, int64[n]; a slice may be empty. Each slice begins a
+        run.
+        """
+        first = np.searchsorted(self.first_clip, starts, side="right") - 1
+        number = np.searchsorted(self.first_clip, stops, side="left") - first
+        owner, inside = ragged_arange(np.where(stops > starts, number, 0))
+        row = first[owner] + inside
+        begin = np.maximum(self.first_clip[row], starts[owner])
+        end = np.minimum(self.first_clip[row] + self.count[row], stops[owner])
+        new = (np.diff(owner, prepend=-1) != 0) | (np.diff(self.run[row], prepend=-1) != 0)
+        start = self.first_start[row] + (begin - self.first_clip[row]) * self.stride
+        columns = start, end - begin, np.cumsum(new) - 1, self.samples(row, begin)
+        return Runs(self.stride, self.episode[row], *columns, self.sample_step), owner
+
+    def ordered(self, number: IntArray) -> Runs:
+        """The runs sorted by `number`, int64[runs]."""
+        row = np.argsort(number[self.run], kind="stable")
+        run = np.cumsum(np.diff(self.run[row], prepend=self.run[row[:1]]) != 0)
+        columns = self.episode[row], self.first_start[row], self.count[row]
+        return Runs(self.stride, *columns, run, self.first_sample[row], self.sample_step)
+
+
+def remaining_table(table: ClipTable, left: Runs) -> ClipTable:
+    """The clips of a table that are in some runs of it, in any order. Adjacent runs are joined."""
+    columns = left.episode, left.first_start, left.count, left.first_sample
+    if left.copy.any():  # a clip between two copies of another one
+        row, inside = ragged_arange(left.count)
+        start = left.first_start[row] + inside * left.stride
+        sample = left.first_sample[row] + inside * left.sample_step
+        columns = left.episode[row], start, np.ones_like(row), sample
+    order = np.argsort(columns[-1])
+    return table.joined(*(column[order] for column in columns))
+
+
+def merged(one: IntArray, other: IntArray) -> IntArray:
+    """The sorted union of two ascending arrays, without duplicates."""
+    both = np.sort(np.concatenate((one, other)), kind="stable")  # which merges them
+    found: IntArray = both[np.diff(both, prepend=both[:1] - 1) != 0]
+    return found
+
+
+def shuffle_runs(
+    runs: Runs, run_frames: int | None, places: Cuts, key: int, *, num_shares: int
+) -> Runs:
+    """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
+
+    Runs are cut at chunks, see `Cuts`, at places that `key` moves by up to a quarter of a run;
+    shorter runs stay whole. The order begins inside a run, so that the `num_shares` shares, which
+    have fixed bounds, begin elsewhere for another key; with `run_frames=None` only this run is cut.
+    It stays whole if each share gets the same number of whole runs.
+    """
+    total = runs.num_clips
+    if not total:
+        return runs
+    length = total
+    if run_frames is not None:
+        length = min(total, max(1, run_frames // runs.stride))
+    steps = np.arange(-(-total // length))
+    drawn = hash64(key_of(Purpose.CUTS, key), np.append(steps, -1))
+    moved = (drawn[:-1] % np.uint64(length // 2 + 1)).astype(np.int64) - length // 4
+    moved[0] = 0
+    wanted = (int(drawn[-1] % np.uint64(total)) + steps * length + moved) % total
+
+    row = np.searchsorted(runs.first_clip, wanted, side="right") - 1
+    run_clips = np.zeros(int(runs.run[-1]) + 1, np.int64)
+    np.add.at(run_clips, runs.run, runs.count)
+    is_long = run_clips[runs.run[row]] > length
+    even = num_shares == 1 or (
+        bool((run_clips == run_clips[0]).all()) and len(run_clips) % num_shares == 0
+    )
+    is_long[0] = not even
+    cuts = runs.snap(wanted[is_long], places)
+    runs = runs.cut(np.unique(cuts))
+
+    number = np.empty(int(runs.run[-1]) + 1, np.int64)
+    number[permutation(key_of(Purpose.RUN_ORDER, key), len(number))] = np.arange(len(number))
+    if not even:
+        number[runs.run[np.searchsorted(runs.first_clip, cuts[0])]] = -1
+    return runs.ordered(number)
+
+
+def spread_runs(runs: Runs, run_frames: int | None, places: Cuts, key: int) -> Runs:
+    """The same clips in shorter runs, so that equal shares have clips of many episodes.
+
+    There is a cut per `run_frames` frames: it divides a run evenly, at chunks, see `Cuts`. The
+    parts of a run are at even distances in the sequence, in an order drawn from `key`::
+
+        runs            |------A------|------B------|--C--|
+        in 3 shares     |-A2-|-B1-|-A1-|-B3-|--C--|-A3-|-B2-|
+    """
+    length = max(1, (run_frames or runs.num_clips * runs.stride) // runs.stride)
+    clips = np.bincount(runs.run, runs.count).astype(np.int64)
+    ends = np.cumsum(clips)
+    number = (ends - 1) // length - (ends - clips) // length  # of cuts
+    owner, inside = ragged_arange(number)
+    wanted = (ends - clips)[owner] + clips[owner] * (inside + 1) // (number[owner] + 1)
+    begin, end = places.chunks(*runs.find(wanted))
+    half = (end - begin) // (2 * runs.stride)
+    cuts = runs.snap(np.minimum(wanted + half, ends[owner] - 1), places)
+    parts = runs.cut(np.unique(cuts[cuts > (ends - clips)[owner]]))
+
+    first = parts.first_clip[np.diff(parts.run, prepend=-1) != 0]
+    whole = runs.run[runs.find(first)[0]]  # of each part
+    count = np.bincount(whole)
+    rank = np.empty(len(whole), np.int64)
+    drawn = hash64(key_of(Purpose.RUN_PARTS, key), np.arange(len(whole)))
+    rank[np.lexsort((drawn, whole))] = ragged_arange(count)[1]
+    offset = hash64(key_of(Purpose.RUN_OFFSETS, key), whole) >> np.uint64(64 - _PLACE_BITS)
+    place = ((rank << _PLACE_BITS) + offset.astype(np.int64)) / count[whole]
+    number = np.empty(len(whole), np.int64)
+    number[np.argsort(place, kind="stable")] = np.arange(len(whole))
+    return parts.ordered(number)
+
+
+@dataclass(frozen=True)
+class Shard:
+    """Shard `index` of `count`: the clips of an epoch for one rank and worker.
+
+    Shards are numbered rank by rank, with `workers` shards of each rank.
+    """
+
+    index: int = 0
+    count: int = 1
+    workers: int = field(default=1, compare=False)
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.index < self.count:
+            raise ClipError(
+                "not a shard of an epoch",
+                expected="0 <= index < count",
+                got=f"index {self.index} of {self.count}",
+            )
+
+    @property
+    def rank(self) -> Shard:
+        """The shard that the workers of this rank divide."""
+        return Shard(self.index // self.workers, self.count // self.workers)
+
+    def divided(self, workers: int) -> list[Shard]:
+        """The shards of the workers of a rank, this shard."""
+        first, count = self.index * workers, self.count * workers
+        return [Shard(first + i, count, workers) for i in range(workers)]
+
+
+class Intervals(NamedTuple):
+    """Frames `[begin, stop)` of episodes, disjoint and ascending; int64[n] each."""
+
+    episode: IntArray
+    begin: IntArray
+    stop: IntArray
+
+    @property
+    def num_frames(self) -> int:
+        """The number of frames in all intervals."""
+        return int((self.stop - self.begin).sum())
+
+
+class CursorShares(NamedTuple):
+    """The shares of the cursors of some shards: clips `[start, stop)`, int64[shards, cursors] each.
+
+    A share may be empty. `repeated`, int64[shards], is the number of clips at the end of a shard's
+    last share that belong to another shard too.
+    """
+
+    start: IntArray
+    stop: IntArray
+    repeated: IntArray
+
+
+def shares_of(
+    sequence: Runs,
+    cuts: Cuts,
+    index: IntArray,
+    count: int,
+    num_cursors: int,
+    *,
+    fill: bool,
+    num_shares: int | None = None,
+    begins: IntArray | None = None,
+) -> CursorShares:
+    """The shares of the cursors of shards `index`, int64[shards], of `count`.
+
+    All shards together cover the sequence. Shares begin at chunks, see `Cuts`, unless they are
+    shorter than chunks. If runs stay whole, a shard's shares are consecutive, and all but the first
+    one begin at runs; or at the clips `begins`, int64[shards, cursors] of all shards. If a shard
+    has fewer shares than cursors, the cursors divide them anywhere.
+    Shards have the same number of clips, or differ by one. With `fill` all have the same number: a
+    shard with one clip less repeats a clip of the next shard::
+
+            8 clips, 3 shards of one cursor 0 1 2 | 2 3 4 | 5 6 7
+            without `fill`                  0 1   | 2 3 4 | 5 6 7
+            2 clips, 3 shards               0     | 0     | 1
+    """
+    total, num_shares = sequence.num_clips, num_shares or num_cursors
+    start = _equal_bounds(total, count, num_shares, index)
+    stop = _equal_bounds(total, count, num_shares, index + 1)
+    most = -(-cuts.longest // sequence.stride)
+    if (begins is not None or cuts.whole) and total:
+        first, last = (_equal_bounds(total, count, 1, index + i) for i in range(2))
+        if begins is None:
+            inner = first + (last - first) * np.arange(1, num_shares) // num_shares
+            inner = sequence.nearest(inner)
+        else:
+            inner, num_shares = begins[index, 1:], num_cursors
+        inner = np.clip(inner, first, last)
+        start, stop = np.hstack((first, inner)), np.hstack((inner, last))
+    elif total // count // num_shares > most + 1:
+        # A shard gains in one share and loses in others: the moves of its shares' starts and ends
+        # have the same sum, that of the first shard's starts.
+        equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
+        first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
+        moved = int((first - equal).sum())
+        inner = index > 0
+        start[~inner] = first
+        start[inner] = _snapped(sequence, cuts, start[inner], moved, exact=True)
+        inner = index < count - 1
+        stop[~inner] = np.append(first[1:], total)
+        stop[inner] = _snapped(sequence, cuts, stop[inner], moved, exact=True)
+    repeated = np.zeros(len(index), np.int64)
+    if fill and total:
+        repeated = -(-total // count) - (stop - start).sum(axis=1)
+        stop[:, -1] += repeated
+    # Cursor `inside[i]` of the `number[share[i]]` of each share.
+    number = np.diff(np.arange(num_shares + 1) * num_cursors // num_shares)
+    share, inside = ragged_arange(number)
+    begin, length, number = start[:, share], (stop - start)[:, share], number[share]
+    stop = begin + length * (inside + 1) // number
+    return CursorShares(begin + length * inside // number, stop, repeated)
+
+
+def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
+    """The starts of the shares of shards `index`, or the ends of the shares before them.
+
+    Returns int64[shards, cursors]. Shares are as equal as the shards' numbers of clips allow.
+    """
+    low, larger = divmod(total, num_shards)
+    before = (index * larger // num_shards)[:, None]  # shards before with one clip more
+    cursor = np.arange(num_cursors + 1)
+    short, long = cursor * low // num_cursors, cursor * (low + 1) // num_cursors
+    bounds = short * (num_shards - larger) + long * larger
+    lengths = np.diff(short) * (index[:, None] - before) + np.diff(long) * before
+    found: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
+    return found
+
+
+def _snapped(
+    sequence: Runs, cuts: Cuts, bounds: IntArray, total_move: int, *, exact: bool = False
+) -> IntArray:
+    """Move `bounds`, int64[shards, cursors], to chunks.
+
+    The moves of a shard sum to about `total_move`; with `exact` exactly, by a last bound that is
+    not at a chunk.
+    """
+    moved: IntArray = bounds.copy()
+    if not len(bounds):
+        return moved
+    owed = np.full(len(bounds), total_move)
+    for i in range(bounds.shape[1] - exact):
+        wanted = bounds[:, i] + owed
+        begin, end = cuts.chunks(*sequence.find(wanted))
+        half = (end - begin) // (2 * sequence.stride)
+        moved[:, i] = sequence.snap(wanted + half, cuts)
+        owed += bounds[:, i] - moved[:, i]
+    if exact:
+        moved[:, -1] += owed
+    return moved

@@ -1,0 +1,156 @@
+"""Functions of samples: how they are called, and random numbers for them.
+
+A function gets the table of an epoch, the epoch's number and random numbers, and returns a table
+made from it. Every process calls it once per epoch, so it must be a pure function of these.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation, uniform
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import format_size
+
+MOST_ROWS = 20_000_000
+"""That a user's function receives at once."""
+
+
+@dataclass
+class SampleRandom:
+    """Random numbers of a function in an epoch, equal on all ranks, platforms and versions.
+
+    Each call draws new numbers, from `seed`, `epoch` and the function's place in the list.
+    """
+
+    seed: int
+    epoch: int
+    function: int = 0
+    _calls: int = field(default=0, repr=False)
+
+    def key(self) -> int:
+        """A 64-bit integer, for example the seed of another generator."""
+        self._calls += 1
+        return key_of(Purpose.SAMPLE_FUNCTIONS, self.seed, self.epoch, self.function, self._calls)
+
+    def random(self, size: int) -> npt.NDArray[np.float64]:
+        """Numbers in [0, 1), float64 [size]."""
+        return uniform(self.key(), np.arange(size))
+
+    def integers(self, low: Any, high: Any = None, size: int | None = None) -> IntArray:
+        """Integers in [low, high), or in [0, low) without `high`; int64, of the arrays' shape, or
+        [size].
+
+        Raises `ClipError` for an empty range.
+        """
+        low, high = (0, low) if high is None else (low, high)
+        low, high = np.broadcast_arrays(np.asarray(low, np.int64), np.asarray(high, np.int64))
+        if (low >= high).any():
+            row = int(np.argmax(low >= high))
+            got = f"{low.ravel()[row]} and {high.ravel()[row]} in row {row}"
+            raise ClipError("integers has an empty range", expected="low < high", got=got)
+        shape = low.shape if size is None else (size,)
+        share = uniform(self.key(), np.arange(int(np.prod(shape)))).reshape(shape)
+        return between(share, low, high)
+
+    def permutation(self, length: int) -> IntArray:
+        """The numbers from 0 to `length - 1` in random order, int64 [length]."""
+        return permutation(self.key(), length)
+
+
+def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> IntArray:
+    """Integers in [low, high), from numbers in [0, 1)."""
+    found: IntArray = low + np.minimum((share * (high - low)).astype(np.int64), high - low - 1)
+    return found
+
+
+class SampleFunction(Protocol):
+    """A function of the table of an epoch."""
+
+    def __call__(self, samples: Samples, epoch: int, rng: SampleRandom, /) -> Samples: ...
+
+
+SampleFunctions: TypeAlias = Sequence[SampleFunction]
+
+
+@dataclass(frozen=True)
+class BuiltIn:
+    """A built-in function with its arguments. Picklable.
+
+    Attributes:
+        adds_columns: it leaves the rows unchanged.
+        reads_columns: its choice of rows depends on columns.
+        is_random: epochs may differ.
+    """
+
+    name: str
+    arguments: Mapping[str, Any]
+    function: Callable[..., Samples]
+    adds_columns: bool = False
+    reads_columns: bool = False
+    is_random: bool = False
+
+    def __call__(self, samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+        return self.function(samples, epoch, rng, **self.arguments)
+
+    def __repr__(self) -> str:
+        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.name}({given})"
+
+    @property
+    def is_implicit(self) -> bool:
+        """Whether its arguments determine the table: none of them is a function."""
+        return not any(map(callable, self.arguments.values()))
+
+    @property
+    def needs_all_rows(self) -> bool:
+        """Whether a user's function receives all rows."""
+        return not self.is_implicit
+
+
+def checked(found: Any, samples: Samples) -> Samples:
+    """The result of a function of samples. Raises `ClipError`."""
+    if isinstance(found, Samples) and found.episodes is samples.episodes:
+        return found
+    raise ClipError(
+        "a function of samples returns no table made from its argument",
+        expected="samples.filter(…), samples.take(…) or samples.with_columns(…)",
+        got=repr_of(found, 200),
+    )
+
+
+def called(
+    functions: SampleFunctions, samples: Samples, epoch: int, seed: int
+) -> tuple[Samples, bool]:
+    """The table that functions return in an epoch, and whether users' ones changed its rows.
+
+    Raises `ClipError` for another result.
+    """
+    changed = False
+    for number, function in enumerate(functions):
+        is_own = not isinstance(function, BuiltIn)
+        if getattr(function, "needs_all_rows", True) and len(samples) > MOST_ROWS:
+            raise ClipError(
+                "a function of samples receives too many rows",
+                expected=f"at most {MOST_ROWS:,}; or seqrecord.samples.per_episode(function)",
+                got=f"{len(samples):,} rows, of {format_size(8 * len(samples))} a column",
+            )
+        rng = SampleRandom(seed, epoch, number)
+        found = checked(function(samples, epoch, rng), samples)
+        changed |= is_own and changes_rows(samples, found)
+        samples = found
+    return samples, changed
+
+
+def changes_rows(before: Samples, after: Samples) -> bool:
+    """Whether a function has changed the rows of a table, or their number."""
+    is_same = after.columns.get("repeat") is before.columns.get("repeat")
+    return after.clips is not before.clips or not is_same

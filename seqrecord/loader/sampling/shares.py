@@ -1,0 +1,176 @@
+"""Shares: the source of each slot of a mix, as a pure function of weights and a key.
+
+After every slot, the number of slots of each source differs from its share by less than one. So its
+slot number `j`, from 0, is in a window: with a share `p`, at slot `floor(j / p)` or later, and
+before slot `ceil((j + 1) / p)`::
+
+    p = 2/5    slots    0   1   2   3   4 | 5   6   7   8   9 | …
+    windows             [ j=0     ]
+                                [ j=1     ]
+
+Each slot goes to the source whose open window ends first: unit jobs with deadlines on one machine,
+for which this order meets all deadlines if any order does (S. Baruah et al., "Proportionate
+Progress", Algorithmica 1996, shows that some order does). Neighbours are then swapped, if windows
+and a coin drawn from the key allow it.
+
+Shares are fractions with a common denominator, so the pattern repeats with this period. Windows do
+not cross periods: the slots of a source before any slot are found without counting.
+"""
+
+from __future__ import annotations
+
+import heapq
+import threading
+from collections.abc import Sequence
+from fractions import Fraction
+from math import lcm
+from numbers import Rational
+from typing import TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.processes.forks import PerProcess, cached_property
+
+_MOST = 1 << 16  # the largest denominator
+_LEAST = 1 << 10  # slots that are swapped together: so many at least
+_PASSES = 24  # of swaps
+_KEPT = 1 << 22  # slots of the periods that are kept, 2 bytes each
+
+_Sources: TypeAlias = npt.NDArray[np.uint16]
+
+
+class Shares:
+    """An endless sequence of slots, each for one source.
+
+    `counts` are integers: source `i` has `counts[i]` of each `sum(counts)` slots.
+    """
+
+    def __init__(self, counts: Sequence[int], key: int) -> None:
+        self.counts = tuple(counts)
+        self._key = key
+        self._repeats = -(-_LEAST // sum(counts))
+        self._length = self._repeats * sum(counts)  # of a period
+        self._kept: dict[int, _Sources] = {}  # the periods that were computed last
+        self._lock = PerProcess(threading.Lock)
+
+    def __getstate__(self) -> dict[str, object]:
+        kept = {name: value for name, value in vars(self).items() if name != "_base"}
+        return {**kept, "_kept": {}}
+
+    def sources(self, start: int, stop: int) -> IntArray:
+        """The sources of slots `[start, stop)`; int64[stop - start]."""
+        first, last = start // self._length, -(-stop // self._length)
+        periods = [self._period(number) for number in range(first, max(last, first + 1))]
+        begin = first * self._length
+        return np.concatenate(periods)[start - begin : stop - begin].astype(np.int64)
+
+    def given(self, slot: int) -> IntArray:
+        """The number of each source's slots before this one; int64[sources]."""
+        period, rest = divmod(slot, self._length)
+        inside = np.bincount(self._period(period)[:rest], minlength=len(self.counts))
+        found: IntArray = np.array(self.counts, np.int64) * (period * self._repeats) + inside
+        return found
+
+    def slots(self, source: int, start: int, stop: int) -> IntArray:
+        """The slots with numbers `[start, stop)` of a source; int64[stop - start]."""
+        each = self.counts[source] * self._repeats
+        first, last = start // each, -(-stop // each)
+        found = [
+            np.flatnonzero(self._period(number) == source) + number * self._length
+            for number in range(first, max(last, first + 1))
+        ]
+        slots: IntArray = np.concatenate(found)[start - first * each : stop - first * each]
+        return slots
+
+    def _period(self, number: int) -> _Sources:
+        """The sources of the slots in period `number`."""
+        if (found := self._kept.get(number)) is None:
+            with self._lock.get():  # threads of all sources need the same periods
+                if (found := self._kept.get(number)) is None:
+                    if (len(self._kept) + 1) * self._length > max(_KEPT, 2 * self._length):
+                        del self._kept[next(iter(self._kept))]
+                    found = self._kept[number] = self._swapped(
+                        key_of(Purpose.MIX_PERIODS, self._key, number)
+                    )
+        return found
+
+    def _swapped(self, key: int) -> _Sources:
+        base = self._base
+        sources: _Sources = base[0].copy()
+        first, last = base[1].copy(), base[2].copy()
+        for number in range(_PASSES):
+            at = np.arange(number % 2, self._length - 1, 2)
+            drawn = hash64(key_of(Purpose.MIX_SWAPS, key, number), at) >> np.uint64(63) == 1
+            at = at[drawn & (last[at] > at) & (first[at + 1] <= at)]
+            for column in (sources, first, last):
+                column[at], column[at + 1] = column[at + 1], column[at].copy()
+        return sources
+
+    @cached_property
+    def _base(self) -> tuple[_Sources, IntArray, IntArray]:
+        """The source, and the first and last slot of the window, for each slot of a period."""
+        total = sum(self.counts)
+        once = _by_deadlines(self.counts)
+        sources = np.tile(once, self._repeats)
+        count = np.array(self.counts, np.int64)[sources]
+        number = np.empty(len(sources), np.int64)  # in its source
+        for source in range(len(self.counts)):
+            at = np.flatnonzero(sources == source)
+            number[at] = np.arange(len(at))
+        first, last = _window(number, count, total)
+        return sources.astype(np.uint16), first, last
+
+
+def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
+    """Integers in the ratio of weights above 0.
+
+    If no integers with a sum of at most 65,536 have exactly this ratio: integers with this sum,
+    each at least 1 and at most one off. A float counts as its decimal representation.
+    """
+    exact = [
+        Fraction(weight if isinstance(weight, Rational) else str(weight)) for weight in weights
+    ]
+    shares = [weight / sum(exact) for weight in exact]
+    denominator = lcm(*(share.denominator for share in shares))
+    if denominator <= _MOST:
+        return [int(share * denominator) for share in shares]
+    counts = [max(1, int(share * _MOST)) for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * _MOST)
+    for i in range(_MOST - sum(counts)):
+        counts[order[i]] += 1
+    while sum(counts) > _MOST:  # for sources with more than their share
+        above = (i for i, count in enumerate(counts) if count > 1)
+        counts[max(above, key=lambda i: counts[i] - shares[i] * _MOST)] -= 1
+    return counts
+
+
+def _window(number: IntArray, count: IntArray, total: int) -> tuple[IntArray, IntArray]:
+    """The first and the last possible slot for a source's slot of this number."""
+    first: IntArray = number * total // count
+    last: IntArray = -(-(number + 1) * total // count) - 1
+    return first, last
+
+
+def _by_deadlines(counts: Sequence[int]) -> IntArray:
+    """The source of each of `sum(counts)` slots: the one whose window ends first."""
+    total = sum(counts)
+    order = np.empty(total, np.int64)
+    given = [0] * len(counts)
+    later: list[tuple[int, int, int]] = []  # when its window begins, when it ends, source
+    ready = [(-(-total // count) - 1, source) for source, count in enumerate(counts)]
+    heapq.heapify(ready)
+    for slot in range(total):
+        while later and later[0][0] <= slot:
+            heapq.heappush(ready, heapq.heappop(later)[1:])
+        last, source = heapq.heappop(ready)
+        assert last >= slot, "a window was missed"
+        order[slot] = source
+        given[source] += 1
+        number, count = given[source], counts[source]
+        window = number * total // count, -(-(number + 1) * total // count) - 1
+        if number < count:
+            heapq.heappush(later, (*window, source))
+    return order

@@ -1,0 +1,1 @@
+"""LeRobot's dataset and sampler, read by seqrecord; see docs/from-lerobot.md."""

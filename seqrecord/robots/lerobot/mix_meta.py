@@ -1,0 +1,280 @@
+"""LeRobot's metadata of a mix, as of a merged dataset."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from seqrecord.errors import ClipError
+from seqrecord.formats.export.lerobot_meta import (
+    TASK,
+    TIMESTAMP,
+    dataset_info,
+    described_statistics,
+    task_table,
+)
+from seqrecord.loader.mixing.file import load_mix
+from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
+from seqrecord.loader.mixing.tasks import episode_tasks
+from seqrecord.loader.mixing.yaml_file import read_yaml
+from seqrecord.robots.lerobot.dataset import read_metadata
+from seqrecord.robots.lerobot.meta_folder import kept_folder
+from seqrecord.robots.lerobot.mix_sources import (
+    COMPUTED,
+    MixEpisodes,
+    MixSource,
+    mix_sources,
+)
+from seqrecord.robots.lerobot.mix_statistics import MixStatistics, are_stored
+from seqrecord.store.feature_kinds import OTHER_KINDS
+from seqrecord.store.lazy import import_extra
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.schema import FeatureSpec
+
+_logger = logging.getLogger("seqrecord")
+
+_AXES = ["height", "width", "channels"]
+_CHANNELS = (1, 3, 4)
+_DEPTH_FRAMES = 100  # of each source, for statistics
+
+
+@dataclass(frozen=True, eq=False)
+class MixMeta:
+    """Metadata of a mix.
+
+    Attributes:
+        theirs: LeRobot's `LeRobotDatasetMetadata`.
+        sources: the sources, without a policy's windows.
+        images: the names of images, uint8 [H, W, C].
+        depths: depth maps [H, W] by name: their unit, or `True` for metres of a video.
+        tasks: number of each task, by text.
+        first_tasks: the first task of each episode.
+        statistics: statistics of vectors, and steps of sources.
+    """
+
+    theirs: Any
+    sources: Sequence[MixSource]
+    images: tuple[str, ...]
+    depths: Mapping[str, str | bool | None]
+    tasks: Mapping[str, int]
+    first_tasks: Sequence[str]
+    statistics: MixStatistics
+
+    @classmethod
+    def of(
+        cls,
+        mix: SeqRecordMix,
+        repo_id: str,
+        *,
+        deploy: str | None = None,
+        modes: Mapping[str, Any] | None = None,
+        image_frames: int = 0,
+        depth_output_unit: str = "mm",
+    ) -> MixMeta:
+        """Make the metadata of a mix; its files are in `SEQRECORD_HOME`.
+
+        Frame rate and robot are those of the source `deploy`; by default those of all sources, and
+        if rates differ, that of the first source. Statistics: see `mix_statistics`.
+
+        Args:
+            mix: the mix.
+            repo_id: its name.
+            deploy: name of the source whose statistics a checkpoint contains, for statistics
+                "source" and "robot_type".
+            modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
+                Default: MEAN_STD.
+            image_frames: frames of each source to decode for statistics of images; 0: none.
+            depth_output_unit: unit of the statistics of depth, "m" or "mm".
+
+        Raises `ClipError` for options of sources that LeRobot's items exclude, for missing
+        statistics, and if no source has a frame rate; `MissingPackageError` without LeRobot.
+        """
+        loader = mix_loader(mix)
+        loaders = loader.loaders
+        sources = mix_sources(loaders)
+        specs = {n: s for one in loaders.values() for n, s in one.selection.made.items()}
+        shown = {n: s for n, s in specs.items() if s.value == "array" and n != TIMESTAMP}
+        if taken := [name for name in specs if name in COMPUTED]:
+            names = ", ".join(f"'{name}': 'my_{name}'" for name in taken)
+            raise ClipError(
+                "a feature has the name of a column of LeRobot's items",
+                expected=f"rename={{{names}}}",
+                got=", ".join(taken),
+            )
+        images = tuple(
+            name for name, spec in shown.items() if _is_image(spec, _declared(sources, name))
+        )
+        shares = {name: float(share) for name, share in mix.shares.items()}
+        depths = {n: _unit(s) for n in shown if (s := _declared(sources, n)) and _is_depth(s)}
+        vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
+        given = {kind: str(getattr(mode, "value", mode)) for kind, mode in (modes or {}).items()}
+        statistics = MixStatistics.of(
+            sources, loader.form, shares, vectors, deploy=deploy, modes=given
+        )
+        entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
+        entries |= _of_images(sources, depths, _DEPTH_FRAMES, 1)
+        texts = [each for source in sources for each in source_tasks(source)]
+        distinct = sorted({text for episode in texts for text in episode})
+        tasks = {text: number for number, text in enumerate(distinct)}
+        features = {n: _entry(n, s, sources, images, depths) for n, s in shown.items()}
+        chosen = [one for one in sources if one.name == deploy] or sources
+        robots = {next(one.metadata(), {}).get("robot_type") for one in chosen}
+        [robot] = robots if len(robots) == 1 else [None]
+        episodes = MixEpisodes(sources)
+        info = dataset_info(features, _rate(chosen), episodes.lengths.tolist(), len(tasks), robot)
+        folder = kept_folder(
+            {
+                "meta/info.json": _json(info),
+                "meta/stats.json": _json(entries),
+                "meta/tasks.parquet": _parquet(task_table(tasks)),
+                "meta/episodes/chunk-000/file-000.parquet": _parquet(_table(episodes, texts)),
+            }
+        )
+        theirs = read_metadata(depth_output_unit, repo_id, folder)
+        for name in images:  # LeRobot sets those of ImageNet
+            theirs.stats.setdefault(name, {})
+        first = [episode[0] if episode else "" for episode in texts]
+        return cls(theirs, sources, images, depths, tasks, first, statistics)
+
+
+def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
+    """Whether LeRobot's processors need statistics of a feature, or have them."""
+    if spec.dtype.kind not in "fiu" or len(spec.shape) > 1:
+        return False
+    is_needed = name.startswith(("action", "observation."))
+    return is_needed or all(are_stored(one, name) for one in sources if one.has(name))
+
+
+def _of_images(
+    sources: Sequence[MixSource], images: Collection[str], count: int, most: int = 255
+) -> dict[str, dict[str, Any]]:
+    """Statistics of images: stored ones, or of `count` frames of each source, merged."""
+    found: dict[str, Any] = {}
+    for source in sources:
+        own = [name for name in images if source.has(name)]
+        known: Mapping[str, Any] = source.dataset.statistics
+        if count and any(name not in known for name in own):
+            chosen = source.dataset.select(own)
+            known = chosen.compute_statistics(episodes=source.rows.tolist(), max_frames=count)
+        for name in own:
+            if name in known:
+                before = found.get(name)
+                found[name] = known[name] if before is None else before.merged(known[name])
+    return {name: described_statistics(one, None, most) for name, one in found.items()}
+
+
+def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:
+    """The table of episodes."""
+    return pa.table(
+        {
+            "episode_index": pa.array(range(len(tasks)), pa.int64()),
+            "tasks": pa.array(tasks, pa.list_(pa.string())),
+            "length": episodes.lengths,
+            "dataset_from_index": episodes.begins,
+            "dataset_to_index": episodes.begins + episodes.lengths,
+        }
+    )
+
+
+def source_tasks(source: MixSource) -> list[list[str]]:
+    """The tasks of each episode of a source: of its metadata, else of its feature `task`."""
+    spec, rows = source.dataset.features.get(TASK), source.rows.tolist()
+    has_feature = spec is not None and spec.value == "text"
+    return [episode_tasks(source.dataset, row, has_feature=has_feature) for row in rows]
+
+
+def _rate(sources: Sequence[MixSource]) -> float:
+    rates = {one.name: one.fps for one in sources}
+    known = [rate for rate in rates.values() if rate is not None]
+    if not known:
+        raise ClipError(
+            "LeRobot needs a frame rate, and no source of the mix has one",
+            expected="frames per second: `seqrecord write --src SRC --dst DST --fps 30`",
+        )
+    if len({*rates.values()}) > 1:
+        _logger.warning(
+            "frame rates of the mix differ: %s; a policy's windows are in steps of each source, "
+            "and meta.fps is %g",
+            ", ".join(f"{name} {rate}" for name, rate in rates.items()),
+            known[0],
+        )
+    return int(known[0]) if known[0] == int(known[0]) else known[0]
+
+
+def _declared(sources: Sequence[MixSource], name: str) -> FeatureSpec | None:
+    found = (one.dataset.features.get(name) for one in sources)
+    return next((spec for spec in found if spec is not None), None)
+
+
+def _is_image(spec: ArraySpec, declared: FeatureSpec | None) -> bool:
+    if declared is not None and declared.kind in OTHER_KINDS:
+        return False
+    return spec.dtype == "uint8" and len(spec.shape) == 3 and spec.shape[-1] in _CHANNELS
+
+
+def _is_depth(spec: FeatureSpec) -> bool:
+    return spec.kind == "depth" and len(spec.shape) == 2 and spec.dtype.kind in "fu"
+
+
+def _unit(spec: FeatureSpec) -> str | bool | None:
+    return True if spec.is_video else spec.unit
+
+
+def _entry(
+    name: str,
+    spec: ArraySpec,
+    sources: Sequence[MixSource],
+    images: Sequence[str],
+    depths: Mapping[str, str | bool | None],
+) -> dict[str, Any]:
+    """The entry of a feature in `info.json`."""
+    if name in images or name in depths:
+        shape = [*spec.shape] if name in images else [*spec.shape, 1]
+        info: dict[str, Any] = {"is_depth_map": name in depths}
+        if (unit := depths.get(name)) is not None:
+            info["depth_unit"] = "m" if unit is True else unit
+        return {"dtype": "video", "shape": shape, "names": _AXES, "info": info}
+    known = []
+    for source in sources:
+        if name in source.dataset.features:
+            names = next(source.metadata(), {}).get("names")
+            known.append(names.get(name) if isinstance(names, dict) else None)
+    names = known[0] if known and all(one == known[0] for one in known) else None
+    kind = spec.dtype.name.replace("float64", "float32")
+    return {"dtype": kind, "shape": [*spec.shape] or [1], "names": names}
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, indent=1, ensure_ascii=False).encode()
+
+
+def _parquet(table: pa.Table) -> bytes:
+    pq: Any = import_extra("pyarrow.parquet", "pyarrow")
+    stream = io.BytesIO()
+    pq.write_table(table, stream)
+    return stream.getvalue()
+
+
+def open_mix(path: str | PathLike[str]) -> SeqRecordMix:
+    """Create the mix of a file for a policy, which determines windows and batch size.
+
+    If sources have `splits` and the file chooses none, the split is "train".
+    """
+    split = None
+    if Path(path).is_file():  # otherwise an error of `load_mix`
+        root = read_yaml(Path(path))
+        entries = root.get("sources")
+        each = entries.values() if isinstance(entries, dict) else ()
+        has_splits = any(isinstance(one, dict) and "splits" in one for one in each)
+        split = "train" if has_splits and "split" not in root else None
+    fallbacks = {"batch_size": 1, "clip_len": 1}
+    mix: SeqRecordMix = load_mix(SeqRecordMix, path, split, {}, fallbacks)
+    return mix

@@ -1,0 +1,135 @@
+"""`MixPlanner`: the order of a mix's items."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
+from seqrecord.loader.mixing.mix_loader import MixLoader
+from seqrecord.loader.mixing.sources import MixPlan, SourceLoader, StoppingStrategy
+from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
+from seqrecord.loader.pipes.option_values import Vector
+from seqrecord.loader.sampling.built_ins import skip_last
+from seqrecord.robots.lerobot.mix_sources import MixEpisodes, MixSource
+from seqrecord.robots.lerobot.planned import Order, Share, clip_numbers
+
+
+class MixPlanner:
+    """Plans and reads the items of a mix, in the order of `SeqRecordMix`.
+
+    Args:
+        sources: the sources, with the windows of a policy.
+        numbers: the episodes with items.
+        loader: the mix as given.
+        stop: end of an epoch. Default: that of the mix.
+        items: converts a batch to items.
+    """
+
+    def __init__(
+        self,
+        sources: Sequence[MixSource],
+        numbers: MixEpisodes,
+        loader: MixLoader,
+        stop: StoppingStrategy | None,
+        items: Callable[[dict[str, Any]], list[dict[str, Any]]],
+    ) -> None:
+        self.name, self.items = f"mix of {', '.join(loader.loaders)}", items
+        self._first_items = numbers.of_sources
+        self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
+        self._sources = [*sources]
+        self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
+        self.has_camera_masks = loader.form.camera_padding_masks
+        self._options, self._join, self._form = loader.options, loader.join, loader.form
+        self._epoch_clips = loader.epoch_clips if stop is None else None
+        if self._epoch_clips is not None:  # of the selected episodes
+            every = sum(int(one.lengths.sum()) for one in sources)
+            self._epoch_clips = self._epoch_clips * numbers.num_items // every
+        self._stop = loader.stop if stop is None else stop
+
+    def shown(self) -> str:
+        """The sources with their shares."""
+        total = sum(self._counts.values())
+        shares = (f"{name} {count / total:.3g}" for name, count in self._counts.items())
+        return ", ".join(shares)
+
+    def identity(self) -> str:
+        """A digest of the sources, their episodes and features, and the shares."""
+        facts = [
+            [one.name, one.dataset.contents.identity(np.array(rows)), self._counts[one.name]]
+            for one in self._sources
+            if (rows := self._rows[one.name])
+        ]
+        text = json.dumps([facts, self._join], sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+    def loader(self, order: Order) -> MixLoader:
+        """The mix with the windows of a policy."""
+        if order.functions:
+            expected = "samples of each source of the mix"
+            raise ClipError("a sampler of a mix takes no samples", expected=expected)
+        given = {}
+        for one in self._sources:
+            options = replace(
+                one.options.with_functions(skip_last(order.drop_last_frames)),
+                episodes=self._rows[one.name],
+                split=None,
+                shuffle=one.options.shuffle and order.shuffle,
+            )
+            if not self._rows[one.name]:
+                raise ClipError(
+                    f"no episode of source {one.name!r} is selected",
+                    expected="an episode of each source",
+                )
+            given[one.name] = SeqRecordIterableDataset.from_options(one.dataset, options)
+        stop = self._stop
+        if self._epoch_clips is not None:  # of `repeat` and `choose`
+            stop = max(1, self._epoch_clips // (order.ranks * order.batch_size))
+        made = SeqRecordMix(
+            given,
+            weights=self._counts,
+            stopping_strategy=stop,
+            batch_size=order.batch_size,
+            features=self._join,
+            vectors=Vector(normalize="mean_std") if self._form.own_units is None else None,
+            camera_padding_masks=self._form.camera_padding_masks,
+            single_source_batches=False,
+            seed=order.seed,
+            memory_limit=order.memory_limit or self._options.memory_limit,
+            rank=(0, order.ranks),
+            engine=self._options.engine,
+        )
+        return mix_loader(made)
+
+    def num_turns(self, loader: MixLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
+        return sum(loader.plan(epoch, order.shard(share)).num_batches for share in shares)
+
+    def num_items(self, loader: MixLoader, order: Order, epoch: int) -> int:
+        """All batches are full."""
+        return self.num_turns(loader, order, range(order.shards), epoch) * order.batch_size
+
+    def numbers(self, loader: MixLoader, share: Share, first: int) -> Iterator[int]:
+        plan = loader.plan(share.epoch, share.order.shard(share.number))
+        begin, skipped = divmod(first, plan.batches.size)
+        given = plan.given(begin).tolist()
+        sources = enumerate(loader.loaders.values())
+        streams = [self._stream(source, plan, given[number]) for number, source in sources]
+        for batch in range(begin, plan.num_batches):
+            rows = [next(streams[number]) for number in plan.sources(batch).tolist()]
+            yield from rows[skipped:]
+            skipped = 0
+
+    def _stream(self, source: SourceLoader, plan: MixPlan, clip: int) -> Iterator[int]:
+        """The item numbers of a source from its clip `clip` on, over all its epochs."""
+        first_items = self._first_items[source.name]
+        while True:
+            epoch, before = source.locate(clip, plan.shard.count)
+            of_epoch = source.planner.plan(epoch, plan.shard)
+            yield from clip_numbers(of_epoch, clip - before, first_items)
+            clip = before + of_epoch.num_clips

@@ -1,0 +1,285 @@
+"""Statistics of a mix for LeRobot's processors, and the values that these normalise.
+
+LeRobot normalises batches with one set of statistics, which a checkpoint keeps for deployment. So a
+mix leaves its batches as stored, or maps them to the values of one robot::
+
+    statistics=         statistics of the checkpoint                   batches
+    None                of all frames, as of a merged dataset          as stored
+    "mix"               of the mixture by weight                       as stored
+    "source"            of the source `deploy`                         (x - o) / s * S + O
+    "robot_type"        of the robot of the source `deploy`, by weight (x - o) / s * S + O
+
+with offset and scale `o, s` of a clip's source (or robot), and `O, S` of the deployed one. The
+processor then gives `(x - o) / s`, as `SeqRecordMix` does by itself.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError, located
+from seqrecord.formats.export.lerobot_meta import QUANTILES, STATISTIC_NAMES
+from seqrecord.loader.mixing.form import MixForm, robot_type
+from seqrecord.loader.pipes.vectors import is_stored, stored_statistics, warn_unscaled
+from seqrecord.robots.lerobot.mix_sources import MixSource
+from seqrecord.store.statistics.moments import FloatArray, coarsest_eps, usable_scales
+from seqrecord.store.statistics.normalization import Normalization, WeightedChannels
+from seqrecord.store.statistics.sketch import Sketch, mixed_moments, mixed_quantiles
+
+_NOTHING = (-1.0, 1.0, 0.0, 1.0, -1.0, -0.8, 0.0, 0.8, 1.0)  # 0 stays 0 in all modes
+_ENDS = {"MIN_MAX": ("min", "max"), "QUANTILES": ("q01", "q99"), "QUANTILE10": ("q10", "q90")}
+
+Numbers = dict[str, FloatArray]
+"""`STATISTIC_NAMES` of a feature, float64 [size]."""
+
+
+@dataclass(frozen=True, eq=False)
+class MixStatistics:
+    """Statistics for the processors, and steps of sources.
+
+    Attributes:
+        entries: entries of `stats.json` by feature.
+        fills: values of padding that the processors normalise to 0, float64 [size] by feature.
+        normalizations: steps by source and feature.
+        shown: the origin of the statistics.
+    """
+
+    entries: dict[str, dict[str, Any]] = field(default_factory=dict)
+    fills: dict[str, FloatArray] = field(default_factory=dict)
+    normalizations: dict[str, dict[str, Normalization]] = field(default_factory=dict)
+    shown: str = ""
+
+    @classmethod
+    def of(
+        cls,
+        sources: Sequence[MixSource],
+        form: MixForm,
+        weights: Mapping[str, float],
+        features: Sequence[str],
+        *,
+        deploy: str | None,
+        modes: Mapping[str, str],
+    ) -> MixStatistics:
+        """Compute the statistics of these features.
+
+        Args:
+            sources: the sources.
+            form: the arguments of the mix.
+            weights: share of each source.
+            features: vectors of batches.
+            deploy: name of the source whose statistics a checkpoint contains.
+            modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
+
+        Raises `ClipError` for statistics "source" or "robot_type" without `deploy`, and for
+        missing statistics.
+        """
+        names = [one.name for one in sources]
+        if deploy is not None and deploy not in names:
+            raise ClipError(
+                "no such source to deploy to", expected=", ".join(names), got=repr(deploy)
+            )
+        made = cls(normalizations={name: {} for name in names})
+        scopes = {name: _scope(form, sources, name) for name in features}
+        own = [n for n, scope in scopes.items() if scope in ("source", "robot_type")]
+        if own and deploy is None:
+            raise ClipError(
+                "a checkpoint contains the statistics of one robot, and vectors of the mix have "
+                "others for each",
+                feature=own[0],
+                expected=f"deploy (SEQRECORD_LEROBOT_DEPLOY), one of {', '.join(names)}; or "
+                "statistics: mix",
+                got=f"statistics {scopes[own[0]]!r}",
+            )
+        for name, scope in scopes.items():
+            made._add(name, scope, sources, weights, deploy or "", _mode(name, modes))
+        return made
+
+    def _add(
+        self,
+        name: str,
+        scope: str | None,
+        sources: Sequence[MixSource],
+        weights: Mapping[str, float],
+        deploy: str,
+        mode: str,
+    ) -> None:
+        parts = [_Part.of(one, name, weights[one.name]) for one in sources if one.has(name)]
+        if not parts:
+            return
+        size = parts[0].size
+        if scope in (None, "mix") and len({part.dtype for part in parts}) > 1:
+            for part in parts:  # which become float32, as in LeRobot
+                same = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
+                places = part.channels.places
+                count = size if places is None else len(places)
+                self.normalizations[part.source.name][name] = same.at(range(count))
+        if scope is None:
+            missing = sum(int(one.lengths.sum()) for one in sources if not one.has(name))
+            numbers = _mixture(parts, size, missing)
+            self.entries[name] = _entry(numbers, parts)
+            return
+        if scope == "mix":
+            found = _mixture(parts, size, None)
+            fitted = _Fitted.of(found, mode, name, parts)
+            self.entries[name] = _entry(fitted.numbers, parts)
+            self.fills[name] = fitted.offset
+            return
+        groups = {one.source.name: _group(one, parts, scope) for one in parts}
+        own = {
+            source: _Fitted.of(_mixture(group, size, None), mode, name, group)
+            for source, group in groups.items()
+        }
+        trivial = {
+            one: np.full(size, value) for one, value in zip(STATISTIC_NAMES, _NOTHING, strict=True)
+        }
+        to = own[deploy] if deploy in own else _Fitted.of(trivial, mode, name, parts)
+        self.entries[name] = _entry(to.numbers, groups.get(deploy, parts))
+        self.fills[name] = to.offset
+        for part in parts:
+            at = own[part.source.name]
+            ratio = at.scale / to.scale
+            step = Normalization(
+                "mean_std", at.offset - to.offset * ratio, ratio, f"{deploy}'s values"
+            )
+            places = range(size) if part.channels.places is None else part.channels.places
+            self.normalizations[part.source.name][name] = step.at(places)
+
+
+@dataclass(frozen=True, eq=False)
+class _Part:
+    """The statistics of a feature in a source."""
+
+    source: MixSource
+    channels: WeightedChannels
+    size: int
+    num_frames: int
+    dtype: np.dtype[Any]
+
+    @classmethod
+    def of(cls, source: MixSource, name: str, weight: float) -> _Part:
+        step, selection = source.vectors.get(name), source.given
+        with located(ClipError, file=source.dataset.url):
+            found = stored_statistics(selection, name)
+        spec = selection.made[name] if step is None else step.made
+        size = int(spec.shape[-1] or 1) if spec.shape else 1
+        places = None if step is None else step.places
+        dtype = selection.given(name).dtype
+        count = int(source.lengths.sum())
+        return cls(source, WeightedChannels(found, weight, places), size, count, dtype)
+
+
+def _scope(form: MixForm, sources: Sequence[MixSource], name: str) -> str | None:
+    """The normalization of a feature in the mix."""
+    having = [one for one in sources if one.has(name)]
+    if own := [one.name for one in having if _normalizes(one, name)]:
+        raise ClipError(
+            f"source {own[0]!r} normalises a feature, and LeRobot's processors normalise it too",
+            feature=name,
+            expected="no normalize in the source; that of the mix, if any",
+        )
+    steps = [one.vectors.get(name) for one in having]
+    if not any(step is not None and step.normalization is not None for step in steps):
+        return None
+    vector = form.normalizing(name)
+    return None if vector is None else vector.statistics
+
+
+def _normalizes(source: MixSource, name: str) -> bool:
+    vector = (source.options.vectors or {}).get(name)
+    return vector is not None and vector.normalize is not None
+
+
+def _group(part: _Part, parts: Sequence[_Part], scope: str) -> list[_Part]:
+    """The parts whose statistics are merged with a part."""
+    if scope == "source":
+        return [part]
+    robot = robot_type(part.source.given)
+    return [one for one in parts if robot_type(one.source.given) == robot]
+
+
+def _mode(name: str, modes: Mapping[str, str]) -> str:
+    """LeRobot's normalisation of a feature; its types follow from the name."""
+    kind = "ACTION" if name.startswith("action") else "STATE"
+    if name == "observation.environment_state":
+        kind = "ENV"
+    return modes.get(kind, "MEAN_STD" if not modes else "IDENTITY")
+
+
+@dataclass(frozen=True, eq=False)
+class _Fitted:
+    """Offset and scale of LeRobot's normalisation, and statistics that give both in a processor."""
+
+    numbers: Numbers
+    offset: FloatArray
+    scale: FloatArray
+
+    @classmethod
+    def of(cls, numbers: Numbers, mode: str, name: str, parts: Sequence[_Part]) -> _Fitted:
+        """Create from true statistics. `usable_scales` replaces deviations or ends: a processor
+        divides by 1e-8 for a scale of 0.
+        """
+        ends, std = _ENDS.get(mode), numbers["std"]
+        offset, scale = (numbers["mean"], std) if mode == "MEAN_STD" else (0 * std, 0 * std)
+        if ends is not None:
+            low, high = (numbers[one] for one in ends)
+            offset, scale = (low + high) / 2, (high - low) / 2
+        eps = coarsest_eps(s.dtype for part in parts for s in part.channels.statistics.sketches)
+        usable, narrow = usable_scales(
+            *(scale, std, numbers["min"], numbers["max"]),
+            eps=eps,
+            are_quantiles=mode.startswith("QUANTILE"),
+        )
+        shown = ", ".join(part.source.name for part in parts)
+        warn_unscaled(name, np.flatnonzero(narrow).tolist(), shown)
+        made = {"std": usable} if mode == "MEAN_STD" else {}
+        if ends is not None:
+            at_ends = zip(ends, (offset - usable, offset + usable), strict=True)
+            made = {one: np.where(usable == scale, numbers[one], end) for one, end in at_ends}
+        return cls(numbers | made, offset, usable)
+
+
+def _entry(numbers: Numbers, parts: Sequence[_Part]) -> dict[str, Any]:
+    count = sum(part.num_frames for part in parts)
+    return {**{name: one.tolist() for name, one in numbers.items()}, "count": [count]}
+
+
+def _mixture(parts: Sequence[_Part], size: int, missing: int | None) -> Numbers:
+    """Statistics of a mixture, for each place in batches.
+
+    With `missing`, parts count by frames, and padding and `missing` more frames are zeros, as in a
+    merged dataset; with `None` by weight, and without padding.
+    """
+    columns = [_channel(parts, place, missing) for place in range(size)]
+    return {
+        name: np.array(one)
+        for name, one in zip(STATISTIC_NAMES, zip(*columns, strict=True), strict=True)
+    }
+
+
+def _channel(parts: Sequence[_Part], place: int, missing: int | None) -> Sequence[float]:
+    """`STATISTIC_NAMES` of the values at a place."""
+    found: list[tuple[Sketch, float]] = []
+    zeros = 0.0 if missing is None else float(missing)
+    for part in parts:
+        weight = part.channels.weight if missing is None else float(part.num_frames)
+        sketches = part.channels.sketches_of(place)
+        found += [(sketch, weight) for sketch in sketches]
+        if not sketches and missing is not None:
+            zeros += weight
+    if not found:
+        return _NOTHING if missing is None else (0.0,) * len(STATISTIC_NAMES)
+    ends = [one.min or 0.0 for one, _ in found], [one.max or 0.0 for one, _ in found]
+    low, high = min(ends[0]), max(ends[1])
+    if zeros:
+        low, high = min(low, 0.0), max(high, 0.0)
+    mean, std = mixed_moments(found, zeros)
+    return (low, high, mean, std, *mixed_quantiles(found, QUANTILES, zeros).tolist())
+
+
+def are_stored(source: MixSource, name: str) -> bool:
+    """Whether the dataset of a source has statistics of a feature in its batches."""
+    return is_stored(source.given, name) and name in source.dataset.statistics

@@ -1,0 +1,168 @@
+"""`PlannedSampler`: item numbers in the order of an engine's plan."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import asdict, replace
+from itertools import chain, count, islice
+from typing import Any
+
+import torch.distributed
+from torch.utils.data import Sampler
+
+from seqrecord.loader.pipes.rank_check import compare_ranks
+from seqrecord.loader.sampling.sample_functions import SampleFunctions
+from seqrecord.robots.lerobot.items import PlannedDataset
+from seqrecord.robots.lerobot.planned import Order, PlannedIndex, Share
+from seqrecord.store.units import MAX_INT, check_integer, check_seed
+
+_turns = count()
+
+
+class PlannedSampler(Sampler[int]):
+    """Sampler of item numbers in an order that decodes each frame once per epoch.
+
+    It replaces LeRobot's `EpisodeAwareSampler`. The order is that of `SeqRecordPipe`: a function of
+    the dataset, these arguments and the epoch. Each iteration is the next epoch, unless `set_epoch`
+    or `load_state_dict` was called. The numbers carry their places, so the dataset reads the next
+    batch ahead, also in worker processes.
+
+    If the decoded frames of a process fit into `memory_limit`, they are kept in memory for all
+    epochs, and each rank and worker keeps its items.
+
+    Accelerate and DataLoader distribute batches in turn: batch i goes to rank i mod `num_replicas`,
+    and there to worker (i div `num_replicas`) mod `num_workers`. Each has its own shard of the
+    epoch. All get the same number of batches; remaining items come last. If batches go elsewhere,
+    items are correct but slow.
+
+    Args:
+        dataset: a `LeRobotDataset` or `LeRobotMixDataset` of `seqrecord.lerobot`.
+        batch_size: batch size of the DataLoader, at least 1.
+        num_workers: number of the DataLoader's workers.
+        num_replicas: number of processes that share the batches. Default: from `torch.distributed`,
+            or 1.
+        rank: return only this process's batches, the same number in every process, if nothing else
+            distributes them, as with a `DistributedSampler`; the few remaining items are dropped.
+            Default: all batches, for Accelerate.
+        seed: seed of the order.
+        shuffle: shuffled order (default); if false, each shard keeps the stored order.
+        drop_last_frames: number of frames to skip at the end of each episode.
+        memory_limit: memory of each reading process, as in `SeqRecordPipe`.
+        samples: functions of `seqrecord.samples` that choose an epoch's items of a
+            `LeRobotDataset`, such as `[one_per_episode()]`; items lack their columns.
+
+    Raises `ClipError` for invalid arguments, and if no frame is left. The first iteration raises
+    `StateError` if the ranks of `torch.distributed` share the order and differ in it.
+
+    Usage::
+
+        dataset = seqrecord.lerobot.LeRobotDataset("user/name", root="lerobot/")
+        sampler = seqrecord.lerobot.PlannedSampler(dataset, batch_size=2)
+        loader = torch.utils.data.DataLoader(dataset, batch_size=2, sampler=sampler)
+    """
+
+    def __init__(
+        self,
+        dataset: PlannedDataset,
+        *,
+        batch_size: int,
+        num_workers: int = 0,
+        num_replicas: int | None = None,
+        rank: int | None = None,
+        seed: int = 0,
+        shuffle: bool = True,
+        drop_last_frames: int = 0,
+        memory_limit: int | str | None = None,
+        samples: SampleFunctions = (),
+    ) -> None:
+        if num_replicas is None:
+            num_replicas = _num_ranks()
+        self._order = Order(
+            check_seed(seed),
+            shuffle,
+            check_integer("batch_size", batch_size, least=1, most=MAX_INT),
+            drop_last_frames,
+            memory_limit,
+            check_integer("num_replicas", num_replicas, least=1, most=MAX_INT),
+            max(1, check_integer("num_workers", num_workers, least=0, most=MAX_INT)),
+            tuple(samples),
+        )
+        shards, ranks = self._order.shards, self._order.ranks
+        self._shares = range(shards)
+        if rank is not None:
+            rank = check_integer("rank", rank, least=0, most=ranks - 1)
+            self._shares = range(rank, shards, ranks)
+        self._planner = dataset.planner
+        self._loader = self._planner.loader(self._order)
+        self._is_rest_given = rank is None
+        self._epoch, self._start = 0, 0
+        self._is_compared = False  # with other ranks
+
+    def __len__(self) -> int:
+        """The number of items of a whole epoch, also while resuming one."""
+        if self._is_rest_given:
+            return self._planner.num_items(self._loader, self._order, self._epoch)
+        return self._num_turns(self._epoch) * self._order.batch_size
+
+    def _num_turns(self, epoch: int) -> int:
+        return self._planner.num_turns(self._loader, self._order, self._shares, epoch)
+
+    def set_epoch(self, epoch: int) -> None:
+        """Set the epoch of the next iteration."""
+        self._epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the start of the next iteration: `epoch`, and `start_index`, the number of items
+        before it.
+        """
+        return {"epoch": self._epoch, "start_index": self._start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Set the start of the next iteration; arguments and dataset must be the same."""
+        start = check_integer("start_index", state["start_index"], least=0, most=MAX_INT)
+        self.set_epoch(state["epoch"])
+        self._start = start
+
+    def __iter__(self) -> Iterator[int]:
+        """Iterate over one epoch; the next call begins the next one, even if this one is
+        unfinished.
+        """
+        epoch, start = self._epoch, self._start
+        if not self._is_compared and self._order.ranks == _num_ranks() > 1:
+            compare_ranks(self._position)
+            self._is_compared = True
+        self._epoch, self._start = epoch + 1, 0
+        return self._numbers(epoch, start)
+
+    def _position(self) -> dict[str, Any]:
+        """The position and the inputs of the order."""
+        sources = [asdict(one.state(self._order.shards)) for one in self._loader.sources]
+        return {
+            **self.state_dict(),
+            "order": asdict(replace(self._order, functions=())),
+            "sources": sources,
+        }
+
+    def _numbers(self, epoch: int, start: int) -> Iterator[int]:
+        order, turn, count = self._order, next(_turns), self._num_turns(epoch)
+        size = order.batch_size
+        begun = min(start // size, count)
+        rests = []
+        for i, number in enumerate(self._shares):
+            first = -(-(begun - i) // len(self._shares)) * size
+            rests.append(self._share(Share(order, epoch, number, turn), first))
+        batches = (islice(rests[i % len(rests)], size) for i in range(begun, count))
+        last = rests if self._is_rest_given else []
+        every = chain(chain.from_iterable(batches), *last)
+        return islice(every, start - begun * size, None)
+
+    def _share(self, share: Share, first: int) -> Iterator[int]:
+        numbers = self._planner.numbers(self._loader, share, first)
+        for clip, number in enumerate(numbers, first):
+            yield PlannedIndex.of(number, share, clip)
+
+
+def _num_ranks() -> int:
+    """The world size of `torch.distributed`, or 1."""
+    is_one = not torch.distributed.is_available() or not torch.distributed.is_initialized()
+    return 1 if is_one else torch.distributed.get_world_size()

@@ -1,5 +1,0 @@
-"""Statistics of features: count, mean, deviation, extremes and quantiles."""
-
-from seqrecord.statistics.by_feature import FeatureStatistics, Statistics
-
-__all__ = ["FeatureStatistics", "Statistics"]

@@ -1,0 +1,194 @@
+"""Cameras of clips: those of the metadata `camera`, and features of intrinsics and distortion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, lens_of, mirror_factors
+from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.clips.transforms import CropWindows, FloatArray
+from seqrecord.store.units import is_integer
+
+INTRINSICS = ("fx", "fy", "cx", "cy")
+
+
+class EpisodeCamera(NamedTuple):
+    """A camera of the metadata `camera`.
+
+    `name` is a feature, or `None` for a camera that features share. `frame` is height and width of
+    stored frames, `None` if they vary; `size` is height and width of frames resized on reading.
+    """
+
+    name: str | None
+    frame: tuple[int | None, ...]
+    size: tuple[int, int] | None = None
+    has_distortion: bool = False
+    has_skew: bool = False
+
+    @property
+    def column(self) -> str:
+        """Column of the intrinsics in batches."""
+        return self._named("intrinsics")
+
+    @property
+    def lens_column(self) -> str:
+        """Column of the distortion in batches."""
+        return self._named("distortion")
+
+    @property
+    def skew_column(self) -> str:
+        """Column of the skew in batches."""
+        return self._named("skew")
+
+    def _named(self, noun: str) -> str:
+        return noun if self.name is None else f"{self.name}_{noun}"
+
+    def columns(
+        self, windows: CropWindows | None, cameras: Sequence[Any], frames: IntArray | None = None
+    ) -> dict[str, FloatArray]:
+        """The columns of n clips in batches: intrinsics, and distortion and skew if it has them.
+
+        Distortion is float64[n, 14] in OpenCV's order, zeros behind the camera's own coefficients,
+        and skew float64[n] in pixels. NaN if unknown. `cameras` and `frames` as for `intrinsics`.
+        """
+        intrinsics = self.intrinsics(cameras, frames)
+        unknown = np.isnan(intrinsics.sum(axis=1))
+        flipped = np.zeros(len(cameras), np.bool_) if windows is None else windows.flipped
+        found = {self.column: intrinsics}
+        if windows is not None:
+            found[self.column] = windows.intrinsics(intrinsics)
+        own_cameras = [self.own(camera) for camera in cameras]
+        if self.has_distortion:
+            table = np.full((len(cameras), MAX_COEFFICIENTS), np.nan)
+            for clip, lens in enumerate(map(lens_of, own_cameras)):
+                if lens is not None and not unknown[clip]:
+                    model, numbers = lens
+                    factors = mirror_factors(model, len(numbers)) if flipped[clip] else 1.0
+                    table[clip] = 0
+                    table[clip, : len(numbers)] = np.multiply(numbers, factors) + 0.0
+            found[self.lens_column] = table
+        if self.has_skew:
+            skews = np.array([_skew_of(camera) for camera in own_cameras], np.float64)
+            skews[unknown] = np.nan
+            if self.size is not None:
+                skews *= [self.size[1] / self._find(camera, *self.frame)[-1] for camera in cameras]
+            if windows is not None:
+                skews *= windows.scale[0] * np.where(flipped, -1.0, 1.0)
+            found[self.skew_column] = skews + 0.0
+        return found
+
+    def own(self, camera: Any) -> Any:
+        """The camera of this feature in an episode's metadata `camera`; `None` if invalid."""
+        if not isinstance(camera, Mapping):
+            return None
+        found = camera.get(self.name, camera)
+        return found if isinstance(found, Mapping) else camera
+
+    def intrinsics(self, cameras: Sequence[Any], frames: IntArray | None = None) -> FloatArray:
+        """fx, fy, cx, cy in pixels of (resized) frames, NaN if unknown; float64[n, 4].
+
+        `cameras` are the episodes' metadata; `frames`, int64[n, 2], the sizes of variable frames.
+        """
+        sizes = [self.frame] * len(cameras) if frames is None else frames.tolist()
+        found = [self._find(camera, *size) for camera, size in zip(cameras, sizes, strict=True)]
+        table = np.array(found, np.float64).reshape(-1, len(INTRINSICS) + 2)
+        intrinsics: FloatArray = table[:, : len(INTRINSICS)]
+        if self.size is None:
+            return intrinsics
+        sides: Any = table[:, len(INTRINSICS) :].T  # NaN where unknown
+        return replace(CropWindows.whole(*sides), size=self.size).intrinsics(intrinsics)
+
+    def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
+        """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
+        if (camera := self.own(camera)) is not None:
+            values = [camera.get(name) for name in INTRINSICS]
+            size = {"height": height, "width": width}
+            fits = all(n is None or camera.get(side, n) == n for side, n in size.items())
+            if fits and all(type(value) in (int, float) for value in values):
+                known = [camera.get(side) if n is None else n for side, n in size.items()]
+                return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
+        return [float("nan")] * (len(INTRINSICS) + 2)
+
+
+OWN_INTRINSICS = "_intrinsics"
+OWN_DISTORTION = "_distortion"
+
+
+def _skew_of(camera: Any) -> float:
+    """The skew of a camera in pixels, 0 if it has none; NaN if invalid."""
+    skew: Any = None if camera is None else camera.get("skew", 0.0)
+    return float(skew) if isinstance(skew, float) or is_integer(skew) else float("nan")
+
+
+def followed_feature(
+    name: str,
+    others: Collection[str],
+    images: Mapping[str, Hashable],
+    names: Collection[str],
+    ending: str = OWN_INTRINSICS,
+) -> str | None:
+    """The feature whose windows per-frame intrinsics or distortion follow; `None` without images.
+
+    `X_intrinsics` follows the feature X. A single feature of another name follows all images.
+
+    Args:
+        name: the feature of intrinsics or distortion.
+        others: all features of its kind.
+        images: of each feature with pixels, what equals for those with equal intrinsics.
+        names: all features of the dataset.
+        ending: end of the names that have their image's, `_intrinsics` or `_distortion`.
+
+    Raises `ClipError` if images differ in their crops or sizes, or the feature X is not read.
+    """
+    noun, owner = ending[1:], name.removesuffix(ending)
+    if owner != name and owner in {*names, *images}:
+        if owner not in images:
+            raise ClipError(
+                f"per-frame {noun} of an image that the loader does not read",
+                feature=name,
+                expected=f"{owner} in features, or features without {name}",
+                got=", ".join(images) or "no image",
+            )
+        return owner
+    alone = [each for each in others if each.removesuffix(ending) not in images]
+    if len({*images.values()}) > 1 or (images and len(alone) > 1):
+        raise ClipError(
+            f"per-frame {noun}, and images of several cameras or sizes",
+            feature=name,
+            expected=f"a name such as {min(images)}{ending} (rename=, or `seqrecord edit "
+            "rename --feature`), or features without it",
+            got=", ".join(images),
+        )
+    return min(images, default=None)
+
+
+def known_cameras(
+    features: Collection[str],
+    frame: tuple[int | None, ...],
+    sizes: Mapping[str, tuple[Any, Any]],
+    camera: Any,
+    *,
+    may_share: bool,
+) -> list[EpisodeCamera]:
+    """Cameras of features with one crop window, if the episode's `camera` has all their intrinsics.
+
+    Only the shared camera, if it is complete and `may_share` (features of one stored size). `frame`
+    is (height, width) of frames; `sizes` maps resized features to their stored and resized size.
+    """
+    found = [EpisodeCamera(name, *sizes.get(name, (frame,))) for name in sorted(features)]
+    if may_share and len({camera[1:] for camera in found}) == 1:
+        found.insert(0, found[0]._replace(name=None))
+    known = [one for one in found if not np.isnan(one.intrinsics([camera])).any()]
+    known = known[:1] if known and known[0].name is None else known
+    return [
+        one._replace(
+            has_distortion=bool((lens_of(own := one.own(camera)) or ("", []))[1]),
+            has_skew=bool(_skew_of(own)),
+        )
+        for one in known
+    ]

@@ -1,0 +1,746 @@
+"""Frames of each feature in clips, and clips with missing frames: integers, without I/O.
+
+Each feature has one of four windows. `OffsetWindow`: a clip that starts at frame `s` contains the
+frames `s + offsets`. Offsets outside the episode are clamped to its first or last frame::
+
+    episode of 6 frames       0 1 2 3 4 5
+    offsets -1, 0 at 0      0 0                  is_pad  1 0
+    offsets 0 to 3 at 4               4 5 5 5    is_pad  0 0 1 1
+
+`AnchoredWindow`: also frames at offsets from a column of the clip's sample.
+
+`TimedWindow`: the frames with the timestamps nearest to given times. A clip that starts at frame 2,
+with the times -0.1, 0 and 0.1::
+
+    timestamps     0.00   0.11   0.19   0.30   0.41
+    times                 0.09   0.19   0.29
+    frames                1      2      3
+
+`NearestWindow`: for each frame of another window, the last frame at or before it that has the
+feature, or the next one at or behind it. Examples are a GPS at 1 Hz, or a text stored only when it
+changes::
+
+    frame        0 1 2 3 4 5 6 7 8 9
+    measured         g       g g
+    latest           2 2 2 2 6 7 7 7     the frame with the value
+    age              0 1 2 3 0 0 1 2     in frames
+    next         2 2 2 6 6 6 6 7
+    wait         2 1 0 3 2 1 0 0         in frames
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.store.clips.grids import IntArray, frame_keys, split_keys
+from seqrecord.store.processes.forks import cached_property
+
+UNKNOWN = -1
+"""Age of a missing value."""
+
+COPIES = 1 << 20
+"""Most copies of a row of samples in an epoch."""
+
+
+class ClipKeys(NamedTuple):
+    """n clips of an epoch; int64[n] each."""
+
+    episode: IntArray
+    """Row of the index; for lists of frames, number of the excerpt."""
+    start: IntArray
+    """First frame, or origin of the windows."""
+    sample: IntArray
+    """Unique in an epoch: `COPIES` times the row of the table of samples, plus the number of the
+    copy of this row.
+    """
+    place: IntArray
+    """Number in the order of all shards and segments of an epoch."""
+
+    @property
+    def row(self) -> IntArray:
+        """Row of the table of samples, which is in canonical order."""
+        return self.sample // COPIES
+
+    @classmethod
+    def zeros(cls, count: int) -> ClipKeys:
+        """Arrays for `count` clips."""
+        return cls(*np.zeros((4, count), np.int64))
+
+    def take(self, chosen: Any) -> ClipKeys:
+        """The clips of an index, a mask or a slice."""
+        return ClipKeys(*(column[chosen] for column in self))
+
+
+class WindowFrames(NamedTuple):
+    """Frames of one feature in n clips of T frames."""
+
+    frames: IntArray
+    """int64[n, T]: frames inside the clip's episode."""
+    is_pad: npt.NDArray[np.bool_]
+    """bool[n, T]: whether the requested frame is outside the episode, or no frame is near its time.
+    """
+    num_far: int = 0
+    """Number of padded frames inside the episode (no frame near the time)."""
+    age: IntArray | None = None
+    """int64[n, T], for `NearestWindow`: distance of the values in frames, -1 if missing."""
+
+
+class ClipSteps(NamedTuple):
+    """Dilation, direction and positions of n clips."""
+
+    dilation: IntArray
+    """int64[n]: factor of the offsets."""
+    is_reversed: npt.NDArray[np.bool_]
+    """bool[n]"""
+    positions: IntArray | None = None
+    """int64[n, T]: drawn positions in the window, in the order of the frames; `None` for all.
+
+    If a clip has fewer than T frames, the last one is repeated.
+    """
+    num_frames: IntArray | None = None
+    """int64[n]: the frames of each clip, if drawn for its batch."""
+
+
+DrawSteps: TypeAlias = Callable[[ClipKeys], ClipSteps]
+"""Draws steps for clips."""
+
+
+class ClipWindow(ABC):
+    """Window of one feature."""
+
+    @property
+    def pads(self) -> bool:
+        """Whether clips may contain frames outside their episode, or no frame near a time."""
+        return False
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """Number of frames before and behind a clip's frames that may be read for it."""
+        return 0, 0
+
+    @property
+    def is_anywhere(self) -> bool:
+        """Whether a clip may use any frame of its episode."""
+        return False
+
+    @property
+    def key(self) -> object:
+        """Equal for windows with the same frames."""
+        return self
+
+    @property
+    @abstractmethod
+    def length(self) -> int:
+        """Frames per clip."""
+
+    @property
+    @abstractmethod
+    def frame_offsets(self) -> IntArray:
+        """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
+
+    def frame_offsets_at(self, _rate: int) -> IntArray:
+        """The offsets that decide whether a clip is complete, in episodes with one frame rate."""
+        return self.frame_offsets
+
+    @abstractmethod
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`."""
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """First and last frames of clips, with offsets times `dilation`; int64[n] each."""
+        found = self.find(clips, frames).frames
+        return found.min(axis=1), found.max(axis=1)
+
+
+@dataclass(frozen=True, eq=False)
+class OffsetWindow(ClipWindow):
+    """Frames at fixed offsets from a clip's start: int64[rates, T], one row per frame rate.
+
+    `rate`, int64[E], is the row of each episode, `None` for a single row. Rows differ if offsets
+    are given in seconds and episodes differ in fps. With `most`, clips have at most `most` of the
+    frames, at drawn positions.
+    """
+
+    offsets: IntArray
+    rate: IntArray | None = None
+    most: int | None = None
+
+    @classmethod
+    def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
+        """Build a window with the same offsets in all episodes."""
+        return cls(np.array([*offsets], np.int64)[None], most=most)
+
+    @property
+    def length(self) -> int:
+        """Frames per clip."""
+        return len(self.offsets[0]) if self.most is None else self.most
+
+    @property
+    def key(self) -> object:
+        """See `ClipWindow`."""
+        return self.offsets.shape, self.offsets.tobytes()
+
+    @property
+    def frame_offsets(self) -> IntArray:
+        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
+        return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
+
+    def frame_offsets_at(self, rate: int) -> IntArray:
+        """See `ClipWindow`."""
+        found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
+        return found
+
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`."""
+        episode, start, *_ = clips
+        offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
+        if frames.draw is not None:
+            dilation, is_reversed, positions, _ = frames.draw(clips)
+            if positions is not None:
+                offsets = offsets[positions] * dilation[:, None]
+            else:
+                drawn = offsets * dilation[:, None]
+                offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
+        asked = start[:, None] + offsets
+        last = frames.num_frames[episode][:, None] - 1
+        found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as np.clip
+        return WindowFrames(found, found != asked)
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`: of all positions, whichever are drawn."""
+        rate = np.zeros_like(clips.episode) if self.rate is None else self.rate[clips.episode]
+        last = frames.num_frames[clips.episode] - 1
+        first, final = (ends[rate] for ends in (self.offsets.min(axis=1), self.offsets.max(axis=1)))
+        return (
+            np.clip(clips.start + first * dilation, 0, last),
+            np.clip(clips.start + final * dilation, 0, last),
+        )
+
+
+class Anchor(NamedTuple):
+    """Frames at `offsets`, int64[T], from a column of samples; from the clip's start for `None`.
+
+    `within` are the least and the greatest distance of the column from the start; `None` if it may
+    be anywhere in the episode.
+    """
+
+    column: str | None
+    offsets: IntArray
+    within: tuple[int, int] | None = (0, 0)
+
+
+@dataclass(frozen=True, eq=False)
+class AnchoredWindow(ClipWindow):
+    """Frames at offsets from a clip's start and from columns of its sample, in this order.
+
+    `longest` is the length of the longest episode, `missing` are the frames that lack `feature`,
+    and `padded` whether clips may have frames before the first and behind the last one.
+    """
+
+    anchors: tuple[Anchor, ...]
+    longest: int
+    feature: str
+    missing: MissingFrames
+    padded: tuple[bool, bool]
+
+    @property
+    def length(self) -> int:
+        """Frames per clip."""
+        return sum(len(one.offsets) for one in self.anchors)
+
+    @property
+    def key(self) -> object:
+        """See `ClipWindow`."""
+        lacking = self.feature if len(self.missing) else ""  # each reports its own missing frames
+        return lacking, *((one.column, one.offsets.tobytes()) for one in self.anchors)
+
+    @property
+    def is_anywhere(self) -> bool:
+        """See `ClipWindow`."""
+        return any(one.within is None for one in self.anchors)
+
+    @property
+    def frame_offsets(self) -> IntArray:
+        """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
+        if self.is_anywhere:
+            return np.arange(1 - self.longest, self.longest)
+        spans = [
+            np.add.outer(np.arange(a, b + 1), one.offsets)
+            for one in self.anchors
+            for a, b in [one.within or (0, 0)]
+        ]
+        return np.unique(np.concatenate([span.reshape(-1) for span in spans]))
+
+    def frame_offsets_at(self, _rate: int) -> IntArray:
+        """Frame offsets from a clip's start alone, which decide whether a clip is complete."""
+        of_start = [one.offsets for one in self.anchors if one.column is None]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *of_start]))
+
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`.
+
+        Raises `ClipError` with the row for a column without integers, a value too far away, and a
+        frame that lacks the feature.
+        """
+        found, lacks = self.with_lacking(clips, frames)
+        for place in np.flatnonzero(lacks)[:1].tolist():
+            problem = f"samples has an anchor at a frame that lacks {self.feature}"
+            expected = "samples.filter(…) without this row; or a subset of the features"
+            raise _anchor_error(problem, clips, frames, place, expected, found.frames[place])
+        return found
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`. A later function may remove clips that lack an anchored frame."""
+        found = self.with_lacking(clips, frames)[0].frames
+        return found.min(axis=1), found.max(axis=1)
+
+    def with_lacking(
+        self, clips: ClipKeys, frames: ClipFrames
+    ) -> tuple[WindowFrames, npt.NDArray[np.bool_]]:
+        """Like `find`, and which clips have a frame that lacks the feature, bool[n]."""
+        columns, last = [], frames.num_frames[clips.episode] - 1
+        for column, offsets, within in self.anchors:
+            origin = clips.start
+            if column is not None:
+                values = _integers(column, clips, frames.samples)
+                least = np.full_like(last, -_FAR if self.padded[0] else -offsets.min())
+                most = np.full_like(last, _FAR) if self.padded[1] else last - offsets.max()
+                if within is not None:
+                    least = np.maximum(least, origin + within[0])
+                    most = np.minimum(most, origin + within[1])
+                for place in np.flatnonzero((values < least) | (values > most))[:1].tolist():
+                    is_low = values[place] < least[place]
+                    bound = f"at least {least[place]}" if is_low else f"at most {most[place]}"
+                    expected = f"{bound}; or another within=, or pad= for frames outside"
+                    problem = f"samples has an anchor {column} out of range"
+                    raise _anchor_error(problem, clips, frames, place, expected, values[place])
+                origin = values.astype(np.int64)
+            columns.append(origin[:, None] + offsets)
+        asked = np.concatenate(columns, axis=1)
+        found = np.minimum(np.maximum(asked, 0), last[:, None])
+        lacks = np.zeros(found.shape, np.bool_)
+        if len(self.missing):
+            lacks, _ = self.missing.find(clips.episode[:, None], found)
+        return WindowFrames(found, found != asked), np.asarray(lacks.any(axis=1))
+
+
+def _integers(
+    column: str, clips: ClipKeys, samples: SampleValues | None
+) -> npt.NDArray[np.integer]:
+    names = () if samples is None else samples.own
+    values = samples.values(column, clips) if samples is not None and column in names else None
+    if not isinstance(values, np.ndarray) or values.dtype.kind not in "iu" or values.ndim != 1:
+        raise ClipError(
+            f"samples has no integers for At({column!r})",
+            expected="a column of frame numbers in samples=",
+            got="other values" if column in names else ", ".join(names) or "no columns",
+        )
+    return values
+
+
+def _anchor_error(
+    problem: str, clips: ClipKeys, frames: ClipFrames, place: int, expected: str, got: object
+) -> ClipError:
+    row = int(clips.row[place])
+    if frames.samples is not None and frames.samples.listed is not None:
+        row = int(frames.samples.listed[row])
+    return ClipError(
+        f"{problem}, in row {row}", frame=int(clips.start[place]), expected=expected, got=got
+    )
+
+
+class Clock(Protocol):
+    """Timestamps of episodes."""
+
+    unit: str
+    """Unit of the stored timestamps, for messages."""
+
+    def seconds(self, episode: int) -> npt.NDArray[np.float64]:
+        """Timestamps of an episode's frames in seconds, ascending, relative to the first frame."""
+
+    def name(self, episode: int) -> dict[str, str]:
+        """Context for errors: file, episode and feature."""
+
+
+@dataclass(frozen=True)
+class TimedWindow(ClipWindow):
+    """Frames nearest to times in seconds, relative to the clip's start.
+
+    The frames are at offsets in [`first`, `last`] from the start, or at the ends of the episode.
+    """
+
+    times: tuple[float, ...]
+    tolerance: float
+    pads_far: bool  # pad times without a near frame, instead of raising an error
+    first: int
+    last: int
+    clock: Clock
+
+    @property
+    def pads(self) -> bool:
+        """See `ClipWindow`."""
+        return self.pads_far
+
+    @property
+    def length(self) -> int:
+        """Frames per clip."""
+        return len(self.times)
+
+    @property
+    def frame_offsets(self) -> IntArray:
+        """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
+        return np.arange(self.first, self.last + 1)
+
+    def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`.
+
+        Raises `ClipError` if a frame is further than `tolerance` from its time, unless `pads_far`;
+        and if the distances of timestamps contradict the index.
+        """
+        episode, start, *_ = clips
+        shape = len(start), len(self.times)
+        found = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
+        num_far = 0
+        for row in np.unique(episode).tolist():
+            mine = np.flatnonzero(episode == row)
+            found.frames[mine], found.is_pad[mine], far = self._find(row, start[mine])
+            num_far += far
+        return found._replace(num_far=num_far)
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`. A later function may remove clips without a near frame."""
+        return ClipWindow.ends(replace(self, pads_far=True), clips, frames, _dilation)
+
+    def _find(self, row: int, start: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
+        stamps, near = self.clock.seconds(row), self.tolerance
+        last = len(stamps) - 1
+        asked = stamps[start][:, None] + np.array(self.times)
+        later = np.clip(np.searchsorted(stamps, asked), 0, last)
+        earlier = np.maximum(later - 1, 0)
+        frames = np.where(asked - stamps[earlier] <= stamps[later] - asked, earlier, later)
+        is_pad = np.abs(stamps[frames] - asked) > near
+        far = is_pad & (asked >= stamps[0]) & (asked <= stamps[-1])
+        if far.any() and not self.pads_far:
+            clip, number = np.argwhere(far)[0].tolist()
+            raise ClipError(
+                "no frame within the tolerance of a time; increase Seconds(…, tolerance=), or pad "
+                "with out_of_range='pad'",
+                **self.clock.name(row),  # type: ignore[arg-type]
+                frame=int(start[clip]),
+                expected=f"a timestamp {self.times[number]:g} s from the clip's start, "
+                f"within {near:g} s",
+                got=f"the nearest one at {stamps[frames[clip, number]] - stamps[start[clip]]:g} s; "
+                f"timestamps in {self.clock.unit}",
+            )
+        least = np.clip(start + self.first, 0, last)[:, None]
+        most = np.clip(start + self.last, 0, last)[:, None]
+        if ((frames < least) | (frames > most)).any():
+            raise ClipError(
+                "the distances of timestamps contradict the index; run `seqrecord verify`",
+                **self.clock.name(row),  # type: ignore[arg-type]
+                got=f"timestamps in {self.clock.unit}",
+            )
+        return frames, is_pad, int(far.sum())
+
+
+@dataclass(frozen=True, eq=False)
+class NearestWindow(ClipWindow):
+    """For each frame of `window`, the last frame at or before it that has the feature.
+
+    With `ahead`, it is the next one at or behind it.
+
+    `missing` are the frames without the feature, and `is_open`, bool[runs], whether an end of the
+    episode, and no value, is where a run of them looks for one. Values are at most `most` frames
+    away; `None` allows any distance. With `has_unknown`, clips may contain frames without a value.
+    """
+
+    window: ClipWindow
+    missing: MissingFrames
+    is_open: npt.NDArray[np.bool_]
+    most: int | None = None
+    has_unknown: bool = False
+    ahead: bool = False
+
+    @property
+    def length(self) -> int:
+        """Frames per clip."""
+        return self.window.length
+
+    @property
+    def frame_offsets(self) -> IntArray:
+        """Offsets of frames of `window`, before looking for values."""
+        return self.window.frame_offsets
+
+    def frame_offsets_at(self, rate: int) -> IntArray:
+        """See `ClipWindow`."""
+        return self.window.frame_offsets_at(rate)
+
+    @property
+    def pads(self) -> bool:
+        """See `ClipWindow`."""
+        return self.window.pads
+
+    @property
+    def is_anywhere(self) -> bool:
+        """See `ClipWindow`."""
+        return self.window.is_anywhere
+
+    @property
+    def reach(self) -> tuple[int, int]:
+        """See `ClipWindow`: largest distance of a value."""
+        missing = self.missing
+        furthest = int((missing.stop - missing.start)[~self.is_open].max(initial=0))
+        furthest = furthest if self.most is None else min(furthest, self.most)
+        return (0, furthest) if self.ahead else (furthest, 0)
+
+    @property
+    def unknown(self) -> MissingFrames:
+        """Frames without a value, or with one too far away; none if `has_unknown`."""
+        if self.has_unknown:
+            return MissingFrames.none()
+        missing, is_open, most = self.missing, self.is_open, self.most
+        if most is None:
+            return missing.subset(is_open)
+        if self.ahead:
+            found = replace(missing, stop=np.where(is_open, missing.stop, missing.stop - most))
+        else:
+            found = replace(missing, start=np.where(is_open, missing.start, missing.start + most))
+        return found.subset(found.start < found.stop)
+
+    def ends(
+        self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """See `ClipWindow`: before looking for values."""
+        return self.window.ends(clips, frames, dilation)
+
+    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+        """See `ClipFrames.find`."""
+        asked = self.window.find(clips, frames)
+        missing, of_clips = self.missing, asked.frames
+        if not len(missing):
+            return asked._replace(age=np.zeros_like(of_clips))
+        lacks, run = missing.find(clips.episode[:, None], of_clips)
+        to_value = missing.stop[run] - of_clips if self.ahead else of_clips - missing.start[run] + 1
+        age = np.where(lacks, to_value, 0)
+        is_unknown = lacks & self.is_open[run]
+        if self.most is not None:
+            is_unknown |= age > self.most
+        age[is_unknown] = UNKNOWN
+        step = np.maximum(age, 0)
+        return asked._replace(frames=of_clips + step if self.ahead else of_clips - step, age=age)
+
+
+class FrameMapping(Protocol):
+    """Maps places of excerpts to stored frames; see `frame_lists.FrameLists`."""
+
+    def stored(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
+        """Episode rows in the index, and stored frame numbers."""
+
+
+class SampleValues(Protocol):
+    """The columns of a table of samples; see `samples.Samples`."""
+
+    @property
+    def columns(self) -> Mapping[str, Any]:
+        """Values of each column."""
+
+    @property
+    def own(self) -> Sequence[str]:
+        """Names of the columns in batches."""
+
+    @property
+    def listed(self) -> IntArray | None:
+        """Row of a user's table, of each row of the first table."""
+
+    def values(self, name: str, clips: ClipKeys, /) -> npt.NDArray[Any] | list[str]:
+        """Values of a column for clips: an array [n, …], or texts."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipFrames:
+    """Frames of each feature in clips.
+
+    `num_frames`, int64, has the length of each episode (all rows of the index). With `draw`, clips
+    have the frames `s + offsets * dilation`, in reverse order if drawn so. With `excerpts`,
+    episodes and frames are excerpts and places; `stored` maps them to the index. `samples` is the
+    table of the epoch.
+    """
+
+    windows: Mapping[str, ClipWindow]
+    num_frames: IntArray
+    draw: DrawSteps | None = None
+    excerpts: FrameMapping | None = None
+    samples: SampleValues | None = None
+
+    @property
+    def lengths(self) -> dict[str, int]:
+        """Frames per clip, by feature."""
+        return {name: window.length for name, window in self.windows.items()}
+
+    def by_window(self, features: Iterable[str]) -> list[tuple[str, ...]]:
+        """Group features by window: they have the same frames in all clips."""
+        found: dict[object, list[str]] = {}
+        for name in features:
+            found.setdefault(self.windows[name].key, []).append(name)
+        return [tuple(names) for names in found.values()]
+
+    def stored(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """Episode rows in the index, and stored frame numbers."""
+        return (episode, frames) if self.excerpts is None else self.excerpts.stored(episode, frames)
+
+    def has_unknown(self, feature: str) -> bool:
+        """Whether clips may contain frames without a value of the feature (zeros)."""
+        window = self.windows.get(feature)
+        return isinstance(window, NearestWindow) and window.has_unknown
+
+    def find(self, feature: str, clips: ClipKeys) -> WindowFrames:
+        """Frames of a feature in clips, in the order of the batch."""
+        return self.windows[feature].find(clips, self)
+
+
+_FAR = 1 << 60  # frames; beyond any episode and clip
+
+
+@dataclass(frozen=True, eq=False)
+class MissingFrames:
+    """Runs of frames `[start, stop)` that lack a requested feature; int64[n] each.
+
+    Sorted by episode and frame. Runs of an episode neither touch nor overlap.
+    """
+
+    episode: IntArray
+    start: IntArray
+    stop: IntArray
+
+    @classmethod
+    def none(cls) -> MissingFrames:
+        """No missing frames."""
+        empty = np.zeros(0, np.int64)
+        return cls(empty, empty, empty)
+
+    @classmethod
+    def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
+        """Merge runs in any order that may touch or overlap; int64[n] each."""
+        first, last = merged_intervals(frame_keys(episode, start), frame_keys(episode, stop))
+        return cls(*split_keys(first), split_keys(last)[1])
+
+    def find(self, episode: IntArray, frame: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
+        """Whether frames are missing, and the index of their run. Requires at least one run."""
+        run = np.searchsorted(self._keys, frame_keys(episode, frame), side="right") - 1
+        lacks = (run >= 0) & (self.episode[run] == episode) & (frame < self.stop[run])
+        return lacks, run
+
+    @cached_property
+    def _keys(self) -> IntArray:
+        return frame_keys(self.episode, self.start)
+
+    def subset(self, runs: npt.NDArray[np.bool_]) -> MissingFrames:
+        """The runs of a mask, bool[n]."""
+        return MissingFrames(self.episode[runs], self.start[runs], self.stop[runs])
+
+    def __len__(self) -> int:
+        return len(self.episode)
+
+    def __repr__(self) -> str:
+        return f"MissingFrames({len(self)} runs, {int((self.stop - self.start).sum())} frames)"
+
+
+@dataclass(frozen=True, eq=False)
+class ClipUse:
+    """Frames that clips use of some features: `start + offsets`, int64[T]; and missing frames."""
+
+    offsets: IntArray
+    missing: MissingFrames
+
+
+@dataclass(frozen=True, eq=False)
+class Starts:
+    """Possible starts of clips: `possible` starts in each selected episode, int64[selected].
+
+    Starts are numbered consecutively over the selected episodes.
+    """
+
+    first: int
+    stride: int
+    selected: IntArray
+    num_frames: IntArray  # of the selected episodes
+    possible: IntArray
+
+    def number(self, owner: IntArray, frame: IntArray) -> IntArray:
+        """Number of possible starts before these frames of the selected episodes `owner`."""
+        before = -((self.first - frame) // self.stride)
+        base = (np.cumsum(self.possible) - self.possible)[owner]
+        return np.clip(before, 0, self.possible[owner]) + base
+
+
+def offset_range(offsets: Iterable[IntArray]) -> tuple[int, int]:
+    """Number of frames required before and after a clip's start for all these offsets."""
+    every = np.concatenate([np.zeros(1, np.int64), *offsets])
+    return -int(every.min()), int(every.max())
+
+
+def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
+    """Intervals of possible clips that use a missing frame, numbered over all selected episodes.
+
+    Missing frames `[a, b)` exclude the starts `[a - offset, b - offset)` for each offset: separate
+    intervals if the run is shorter than the distance of offsets, else one. The first frame of an
+    episode also represents the frames before it, and the last one those after it, if clips are
+    padded.
+    """
+    selected, owners, firsts, stops = starts.selected, [], [], []
+    for use in uses:
+        place = np.searchsorted(selected, use.missing.episode)
+        mine = place < len(selected)
+        mine[mine] = selected[place[mine]] == use.missing.episode[mine]
+        place, start, stop = place[mine], use.missing.start[mine], use.missing.stop[mine]
+        length = stop - start
+        start = np.where(start == 0, -_FAR, start)
+        stop = np.where(stop == starts.num_frames[place], _FAR, stop)
+        for low, step, count in _progressions(use.offsets):
+            far = length >= step
+            owners += [place[far], np.tile(place[~far], count)]
+            back = low + np.arange(count)[:, None] * step
+            firsts += [start[far] - (low + (count - 1) * step), (start[~far] - back).ravel()]
+            stops += [stop[far] - low, (stop[~far] - back).ravel()]
+    none = np.zeros(0, np.int64)
+    owner, first, stop = (np.concatenate((none, *each)) for each in (owners, firsts, stops))
+    return starts.number(owner, first), starts.number(owner, stop)
+
+
+def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:
+    """Split offsets into arithmetic progressions: first offset, step and count of each."""
+    values, found = np.unique(offsets).tolist(), []
+    while values:
+        step = values[1] - values[0] if len(values) > 1 else 1
+        count = next((i for i in range(1, len(values)) if values[i] - values[i - 1] != step), None)
+        count = len(values) if count is None else count
+        found.append((values[0], step, count))
+        values = values[count:]
+    return found
+
+
+def merged_intervals(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
+    """Union of half-open intervals as disjoint ascending intervals, without empty ones."""
+    start, stop = start[stop > start], stop[stop > start]
+    if not len(start):
+        return start, stop
+    order = np.argsort(start, kind="stable")
+    start, reach = start[order], np.maximum.accumulate(stop[order])
+    opens = np.append(True, start[1:] > reach[:-1])
+    closes = np.append(opens[1:], True)
+    return start[opens], reach[closes]

@@ -1,0 +1,291 @@
+"""Positions of the chunks of one group in episodes: integers, without I/O.
+
+An episode is regular if its chunks, except the last, have one length; positions are then
+computed. Chunks of irregular episodes have any lengths and are looked up::
+
+    regular      |       |       |       |   |      chunk_frames 8
+    irregular    |   |           | |         |      chunk_frames 0
+
+Each frame of an episode, or of a run, has an integer key. The owner is the row of the episode in
+the index, or the number of the run in its plan::
+
+    bit       63    62 ...... 32     31 ...... 0
+               0    owner            frame
+
+No owner has frame 2^32 - 1. Its key separates the frames of one owner from the next owner's.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.store.processes.forks import cached_property
+
+IntArray = npt.NDArray[np.int64]
+
+_CHUNKS_AT_ONCE = 1 << 18
+
+
+@dataclass(frozen=True, eq=False)
+class _Edges:
+    """Chunks `[start, stop)` of irregular episodes, episode by episode; int64[n] each.
+
+    `key` combines the number of the episode among the irregular ones with `start`; it ascends.
+    Episode `i` of the grid, if irregular, has the number `number[i]` and its chunks from `first[i]`
+    on.
+    """
+
+    key: IntArray
+    start: IntArray
+    stop: IntArray
+    number: IntArray
+    first: IntArray
+
+    def take(self, episodes: IntArray) -> _Edges:
+        """The chunks for a grid of these episodes."""
+        return replace(self, number=self.number[episodes], first=self.first[episodes])
+
+
+@dataclass(frozen=True, eq=False)
+class ChunkGrid:
+    """Chunks of one group in n episodes; int64[n] each, except `edges`.
+
+    Episode `i` has chunks of `chunk_frames[i]` frames, the last one shorter; or chunks of any
+    lengths if `chunk_frames[i]` is 0. Its chunks are the rows from `first_chunk[i]` on in the
+    group's chunk table. `group` is the number of the group in the schema.
+
+    Methods take arrays of one shape: indices of episodes, and frames inside them. The last chunk of
+    a regular episode is treated as full: its `stop` may exceed the episode's end.
+    """
+
+    chunk_frames: IntArray
+    first_chunk: IntArray
+    group: int = 0
+    edges: _Edges | None = None
+    whole: ChunkGrid | None = None  # the grid before `in_pieces`
+    by_frame: bool = False  # frames are read without the rest of their chunk
+    rows: IntArray | None = None  # in the chunk table, if not consecutive
+
+    @classmethod
+    def of(
+        cls,
+        num_frames: IntArray,
+        first_chunk: IntArray,
+        first_frame: npt.NDArray[np.integer],
+        *,
+        group: int = 0,
+    ) -> ChunkGrid:
+        """Build a grid from the first frames of all chunks, episode by episode.
+
+        `num_frames` and `first_chunk` have n items. The chunks of episode `i` are the rows
+        `[first_chunk[i], first_chunk[i + 1])` of `first_frame`; they cover the episode.
+        """
+        count = np.diff(first_chunk, append=len(first_frame))
+        size = np.maximum(num_frames, 1, dtype=np.int64)
+        several = np.flatnonzero(count > 1)
+        size[several] = first_frame[first_chunk[several] + 1]
+        parts = np.cumsum(count[several]) // _CHUNKS_AT_ONCE
+        for rows in np.split(several, np.flatnonzero(np.diff(parts)) + 1):
+            odd = num_frames[rows] > count[rows] * size[rows]  # the last chunk is too long
+            owner, place = ragged_arange(count[rows])
+            wrong = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
+            odd[owner[wrong]] = True
+            size[rows[odd]] = 0
+        return cls.given(size, num_frames, first_chunk, first_frame, group=group)
+
+    @classmethod
+    def given(
+        cls,
+        chunk_frames: IntArray,
+        num_frames: IntArray,
+        first_chunk: IntArray,
+        first_frame: npt.NDArray[np.integer],
+        *,
+        group: int = 0,
+    ) -> ChunkGrid:
+        """Like `of`, with known `chunk_frames`, int64[n]; 0 for irregular episodes."""
+        chunk_frames = np.where(num_frames > 0, chunk_frames, 1)
+        odd = np.flatnonzero(chunk_frames == 0)
+        if not len(odd):
+            return cls(chunk_frames, first_chunk, group)
+        count = np.diff(first_chunk, append=len(first_frame))[odd]
+        owner, place = ragged_arange(count)
+        first_edge = np.cumsum(count) - count
+        row = first_chunk[odd][owner] + place
+        start = np.maximum(first_frame[row], 0, dtype=np.int64)  # without hidden frames
+        stop = np.append(start[1:], 0)
+        stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[odd]
+        number, edge = np.zeros((2, len(chunk_frames)), np.int64)
+        number[odd], edge[odd] = np.arange(len(odd)), first_edge
+        edges = _Edges(frame_keys(owner, start), start, stop, number, edge)
+        return cls(chunk_frames, first_chunk, group, edges)
+
+    def in_pieces(self, num_frames: IntArray, most: int) -> ChunkGrid:
+        """Cut chunks into pieces of at most `most` frames, which replace chunks in the new grid.
+
+        For chunks that are read once and decoded piece by piece. `row` still returns rows of
+        chunks. `num_frames`, int64[n], are the lengths of the episodes.
+        """
+        size = self.chunk_frames.copy()
+        for length in np.unique(size[size > most]).tolist():
+            size[self.chunk_frames == length] = _even_piece(length, most)
+        odd = np.flatnonzero((size == 0) & (num_frames > 0))
+        if not len(odd) and np.array_equal(size, self.chunk_frames):
+            return self
+        owner, place = ragged_arange(self.place(odd, num_frames[odd] - 1) + 1)
+        start, stop = self.bounds(odd[owner], place)
+        length = np.minimum(stop, num_frames[odd][owner]) - start
+        pieces = -(-length // most)
+        chunk, inside = ragged_arange(pieces)
+        first_frame = start[chunk] + inside * length[chunk] // pieces[chunk]
+        count = np.zeros_like(num_frames)
+        np.add.at(count, odd[owner], pieces)
+        first_piece = np.cumsum(count) - count
+        found = self.given(size, num_frames, first_piece, first_frame, group=self.group)
+        return replace(found, whole=self)
+
+    def __len__(self) -> int:
+        return len(self.chunk_frames)
+
+    def __repr__(self) -> str:
+        odd = "" if self.edges is None else f", {int((self.chunk_frames == 0).sum())} irregular"
+        return f"ChunkGrid({len(self)} episodes{odd}, group {self.group})"
+
+    def take(self, episodes: IntArray) -> ChunkGrid:
+        """The grid of these episodes, in the given order; repetitions are allowed."""
+        return replace(
+            self,
+            chunk_frames=self.chunk_frames[episodes],
+            first_chunk=self.first_chunk[episodes],
+            edges=None if self.edges is None else self.edges.take(episodes),
+            whole=None if self.whole is None else self.whole.take(episodes),
+        )
+
+    @cached_property
+    def largest(self) -> IntArray:
+        """Length of the largest chunk of each episode, int64[n]."""
+        if self.edges is None:
+            return self.chunk_frames
+        found: IntArray = self.chunk_frames.copy()
+        odd, edges = np.flatnonzero(found == 0), self.edges
+        owner, _ = split_keys(edges.key)
+        most = np.zeros(int(owner[-1]) + 1, np.int64)
+        np.maximum.at(most, owner, edges.stop - edges.start)
+        found[odd] = most[edges.number[odd]]
+        return found
+
+    def block_keys(self, keys: IntArray, length: int, num_frames: IntArray) -> IntArray:
+        """Keys of all frames in the blocks that contain the given frames, ascending.
+
+        Blocks are runs of `length` frames inside chunks. `num_frames`, int64, has the lengths of
+        all episodes.
+        """
+        episode, frame = split_keys(keys)
+        start, stop = self.bounds(episode, self.place(episode, frame))
+        stop = np.minimum(stop, num_frames[episode])
+        first = frame - (frame - start) % length
+        blocks, some = np.unique(frame_keys(episode, first), return_index=True)
+        owner, inside = ragged_arange(np.minimum(length, stop - first)[some])
+        return blocks[owner] + inside
+
+    def place(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """Number of each frame's chunk in its episode."""
+        size = self.chunk_frames[episode]
+        if self.edges is None or not (odd := size == 0).any():
+            found: IntArray = frame // size
+            return found
+        found = np.asarray(frame // np.where(odd, 1, size), np.int64)
+        some, edges = episode[odd], self.edges
+        sought = frame_keys(edges.number[some], frame[odd])
+        found[odd] = np.searchsorted(edges.key, sought, side="right") - 1 - edges.first[some]
+        return found
+
+    def bounds(self, episode: IntArray, place: IntArray) -> tuple[IntArray, IntArray]:
+        """Start and stop frame of chunks, by their numbers in their episodes."""
+        size = self.chunk_frames[episode]
+        start = place * size
+        stop = start + size
+        if self.edges is None or not (odd := size == 0).any():
+            return start, stop
+        edge = self.edges.first[episode[odd]] + place[odd]
+        start[odd], stop[odd] = self.edges.start[edge], self.edges.stop[edge]
+        return start, stop
+
+    def row(self, episode: IntArray, place: IntArray) -> IntArray:
+        """Rows of chunks in the group's chunk table, by their numbers in their episodes."""
+        if self.whole is not None:
+            start, _ = self.bounds(episode, place)
+            return self.whole.row(episode, self.whole.place(episode, start))
+        found: IntArray = self.first_chunk[episode] + place
+        return found if self.rows is None else self.rows[found]
+
+    def start(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """First frame of each frame's chunk."""
+        return self.bounds(episode, self.place(episode, frame))[0]
+
+    def stop(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """End (exclusive) of each frame's chunk."""
+        return self.bounds(episode, self.place(episode, frame))[1]
+
+
+def _even_piece(length: int, most: int) -> int:
+    """Largest divisor of a length up to `most`; 0 if it is at most half of `most`."""
+    best = next(size for size in range(most, 0, -1) if length % size == 0)
+    return best if 2 * best > most else 0
+
+
+def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:
+    """Owner, and index within the owner, of `counts[i]` items of each owner `i`, in order.
+
+    `ragged_arange([2, 3])` returns `[0, 0, 1, 1, 1]` and `[0, 1, 0, 1, 2]`.
+    """
+    owner = np.repeat(np.arange(len(counts)), counts)
+    return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+
+
+def run_bounds(*columns: IntArray, same: IntArray | None = None) -> list[int]:
+    """Bounds of runs: indices of their beginnings, then the total length. `[0]` for empty columns.
+
+    Within a run, all `columns`, int64[n] each, increase by 1 from item to item, and `same`,
+    int64[n], is constant.
+    """
+    every = [*columns, *(() if same is None else (same,))]
+    count = len(every[0])
+    if count < 2:
+        return [0, 1][: count + 1]
+    breaks = np.zeros(count - 1, np.bool_) if same is None else same[1:] != same[:-1]
+    for column in columns:
+        breaks = breaks | (column[1:] - column[:-1] != 1)
+    return [0, *(breaks.nonzero()[0] + 1).tolist(), count]
+
+
+_FRAME_BITS = 32
+_FRAME = (1 << _FRAME_BITS) - 1
+MAX_FRAMES = _FRAME  # per owner; the last 32-bit number is reserved
+MAX_OWNERS = 1 << 63 - _FRAME_BITS  # keys are not negative
+
+
+def frame_keys(owner: IntArray, frame: IntArray) -> IntArray:
+    """Integer keys of frames, ascending by owner and frame.
+
+    Owners are in `[0, MAX_OWNERS)`, frames in `[0, MAX_FRAMES]`; the last value marks the end. Keys
+    of consecutive frames are consecutive; keys of different owners are not.
+    """
+    return (owner << _FRAME_BITS) + frame
+
+
+def search_keys(owner: IntArray, frame: IntArray) -> IntArray:
+    """Like `frame_keys`, for frames out of range, as search values among keys of frames.
+
+    The key of a frame outside `[0, MAX_FRAMES)` is between the keys of its owner's frames and those
+    of other owners.
+    """
+    return frame_keys(owner, np.minimum(np.maximum(frame, -1), MAX_FRAMES))
+
+
+def split_keys(keys: IntArray) -> tuple[IntArray, IntArray]:
+    """Split keys into owners and frames; inverse of `frame_keys`."""
+    return keys >> _FRAME_BITS, keys & _FRAME

@@ -1,0 +1,464 @@
+"""Kinds and units of features: list of kinds, kinds from names, conversion of units."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+
+import numpy as np
+
+from seqrecord.errors import SchemaError
+from seqrecord.store.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.store.schema import FeatureSpec, Schema
+
+KINDS = tuple(
+    "image depth disparity flow normals mask segmentation points pose action state imu timestamp "  # noqa: SIM905
+    "reward audio text frame_number frame_name intrinsics distortion".split()
+)
+"""Kinds that this package assigns or uses. Datasets may have others."""
+
+PIXEL_KINDS = ("image", "depth", "disparity", "flow", "normals", "mask", "segmentation")
+VECTOR_KINDS = ("action", "state", "pose", "imu")
+OTHER_KINDS = frozenset(KINDS).difference(PIXEL_KINDS)
+"""Kinds of features that never have a value per pixel, whatever their shape."""
+MAX_VECTOR = 256  # numbers in a frame of an action, a state, a pose or IMU values
+_CHANNELS = {"image": (1, 3, 4), "flow": (2,), "normals": (3,)}  # by kind
+_LEAST_SIDE = 32  # pixels of an image whose feature has no kind and a name that implies none
+_WORDS = {  # words of feature names, by kind; the first match wins: a depth mask is a mask
+    "mask": "mask masks",
+    "segmentation": "seg segm segmentation segmentations semantic semantics instance instances "
+    "panoptic label labels annotation annotations",
+    "disparity": "disp disparity disparities",
+    "normals": "normal normals",
+    "flow": "flow flows",
+    "depth": "depth depths",
+}
+_POSE_WORDS = frozenset(
+    "pose poses traj trajs trajectory trajectories extrinsic extrinsics odom odometry".split()  # noqa: SIM905
+)
+_POSE_SHAPES = ((6,), (7,), (12,), (16,), (3, 4), (4, 4))
+_KIND_OF_WORD = {word: kind for kind, words in _WORDS.items() for word in words.split()}
+_PAIRS = {  # name of the left camera of a stereo pair, and name of the right one
+    "left": "right", "lcam": "rcam", "l": "r", "cam0": "cam1", "camera0": "camera1", "0": "1",
+    "image0": "image1", "2": "3", "image2": "image3", "00": "01", "02": "03", "infra1": "infra2",
+    "im0": "im1", "cama": "camb", "leftcam": "rightcam", "ir1": "ir2",
+}  # fmt: skip
+_IMAGES = frozenset("image images img rgb".split())  # noqa: SIM905
+
+_BASE = {  # SI dimension, and size in SI units
+    "m": ("m", 1.0),
+    "s": ("s", 1.0),
+    "g": ("g", 1.0),
+    "px": ("px", 1.0),
+    "rad": ("rad", 1.0),
+    "deg": ("rad", math.pi / 180),
+    "min": ("s", 60.0),
+    "h": ("s", 3600.0),
+    "ft": ("m", 0.3048),
+    "in": ("m", 0.0254),
+    "%": ("", 0.01),
+    "degC": ("degC", 1.0),
+    "dB": ("dB", 1.0),
+    "rpm": ("rad/s", 2 * math.pi / 60),
+} | {name: (name, 1.0) for name in "N Nm J W Hz V A K T Pa G bar lx Ohm C F mol cd lm".split()}  # noqa: SIM905
+_PREFIXED = frozenset("m s g rad N Nm J W Hz V A K T Pa G bar Ohm C F mol".split())  # noqa: SIM905
+_PREFIXES = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "c": 1e-2, "d": 1e-1, "k": 1e3, "M": 1e6, "G": 1e9}
+_FACTOR = re.compile(r"([0-9.]+(?:e[+-]?[0-9]+)?)(?:/([0-9.]+))?\s+(.+)", re.ASCII)
+_POWER = re.compile(r"([A-Za-z%]+)(?:\^(-?[0-9]))?", re.ASCII)
+
+
+class Unit(NamedTuple):
+    """A unit: `size` times a product of SI base units, as pairs of name and power."""
+
+    size: float
+    powers: tuple[tuple[str, int], ...]
+
+
+def parse_unit(text: str) -> Unit | None:
+    """Parse a unit such as `mm`, `m/s^2` or `1/5000 m`; `None` if invalid."""
+    size = 1.0
+    if match := _FACTOR.fullmatch(text):
+        try:
+            size = float(match[1]) / float(match[2] or 1)
+        except (ValueError, ZeroDivisionError):
+            return None
+        text = match[3]
+    if not 0 < size < math.inf:
+        return None
+    powers: dict[str, int] = {}
+    for place, part in enumerate(text.replace("*", " ").split("/")):
+        for word in part.split(" "):
+            if word == "1" and not place:
+                continue  # 1/s
+            match = _POWER.fullmatch(word)
+            if match is None or (found := _base_unit(match[1])) is None:
+                return None
+            power = int(match[2] or 1) * (-1 if place else 1)
+            size *= found[1] ** power
+            powers[found[0]] = powers.get(found[0], 0) + power
+    return Unit(size, tuple(sorted((name, power) for name, power in powers.items() if power)))
+
+
+def size_in(text: str | None, base: str) -> float | None:
+    """Size of a unit in a base unit such as `m` or `s`; `None` if not convertible."""
+    found = None if text is None else parse_unit(text)
+    return found.size if found is not None and found.powers == ((base, 1),) else None
+
+
+def same_unit(one: str, other: str) -> bool:
+    """Whether two texts are the same unit, such as `mm` and `1/1000 m`."""
+    if one == other:
+        return True
+    first, second = parse_unit(one), parse_unit(other)
+    if first is None or second is None or first.powers != second.powers:
+        return False
+    return math.isclose(first.size, second.size, rel_tol=1e-9)
+
+
+def check_kinds_and_units(
+    schema: Schema,
+    kinds: Mapping[str, str | None] | None,
+    units: Mapping[str, str | None] | None,
+    *,
+    fits: bool = True,
+) -> dict[str, dict[str, str | None]]:
+    """Check kinds and units by feature name; `None` is an unknown kind or unit.
+
+    Returns the given values, `{feature: {"kind": …, "unit": …}}`. Raises `SchemaError` for an
+    unknown feature, an unknown kind or unit, and, with `fits`, for a kind that does not match the
+    feature's dtype and shape.
+    """
+    described: dict[str, dict[str, str | None]] = {}
+    given: Any  # unchecked user input
+    name: Any
+    for what, given in (("kind", kinds), ("unit", units)):
+        if given is None:
+            continue
+        if not isinstance(given, Mapping):
+            example = '{"mask": "segmentation"}' if what == "kind" else '{"depth": "mm"}'
+            raise SchemaError(
+                f"{what}s is not a dict", expected=f"for example {example}", got=repr_of(given, 100)
+            )
+        for name, value in given.items():
+            if name not in schema.active:
+                raise SchemaError(
+                    f"cannot set the {what}: no such feature",
+                    feature=name if isinstance(name, str) else repr_of(name, 50),
+                    expected=f"any of {', '.join(schema.active)}",
+                )
+            if value is not None and what == "kind":
+                _check_kind(schema[name], value, fits=fits)
+            elif value is not None:
+                _check_unit(schema[name], value)
+            described.setdefault(name, {})[what] = value
+    changes: Mapping[str, Any] = described
+    for name in changes:
+        check_depth(replace(schema[name], **changes[name]))
+    return described
+
+
+def check_depth(spec: FeatureSpec) -> None:
+    """Raise `SchemaError` for depth with a unit in the channels of a picture."""
+    is_picture = spec.dtype == np.uint8 and len(spec.shape) == 3 and spec.shape[2] != 1
+    if spec.kind == "depth" and spec.unit is not None and spec.value == "array" and is_picture:
+        raise SchemaError(
+            "a picture with channels has no depth in a unit; store depth as uint16 or float32 "
+            "[H, W], or leave the unit out",
+            feature=spec.name,
+            expected="numbers [height, width]",
+            got=str(spec).partition(": ")[2],
+        )
+
+
+def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
+    if not isinstance(kind, str) or kind not in KINDS:
+        raise SchemaError(
+            "unknown kind",
+            feature=spec.name,
+            expected=f"{_guess(kind, KINDS)}any of {', '.join(KINDS)}",
+            got=repr_of(kind, 50),
+        )
+    shape, numbers = spec.shape, spec.value == "array" and spec.dtype.kind in "biuf"
+    ok, expected = True, ""
+    if kind in PIXEL_KINDS:
+        expected = "numbers [height, width] or [height, width, channels]"
+        ok = numbers and len(shape) in (2, 3)
+        if kind in ("flow", "normals"):
+            least = 2 if kind == "flow" else 3
+            expected = f"numbers [height, width, {least} or more]"
+            ok = numbers and len(shape) == 3 and (shape[2] is None or shape[2] >= least)
+    elif kind == "timestamp":
+        expected = "integers or floats"
+        ok = numbers and spec.dtype.kind != "b"
+    elif kind == "intrinsics":
+        expected, ok = INTRINSICS_SHAPES, are_intrinsics(spec)
+    elif kind == "distortion":
+        expected, ok = DISTORTION_SHAPES, are_coefficients(spec)
+    elif kind in ("text", "frame_name"):
+        expected, ok = "text", spec.value == "text"
+    elif spec.value != "array":
+        expected, ok = "an array", False
+    if fits and not ok:
+        raise SchemaError(
+            f"kind {kind} does not fit the feature",
+            feature=spec.name,
+            expected=expected,
+            got=str(spec).partition(": ")[2],
+        )
+
+
+def _check_unit(spec: FeatureSpec, unit: object) -> None:
+    parts = unit.split(", ") if isinstance(unit, str) else [""]  # one per array element
+    if wrong := [part for part in parts if parse_unit(part) is None]:
+        raise SchemaError(
+            "unknown unit",
+            feature=spec.name,
+            expected=f"{_guess(wrong[0], _SPELT)}a unit such as m, mm, px, rad, deg, s, ns, m/s^2, "
+            "or a multiple of one such as 1/5000 m",
+            got=repr_of(unit, 50),
+        )
+    if spec.value != "array":
+        raise SchemaError(
+            "only numbers have a unit", feature=spec.name, expected="an array", got=spec.value
+        )
+
+
+_SPELT = {
+    "meter": "m", "meters": "m", "metre": "m", "metres": "m", "millimeter": "mm",
+    "millimeters": "mm", "millimetres": "mm", "centimeters": "cm", "pixel": "px", "pixels": "px",
+    "second": "s", "seconds": "s", "sec": "s", "milliseconds": "ms", "msec": "ms",
+    "microseconds": "us", "nanoseconds": "ns", "nsec": "ns", "radian": "rad", "radians": "rad",
+    "degree": "deg", "degrees": "deg", "M": "m", "MM": "mm",
+}  # fmt: skip
+
+
+def _guess(got: object, known: Sequence[str] | Mapping[str, str]) -> str:
+    if not isinstance(got, str):
+        return ""
+    if isinstance(known, Mapping) and got in known:
+        return f"{known[got]}; "
+    near = get_close_matches(got.lower()[:50], list(known), 1, 0.75)
+    if not near:
+        return ""
+    return f"{known[near[0]] if isinstance(known, Mapping) else near[0]}; "
+
+
+def _base_unit(word: str) -> tuple[str, float] | None:
+    if word in _BASE:
+        return _BASE[word]
+    prefix, rest = word[:1], word[1:]
+    if prefix in _PREFIXES and rest in _PREFIXED:
+        name, size = _BASE[rest]
+        return name, size * _PREFIXES[prefix]
+    return None
+
+
+def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str | None:
+    """Infer the kind of an image-like feature from its name.
+
+    Returns `mask`, `segmentation`, `disparity`, `normals`, `flow`, `depth`, `image`, or `None` if
+    the name implies no kind. The shape must be [H, W] or [H, W, C]. An image is [H, W, C] with 1,
+    3 or 4 channels, and is uint8 or has a word such as `rgb` in its name.
+    """
+    if len(shape) not in (2, 3) or dtype.kind not in "biuf":
+        return None
+    words = _words(name)
+    channels = shape[2] if len(shape) == 3 else 1
+    for kind in _WORDS:
+        if not any(_KIND_OF_WORD.get(word) == kind for word in words):
+            continue
+        if kind in ("mask", "segmentation"):
+            return kind if channels in (1, 3, 4, None) else None
+        least = {"flow": 2, "normals": 3}.get(kind, 1)
+        is_coloured = kind == "flow" and dtype == np.uint8  # a colour rendering of flow
+        if (channels is None or channels >= least) and not is_coloured:
+            return kind
+    is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
+    return "image" if len(shape) == 3 and channels in (1, 3, 4) and is_image else None
+
+
+def _words(name: str) -> list[str]:
+    return re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", name).lower())
+
+
+def unknown_pose_kinds(schema: Schema) -> Iterator[str]:
+    """Notes on features that may be poses by name and shape, and have no kind.
+
+    The name does not tell the convention (for example the order of a quaternion), so the kind is
+    not guessed.
+    """
+    for name, spec in schema.active.items():
+        is_float = spec.value == "array" and spec.dtype.kind == "f"
+        is_pose = is_float and spec.shape in _POSE_SHAPES and _POSE_WORDS.intersection(_words(name))
+        if spec.kind is None and is_pose:
+            yield f"feature {name}: no kind; if these are poses, --kind {name}=pose says so"
+
+
+class Pixels(Protocol):
+    """Any feature with dtype, shape of one frame and value, such as a `FeatureSpec`."""
+
+    @property
+    def dtype(self) -> np.dtype[Any]: ...
+    @property
+    def shape(self) -> tuple[int | None, ...]: ...
+    @property
+    def value(self) -> str: ...
+
+
+INTRINSICS_SHAPES = "floats [4], fx, fy, cx and cy, or [3, 3]"
+
+
+def are_intrinsics(spec: Pixels) -> bool:
+    """Whether frames can be intrinsics: fx, fy, cx and cy in pixels, or a camera matrix."""
+    is_float = spec.value == "array" and spec.dtype.kind == "f"
+    return is_float and spec.shape in ((4,), (3, 3))
+
+
+DISTORTION_SHAPES = "floats [4], [5], [8], [12] or [14], distortion coefficients"
+_COEFFICIENTS = (4, 5, 8, 12, 14)
+
+
+def are_coefficients(spec: Pixels) -> bool:
+    """Whether frames can be distortion coefficients in OpenCV's order."""
+    is_float = spec.value == "array" and spec.dtype.kind == "f"
+    return is_float and len(spec.shape) == 1 and spec.shape[0] in _COEFFICIENTS
+
+
+def is_distortion(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether frames are distortion coefficients, by kind, or by name without a kind."""
+    is_named = kind is None and (name == "distortion" or name.endswith("_distortion"))
+    return (kind == "distortion" or is_named) and are_coefficients(spec)
+
+
+def has_pixels(spec: Pixels) -> bool:
+    """Whether frames are [H, W, …], with fixed dimensions after the first two."""
+    return spec.value == "array" and len(spec.shape) >= 2 and None not in spec.shape[2:]
+
+
+def known_kind(name: str, spec: Pixels, kind: str | None) -> str | None:
+    """The kind of a feature: the declared one, else the kind that its name implies.
+
+    Returns no `image` for undeclared kinds: `is_image` decides these by dtype and shape.
+    """
+    if kind is not None or spec.value != "array":
+        return kind
+    found = pixel_kind(name, spec.dtype, spec.shape)
+    return None if found == "image" else found
+
+
+def is_image(spec: Pixels, kind: str | None) -> bool:
+    """Whether resizing interpolates; other features take the nearest pixel.
+
+    `kind` is the result of `known_kind`.
+    """
+    if kind is not None or len(spec.shape) != 3:
+        return kind == "image" and spec.dtype.kind in "uif"
+    return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
+
+
+def may_have_pixels(spec: Pixels, kind: str | None) -> bool:
+    """Whether frames may have a value per pixel: [H, W, …] of a pixel kind, of no kind, or of a
+    kind that this package does not know.
+
+    A pose [4, 4], a state [5, 2] or points [480, 3] never have, whatever their shape.
+    """
+    return has_pixels(spec) and kind not in OTHER_KINDS
+
+
+def is_camera_image(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether frames are a camera's images: by kind, or by name, dtype and shape without a kind."""
+    if kind is not None or not has_pixels(spec):
+        return kind == "image" and has_pixels(spec)
+    implied = pixel_kind(name, spec.dtype, spec.shape)
+    is_grey = len(spec.shape) == 2 and spec.dtype in (np.uint8, np.uint16)
+    is_named = is_grey and implied is None and not _IMAGES.isdisjoint(_words(name))
+    return implied == "image" or is_named or is_image(spec, known_kind(name, spec, kind))
+
+
+def is_picture(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether frames have a value for each pixel of a camera, by kind, name, dtype and shape."""
+    found = known_kind(name, spec, kind)
+    return has_pixels(spec) and (found in PIXEL_KINDS or is_image(spec, found))
+
+
+def is_vector(spec: FeatureSpec) -> bool:
+    """Whether frames are an action, a state, a pose, IMU values, or similar floats.
+
+    NaN and infinities are mistakes in these features. Without a kind, frames have at most one
+    dimension.
+    """
+    if spec.value != "array" or spec.dtype.kind != "f" or not spec.is_fixed:
+        return False
+    is_meant = spec.kind in VECTOR_KINDS or (spec.kind is None and len(spec.shape) <= 1)
+    return is_meant and spec.nbytes <= MAX_VECTOR * spec.dtype.itemsize
+
+
+def doubtful_forms(schema: Schema) -> list[str]:
+    """Notes on features with pixels that are probably in a wrong form."""
+    found = []
+    for name, spec in schema.items():
+        shape = spec.shape
+        if spec.value != "array" or len(shape) not in (2, 3):
+            continue
+        turned = spec.kind or pixel_kind(name, spec.dtype, (*shape[1:], shape[0]))
+        if len(shape) == 3 and shape[0] in _CHANNELS.get(str(turned), ()) and (shape[2] or 0) > 4:
+            found.append(
+                f"feature {spec} seems to have its channels first; expected [height, width, "
+                "channels]: append value.transpose(1, 2, 0)"
+            )
+        kind = spec.kind or pixel_kind(name, spec.dtype, shape) or turned
+        is_large = shape[-1] in (1, 3, 4) and all((n or 0) >= _LEAST_SIDE for n in shape[:2])
+        if spec.dtype == np.float64 and (kind in PIXEL_KINDS or (kind is None and is_large)):
+            found.append(
+                f"feature {spec} takes 8 bytes per number; images are usually uint8, and depth or "
+                'flow float32: append value.astype("uint8") or value.astype("float32")'
+            )
+    return found
+
+
+def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
+    """Whether the first two channels are displacements along x and y, in pixels."""
+    if kind is not None and kind != "flow":
+        return False
+    named = kind == "flow" or "flow" in name.lower()
+    if not named or len(spec.shape) != 3 or spec.shape[2] is None or spec.shape[2] < 2:
+        return False
+    return spec.dtype.kind in "fi"
+
+
+def partner_of(name: str, names: Collection[str]) -> str | None:
+    """Name of the right camera of a left one, if `names` has it; else `None`.
+
+    For example `image_right` for `image_left`, `image_rcam_front` for `image_lcam_front`,
+    `image_cam1` for `image_cam0`, `image_3` for `image_2`.
+    """
+    parts = re.split(r"([^A-Za-z0-9]+|(?<=[a-z])(?=[A-Z]))", name)
+    for place in range(0, len(parts), 2):
+        right = _PAIRS.get(parts[place].lower())
+        for word in () if right is None else (right, right.upper(), right.capitalize()):
+            other = "".join([*parts[:place], word, *parts[place + 1 :]])
+            if other in names:
+                return other
+    other = name.replace("left", "right")
+    return other if other != name and other in names else None
+
+
+def differences(mine: FeatureSpec, theirs: FeatureSpec) -> dict[str, bool]:
+    """Differences in `kind` and `unit` between two features that are to be merged.
+
+    Returns a bool by name of each attribute that differs: true for a contradiction, false if a
+    value is unknown.
+    """
+    found: dict[str, bool] = {}
+    for what in ("kind", "unit"):
+        one, other = getattr(mine, what), getattr(theirs, what)
+        if one == other or (what == "unit" and one and other and same_unit(one, other)):
+            continue
+        found[what] = None not in (one, other)
+    return found

@@ -1,0 +1,199 @@
+"""Edits: small durable records of changes to episodes and features after they were written.
+
+The index already includes their effect. An index built anew applies them in order. The normative
+text is docs/format.md.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from seqrecord.errors import FormatError
+from seqrecord.store.format.manifest import SPLIT_NAME
+from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
+from seqrecord.store.format.text import (
+    ID,
+    check_key,
+    encode_metadata,
+    parse_json,
+    parse_metadata,
+    parse_schema,
+)
+from seqrecord.store.json_object import JsonObject
+from seqrecord.store.schema import Schema
+from seqrecord.store.text import repr_of
+
+MAX_EDIT_BYTES = 1 << 25
+EDIT_VERSION = 1
+
+
+class Edit:
+    """Base class of edits: `op` is the class's name, the other keys are its attributes."""
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": type(self).__name__.lower(), **vars(self)}
+
+
+@dataclass(frozen=True)
+class Delete(Edit):
+    """Deletes episodes."""
+
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Split(Edit):
+    """Assigns episodes to a split; `None` removes them from theirs."""
+
+    split: str | None
+    uids: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rename(Edit):
+    """Changes episode keys, by uid."""
+
+    keys: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Relabel(Edit):
+    """Replaces the metadata of episodes, by uid. Each value is canonical JSON text of an object."""
+
+    metadata: Mapping[str, str]
+
+
+@dataclass(frozen=True)
+class Trim(Edit):
+    """Limits episodes to the frames `[start, stop)` of the record files, by uid."""
+
+    frames: Mapping[str, tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class Features(Edit):
+    """Replaces the dataset's schema: features were dropped, or added at the end."""
+
+    schema: Schema
+
+    def to_json(self) -> dict[str, Any]:
+        return {"op": "features", "schema": self.schema.to_json()}
+
+
+_EDITS = {kind.__name__.lower(): kind for kind in Edit.__subclasses__()}
+
+
+@dataclass(frozen=True)
+class Edits:
+    """Combined effect of a sequence of edits.
+
+    `deleted` are uids, `splits` the split by uid, `names` the split names in order of their first
+    use. `keys`, `metadata` and `frames` are by uid, only for episodes that differ from their record
+    files; `frames` are the frames `[start, stop)` of a trimmed episode. `schema` is set if features
+    were added, dropped or changed.
+    """
+
+    deleted: frozenset[str] = frozenset()
+    splits: Mapping[str, str] = field(default_factory=dict)
+    names: tuple[str, ...] = ()
+    keys: Mapping[str, str] = field(default_factory=dict)
+    metadata: Mapping[str, str] = field(default_factory=dict)
+    frames: Mapping[str, tuple[int, int]] = field(default_factory=dict)
+    schema: Schema | None = None
+
+    @classmethod
+    def of(cls, edits: Iterable[Edit]) -> Edits:
+        deleted: set[str] = set()
+        splits: dict[str, str] = {}
+        names: dict[str, None] = {}
+        by_uid: dict[str, dict[str, Any]] = {"keys": {}, "metadata": {}, "frames": {}}
+        schema = None
+        for edit in edits:
+            if isinstance(edit, Delete):
+                deleted.update(edit.uids)
+            elif isinstance(edit, Features):
+                schema = edit.schema
+            elif isinstance(edit, Split):
+                for uid in edit.uids:
+                    splits.pop(uid, None)
+                if edit.split is not None:
+                    names[edit.split] = None
+                    splits.update(dict.fromkeys(edit.uids, edit.split))
+            else:
+                for name, values in vars(edit).items():
+                    by_uid[name].update(values)
+        return cls(frozenset(deleted), splits, tuple(names), schema=schema, **by_uid)
+
+
+def encode_edit(edits: Sequence[Edit]) -> bytes:
+    """Encode a file of edits.
+
+    Raises `FormatError` if it would be too large; write several files then.
+    """
+    value = {
+        "format": "seqrecord edits",
+        "version": EDIT_VERSION,
+        "edits": [edit.to_json() for edit in edits],
+    }
+    data = json.dumps(value, separators=(",", ":")).encode()
+    if len(data) > MAX_EDIT_BYTES:
+        raise FormatError(
+            "too many edits for one file",
+            expected=f"at most {MAX_EDIT_BYTES} bytes",
+            got=len(data),
+        )
+    parse_edit(data)
+    return data
+
+
+def parse_edit(data: bytes) -> list[Edit]:
+    """Inverse of `encode_edit`. Validates all input."""
+    found = JsonObject.of_file(parse_json(data), "edits", EDIT_VERSION, ["edits"])
+    return [_edit(item) for item in found.list("edits")]
+
+
+def _edit(value: object) -> Edit:
+    op = value.get("op") if isinstance(value, dict) else None
+    if not isinstance(op, str) or op not in _EDITS:
+        expected = f"an object with an op: {', '.join(_EDITS)}"
+        raise FormatError("not an edit", expected=expected, got=repr_of(value))
+    kind: Any = _EDITS[op]
+    names = [field.name for field in fields(kind)]
+    found = JsonObject(value, ("op", *names), f"an edit of op {op}")
+    made: Edit = kind(*(_value(found, name) for name in names))
+    return made
+
+
+def _value(edit: JsonObject, name: str) -> Any:
+    """Check a value of an edit by its name."""
+    value = edit.value[name]
+    if name == "schema":
+        return parse_schema(value, "an edit")
+    if name == "uids":
+        return edit.texts("uids", ID)
+    if name == "split":
+        return None if value is None else edit.text("split", SPLIT_NAME)
+    if not isinstance(value, dict) or not all(map(ID.fullmatch, value)):
+        raise FormatError("not an edit", expected=f"{name} by uid", got=repr_of(value))
+    check = {"keys": check_key, "metadata": _metadata, "frames": _span}[name]
+    return {uid: check(one) for uid, one in value.items()}
+
+
+def _metadata(text: object) -> str:
+    return encode_metadata(parse_metadata(text))
+
+
+def _span(value: object) -> tuple[int, int]:
+    """Check the frames `[start, stop)` of a trimmed episode."""
+    if isinstance(value, list) and [*map(type, value)] == [int, int]:
+        start, stop = value
+        if 0 <= start < stop <= MAX_EPISODE_FRAMES:
+            return start, stop
+    raise FormatError(
+        "not an edit",
+        expected=f"frames as start and stop, 0 <= start < stop <= {MAX_EPISODE_FRAMES}",
+        got=repr_of(value),
+    )

@@ -1,0 +1,109 @@
+"""Compares a declared frame rate with timestamps: the one rule for writers, edits and exports.
+
+Timestamps agree with an fps if their mean rate differs by at most 5 %, no step is longer than 1.5
+frame periods, and none goes back. In short episodes, up to five steps, the last timestamp may also
+be a quarter of a period off. Frames without a timestamp count in the steps around them.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.store.format.time_spans import signed
+
+MAX_DRIFT = 0.05  # of the mean rate
+MAX_EXTRA = 0.5  # frame periods of a step beyond the frames in it
+_QUARTER = 0.25  # frame periods
+_ROUNDING = 1 + 1e-6
+
+
+@dataclass(frozen=True)
+class MeasuredRate:
+    """Timestamps of an episode as a rate: mean frames per second, and deviations in seconds.
+
+    `max_step` is the longest time from a timestamp to the next, and `max_deviation` the largest
+    difference between a timestamp, counted from the first, and `i / fps` with the declared fps,
+    or with the mean rate if there is none.
+    """
+
+    mean_fps: float
+    max_step: float
+    max_deviation: float
+
+    @classmethod
+    def of(cls, seconds: npt.NDArray[np.float64], fps: float | None) -> MeasuredRate | None:
+        """Measure timestamps of consecutive frames, float64 [n], in seconds.
+
+        `None` for fewer than two, for timestamps that are not finite, and if the last is not after
+        the first.
+        """
+        passed = seconds - seconds[:1]
+        if len(passed) < 2 or not np.isfinite(passed).all() or passed[-1] <= 0:
+            return None
+        mean = (len(passed) - 1) / float(passed[-1])
+        regular = np.arange(len(passed)) / (fps or mean)
+        return cls(mean, float(np.diff(passed).max()), float(np.abs(passed - regular).max()))
+
+
+@dataclass(frozen=True)
+class Contradiction:
+    """The first frame whose timestamp contradicts an fps; `seconds` are since the first frame."""
+
+    frame: int
+    seconds: float
+    reason: str
+
+
+class RateComparison:
+    """Compares the timestamps of one episode with its fps, as they come.
+
+    `unit` is the timestamps' unit in seconds.
+    """
+
+    def __init__(self, fps: float, unit: float) -> None:
+        self._fps, self._unit = fps, unit
+        self._first: tuple[Any, int] | None = None  # timestamp and frame number
+        self._last = 0.0, 0  # periods and frames since the first
+        self._step: Contradiction | None = None
+
+    def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
+        """Add timestamps, a real dtype [n], and their frame numbers, int64 [n], in order."""
+        if not len(times) or self._step is not None:
+            return
+        times = signed(times)
+        if self._first is None:
+            self._first = times[0], int(numbers[0])
+        time, number = self._first
+        with np.errstate(invalid="ignore", over="ignore"):
+            passed, rough = times - time, times.astype(np.float64) - float(time)
+            passed = np.where(np.abs(rough) < 2.0**62, passed, rough)  # integers overflow
+            periods = passed * (self._unit * self._fps)
+            steps = np.diff(periods, prepend=self._last[0])
+        frames = numbers - number
+        more = steps - np.diff(frames, prepend=self._last[1])
+        wrong = np.flatnonzero((more > MAX_EXTRA * _ROUNDING) | (steps < 0))
+        if len(wrong):
+            at = int(wrong[0])
+            step = float(steps[at]) / self._fps
+            reason = f"{step:.6g} s after the timestamp before, at most 1.5 frame periods fit"
+            self._step = Contradiction(int(numbers[at]), float(passed[at]) * self._unit, reason)
+        self._last = float(periods[-1]), int(frames[-1])
+
+    def step_in_seconds(self) -> float:
+        """The mean time between frames so far; 0 for fewer than two."""
+        periods, frames = self._last
+        return periods / self._fps / frames if frames else 0.0
+
+    def contradiction(self) -> Contradiction | None:
+        """What contradicts the fps in the timestamps so far, if anything."""
+        periods, frames = self._last
+        allowed = max(MAX_DRIFT * frames, _QUARTER) * _ROUNDING
+        if self._step is not None or self._first is None or not abs(periods - frames) > allowed:
+            return self._step
+        rate = f"{frames / periods * self._fps:.6g}" if periods else "no"
+        reason = f"a mean rate of {rate} frames per second, at most 5 % off fits"
+        return Contradiction(self._first[1] + frames, periods / self._fps, reason)

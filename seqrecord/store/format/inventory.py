@@ -1,0 +1,231 @@
+"""The inventory file: originals of a dataset, and data left out by its source.
+
+JSON in the index folder, named by the manifest; docs/format.md, "Inventory".
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from dataclasses import asdict, dataclass, fields, replace
+from typing import Any
+
+from seqrecord.errors import FormatError, located
+from seqrecord.store.format.manifest import IndexFile, read_named
+from seqrecord.store.format.text import parse_json
+from seqrecord.store.json_object import JsonObject
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.text import counted, printable
+
+MAX_INVENTORY_BYTES = 1 << 16
+MAX_INVENTORIES = 100
+
+_TEXT = re.compile(r"[^\ud800-\udfff]{0,4000}", re.DOTALL)
+_VERSION = 1
+_SHOWN_NAMES = 80  # characters of feature names in one line
+
+
+@dataclass(frozen=True)
+class LeftOut:
+    """Data of an original that is not packed, grouped by pattern.
+
+    Args:
+        pattern: names of the files, topics or fields: `*.pose.txt`, `topic /camera/info`.
+        count: number of `unit`.
+        reason: the cause: `no reader`, `not selected by features=`.
+        unit: plural noun for `count`: `files`, `messages`, `rows`.
+        is_data: false if the caller asked to leave it out, or if it is certainly harmless. `strict`
+            ignores such entries.
+
+    Example:
+        from seqrecord.sources import LeftOut
+
+        print(LeftOut("*.pose.txt", 1, "no reader"))  # *.pose.txt: 1 file, no reader
+    """
+
+    pattern: str
+    count: int
+    reason: str
+    unit: str = "files"
+    is_data: bool = True
+
+    def __str__(self) -> str:
+        noun = self.unit.removesuffix("s") if self.count == 1 else self.unit
+        return f"{self.pattern}: {self.count:,} {noun}, {self.reason}"
+
+
+@dataclass(frozen=True)
+class PackedFeature:
+    """A feature of an original.
+
+    `place` is its path or pattern there, `shape` the shape of a frame.
+    """
+
+    name: str
+    dtype: str
+    shape: tuple[int | None, ...]
+    kind: str | None
+    unit: str | None
+    place: str
+
+    def __str__(self) -> str:
+        shape = ", ".join("?" if size is None else str(size) for size in self.shape)
+        detail = ", ".join(filter(None, (self.kind, self.unit)))
+        text = f"{self.name}  {self.dtype} [{shape}]"
+        return (
+            f"{text}{f'  {detail}' if detail else ''}{f'  from {self.place}' if self.place else ''}"
+        )
+
+
+@dataclass(frozen=True)
+class Inventory:
+    """A source's report on one original.
+
+    Args:
+        format: format name, as `--format` takes it.
+        reason: evidence for this format.
+        features: packed features.
+        left_out: possible data that is not packed.
+        notes: assumptions, and irregularities that the format allows.
+
+    Example:
+        from seqrecord.sources import Inventory, LeftOut
+
+        skipped = LeftOut("*.txt", 2, "no reader")
+        inventory = Inventory("folders", "an image per frame", left_out=(skipped,))
+        print(*inventory.lines(), sep=", ")
+    """
+
+    format: str
+    reason: str
+    features: tuple[PackedFeature, ...] = ()
+    left_out: tuple[LeftOut, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def left_out_data(self) -> tuple[LeftOut, ...]:
+        """Data left out without the caller's request."""
+        return tuple(each for each in self.left_out if each.is_data)
+
+    def lines(self, most: int | None = None) -> list[str]:
+        """Format the inventory as text, in at most `most` lines (at least 3).
+
+        To save lines, features are first shortened to their names.
+        """
+        facts = [*self.left_out_data, *(each for each in self.left_out if not each.is_data)]
+        others = [("left out", str(each)) for each in facts]
+        others += [("note", note) for note in self.notes]
+        rows = [("feature", str(each)) for each in self.features]
+        if most is not None and 1 + len(rows) + len(others) > most:
+            names = ", ".join(each.name for each in self.features)
+            if len(names) > _SHOWN_NAMES:
+                names = f"{names[:_SHOWN_NAMES]}…"
+            rows = [("features", f"{len(self.features)}: {names}")]
+        if most is not None and (more := 1 + len(rows) + len(others) - most) > 0:
+            others = others[: -more - 1]
+            others.append(("more", f"{counted(more + 1, 'line')}; `seqrecord info` shows all"))
+        every = [("format", f"{self.format}: {self.reason}"), *rows, *others]
+        return [f"{head:<9} {printable(text)}" for head, text in every]
+
+    def to_json(self) -> dict[str, Any]:
+        """Return plain JSON values."""
+        return asdict(self)
+
+    @classmethod
+    def from_json(cls, value: object) -> Inventory:
+        """Inverse of `to_json`. Raises `FormatError` for invalid input."""
+        keys = ("format", "reason", "features", "left_out", "notes")
+        found = JsonObject(value, keys, "an inventory")
+        return cls(
+            found.text("format", _TEXT),
+            found.text("reason", _TEXT),
+            tuple(map(_feature, found.list("features"))),
+            tuple(map(_left_out, found.list("left_out"))),
+            found.texts("notes", _TEXT),
+        )
+
+
+def encode_inventories(inventories: Iterable[Inventory]) -> bytes:
+    """Encode the inventory file. Long lists are shortened to fit 64 KiB."""
+    every = list(dict.fromkeys(map(_clean, inventories)))[-MAX_INVENTORIES:]
+    while True:
+        value = {
+            "format": "seqrecord inventory",
+            "version": _VERSION,
+            "inventories": [each.to_json() for each in every],
+        }
+        data = json.dumps(value, indent=1).encode() + b"\n"
+        if len(data) <= MAX_INVENTORY_BYTES:
+            return data
+        every = [*map(_shortened, every)] if any(map(_is_long, every)) else every[1:]
+
+
+def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]:
+    """Read a dataset's inventories, one for each original, oldest first.
+
+    Raises `NotFoundError` if the file is missing, `FormatError` if it is damaged.
+    """
+    data = read_named(storage, file, "a file of inventories", MAX_INVENTORY_BYTES)
+    with located(FormatError, file=f"{storage.url}/{file.path}"):
+        found = JsonObject.of_file(parse_json(data), "inventory", _VERSION, ["inventories"])
+        return tuple(map(Inventory.from_json, found.list("inventories", 0, MAX_INVENTORIES)))
+
+
+def _is_long(inventory: Inventory) -> bool:
+    return len(inventory.left_out) + len(inventory.notes) + len(inventory.features) > 8
+
+
+def _shortened(inventory: Inventory) -> Inventory:
+    """Return the inventory without the last quarter of its lists, with a note."""
+    kept = [len(each) * 3 // 4 for each in (inventory.left_out, inventory.notes)]
+    left, notes = inventory.left_out[: kept[0]], inventory.notes[: kept[1]]
+    more = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"
+    return replace(
+        inventory,
+        features=inventory.features[: max(1, len(inventory.features) * 3 // 4)],
+        left_out=left,
+        notes=(*(note for note in notes if note != more), more),
+    )
+
+
+def _clean(inventory: Inventory) -> Inventory:
+    """Escape invalid text: file names may have bytes that are not UTF-8."""
+    return replace(
+        inventory,
+        format=_text(inventory.format),
+        reason=_text(inventory.reason),
+        features=tuple(replace(f, place=_text(f.place)) for f in inventory.features),
+        left_out=tuple(
+            replace(each, pattern=_text(each.pattern), reason=_text(each.reason))
+            for each in inventory.left_out
+        ),
+        notes=tuple(map(_text, inventory.notes)),
+    )
+
+
+def _text(text: str) -> str:
+    return text.encode("utf-8", "backslashreplace").decode()[:1000]
+
+
+def _feature(value: object) -> PackedFeature:
+    names = [field.name for field in fields(PackedFeature)]
+    found = JsonObject(value, names, "a feature of an inventory")
+    for key in ("name", "dtype", "place", "kind", "unit"):
+        if found.value[key] is not None or key not in ("kind", "unit"):
+            found.text(key, _TEXT)
+    shape = found.list("shape", 0, 32)
+    if not all(size is None or (type(size) is int and size >= 0) for size in shape):
+        raise FormatError("an inventory's feature has an invalid shape", got=repr(shape)[:100])
+    return PackedFeature(**{**found.value, "shape": tuple(shape)})
+
+
+def _left_out(value: object) -> LeftOut:
+    names = [field.name for field in fields(LeftOut)]
+    found = JsonObject(value, names, "left-out data of an inventory")
+    for key in ("pattern", "reason", "unit"):
+        found.text(key, _TEXT)
+    found.integer("count")
+    if type(found.value["is_data"]) is not bool:
+        raise FormatError("is_data of an inventory is not a bool")
+    return LeftOut(**found.value)

@@ -1,0 +1,303 @@
+"""Bounds on the time between frames of an episode, for windows in seconds.
+
+Each entry bounds the time from a frame to the frame k later, for k = 1, 2, 4, …. They limit the
+frames of a time window without reading any timestamp::
+
+    frames later      1     2     4     8    16  …
+    minimum        0.09  0.19  0.39  0.79  1.59         0.8 s span at most 8 frames
+    maximum        0.11  0.21  0.41  0.82  1.62         and at least 7
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import FormatError
+from seqrecord.store.feature_kinds import size_in
+from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.text import repr_of
+
+Reals = npt.NDArray[np.float64]
+
+CLOCKS = ("timestamp", "log_time")
+_LEAST_STEP, _MOST_STEP = 1e-5, 10.0  # seconds; milliseconds at 30 fps would be 33 apart
+
+MAX_TIME_SPANS = 13  # over 1, 2, 4, …, 4096 frames
+_TAIL = 1 << (MAX_TIME_SPANS - 1)
+_PENDING = 1 << 12  # buffered timestamps
+_MOST = 1 << 20  # frames of a time window
+_AT_ONCE = 1 << 14  # episodes checked at a time
+
+
+def is_timestamp(spec: FeatureSpec) -> bool:
+    """Return whether a feature is one timestamp per frame."""
+    is_time = spec.kind == "timestamp" and not spec.is_dropped
+    return is_time and spec.shape in ((), (1,)) and spec.dtype.kind in "iuf"
+
+
+def timestamp_features(schema: Schema) -> tuple[str, ...]:
+    """Return the names of features with one timestamp per frame, in schema order."""
+    return tuple(name for name, spec in schema.items() if is_timestamp(spec))
+
+
+def clock_of(schema: Schema) -> str | None:
+    """Return the feature with the frames' recording times, or `None`.
+
+    It is the only timestamp feature with a unit of time or without a unit. Among several, it is the
+    one named `timestamp` or `log_time`.
+    """
+    known = [n for n in timestamp_features(schema) if is_unit_of_time(schema[n].unit)]
+    usual = [name for name in CLOCKS if name in known]
+    return known[0] if len(known) == 1 else usual[0] if usual else None
+
+
+def is_unit_of_time(unit: str | None) -> bool:
+    """Return true for units such as `s`, `ms` or `ns`, and for `None` (unknown)."""
+    return unit is None or size_in(unit, "s") is not None
+
+
+def is_plausible(step: npt.ArrayLike) -> npt.NDArray[np.bool_]:
+    """Return whether a frame step, in seconds, is plausible. For timestamps without a unit."""
+    return np.asarray((np.asarray(step) >= _LEAST_STEP) & (np.asarray(step) <= _MOST_STEP))
+
+
+def signed(times: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Convert timestamps [n], at least one, to int64 if they fit, otherwise to float64."""
+    fits = times.dtype.kind == "i" or (times.dtype.kind == "u" and int(times.max()) < 2**63)
+    return times.astype(np.int64 if fits else np.float64)
+
+
+def num_time_spans(num_frames: int) -> int:
+    """Return how many of the distances 1, 2, 4, …, 4096 occur between frames of an episode."""
+    return min(MAX_TIME_SPANS, (num_frames - 1).bit_length())
+
+
+@dataclass(frozen=True)
+class TimeSpans:
+    """Minimum and maximum growth of an episode's timestamps over 1, 2, 4, …, 4096 frames.
+
+    In the feature's unit. Distances beyond the episode's length are absent; see `num_time_spans`.
+    """
+
+    least: tuple[float, ...]
+    most: tuple[float, ...]
+
+    def cut(self, num_frames: int) -> TimeSpans:
+        """Return the bounds for consecutive frames of the episode, `num_frames` of them."""
+        count = num_time_spans(num_frames)
+        return TimeSpans(self.least[:count], self.most[:count])
+
+    def to_text(self) -> str:
+        """Encode as base64 of little-endian float64: all of `least`, then `most`."""
+        return base64.b64encode(np.array([*self.least, *self.most], "<f8").tobytes()).decode()
+
+    @classmethod
+    def from_text(cls, text: object, num_frames: int) -> TimeSpans:
+        """Inverse of `to_text`, for an episode of `num_frames`. Raises `FormatError` if invalid."""
+        count = num_time_spans(num_frames)
+        try:
+            data = base64.b64decode(str(text).encode("ascii"), validate=True)
+        except (UnicodeEncodeError, binascii.Error):
+            data = b"-"
+        if isinstance(text, str) and len(data) == 16 * count:
+            least, most = np.frombuffer(data, "<f8").reshape(2, count)
+            if np.isfinite(least).all() and np.isfinite(most).all() and (least <= most).all():
+                return cls(tuple(least.tolist()), tuple(most.tolist()))
+        raise FormatError(
+            "time spans of timestamps are invalid",
+            expected=f"base64 of {count} finite float64 and as many that are no smaller",
+            got=repr_of(text, 100),
+        )
+
+
+class TimeSpanCollector:
+    """Computes the time spans of one episode after the other, from timestamps in frame order."""
+
+    def __init__(self) -> None:
+        self.begin()
+
+    def begin(self) -> None:
+        """Start an episode."""
+        self._least, self._most = np.full(MAX_TIME_SPANS, np.inf), np.full(MAX_TIME_SPANS, -np.inf)
+        self._is_whole = True
+        self._tail: npt.NDArray[Any] = np.zeros(0)
+        self._pending: list[npt.NDArray[Any]] = []
+        self._num_pending = self._number = 0
+
+    def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
+        """Add timestamps, a real dtype [n] or [n, 1], of the frames `numbers`, int64 [n]."""
+        if not len(numbers):
+            return
+        first, last = int(numbers[0]), int(numbers[-1])
+        follows = first == self._number and last - first == len(numbers) - 1
+        self._is_whole &= follows and bool(np.isfinite(times).all())
+        self._number = last + 1
+        self._pending.append(signed(times.reshape(-1)))
+        self._num_pending += len(numbers)
+        if self._num_pending >= _PENDING:
+            self._look()
+
+    def time_spans(self, num_frames: int) -> TimeSpans | None:
+        """Return the time spans of the episode's `num_frames` frames so far.
+
+        `None` if a frame has no timestamp or one that is not finite.
+        """
+        self._look()
+        count = num_time_spans(num_frames)
+        least, most = self._least[:count], self._most[:count]
+        is_whole = self._is_whole and self._number == num_frames
+        if not is_whole or not (np.isfinite(least).all() and np.isfinite(most).all()):
+            return None
+        return TimeSpans(tuple(least.tolist()), tuple(most.tolist()))
+
+    def _look(self) -> None:
+        if not self._pending or not self._is_whole:
+            self._pending, self._num_pending = [], 0
+            return
+        count = self._num_pending
+        times = np.concatenate([self._tail.astype(self._pending[0].dtype), *self._pending])
+        self._pending, self._num_pending = [], 0
+        if times.dtype == np.int64 and float(times.max()) - float(times.min()) >= 2.0**63:
+            self._is_whole = False  # differences overflow
+        with np.errstate(over="ignore"):
+            for i in range(num_time_spans(len(times))):
+                step = 1 << i
+                later = times[max(step, len(times) - count) :]
+                grown = later - times[len(times) - len(later) - step : len(times) - step]
+                self._least[i] = min(self._least[i], float(np.minimum.reduce(grown)))
+                self._most[i] = max(self._most[i], float(np.maximum.reduce(grown)))
+        self._tail = times[-_TAIL:].copy()
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeTimeSpans:
+    """Time spans of all episodes of a dataset: float64 [E, T, S], T features; views of a file.
+
+    S is `num_time_spans` of the longest episode, at least 1. NaN marks distances beyond an
+    episode's length, and all entries of an episode with unknown time spans.
+    """
+
+    least: Reals
+    most: Reals
+
+    @classmethod
+    def of(
+        cls, rows: list[list[TimeSpans | None]], num_features: int, longest: int
+    ) -> EpisodeTimeSpans:
+        """Create from rows of each episode and feature; `longest` is the maximum episode length."""
+        shape = (len(rows), num_features, max(1, num_time_spans(longest)))
+        least, most = np.full(shape, np.nan), np.full(shape, np.nan)
+        for i, row in enumerate(rows):
+            for j, time_spans in enumerate(row):
+                if time_spans is not None:
+                    least[i, j, : len(time_spans.least)] = time_spans.least
+                    most[i, j, : len(time_spans.most)] = time_spans.most
+        return cls(least, most)
+
+    def extended(self, more: EpisodeTimeSpans) -> EpisodeTimeSpans:
+        """Append the episodes of `more`."""
+        width = max(self.least.shape[2], more.least.shape[2])
+        pairs = ((self.least, more.least), (self.most, more.most))
+        return EpisodeTimeSpans(
+            *(np.concatenate([_wide(a, width), _wide(b, width)]) for a, b in pairs)
+        )
+
+    def check(self, num_frames: npt.NDArray[np.int64]) -> None:
+        """Raise `FormatError` unless the values are possible for episodes of `num_frames`, int64
+        [E].
+        """
+        for first in range(0, len(num_frames), _AT_ONCE):
+            rows = slice(first, first + _AT_ONCE)
+            least, most = self.least[rows], self.most[rows]
+            there = np.arange(least.shape[2]) < _counts(num_frames[rows])[:, None, None]
+            known = ~np.isnan(least[:, :, :1]) & there
+            fits = np.isnan(least) & np.isnan(most)
+            fits[known] = (np.abs(least) < np.inf)[known] & (np.abs(most) < np.inf)[known]
+            fits &= ~known | (least <= most)
+            if not fits.all():
+                row = first + int(np.argmin(fits.all(axis=(1, 2))))
+                raise FormatError(
+                    "time spans of timestamps are invalid", offset=0, got=f"row {row}"
+                )
+
+    def unknown(self, rows: npt.NDArray[np.int64], feature: int) -> npt.NDArray[np.int64]:
+        """Return the episodes among `rows`, int64 [n], without usable bounds.
+
+        This includes timestamps that do not ascend, and episodes of a single frame.
+        """
+        known: npt.NDArray[np.bool_] = self.least[rows, feature, 0] > 0
+        return rows[~known]
+
+    def mean_steps(self, rows: npt.NDArray[np.int64], feature: int) -> Reals:
+        """Estimate the time between frames of these episodes, float64 [n]; NaN if unknown."""
+        last = np.zeros(len(rows), np.int64)
+        for place in range(1, self.least.shape[2]):
+            last[~np.isnan(self.least[rows, feature, place])] = place
+        found: Reals = self.least[rows, feature, last] + self.most[rows, feature, last]
+        return found / (2 << last)
+
+    def contradict(
+        self, rows: npt.NDArray[np.int64], feature: int, steps: Reals
+    ) -> npt.NDArray[np.bool_]:
+        """Return which episodes' timestamps cannot belong to the given frame steps, bool [n].
+
+        `steps`, float64 [n], are in the feature's unit. Timestamps may deviate by a quarter of a
+        step from a regular clock.
+        """
+        found = np.zeros(len(rows), np.bool_)
+        for place in range(self.least.shape[2]):
+            for time_spans in (self.least, self.most):
+                off = np.abs(time_spans[rows, feature, place] / steps - (1 << place))
+                found |= off > 0.5 * (1 + 1e-6)
+        return found
+
+    def frames_within(
+        self, rows: npt.NDArray[np.int64], feature: int, time: float
+    ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+        """Bound the number of frames within `time` after any frame, in each episode: int64 [n]
+        each.
+
+        Returns minimum and maximum. Ends of episodes may cut the minimum. Bounds are at most 2^20.
+        """
+        most = _count(self.most[rows, feature], time)
+        return most, _count(self.least[rows, feature], time)
+
+
+def _counts(num_frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
+    """Return `num_time_spans` of each episode."""
+    powers = 1 << np.arange(MAX_TIME_SPANS)
+    found: npt.NDArray[np.int64] = np.searchsorted(powers, num_frames, side="left")
+    return found
+
+
+def _wide(time_spans: Reals, width: int) -> Reals:
+    found = np.full((*time_spans.shape[:2], width), np.nan)
+    found[:, :, : time_spans.shape[2]] = time_spans
+    return found
+
+
+def _count(time_spans: Reals, time: float) -> npt.NDArray[np.int64]:
+    """Return the largest sum of powers of two whose time spans add up to at most `time`, int64 [n].
+
+    `time_spans`, float64 [n, S], is NaN beyond an episode's length. The minimum growth over a
+    number of frames is at least the sum of the minima of its parts, the maximum at most the sum of
+    the maxima.
+    """
+    left, found = np.full(len(time_spans), time), np.zeros(len(time_spans), np.int64)
+    longest = np.ones(len(time_spans), bool)  # the largest distance may repeat
+    for i in range(time_spans.shape[1] - 1, -1, -1):
+        lag = time_spans[:, i]
+        is_there = lag > 0
+        with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
+            times = np.where(longest, np.minimum(left // lag, _MOST), lag <= left)
+        times = np.where(is_there, times, 0)
+        left = left - np.where(is_there, times * np.where(is_there, lag, 0), 0)
+        found += times.astype(np.int64) << i
+        longest &= ~is_there
+    return np.minimum(found, _MOST)

@@ -1,0 +1,230 @@
+"""Frames in memory: dtypes, shapes, and the user's `frame_transform`."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.store.format.pages import aligned
+from seqrecord.store.reading.trials import check_signature, repeatable
+from seqrecord.store.schema import Schema, ValueKind
+from seqrecord.store.text import repr_of
+
+FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
+"""Maps a frame's values (arrays, `str`, `bytes`) to the values of clips, with the same dtypes and
+shapes for every frame.
+"""
+
+_Transform = TypeVar("_Transform")
+
+SHAPE_DTYPE = np.dtype(np.uint32)  # stored beside frames of variable shape
+_OBJECT_BYTES = 128  # overhead of a `str` or `bytes` object and its reference
+_CHARACTER_BYTES = 4  # maximum for a character of `str`, which has at least a byte in UTF-8
+
+
+@dataclass(frozen=True)
+class ArraySpec:
+    """Dtype and shape of a feature's frames in clips; `None` marks a variable dimension.
+
+    `largest` is the size of the largest frame in bytes, for variable shapes. `value` is "text" or
+    "bytes" if frames are `str` or `bytes`, stored as uint8 [?]. `mask_of` is the feature whose
+    padding this mask describes.
+    """
+
+    dtype: np.dtype[Any]
+    shape: tuple[int | None, ...]
+    largest: int | None = None
+    value: ValueKind = "array"
+    mask_of: str | None = None
+
+    @property
+    def is_fixed(self) -> bool:
+        return None not in self.shape
+
+    @property
+    def nbytes(self) -> int:
+        """Memory for one frame in bytes: for variable shapes the largest frame, and its shape."""
+        if self.value != "array":
+            size = _CHARACTER_BYTES if self.value == "text" else 1
+            return size * (self.largest or 0) + _OBJECT_BYTES
+        if self.largest is not None:
+            return aligned(self.largest) + len(self.shape) * SHAPE_DTYPE.itemsize
+        return self.dtype.itemsize * math.prod(1 if n is None else n for n in self.shape)
+
+    def __str__(self) -> str:
+        if self.value != "array":
+            return self.value
+        return f"{self.dtype.name} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+
+
+def clip_nbytes(specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> int:
+    """Return a clip's memory in bytes, given the number of frames of each feature."""
+    return sum(spec.nbytes * lengths[name] for name, spec in specs.items())
+
+
+def mask_name(feature: str) -> str:
+    """Return the name of a padded feature's mask."""
+    return f"{feature}_mask"
+
+
+def arrays_by_name(what: str, result: Any) -> dict[str, Any]:
+    """Return a user function's result as a dict.
+
+    Raises `ClipError` unless it is a mapping by name.
+    """
+    if not (isinstance(result, Mapping) and result and all(isinstance(n, str) for n in result)):
+        raise ClipError(
+            f"{what} does not return arrays by name",
+            expected="a dict of arrays with at least one",
+            got=repr_of(result, 100),
+        )
+    return dict(result)
+
+
+def apply_transform(transform: FrameFunction, frame: dict[str, Any]) -> dict[str, Any]:
+    """Apply `transform` to a frame; returns arrays, `str` and `bytes` by name.
+
+    Raises `ClipError` for another result.
+    """
+    return {
+        name: value if isinstance(value, (str, bytes)) else np.asarray(value)
+        for name, value in arrays_by_name("frame_transform", transform(frame)).items()
+    }
+
+
+def bound(transform: _Transform, schema: Schema) -> _Transform:
+    """Bind a user's transform to a dataset's schema, if it has a method `with_schema`."""
+    bind: Any = getattr(transform, "with_schema", None)
+    found: _Transform = transform if bind is None else bind(schema)
+    return found
+
+
+def first_frame(transform: FrameFunction, frame: Mapping[str, Any]) -> dict[str, Any]:
+    """Apply `transform` to a copy of the first frame, with more checks.
+
+    Also raises `ClipError` for a wrong signature, and for random results: each frame is transformed
+    once, in any thread, and may stay in memory.
+    """
+    check_signature("frame_transform", transform, "frame")
+
+    def call() -> dict[str, Any]:
+        values = {n: np.array(v) if isinstance(v, np.ndarray) else v for n, v in frame.items()}
+        return apply_transform(transform, values)
+
+    return dict(
+        repeatable(
+            "frame_transform",
+            call,
+            expected="a result that depends only on the frame; for random augmentation use "
+            "clip_transform, with its generator",
+        )
+    )
+
+
+def unchanged_values(
+    given: Mapping[str, Any], copies: Mapping[str, Any], made: Mapping[str, Any]
+) -> frozenset[str]:
+    """Return the names of values that a user function left unchanged_values.
+
+    `given` are its arguments, `copies` copies of them, `made` its results. An array of zeros that
+    was copied counts as changed, since zeros are the same in every unit.
+    """
+    kept = set()
+    for name in given.keys() & made.keys():
+        value, before = made[name], copies[name]
+        if not isinstance(value, np.ndarray) or not isinstance(before, np.ndarray):
+            continue
+        is_same = (value.dtype, value.shape) == (before.dtype, before.shape)
+        is_telling = before.any() or np.may_share_memory(value, given[name])
+        if is_same and is_telling and value.tobytes() == before.tobytes():
+            kept.add(name)
+    return frozenset(kept)
+
+
+def size_of_text(value: str) -> int:
+    """Bytes of a text in UTF-8."""
+    return len(value.encode(errors="surrogatepass"))
+
+
+def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
+    """Raise `ClipError` if a text has another type, or is larger than its reserved memory."""
+    kind = str if spec.value == "text" else bytes
+    if not isinstance(value, kind):
+        raise ClipError(
+            f"{what} returns another type than for the first one",
+            feature=name,
+            expected=kind.__name__,
+            got=type(value).__name__,
+        )
+    size = size_of_text(value) if isinstance(value, str) else len(value)
+    if size > (spec.largest or 0):
+        raise ClipError(
+            f"{what} returns a longer text than any frame of this feature, or than its example",
+            feature=name,
+            expected=f"at most {spec.largest} bytes, the reserved memory",
+            got=f"{size} bytes",
+        )
+
+
+def check_arrays(
+    what: str,
+    of: str,
+    arrays: Mapping[str, Any],
+    specs: Mapping[str, ArraySpec],
+    check_varying: Callable[[str, str, Any, ArraySpec], None] = check_text,
+) -> None:
+    """Raise `ClipError` unless a function's results match `specs`, from its first result.
+
+    `check_varying` checks texts and arrays of a variable shape.
+    """
+    if arrays.keys() != specs.keys():
+        raise ClipError(
+            f"{what} returns other features than for the first {of}",
+            expected=", ".join(specs),
+            got=", ".join(arrays),
+        )
+    for name, spec in specs.items():
+        if not spec.is_fixed:
+            check_varying(what, name, arrays[name], spec)
+            continue
+        array = np.asarray(arrays[name])
+        if (got := ArraySpec(array.dtype, array.shape)) != spec:
+            raise ClipError(
+                f"{what} returns another dtype or shape than for the first {of}",
+                feature=name,
+                expected=spec,
+                got=got,
+            )
+
+
+def add_place(
+    error: Exception, what: str, *, file: str, episode: str, frame: int | None = None
+) -> None:
+    """Add episode and frame to an error being raised, in its message or as a note.
+
+    A `StopIteration`, which would end iteration silently, becomes a `ClipError`.
+    """
+    if isinstance(error, StopIteration):
+        raise ClipError(
+            f"{what} raised StopIteration, which ends an iterator",
+            file=file,
+            episode=episode,
+            frame=frame,
+            expected="a result, or another error",
+            got=repr_of(error, 100),
+        ) from error
+    if isinstance(error, SeqRecordError):
+        error.located(file=file, episode=episode, frame=frame)
+        return
+    place = f"in {what} of episode {episode}"
+    place += f", {file}" if frame is None else f", frame {frame}, {file}"
+    if hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(place)
+    elif error.args and isinstance(error.args[0], str):
+        error.args = (f"{error.args[0]} ({place})", *error.args[1:])

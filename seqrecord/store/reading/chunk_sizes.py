@@ -1,0 +1,99 @@
+"""Memory of chunks in bytes: stored pages, and buffers while they are read."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+
+import numpy as np
+
+from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys
+from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.pages import ALIGNMENT
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.schema import FeatureSpec, Schema
+
+# Of a video decoder, in frames of its feature: 16 reference and delayed frames of YUV 4:2:0, each
+# half as large as RGB, and the converted frame. Measured at 3840x2160: 4.5 to 8.3 frames.
+_DECODER_FRAMES = 9
+
+
+def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
+    """Return the bytes of the features' pages in each chunk of a group: int64 [chunks].
+
+    Referenced packets count twice: as read, and joined to a page.
+    """
+    columns = [group.schema.position(name) for name in group.schema if name in features]
+    padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
+    total: IntArray = (padded // ALIGNMENT * ALIGNMENT).sum(axis=1)
+    times = 2 if any(spec.is_video for spec in group.schema.values()) else 1
+    total += times * group.external * bool(columns)
+    return total
+
+
+def overlapping_chunk_bytes(base: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
+    """Return, for each chunk of `base`, the bytes of the other group's chunks with the same frames.
+
+    `nbytes` are the sizes of the other group's chunks. Returns int64 [chunks of `base`].
+    """
+    total = np.append(0, np.cumsum(nbytes))
+    keys = _keys(other)
+    first = _keys(base)
+    start = np.searchsorted(keys, first, side="right") - 1
+    stop = np.searchsorted(
+        keys, first + np.minimum(base.first_frame, 0) + base.num_frames, side="left"
+    )
+    beside: IntArray = total[stop] - total[start]
+    return beside
+
+
+def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
+    """Return the maximum bytes of chunks touched by `num_frames` consecutive frames of an episode.
+
+    `nbytes` are the sizes of the group's chunks. The maximum is reached by frames that begin with
+    the last frame of a chunk.
+    """
+    total = np.append(0, np.cumsum(nbytes))
+    keys = _keys(group)
+    last = keys + np.minimum(group.first_frame, 0) + group.num_frames - 1
+    stop = np.searchsorted(keys, last + num_frames, side="left")
+    return int((total[stop] - total[:-1]).max(initial=0))
+
+
+def decoder_bytes(features: Iterable[FeatureSpec]) -> list[int]:
+    """Return the memory of each video feature's decoder, in bytes."""
+    return [_DECODER_FRAMES * spec.stored.nbytes for spec in features if spec.is_video]
+
+
+def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
+    """Return the memory of a cursor's open chunks in other groups, in bytes per frame of a piece.
+
+    A cursor keeps them open while its own group's chunks are cut into pieces: the largest stored
+    pages, and the frames of their decoders. 0 if chunks are not cut.
+    """
+    if grid.whole is None:
+        return 0
+    kept = 0
+    for group in groups:
+        read = (spec for name, spec in group.schema.items() if name in features)
+        kept += sum(decoder_bytes(read))
+        kept += int(chunk_bytes(group, features).max(initial=0))
+    return -(-kept // max(1, int(grid.largest.max(initial=1))))
+
+
+def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
+    """Return bytes of one stored frame of each feature that is resized after decoding.
+
+    For a variable shape, the largest frame in `episodes` (row numbers).
+    """
+    nbytes, index = 0, dataset.contents.index
+    for name, spec in dataset.features.items():
+        if spec.stored_shape is not None and not spec.is_video:
+            stored = spec.stored
+            nbytes += stored.nbytes if stored.is_fixed else index.largest_frames(name, episodes)
+    return nbytes
+
+
+def _keys(group: GroupIndex) -> IntArray:
+    """Return a sort key for each chunk, ascending by episode and first frame in the episode."""
+    episode = np.repeat(np.arange(len(group.num_chunks)), group.num_chunks)
+    return frame_keys(episode, np.maximum(group.first_frame, 0, dtype=np.int64))

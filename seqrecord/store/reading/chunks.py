@@ -1,0 +1,414 @@
+"""Chunks: positions of their pages, checksums, decoding."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
+from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.manifest import MANIFEST
+from seqrecord.store.format.pages import (
+    ALIGNMENT,
+    PageCodec,
+    num_slices,
+    page_digest,
+    slice_frames,
+    slice_sums,
+)
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.pages import Chunk, Page
+from seqrecord.store.reading.raw_frames import RawFrames
+from seqrecord.store.reading.resizing import resize_frame, temporary_frame
+from seqrecord.store.schema import Schema
+from seqrecord.store.storage.base import Storage, state_of, worth_rereading
+from seqrecord.store.storage.ranges import ByteRange, coalesce
+
+if TYPE_CHECKING:
+    from seqrecord.in_place.external_pages import ExternalPages
+    from seqrecord.in_place.externals import ExternalFiles
+    from seqrecord.video.pages import VideoPageCodec, VideoReader
+
+_UNCHECKED_BYTES = 64 << 20  # for larger chunks, the file's size is checked before allocation
+_MAX_READ_BYTES = 16 << 20  # maximum range of one request; pages of a chunk are merged
+
+
+class ChunkReader:
+    """Reads and decodes pages of the selected features. Thread-safe.
+
+    `verify` checks the CRC32C of each page read, `checks_digests` also its digest. Errors name
+    file, offset, episode and feature.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        paths: Sequence[str],
+        index: Index,
+        features: Schema,
+        *,
+        verify: bool = True,
+        externals: ExternalFiles | None = None,
+        checks_digests: bool = False,
+    ) -> None:
+        self.verify, self._checks_digests = verify, checks_digests
+        self._externals = externals
+        self.features = features
+        self._storage, self._index = storage, index
+        self.has_path = storage.local_path(MANIFEST) is not None
+        self._paths = paths  # record files
+        self._lengths: dict[str, int] = {}  # of record files, if checked
+        self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
+        self._video = _video_codecs(features)
+        self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
+        self.raw = [
+            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self.has_path)
+            for n in range(len(index.groups))
+        ]
+        """Readers for the raw features of each group."""
+
+    @cached_property
+    def external(self) -> ExternalPages:
+        """Pages in external files, at the first reference to one."""
+        from seqrecord.in_place.external_pages import ExternalPages  # most datasets have none
+
+        files = self._externals
+        return ExternalPages(self._storage, self._paths, self.features, self.located, files)
+
+    @cached_property
+    def is_local(self) -> bool:
+        """Whether everything is on local disks. Requests to other storages are slow."""
+        refers = any(group.external.any() for group in self._index.groups)
+        return self.has_path and not (refers and self.external.files.are_remote())
+
+    def close(self) -> None:
+        """Close external files; they are reopened on demand."""
+        if "external" in vars(self):
+            self.external.files.close()
+
+    def file_state(self, group: int, row: int) -> list[Any] | None:
+        """Return the state of a chunk's record file, see `state_of`.
+
+        Elsewhere than on a local disk, it is asked for once: record files are never changed.
+        """
+        path = self._paths[int(self._index.groups[group].file[row])]
+        if self.has_path:
+            return state_of(self._storage, path)
+        if path not in self._states:
+            self._states[path] = state_of(self._storage, path)
+        return self._states[path]
+
+    def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
+        """Return the chunk at a row of a group's table. `episode` avoids a search."""
+        table = self._index.groups[group]
+        if episode is None:
+            episode = table.episode_of(row)
+        first, frames = int(table.first_frame[row]), int(table.num_frames[row])
+        path = self._paths[int(table.file[row])]
+        return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
+
+    def shown(self, chunk: Chunk) -> range:
+        """Return the frames of a chunk in its episode, counted from the chunk's start.
+
+        The first and last chunk of a trimmed episode may have others.
+        """
+        stop = int(self._index.num_frames[chunk.episode]) - chunk.first_frame
+        return range(max(0, -chunk.first_frame), min(chunk.num_frames, stop))
+
+    def cut(self, page: Page, data: memoryview, frames: range) -> memoryview:
+        """Return the page of some consecutive frames of a page's chunk, without decoding.
+
+        References must be resolved. Raises `FormatError` for an invalid page.
+        """
+        there = np.ones(page.chunk.num_frames, bool) if page.present is None else page.present
+        start = int(there[: frames.start].sum())
+        positions = range(start, start + int(there[frames.start : frames.stop].sum()))
+        if len(positions) == page.num_present:
+            return data
+        try:
+            codec = self._video.get(page.feature) or self._codecs[page.feature]
+            cut = codec.cut(data, page.num_present, positions)
+        except FormatError as error:
+            raise self.located(page, error) from error.__cause__
+        return memoryview(cut)
+
+    def pages(self, chunk: Chunk) -> list[Page]:
+        """Return the pages of the selected features of the chunk's group, in selection order."""
+        table, row, found = self._index.groups[chunk.group], chunk.row, {}
+        lengths = table.page_length[row].tolist()
+        starts, sums = self.raw[chunk.group].places(row)
+        if starts[-1] - chunk.offset > _UNCHECKED_BYTES:
+            self._check_length(chunk, starts[-1])
+        variable = 0
+        for column, (name, spec) in enumerate(table.schema.items()):
+            if name in self.features:
+                found[name] = Page(
+                    feature=name,
+                    chunk=chunk,
+                    start=starts[column],
+                    stop=starts[column] + lengths[column],
+                    crc32c=int(table.page_crc32c[row, column]),
+                    digest=table.page_digest[row, column].tobytes(),
+                    present=table.present(row, int(table.features[column])),
+                    largest=None if spec.is_fixed else int(table.largest_frame[row, variable]),
+                    sums=sums[column] if spec.is_raw else None,
+                    external=int(table.external[row]),
+                )
+            variable += not spec.is_fixed
+        return [found[name] for name in self.features if name in found]
+
+    def _check_length(self, chunk: Chunk, stop: int) -> None:
+        """Raise `FormatError` for a chunk outside its file, before memory is allocated."""
+        if self._lengths.get(chunk.path, 0) < stop:
+            self._lengths[chunk.path] = self._storage.size(chunk.path)
+        if (length := self._lengths[chunk.path]) < stop:
+            raise FormatError(
+                "a chunk outside its record file",
+                file=self.raw[chunk.group].place_of(chunk.row)["file"],
+                offset=chunk.offset,
+                expected=f"at least {stop} bytes",
+                got=f"{length} bytes",
+            )
+
+    def read(
+        self,
+        pages: Sequence[Page],
+        buffer: npt.NDArray[np.uint8] | None = None,
+        *,
+        resolve: bool = True,
+    ) -> list[memoryview]:
+        """Read pages of one record file.
+
+        Adjacent pages are read together, with their padding, in one call to the storage, into
+        `buffer` if given. References are resolved: packets are read into the rest of the buffer, or
+        into new memory if that is too small, and the result is a page with the packets.
+        `resolve=False` returns the references themselves and reads no external files. Raises
+        `ChecksumError` for a damaged page.
+        """
+        if not pages:
+            return []
+        data = [memoryview(b"")] * len(pages)
+        merged = self.reads(pages)
+        ends = list(accumulate(whole.length for whole, _ in merged))
+        memory = np.empty(ends[-1], np.uint8) if buffer is None else buffer
+        buffers = [memory[a:b].data for a, b in pairwise([0, *ends])]
+        for (whole, members), part in zip(merged, buffers, strict=True):
+            for i in members:
+                data[i] = part[pages[i].start - whole.start : pages[i].stop - whole.start]
+        path = pages[0].chunk.path
+        self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
+        if self.verify:
+            for page, item in zip(pages, data, strict=True):
+                self._verify(page, item)
+        rest = memory[ends[-1] :]
+        for i, page in enumerate(pages):
+            if page.external and resolve:
+                memory, video = rest[: page.external_buffer_bytes], self._video.get(page.feature)
+                codec = None if video is None else video.config.codec
+                data[i] = self.external.resolve(page, data[i], memory, codec)
+                rest = rest[page.external_buffer_bytes :]
+        return [item.toreadonly() for item in data]
+
+    def reads(self, pages: Sequence[Page]) -> list[tuple[ByteRange, list[int]]]:
+        """Return the byte ranges that `read` would read, each with positions in `pages`; no I/O."""
+        ranges = [ByteRange(page.start, page.stop) for page in pages]
+        return coalesce(ranges, max_gap=ALIGNMENT - 1, max_length=_MAX_READ_BYTES)
+
+    def ranges(self, chunk: Chunk, frames: range) -> list[ByteRange]:
+        """Return the bytes of consecutive frames, counted from the chunk's start: all pages of the
+        selected features, of raw pages the slices with the frames, and the checksums of slices.
+        """
+        ranges, sums = [], list[int]()
+        for page in self.pages(chunk):
+            start, stop, spec = page.start, page.stop, self.features[page.feature].stored
+            if page.sums is not None:
+                number = num_slices(spec, page.num_present)
+                sums += [page.sums, page.sums + 4 * number]
+                if page.present is None:
+                    size = slice_frames(spec)
+                    start += frames.start // size * size * spec.nbytes
+                    stop = min(stop, page.start + -(-frames.stop // size) * size * spec.nbytes)
+            ranges.append(ByteRange(start, stop))
+        return [*ranges, ByteRange(min(sums), max(sums))] if sums else ranges
+
+    def check_slices(self, page: Page, data: memoryview) -> None:
+        """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""
+        assert page.sums is not None, "not a raw page"
+        actual = slice_sums(self.features[page.feature], data)
+        stored = np.empty_like(actual)
+        path, item = page.chunk.path, ByteRange(page.sums, page.sums + stored.nbytes)
+        self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
+        is_wrong = not np.array_equal(stored, actual)
+        if is_wrong and worth_rereading(self._storage, path, [item]):
+            self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
+        if not np.array_equal(stored, actual):
+            at = int(np.argmin(stored == actual))
+            offset, pair = page.sums - page.start + 4 * at, (int(actual[at]), int(stored[at]))
+            message = "the checksums of a page's slices do not match it"
+            error = ChecksumError.of(message, *pair, offset=offset)
+            raise self.located(page, error)
+
+    def _verify(self, page: Page, data: memoryview) -> None:
+        actual, place = crc32c(data), ByteRange(page.start, page.stop)
+        if actual != page.crc32c and worth_rereading(self._storage, page.chunk.path, [place]):
+            self._storage.read_ranges(page.chunk.path, [place], [data])
+            actual = crc32c(data)
+        if actual != page.crc32c:
+            error = ChecksumError.of("a page does not match its checksum", page.crc32c, actual)
+            raise self.located(page, error)
+        if self._checks_digests and not has_digest(page, data):
+            digest = page_digest(data, page.chunk.num_frames, page.present)
+            raise self.located(
+                page,
+                ChecksumError(
+                    "a page does not match its digest",
+                    offset=0,
+                    expected=page.digest.hex(),
+                    got=digest.hex(),
+                ),
+            )
+
+    def decode(
+        self,
+        page: Page,
+        data: memoryview,
+        frames: Sequence[int] | range,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+    ) -> None:
+        """Decode frames, counted from the chunk's start, into `out[i]`.
+
+        All must have the feature. Video decoding continues from the preceding call for the same
+        page, so only one thread at a time may use a page. Raises `FormatError` or `CodecError` with
+        file, offset, episode and feature.
+        """
+        positions: Sequence[int] | range = frames
+        if page.present is not None:
+            positions = page.positions(frames).tolist()
+        try:
+            if page.feature in self._video:
+                self._video_reader(page, data).decode_into(positions, out)
+                return
+            codec, count = self._codecs[page.feature], page.num_present
+            if not codec.spec.is_raw and "offsets" not in page.memo:
+                page.memo["offsets"] = codec.offsets(data, count)
+            offsets = page.memo.get("offsets")
+            if (spec := self.features[page.feature]).stored_shape is None:
+                codec.decode_into(data, count, out, positions, offsets)
+                return
+            for target, position in zip(out, positions, strict=True):
+                shape = codec.shape_of(count, position, data)
+                self._check_largest(page, [shape], is_whole=False)
+                frame = temporary_frame(shape, spec.dtype)
+                codec.decode_into(data, count, [frame], [position], offsets)
+                resize_frame(spec, frame, target)
+        except (CodecError, FormatError) as error:
+            raise self.located(page, error) from error.__cause__
+
+    def gops(self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]) -> Any:
+        """Return the GOP number of each frame, counted from the chunk's start: int64 [frames].
+
+        Frames without the feature get the GOP of the preceding frame.
+        """
+        try:
+            table = self._video[page.feature].parse(data, page.num_present)
+        except FormatError as error:
+            raise self.located(page, error) from error.__cause__
+        places = frames if page.present is None else np.cumsum(page.present)[frames] - 1
+        return np.searchsorted(table.first_frame, places, side="right")
+
+    def num_decoded(self, page: Page) -> int:
+        """Return the number of decoded frames of a video page, including reference frames."""
+        reader: VideoReader | None = page.memo.get("video")
+        return 0 if reader is None else reader.num_decoded
+
+    def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
+        reader: VideoReader | None = page.memo.get("video")
+        if reader is None:
+            make = page.memo.get("open_video")  # a device has its own reader
+            reader = self._video[page.feature].reader(data, page.num_present, make)
+            page.memo["video"] = reader
+        return reader
+
+    def value_of(self, page: Page, data: memoryview, frame: int) -> Any:
+        """Decode one frame to the user's value. `frame` counts from the chunk's start."""
+        shape = self.shapes(page, data)[int(page.positions(frame))]
+        array = np.empty(shape, self.features[page.feature].dtype)
+        self.decode(page, data, [frame], [array])
+        return self.value(page, array, frame)
+
+    def shapes(self, page: Page, data: memoryview) -> list[tuple[int, ...]]:
+        """Return the shapes of a page's frames, checked against the index's largest frame."""
+        shapes: list[tuple[int, ...]] | None = page.memo.get("shapes")
+        if shapes is None and self.features[page.feature].is_fixed:
+            shapes = [tuple(n or 0 for n in self.features[page.feature].shape)] * page.num_present
+        elif shapes is None:
+            try:
+                shapes = self._codecs[page.feature].shapes(data, page.num_present)
+                self._check_largest(page, shapes, is_whole=True)
+            except FormatError as error:
+                raise self.located(page, error) from error.__cause__
+        page.memo["shapes"] = shapes
+        return shapes
+
+    def _check_largest(
+        self, page: Page, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
+    ) -> None:
+        """Raise `FormatError` for frames larger than their reserved memory."""
+        if page.largest is None or not shapes:
+            return
+        found = max(map(math.prod, shapes)) * self.features[page.feature].dtype.itemsize
+        if found > page.largest or (is_whole and found != page.largest):
+            raise FormatError(
+                "the largest frame of a page differs in size from the index",
+                expected=f"{page.largest} bytes",
+                got=f"{found} bytes",
+            )
+
+    def value(self, page: Page, array: npt.NDArray[Any], frame: int) -> Any:
+        """Convert a frame's array to the user's value: the array, `str` or `bytes`.
+
+        `frame` counts from the chunk's start. Raises `CodecError` for text that is not UTF-8.
+        """
+        kind = self.features[page.feature].value
+        if kind == "array":
+            return array
+        data = array.tobytes()
+        if kind == "bytes":
+            return data
+        try:
+            return data.decode()
+        except UnicodeDecodeError as error:
+            wrong = CodecError("text that is not UTF-8", expected="UTF-8", got=data[:50])
+            wrong.frame = page.chunk.first_frame + frame
+            raise self.located(page, wrong) from error
+
+    def located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
+        """Add place, episode and feature to an error about a page."""
+        raw, reference = self.raw[page.chunk.group], page.memo.get("reference")
+        if reference is None:
+            return raw.located(error, page.chunk.row, page.feature)
+        at, error.offset = error.offset or 0, None
+        place = self.external.files.place_of(reference, at)
+        error.located(**place, feature=page.feature)
+        return error.located(**raw.place_of(page.chunk.row))
+
+
+def has_digest(page: Page, data: memoryview) -> bool:
+    """Return whether a page as stored has the digest of the index. `data` is not resolved."""
+    return page_digest(data, page.chunk.num_frames, page.present) == page.digest
+
+
+def _video_codecs(features: Schema) -> dict[str, VideoPageCodec]:
+    """Return a codec for each video feature."""
+    specs = [spec for spec in features.values() if spec.is_video]
+    if not specs:
+        return {}
+    from seqrecord.video.pages import VideoPageCodec  # most features are no video
+
+    return {spec.name: VideoPageCodec(spec) for spec in specs}

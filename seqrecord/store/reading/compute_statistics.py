@@ -1,0 +1,204 @@
+"""Computes statistics of frames, of a dataset or split, optionally after a transform."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.store.clips.grids import run_bounds
+from seqrecord.store.processes.machine import usable_cores
+from seqrecord.store.reading.array_specs import (
+    ArraySpec,
+    FrameFunction,
+    add_place,
+    apply_transform,
+    bound,
+    check_arrays,
+)
+from seqrecord.store.reading.contents import Contents, Episodes
+from seqrecord.store.reading.episode import Episode
+from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.trials import check_signature
+from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.statistics.by_feature import Statistics, num_channels
+from seqrecord.store.statistics.collecting import StatisticsCollector
+from seqrecord.store.storage.parallel import request_threads
+from seqrecord.store.units import Progress, check_integer
+
+_SPAN_BYTES = 32 << 20  # decoded frames of one feature in a thread
+_SPAN_FRAMES = 1024  # maximum; a power of two, like the frames in a chunk
+_TASK_FRAMES = 4096
+_GOLDEN = 0.6180339887498949
+
+
+def compute_statistics(
+    contents: Contents,
+    episodes: EpisodeFilter,
+    split: str | None,
+    frame_transform: FrameFunction | None,
+    max_frames: int | None,
+    num_threads: int | None,
+    progress: Callable[[Progress], None] | None,
+) -> Statistics:
+    """See `Dataset.compute_statistics`."""
+    check_integer("max_frames", 1 if max_frames is None else max_frames, least=1)
+    threads = usable_cores() if num_threads is None else num_threads
+    check_integer("num_threads", threads, least=1)
+    rows = contents.find_episodes(episodes, split)
+    total = int(contents.index.num_frames[rows].sum(dtype=np.int64))
+    step = 1 if max_frames is None else max(1, total // max_frames)
+    frame_transform = bound(frame_transform, contents.features)
+    if frame_transform is None:
+        columns = [
+            _FeatureSet(contents, (spec,), Schema([spec])) for spec in contents.features.values()
+        ]
+    else:
+        columns = [_transformed_features(contents, rows, frame_transform)]
+    columns = [column for column in columns if any(map(num_channels, column.schema.values()))]
+    found: dict[int, Statistics] = {}
+    done = 0
+    with request_threads(threads, "statistics") as pool:
+        # In order, for reproducible merging.
+        for task, part in pool.map(partial(_collect, step), _tasks(columns, rows), 2 * threads):
+            at = task.column
+            found[at] = found[at].merged(part) if at in found else part
+            done += task.num_frames
+            if progress is not None:
+                progress(Progress(done // len(columns), total))
+    features = {name: one for part in found.values() for name, one in part.items()}
+    return Statistics(total, features)
+
+
+@dataclass(frozen=True)
+class _FeatureSet:
+    """Features read together. Statistics are computed of them, or of the transform's arrays."""
+
+    contents: Contents
+    read: tuple[FeatureSpec, ...]
+    schema: Schema
+    transform: FrameFunction | None = None
+    arrays: Mapping[str, ArraySpec] | None = None
+
+    @property
+    def span_frames(self) -> int:
+        """Frames read together: a power of two, so that most spans consist of whole chunks."""
+        nbytes = max(1, sum(spec.nbytes for spec in self.read))
+        fitting = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // nbytes))
+        return 1 << (fitting.bit_length() - 1)
+
+    def present(self, episode: Episode) -> npt.NDArray[np.bool_]:
+        """Return which frames have all features."""
+        present = np.ones(len(episode), bool)
+        for spec in self.read:
+            present &= episode.present(spec.name)
+        return present
+
+    def frames(
+        self, episode: Episode, numbers: npt.NDArray[np.int64]
+    ) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
+        """Yield the values of frames `numbers`: name, array [n, …], frame numbers [n]."""
+        names = [spec.name for spec in self.read]
+        found = episode.read(numbers.tolist(), features=names)
+        if self.transform is None:
+            [(name, values)] = found.items()
+            if isinstance(values, np.ndarray):
+                yield name, values, numbers
+                return
+            yield from ((name, v[None], numbers[i : i + 1]) for i, v in enumerate(values))
+            return
+        for i, number in enumerate(numbers.tolist()):
+            frame = {n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in found.items()}
+            for name, array in self.results(episode.key, number, frame).items():
+                yield name, array[None], numbers[i : i + 1]
+
+    def results(self, key: str, number: int, frame: dict[str, Any]) -> dict[str, npt.NDArray[Any]]:
+        """Apply `frame_transform` to a frame; checks the result against the first one."""
+        assert self.transform is not None
+        try:
+            results = apply_transform(self.transform, frame)
+            arrays = {
+                name: value for name, value in results.items() if isinstance(value, np.ndarray)
+            }
+            specs = self.arrays or {n: ArraySpec(v.dtype, v.shape) for n, v in arrays.items()}
+            check_arrays("frame_transform", "frame", arrays, specs)
+        except Exception as error:
+            add_place(
+                error, "frame_transform", file=self.contents.storage.url, episode=key, frame=number
+            )
+            raise
+        return arrays
+
+
+def _transformed_features(
+    contents: Contents, rows: npt.NDArray[np.int64], transform: FrameFunction
+) -> _FeatureSet:
+    """Determine the results of `frame_transform` with the first complete frame."""
+    check_signature("frame_transform", transform, "frame")
+    column = _FeatureSet(contents, tuple(contents.features.values()), contents.features, transform)
+    for key in contents.index.keys_of(rows):
+        there = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
+        if not len(there):
+            continue
+        first = int(there[0])
+        results = column.results(key, first, dict(episode[first]))
+        kinds = {name: spec.kind for name, spec in contents.features.items()}
+        specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in results.items()]
+        arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in results.items()}
+        return replace(column, schema=Schema(specs), arrays=arrays)
+    raise ClipError(
+        "no frame has all features", file=contents.storage.url, expected="other features"
+    )
+
+
+class _EpisodeBatch(NamedTuple):
+    """Episodes of a column, by row."""
+
+    column: int
+    what: _FeatureSet
+    episodes: npt.NDArray[np.int64]
+    num_frames: int
+    first_span: int  # number of the column's spans in preceding tasks
+
+
+def _tasks(columns: Sequence[_FeatureSet], rows: npt.NDArray[np.int64]) -> Iterator[_EpisodeBatch]:
+    if not columns:
+        return
+    lengths = columns[0].contents.index.num_frames[rows].astype(np.int64)
+    # A new task begins after each `_TASK_FRAMES` frames, at an episode's start.
+    number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
+    first = [0] * len(columns)
+    for a, b in pairwise(run_bounds(same=number)):
+        for at, column in enumerate(columns):
+            yield _EpisodeBatch(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
+            first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())
+
+
+def _collect(step: int, task: _EpisodeBatch) -> tuple[_EpisodeBatch, Statistics]:
+    """Compute the statistics of a task, from one of `step` spans."""
+    column, span = task.what, task.first_span - 1
+    collector, length = StatisticsCollector(column.schema), column.span_frames
+    contents = column.contents
+    for key in contents.index.keys_of(task.episodes):
+        episode = Episodes(contents)[key]
+        present = column.present(episode)
+        collector.begin(key)
+        for first in range(0, len(episode), length):
+            last = min(first + length, len(episode))
+            span += 1
+            # Multiples of the golden ratio are evenly spread, with no period in episode lengths.
+            collector.skip(last - first)
+            if (span * _GOLDEN) % 1 * step >= 1:
+                continue
+            there = np.flatnonzero(present[first:last]) + first
+            if len(there):
+                for name, frames, numbers in column.frames(episode, there):
+                    collector.add_frames(name, frames, numbers)
+        collector.keep()
+    return task, collector.statistics()

@@ -1,0 +1,242 @@
+"""Internal parts of an open dataset, and its mapping of episodes."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import EpisodeKeyError, SchemaError, located
+from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
+from seqrecord.store.clips.tables import (
+    ClipSpec,
+    ClipTable,
+    EpisodeLayout,
+    MissingFrames,
+    enumerate_clips,
+    missing_from_bitmaps,
+)
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.manifest import Manifest
+from seqrecord.store.format.statistics_file import read_statistics
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.chunks import ChunkReader
+from seqrecord.store.reading.episode import Episode
+from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
+from seqrecord.store.schema import Schema
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.text import repr_of, shown_place
+
+if TYPE_CHECKING:
+    from seqrecord.in_place.externals import ExternalFiles
+    from seqrecord.loader.frame_cache import CachedFrames
+    from seqrecord.store.format.inventory import Inventory
+    from seqrecord.store.storage.cache_folder import CacheFolder
+
+_EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
+
+
+@dataclass(frozen=True, eq=False)
+class Contents:
+    """Internal parts of an open dataset.
+
+    `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
+    `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
+    features. `externals` are the referenced files, if they may be at other places than their
+    lists say. `bad` are episodes of an original that the index leaves out. `frame_cache` has
+    decoded frames, for loaders.
+    """
+
+    storage: Storage
+    manifest: Manifest
+    index: Index
+    features: Schema
+    verify: bool = True
+    names: Mapping[str, str] = field(default_factory=dict)
+    externals: ExternalFiles | None = None
+    bad: BadEpisodes = field(default_factory=BadEpisodes)
+    frame_cache: CacheFolder | None = None
+
+    @classmethod
+    def of(
+        cls,
+        storage: Storage,
+        manifest: Manifest,
+        index: Index,
+        features: Sequence[str] | None = None,
+        **more: Any,
+    ) -> Contents:
+        """The contents with the named features (default: all), and `more` fields."""
+        with located(SchemaError, file=storage.url):
+            return cls(storage, manifest, index, index.schema.select(features), **more)
+
+    @property
+    def sizes(self) -> dict[str, Any]:
+        """Height and width, two integers, of the features that are resized, by name."""
+        specs = self.features.items()
+        return {name: spec.shape[:2] for name, spec in specs if spec.stored_shape is not None}
+
+    def stored_name(self, feature: str) -> str:
+        """Return a feature's name in the record files."""
+        return next((old for old, new in self.names.items() if new == feature), feature)
+
+    @cached_property
+    def chunks(self) -> ChunkReader:
+        """Reader for the chunks of the selected features."""
+        paths = [file.path for file in self.manifest.record_files]
+        return ChunkReader(
+            *(self.storage, paths, self.index, self.features),
+            verify=self.verify,
+            externals=self.externals,
+        )
+
+    @cached_property
+    def cached_frames(self) -> CachedFrames | None:
+        """The frames in the cache, if there is one; others trust them, so pages are checked."""
+        if self.frame_cache is None or not self.verify:
+            return None
+        from seqrecord.loader.frame_cache import CachedFrames  # most datasets have none
+
+        return CachedFrames(self.frame_cache, self.index, self.chunks)
+
+    @cached_property
+    def statistics(self) -> Statistics:
+        """See `Dataset.statistics`."""
+        if (file := self.manifest.statistics) is None:
+            return Statistics(0, {}, lacking=self.storage.url)
+        found, names = read_statistics(self.storage, file, self.manifest.schema), self.names
+        return Statistics(found.num_frames, {names.get(n, n): one for n, one in found.items()})
+
+    @cached_property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """See `Dataset.inventories`."""
+        if (file := self.manifest.inventory) is None:
+            return ()
+        from seqrecord.store.format.inventory import read_inventories
+
+        return read_inventories(self.storage, file)
+
+    @cached_property
+    def episode_table(self) -> EpisodeLayout:
+        """Episode lengths and chunk grids, for clips and plans."""
+        num_frames, grids = self.index.num_frames, []
+        for number in sorted({spec.group for spec in self.features.values()}):
+            table = self.index.groups[number]
+            places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
+            grids.append(ChunkGrid.given(*places, group=number))
+        return EpisodeLayout(num_frames, tuple(grids))
+
+    def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
+        """Return the frames that lack any of the features (default: all selected)."""
+        index, found, hidden = self.index, [], []
+        columns = [index.schema.position(name) for name in features or self.features]
+        for grid in self.episode_table.groups:
+            table = index.groups[grid.group]
+            gaps = table.gaps[np.isin(table.gaps["feature"], columns)]
+            chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
+            found.append((chunk, word, gaps["present"]))
+            hidden.append(np.maximum(-table.first_frame[chunk].astype(np.int64), 0))
+        return missing_from_bitmaps(self.episode_table, found, hidden)
+
+    def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
+        """Return a JSON identity of episodes, given by row.
+
+        The digest covers keys, lengths, and pages of the features. It is independent of other
+        episodes in the dataset, of the episodes' positions, and of the paths of referenced files.
+        """
+        index = self.index
+        keys = "\n".join(index.keys_of(episodes))  # which have no line breaks
+        digest = hashlib.sha256(keys.encode())
+        update_digest(digest, "<i8", index.num_frames[episodes])
+        for number in sorted({spec.group for spec in self.features.values()}):
+            group = index.groups[number]
+            columns = [group.schema.position(n) for n in group.schema if n in self.features]
+            places = [index.schema.position(n) for n in group.schema if n in self.features]
+            gaps = group.gaps[np.isin(group.gaps["feature"], places)]
+            gap_chunk = gaps["chunk"].astype(np.int64)
+            for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
+                owner, place = ragged_arange(group.num_chunks[some])
+                chunks = group.first_chunk[some][owner] + place
+                pages = group.page_digest[chunks]
+                if group.external[chunks].any():
+                    pages = self.chunks.external.portable_digests(group, chunks)
+                update_digest(digest, "<u4", group.num_frames[chunks])
+                update_digest(digest, "u1", pages[:, columns])
+                first = group.first_frame[group.first_chunk[some]]
+                if (first < 0).any():  # of trimmed episodes
+                    update_digest(digest, "<i4", first)
+                chunk = group.first_chunk[some]
+                begin, end = np.searchsorted(gap_chunk, (chunk, chunk + group.num_chunks[some]))
+                owner, place = ragged_arange(end - begin)
+                if len(owner):
+                    rows = gaps[begin[owner] + place]
+                    feature = np.searchsorted(places, rows["feature"])
+                    of_rows = rows["chunk"] - chunk[owner], feature, rows["word"], rows["present"]
+                    update_digest(digest, "<u8", end - begin, *of_rows)
+        return {
+            "count": len(episodes),
+            "frames": int(index.num_frames[episodes].sum()),
+            "digest": digest.hexdigest(),
+            "dataset": self.manifest.fingerprint,
+        }
+
+    def find_episodes(
+        self, episodes: EpisodeFilter, split: str | None = None
+    ) -> npt.NDArray[np.int64]:
+        """See `Dataset.find_episodes`."""
+        chosen = self.bad.check(episodes, split)
+        splits, url = self.manifest.splits, self.storage.url
+        return find_episodes(self.index, splits, chosen, split=split, url=url)
+
+    def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
+        """Return the clips of selected episodes, without clips with missing features."""
+        selected = self.find_episodes(episodes)
+        return enumerate_clips(spec, self.episode_table, selected, self.missing_frames())
+
+
+class Episodes(Mapping[str, "Episode"]):
+    """A dataset's episodes by key, in the order of writing.
+
+    Example:
+        episodes = seqrecord.open("records/").episodes
+        for key, episode in episodes.items():
+            print(key, len(episode), episode.fps, episode.metadata)
+    """
+
+    def __init__(self, contents: Contents) -> None:
+        self._contents = contents
+        self._index = contents.index
+
+    def __getitem__(self, key: str) -> Episode:
+        position = self._index.positions.get(key)
+        if position is None:
+            raise EpisodeKeyError(
+                "unknown episode key",
+                file=self._contents.storage.url,
+                expected=f"a key of {shown_keys(self._index)}",
+                got=repr_of(key),
+            )
+        return Episode(self._contents.chunks, self._index, position)
+
+    def __contains__(self, key: object) -> bool:
+        return key in self._index.positions
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._index.positions)
+
+    def __len__(self) -> int:
+        return len(self._index.num_frames)
+
+    def __repr__(self) -> str:
+        return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
+
+
+def update_digest(digest: Any, dtype: str, *arrays: npt.NDArray[Any]) -> None:
+    """Add arrays, converted to `dtype`, to a digest."""
+    for array in arrays:
+        digest.update(np.ascontiguousarray(array, dtype).data)

@@ -1,0 +1,311 @@
+"""Random access to a dataset: episodes and their frames."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields, replace
+from os import PathLike
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError, SchemaError, located
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.contents import Contents, Episodes
+from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter
+from seqrecord.store.reading.metadata import load, load_version
+from seqrecord.store.reading.resizing import Sizes, resized_schema
+from seqrecord.store.schema import Schema
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.chunk_store import ChunkStore
+from seqrecord.store.storage.opening import StorageLike, open_storage
+from seqrecord.store.text import shown_place
+from seqrecord.store.units import Progress
+
+if TYPE_CHECKING:
+    from seqrecord.in_place.externals import ExternalFiles, Originals
+    from seqrecord.store.format.inventory import Inventory
+    from seqrecord.store.reading.array_specs import FrameFunction
+    from seqrecord.store.storage.cache_folder import CacheFolder
+
+DatasetLike: TypeAlias = "StorageLike | Dataset"
+"""A dataset: local path, URL, or an open `Dataset`."""
+
+
+def open_packed(
+    location: StorageLike,
+    *,
+    features: Sequence[str] | None = None,
+    version: str | None = None,
+    verify: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    cache_dir: str | PathLike[str] | None = None,
+    cache_limit: int | str | None = None,
+    originals: Originals = None,
+    external_options: Mapping[str, Any] | None = None,
+    check_originals: bool = True,
+    bad: BadEpisodes | None = None,
+) -> Dataset:
+    """Open a dataset of record files. `seqrecord.open` also opens originals.
+
+    Reads the manifest and maps the index. Record files are opened by the first read of their
+    frames.
+
+    Takes the arguments of `seqrecord.open`, and three more: `external_options`, the `open_storage`
+    arguments for external files; `check_originals`, which compares them with their index; `bad`,
+    the original's episodes that are not in the dataset.
+
+    Raises `NotFoundError` if the dataset, the version or one of its files is missing,
+    `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
+    """
+    storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
+    externals: ExternalFiles | None = None
+    try:
+        if version is None:
+            manifest, index = load(storage)
+        else:
+            from seqrecord.store.reading.versions import open_version
+
+            manifest, index = open_version(storage, version)
+        if manifest.copied or originals is not None or external_options:
+            from seqrecord.in_place.externals import ExternalFiles  # most datasets have none
+            from seqrecord.in_place.original_checks import compare_originals
+
+            externals = ExternalFiles(storage, originals, external_options)
+            if check_originals and (manifest.copied or originals is not None):
+                compare_originals(externals, manifest.copied.lists if manifest.copied else ())
+        more: dict[str, Any] = {"verify": verify, "externals": externals}
+        more |= {} if bad is None else {"bad": bad}
+        return Dataset(Contents.of(storage, manifest, index, features, **more))
+    except BaseException:
+        if externals is not None:
+            externals.close()
+        storage.close()
+        raise
+
+
+def refuse_ignored(beside: str, **arguments: object) -> None:
+    """Raise `ClipError` for an argument that `beside` would ignore. `None` counts as not given."""
+    for name, value in arguments.items():
+        if value is not None:
+            raise ClipError(f"{name} cannot be combined with {beside}", expected="None", got=name)
+
+
+class Dataset:
+    """A dataset opened for reading. Thread-safe and cheap to pickle.
+
+    Its episodes are a snapshot: a writer's later commits do not change it. Copies in other
+    processes (spawned or forked) have the same episodes and open the same index. A deleted index is
+    rebuilt from the record files. `close()`, or the end of a `with` block, closes its files; they
+    are reopened on demand.
+
+    Example:
+        with seqrecord.open("records/") as dataset:
+            key, episode = next(iter(dataset.episodes.items()))
+            print(key, len(episode), dataset.features)
+    """
+
+    def __init__(self, parts: Contents) -> None:
+        self.contents = parts
+        _ = parts.chunks  # raises for unknown codecs
+
+    @property
+    def url(self) -> str:
+        """Path or URL of the dataset, without credentials."""
+        return self.contents.storage.url
+
+    @property
+    def features(self) -> Schema:
+        """Selected features: a mapping from name to `FeatureSpec`, with dtype and shape."""
+        return self.contents.features
+
+    @property
+    def schema(self) -> Schema:
+        """All stored features, selected or not."""
+        return self.contents.index.schema
+
+    @property
+    def num_frames(self) -> int:
+        """Number of frames in all episodes."""
+        return self.contents.manifest.num_frames
+
+    @property
+    def episodes(self) -> Episodes:
+        """Episodes by key, in the order of writing."""
+        return Episodes(self.contents)
+
+    @cached_property
+    def splits(self) -> dict[str, list[str]]:
+        """Episode keys of each split, by split name."""
+        index, names = self.contents.index, self.contents.manifest.splits
+        numbers = {name: np.flatnonzero(index.split == i) for i, name in enumerate(names)}
+        return {name: index.keys_of(rows) for name, rows in numbers.items()}
+
+    @property
+    def bad_episodes(self) -> dict[str, str]:
+        """Episodes of an original read in place that cannot be read: error by key."""
+        return {key: str(error) for key, error in self.contents.bad.errors.items()}
+
+    @property
+    def statistics(self) -> Statistics:
+        """Mean, standard deviation, extremes and quantiles of each feature; empty if not stored.
+
+        Read on first access. Raises `FormatError` for a damaged file, and `NotFoundError` if
+        writers replaced the file twice since the dataset was opened.
+        """
+        return self.contents.statistics
+
+    @property
+    def inventories(self) -> tuple[Inventory, ...]:
+        """Reports on the originals, oldest first: format, features, and data left out.
+
+        Empty if no source filled the dataset. Raises the same errors as `statistics`.
+        """
+        return self.contents.inventories
+
+    @property
+    def fingerprint(self) -> str:
+        """SHA-256 of the content; independent of record file boundaries and writing order."""
+        return self.contents.manifest.fingerprint
+
+    @property
+    def version(self) -> str:
+        """Id of this version, for the argument `version` of `seqrecord.open`."""
+        return self.contents.manifest.commit
+
+    def select(self, features: Sequence[str] | None) -> Dataset:
+        """Return the dataset with only these features, in this order; `None` selects all."""
+        of = self.contents
+        with located(SchemaError, file=self.url):
+            chosen = of.index.schema.select(features)
+        sizes = {name: size for name, size in of.sizes.items() if name in chosen}
+        return Dataset(replace(of, features=resized_schema(chosen, sizes)))
+
+    def renamed(self, names: Mapping[str, str]) -> Dataset:
+        """Return the dataset with some features renamed. `names` maps present to new names.
+
+        Raises `SchemaError` for an unknown feature, and for an invalid or duplicate new name.
+        """
+        of, schema = self.contents, self.contents.index.schema.active
+        schema.select([*names])
+        taken = {*names.values()} & (schema.keys() - names.keys())
+        if wrong := [name for name in names.values() if name in taken or name.startswith("~")]:
+            raise SchemaError(
+                "invalid new name of a feature",
+                file=self.url,
+                expected="an unused name; to swap names, rename both features",
+                got=", ".join(wrong),
+            )
+        stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
+        index, features = of.index.renamed(names), of.features.renamed(names)
+        return Dataset(replace(of, index=index, features=features, names=stored))
+
+    def resized(self, sizes: Sizes | None) -> Dataset:
+        """Return the dataset with frames resized during decoding.
+
+        `sizes` is `(height, width)` by feature, or one size for all images. `None` returns stored
+        frames. Raises `ClipError` for a feature that is unknown or cannot be resized.
+        """
+        if sizes is None:
+            chosen = Schema([spec.stored for spec in self.features.values()])
+            return Dataset(replace(self.contents, features=chosen)) if self.contents.sizes else self
+        with located(ClipError, file=self.url):
+            chosen = resized_schema(self.features, sizes)
+        return Dataset(replace(self.contents, features=chosen))
+
+    def find_episodes(
+        self, episodes: EpisodeFilter, split: str | None = None
+    ) -> npt.NDArray[np.int64]:
+        """Return the numbers of selected episodes, ascending: int64 [n].
+
+        Raises `ClipError` for an unknown key or split, or if nothing is selected, and `SourceError`
+        for episodes of an original that cannot be read.
+        """
+        return self.contents.find_episodes(episodes, split)
+
+    def compute_statistics(
+        self,
+        *,
+        episodes: EpisodeFilter = None,
+        split: str | None = None,
+        frame_transform: FrameFunction | None = None,
+        max_frames: int | None = None,
+        num_threads: int | None = None,
+        progress: Callable[[Progress], None] | None = None,
+    ) -> Statistics:
+        """Compute statistics by reading the frames. `seqrecord.add_statistics` stores them.
+
+        Results equal `SeqRecordWriter`'s for the same frames, up to rounding and the error
+        bound of quantiles.
+
+        Args:
+            episodes: keys, numbers, a glob or a function, as for the loaders; default all.
+            split: only episodes of this split.
+            frame_transform: as for the loaders. Statistics are computed of its results. Frames with
+                missing features are skipped.
+            max_frames: approximate number of frames per feature, spread evenly; default all.
+            num_threads: default one per core. Each thread needs 32 MiB for decoded frames, or more
+                for a larger frame.
+            progress: called from the calling thread, in frames processed for all features.
+
+        Raises `ClipError` for unknown episodes or an unknown split, and if `max_frames` or
+        `num_threads` is below 1. Errors in reading and in `frame_transform` are passed on.
+
+        Example:
+            dataset = seqrecord.open("records/")
+            statistics = dataset.compute_statistics(max_frames=1000)
+            print(statistics["pose"].mean)
+        """
+        from seqrecord.store.reading.compute_statistics import compute_statistics
+
+        settings = max_frames, num_threads, progress
+        return compute_statistics(self.contents, episodes, split, frame_transform, *settings)
+
+    def close(self) -> None:
+        """Close the dataset's files."""
+        self.contents.storage.close()
+        self.contents.chunks.close()
+
+    def __enter__(self) -> Dataset:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        each = {one.name: getattr(self.contents, one.name) for one in fields(self.contents)}
+        return _reopen, ({name: value for name, value in each.items() if name != "index"},)
+
+    def __repr__(self) -> str:
+        features = "".join(f"\n  {spec}" for spec in self.features.values())
+        counts = f"{len(self.episodes)} episodes, {self.num_frames} frames"
+        return f"Dataset({shown_place(self.url)!r}, {counts}){features}"
+
+
+def skipping_bad_episodes(dataset: Dataset) -> Dataset:
+    """Return the dataset for `skip_bad_episodes`: selections leave bad episodes out."""
+    bad = replace(dataset.contents.bad, are_skipped=True)
+    return Dataset(replace(dataset.contents, bad=bad))
+
+
+def cached_in(dataset: Dataset, cache: CacheFolder) -> Dataset:
+    """Return the dataset with a cache of decoded frames, for loaders."""
+    return Dataset(replace(dataset.contents, frame_cache=cache))
+
+
+def with_chunk_store(dataset: Dataset) -> Dataset:
+    """Return the dataset with a store of remote chunks of its own, for a loader."""
+    storage = dataset.contents.storage
+    if isinstance(storage, ChunkStore):
+        storage = storage.inner
+    return Dataset(replace(dataset.contents, storage=ChunkStore(storage)))
+
+
+def _reopen(of: dict[str, Any]) -> Dataset:
+    """Open a pickled dataset in another process, without a second check of the index.
+
+    `of` are its `Contents` without the index.
+    """
+    of["manifest"], index = load_version(of["storage"], of["manifest"])
+    return Dataset(Contents(**of, index=index.renamed(of["names"])))

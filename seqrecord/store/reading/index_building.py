@@ -1,0 +1,581 @@
+"""Builds the index from the footers of record files, independent of their writers and order.
+
+The schema of each record file is the one it was written with. The dataset's schema continues it:
+features may have been renamed or dropped, or added at the end. An episode may span several record
+files.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import compress, zip_longest
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import FormatError
+from seqrecord.store.format.arrow import text_column
+from seqrecord.store.format.edits import Edits
+from seqrecord.store.format.footer import EpisodePart, Footer
+from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index, check_text
+from seqrecord.store.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
+from seqrecord.store.format.text import unmark_truncated
+from seqrecord.store.format.time_spans import EpisodeTimeSpans, timestamp_features
+from seqrecord.store.schema import Schema
+from seqrecord.video.config import MAX_GOP_FRAMES
+
+_logger = logging.getLogger("seqrecord")
+
+
+@dataclass(frozen=True)
+class DuplicateEpisode:
+    """A complete episode that is not in the index: another one has the same key.
+
+    `files` are the paths of all record files with parts of it.
+    """
+
+    uid: str
+    key: str
+    files: frozenset[str]
+
+
+@dataclass(frozen=True)
+class BuiltIndex:
+    """An index and its record files, in the order of the index's numbers.
+
+    More files follow if they contain no chunk of the index, but are the only ones with the length
+    of an episode; its last chunk is in a dropped group. `splits` are the split names, by number.
+    """
+
+    index: Index
+    files: tuple[str, ...]
+    next_ordinal: int  # last ordinal + 1
+    duplicates: tuple[DuplicateEpisode, ...]
+    splits: tuple[str, ...]
+
+
+def build_index(
+    footers: Mapping[str, Footer],
+    committed: Collection[str] = (),
+    left_out: Collection[str] = (),
+    edits: Edits | None = None,
+    splits: Sequence[str] = (),
+) -> BuiltIndex:
+    """Build the index of all complete episodes, sorted by (ordinal, uid).
+
+    The result is independent of the order of files and of their writers:
+
+    - Of several episodes with one key, the committed one wins, else the smallest uid.
+    - Of several copies of a chunk, one in a committed file wins, else the smallest file id.
+    - Files are numbered in the order of use by the episodes.
+
+    Args:
+        footers: footer of each record file, by path.
+        committed: paths named by a manifest. Their complete episodes are in the dataset, except
+            `left_out` and deleted ones.
+        left_out: uids of complete episodes in committed files that are not in the dataset.
+        edits: changes to keys, metadata, frames, splits and schema.
+        splits: split names, which keep their numbers. New names in `edits` follow.
+
+    Raises `FormatError` with the file for conflicting schemas or file ids, and for contradictory
+    parts of an episode.
+    """
+    edits = edits or Edits()
+    schema, fitting = matching_footers(list(footers.items()), edits.schema, committed)
+    footers = dict(fitting)
+    by_id: dict[str, str] = {}
+    for path, footer in footers.items():
+        if (other := by_id.setdefault(footer.file_id, path)) != path:
+            raise FormatError("record files with the same id: one is a copy", file=path, got=other)
+    paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
+    complete = _complete_rows([footers[path] for path in paths], schema, edits.frames)
+    for uid in edits.deleted:
+        complete.pop(uid, None)
+    for uid in (edits.keys.keys() | edits.metadata.keys() | edits.frames.keys()) & complete.keys():
+        rows = complete[uid]
+        episode = replace(
+            rows.episode.trimmed(len(rows.span)),
+            key=edits.keys.get(uid, rows.episode.key),
+            metadata=edits.metadata.get(uid, rows.episode.metadata),
+        )
+        complete[uid] = replace(rows, episode=episode)
+    in_dataset = np.array([path in committed for path in paths], bool)
+    left_out = frozenset(left_out)
+
+    def rank(uid: str) -> tuple[bool, str]:
+        files = (group.files for group in complete[uid].groups)
+        return uid in left_out or not all(in_dataset[some].all() for some in files), uid
+
+    winners: dict[str, str] = {}
+    for uid in sorted(complete, key=rank):
+        winners.setdefault(complete[uid].episode.key, uid)
+    if schema is None or not winners:
+        raise FormatError(
+            "no complete episode in any record file; to continue an interrupted write, run "
+            "`seqrecord write --resume`"
+        )
+    chosen = [complete[uid] for uid in winners.values()]
+    chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
+    names = tuple(dict.fromkeys((*splits, *edits.names)))
+    of_splits = [edits.splits.get(rows.episode.uid) for rows in chosen]
+    index, used = _index_of(schema, chosen, of_splits, names)
+    return BuiltIndex(
+        index=index,
+        files=tuple(paths[number] for number in (*used, *_length_files(chosen, used))),
+        next_ordinal=chosen[-1].episode.ordinal + 1,
+        duplicates=tuple(
+            DuplicateEpisode(
+                uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces)
+            )
+            for uid, rows in complete.items()
+            if winners[rows.episode.key] != uid
+        ),
+        splits=names,
+    )
+
+
+def complete_episodes(
+    footers: Sequence[tuple[str, Footer]],
+    schema: Schema | None = None,
+    frames: Mapping[str, tuple[int, int]] | None = None,
+) -> dict[str, EpisodePart]:
+    """Return the last part of each complete episode, by uid.
+
+    `schema` is the dataset's, if there is one, and `frames` are as in `Edits`. The parts are as in
+    the record files, before they are trimmed. `footers` may repeat a path: unfinished files have
+    several. Raises `FormatError` like `build_index`, but does not check file ids.
+    """
+    schema, fitting = matching_footers(footers, schema)
+    complete = _complete_rows([f for _, f in fitting], schema, frames or {})
+    return {uid: rows.episode for uid, rows in complete.items()}
+
+
+def _index_of(
+    schema: Schema,
+    episodes: Sequence[_EpisodeRows],
+    splits: Sequence[str | None],
+    names: Sequence[str],
+) -> tuple[Index, list[int]]:
+    """Build the index. Also returns the numbers of its files, in order of use."""
+    parts = [rows.episode for rows in episodes]
+    keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
+    check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
+    files = np.concatenate([group.files for rows in episodes for group in rows.groups])
+    found, at = np.unique(files, return_index=True)
+    used: list[int] = found[np.argsort(at)].tolist()
+    number = np.zeros(max(used) + 1, np.uint32)
+    number[used] = np.arange(len(used))
+    starts = [rows.span.start for rows in episodes]
+    groups = tuple(
+        _group_of(group, features, [rows.groups[at] for rows in episodes], number, starts)
+        for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
+    )
+    time_spans, timestamps = None, timestamp_features(schema)
+    if timestamps:
+        rows_of = [[dict(part.time_spans).get(name) for name in timestamps] for part in parts]
+        most = max(part.num_frames or 1 for part in parts)
+        time_spans = EpisodeTimeSpans.of(rows_of, len(timestamps), most)
+    place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
+    place[None] = NO_SPLIT
+    index = Index(
+        schema=schema,
+        keys=text_column(keys),
+        uids=np.frombuffer(bytes.fromhex("".join(p.uid for p in parts)), "u1").reshape(-1, 16),
+        metadata=text_column(metadata),
+        num_frames=np.array([part.num_frames for part in parts], np.int64),
+        fps=np.array([part.fps or 0 for part in parts], np.float64),
+        split=np.array([place[name] for name in splits], np.uint16),
+        groups=groups,
+        time_spans=time_spans,
+    )
+    return index, used
+
+
+def _length_files(episodes: Sequence[_EpisodeRows], used: Sequence[int]) -> list[int]:
+    """Return further files needed for the lengths of episodes."""
+    known = dict.fromkeys(used)
+    for rows in episodes:
+        if known.keys().isdisjoint(rows.length_files):
+            known[rows.length_files[0]] = None
+    return list(known)[len(used) :]
+
+
+def _group_of(
+    schema: Schema,
+    features: npt.NDArray[np.int64],
+    episodes: Sequence[_GroupRows],
+    number: npt.NDArray[np.uint32],
+    starts: Sequence[int],
+) -> GroupIndex:
+    """Build the chunk table of one group.
+
+    `number` maps file numbers to new ones. `starts` are the first frames of the episodes in their
+    record files.
+    """
+    counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
+    first = np.cumsum(counts) - counts
+    chunks = _stacked([rows.chunks for rows in episodes])
+    gaps = [_shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
+    return GroupIndex(
+        schema=schema,
+        features=features,
+        num_chunks=counts,
+        first_frame=(chunks["first_frame"] - np.repeat(starts, counts)).astype(np.int32),
+        num_frames=chunks["num_frames"].copy(),
+        file=number[np.concatenate([rows.files for rows in episodes])],
+        offset=chunks["offset"].copy(),
+        page_length=chunks["pages"]["length"].copy(),
+        page_crc32c=chunks["pages"]["crc32c"].copy(),
+        page_digest=chunks["pages"]["digest"].copy(),
+        largest_frame=chunks["largest"].astype(np.uint32),
+        external=chunks["external"].copy(),
+        gaps=_stacked(gaps),
+    )
+
+
+class _GroupRows(NamedTuple):
+    """An episode's chunk and gap rows in one group.
+
+    `files` is the file number of each chunk. Gap rows count chunks from the episode's first.
+    """
+
+    files: npt.NDArray[np.int64]
+    chunks: npt.NDArray[Any]
+    gaps: npt.NDArray[Any]
+
+
+@dataclass(frozen=True)
+class _EpisodeRows:
+    """Rows of one complete episode, by group.
+
+    `span` are its frames in the record files: not all if it is trimmed. `pieces` are the numbers of
+    all its files, `length_files` of those with its length.
+    """
+
+    span: range
+    episode: EpisodePart
+    groups: tuple[_GroupRows, ...]
+    pieces: tuple[int, ...]
+    length_files: tuple[int, ...]
+
+
+def _complete_rows(
+    footers: Sequence[Footer], schema: Schema | None, frames: Mapping[str, tuple[int, int]]
+) -> dict[str, _EpisodeRows]:
+    """Return the rows of all complete episodes, by uid.
+
+    `schema` is the dataset's, `frames` are as in `Edits`.
+    """
+    if schema is None:
+        return {}
+    parts: dict[str, list[tuple[int, int]]] = {}
+    for file, footer in enumerate(footers):
+        for number, part in enumerate(footer.episodes):
+            parts.setdefault(part.uid, []).append((file, number))
+    groups = list(zip(schema.groups, features_of(schema), strict=True))
+    files = [_FooterRows.of(footer) for footer in footers]
+    joined = {uid: _join(files, places, groups, frames.get(uid)) for uid, places in parts.items()}
+    return {uid: rows for uid, rows in joined.items() if rows is not None}
+
+
+def _join(
+    files: Sequence[_FooterRows],
+    parts: Sequence[tuple[int, int]],
+    schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
+    frames: tuple[int, int] | None,
+) -> _EpisodeRows | None:
+    """Join an episode's rows from several files; `None` if a part is missing.
+
+    `schemas` are the dataset's groups and their feature positions. A dropped group, and an added
+    group without chunks, is missing in all frames. The episode is as long as its longest complete
+    part, or has only its frames in `frames`, `[start, stop)`, which alone must be
+    complete then. The first of several copies of a chunk is used; copies must be equal.
+    """
+    described = [files[file].footer.episodes[number] for file, number in parts]
+    lengths = {part.num_frames for part in described if part.num_frames is not None}
+    episode = _common(described, max(lengths, default=None))
+    written = [  # groups in the files of its writer
+        len(files[file].footer.chunks)
+        for (file, _), part in zip(parts, described, strict=True)
+        if files[file].footer.file_id[:16] == part.uid[:16]
+    ]
+    groups: dict[int, _GroupRows] = {}
+    for group, (schema, _) in enumerate(schemas):
+        if all(spec.is_dropped for spec in schema.values()):
+            continue
+        pieces = [
+            files[file].rows_of(file, number, group)
+            for file, number in parts
+            if group < len(files[file].footer.chunks)
+        ]
+        if any(len(piece.chunks) for piece in pieces):
+            groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
+        elif next(iter(schema.values())).added is None or any(group < n for n in written):
+            return None  # chunks of an added group may be missing
+    for length in sorted(lengths, reverse=True) if groups else ():
+        span = range(length) if frames is None else range(length)[slice(*frames)]
+        first = {group: _rows_within(rows, span, length, episode) for group, rows in groups.items()}
+        if span and None not in first.values():
+            found = {group: rows for group, rows in first.items() if rows is not None}
+            at = next(iter(found.values()))  # missing groups get chunks like these
+            chunks = _clipped(at.chunks, span)
+            whole = tuple(
+                found[group]
+                if group in found
+                else _GroupRows(*absent_chunks(at.files, chunks, schema, features))
+                for group, (schema, features) in enumerate(schemas)
+            )
+            # Complete parts decide metadata. A flush at the same frame marks it as truncated.
+            are_complete = [part.num_frames == length for part in described]
+            ends = [
+                part for part, has_length in zip(described, are_complete, strict=True) if has_length
+            ]
+            numbers = tuple(file for file, _ in parts)
+            length_files = tuple(compress(numbers, are_complete))
+            metadata = {part.metadata for part in ends}
+            chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
+            time_spans = tuple(
+                sorted({item[0]: item for part in ends for item in part.time_spans}.values())
+            )
+            if len(described) > 1:
+                episode = replace(
+                    episode, num_frames=length, metadata=chosen, time_spans=time_spans
+                )
+            return _EpisodeRows(span, episode, whole, numbers, length_files)
+    return None
+
+
+def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
+    """Merge the parts of an episode. Raises `FormatError` if they contradict.
+
+    Parts may differ in length, time spans and the truncation mark. The result has no fps if a part
+    with this `num_frames` has none: the timestamps contradicted it.
+    """
+    if len(parts) == 1:
+        return parts[0]
+    texts = {part.metadata for part in parts}
+    whole = {unmark_truncated(text) for text in texts} if len(texts) > 1 else texts
+    metadata = next(iter(texts & whole or whole))
+    changes: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
+    # Parts of a flush lack it if timestamps contradicted it until then, which may not last.
+    drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
+    decides = any(
+        drop and part.num_frames == num_frames for part, drop in zip(parts, drops, strict=True)
+    )
+    fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
+    each = zip(parts, drops, strict=True)
+    same = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in each}
+    episode = replace(parts[0], **changes, fps=None if decides else fps)
+    if len(whole) > 1 or len(same) > 1:
+        raise _contradiction(episode)
+    return episode
+
+
+def _rows_within(
+    rows: _GroupRows, span: range, num_frames: int, episode: EpisodePart
+) -> _GroupRows | None:
+    """Return the chunks with frames in `span`, within `[0, num_frames)`; `None` if one is missing.
+
+    Raises `FormatError` if chunks overlap or contain frames on both sides of the episode's end.
+    """
+    first = rows.chunks["first_frame"].astype(np.int64)
+    ends = first + rows.chunks["num_frames"]
+    if (first[1:] < ends[:-1]).any() or ((first < num_frames) & (ends > num_frames)).any():
+        raise _contradiction(episode)
+    start = int(np.searchsorted(ends, span.start, side="right"))
+    stop = int(np.searchsorted(first, span.stop))
+    some = slice(start, stop)
+    if start >= stop or first[start] > span.start or ends[stop - 1] < span.stop:
+        return None
+    if not np.array_equal(first[some][1:], ends[some][:-1]):
+        return None
+    gaps = rows.gaps[slice(*np.searchsorted(rows.gaps["chunk"], [start, stop]))]
+    return _GroupRows(rows.files[some], rows.chunks[some], _shifted(gaps, -start))
+
+
+def _clipped(chunks: npt.NDArray[Any], span: range) -> npt.NDArray[Any]:
+    """Return chunk rows with only their frames in `span`; each has some."""
+    rows: npt.NDArray[Any] = chunks.copy()
+    first = chunks["first_frame"].astype(np.int64)
+    rows["first_frame"] = np.maximum(first, span.start)
+    rows["num_frames"] = np.minimum(first + chunks["num_frames"], span.stop) - rows["first_frame"]
+    return rows
+
+
+def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema) -> _GroupRows:
+    """Merge one group's chunks of an episode from all files, in frame order.
+
+    The first of several copies is used. Copies must be equal, except in dropped features. `schema`
+    is the group's.
+    """
+    chunks = np.concatenate([piece.chunks for piece in pieces])
+    _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
+    if len(chosen) < len(chunks):
+        compared = _comparable(chunks, schema)
+        if (compared != compared[chosen][copy_of]).any():
+            raise _contradiction(episode)
+    first = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
+    gaps = np.concatenate([_shifted(piece.gaps, first[i]) for i, piece in enumerate(pieces)])
+    place = np.full(len(chunks), -1)
+    place[chosen] = np.arange(len(chosen))
+    gaps = gaps[place[gaps["chunk"]] >= 0]
+    gaps["chunk"] = place[gaps["chunk"]]
+    files = np.concatenate([piece.files for piece in pieces])
+    order = np.argsort(gaps["chunk"], kind="stable")
+    return _GroupRows(files[chosen], chunks[chosen], gaps[order])
+
+
+def _comparable(chunks: npt.NDArray[Any], schema: Schema) -> npt.NDArray[Any]:
+    """Return chunk rows with positions, and pages of dropped features, set to 0."""
+    rows: npt.NDArray[Any] = chunks.copy()
+    rows["episode"], rows["offset"] = 0, 0
+    for column, spec in enumerate(schema.values()):
+        if spec.is_dropped:
+            rows["pages"][:, column] = 0
+    for column, spec in enumerate(schema.variable):
+        if spec.is_dropped:
+            rows["largest"][:, column] = 0
+    return rows
+
+
+def _contradiction(episode: EpisodePart) -> FormatError:
+    return FormatError(
+        "record files contradict each other about an episode",
+        episode=episode.key,
+        expected="parts with one uid that agree, and copies of a chunk that are equal",
+        got=f"uid {episode.uid}",
+    )
+
+
+@dataclass(frozen=True)
+class _FooterRows:
+    """A footer with the row bounds of its episodes' chunks and gaps, by group."""
+
+    footer: Footer
+    chunks: Sequence[Sequence[int]]
+    gaps: Sequence[Sequence[int]]
+
+    @classmethod
+    def of(cls, footer: Footer) -> _FooterRows:
+        # Searched once for all episodes: each search of a structured column copies it.
+        numbers = np.arange(len(footer.episodes) + 1)
+        chunks = [np.searchsorted(rows["episode"], numbers) for rows in footer.chunks]
+        gaps = [
+            np.searchsorted(rows["chunk"], first)
+            for rows, first in zip(footer.gaps, chunks, strict=True)
+        ]
+        return cls(footer, [some.tolist() for some in chunks], [some.tolist() for some in gaps])
+
+    def rows_of(self, file: int, number: int, group: int) -> _GroupRows:
+        """Return an episode's rows in this file. `file` is the file's number.
+
+        Gap rows count chunks from the episode's first.
+        """
+        start, stop = self.chunks[group][number : number + 2]
+        of_gaps = slice(*self.gaps[group][number : number + 2])
+        rows, gaps = self.footer.chunks[group][start:stop], self.footer.gaps[group][of_gaps]
+        return _GroupRows(np.full(len(rows), file), rows, _shifted(gaps, -start))
+
+
+def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+    """Concatenate rows of one dtype. `np.concatenate` alone would compare all field names."""
+    dtype = tables[0].dtype
+    return np.concatenate([rows.view(f"V{dtype.itemsize}") for rows in tables]).view(dtype)
+
+
+def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
+    """Add `by` to the chunk numbers of rows of the gap table (frames without a feature)."""
+    moved: npt.NDArray[Any] = gaps.copy()
+    moved["chunk"] = gaps["chunk"].astype(np.int64) + by
+    return moved
+
+
+def matching_footers(
+    footers: Sequence[tuple[str, Footer]],
+    schema: Schema | None = None,
+    committed: Collection[str] = (),
+    *,
+    edited: bool = True,
+) -> tuple[Schema | None, list[tuple[str, Footer]]]:
+    """Return a dataset's schema, and its matching record files with their paths.
+
+    Without `schema`, the longest schema among files with chunks of the first group is used; their
+    names, kinds and units must be equal. With `schema` they may differ if it was `edited`. Skips
+    files without chunks of the first group that are not `committed`: they are left from an
+    interrupted edit, and logged. Raises `FormatError` for any other file whose schema does not
+    match.
+    """
+    edited = edited and schema is not None
+    if schema is None:
+        whole = [footer.schema for _, footer in footers if len(footer.chunks[0])]
+        schema = max(whole, key=len, default=footers[0][1].schema if footers else None)
+    if schema is None:
+        return None, []
+    found = []
+    for path, footer in footers:
+        if schema.continues(footer.schema, edited=edited):
+            found.append((path, _renamed(footer, schema)))
+        elif len(footer.chunks[0]) or path in committed:
+            pairs = zip_longest(schema.values(), footer.schema.values())
+            want, got = next((want, got) for want, got in pairs if want != got)
+            raise FormatError(
+                "record files have different schemas",
+                file=path,
+                expected=want.to_json() if want else "no more",
+                got=got.to_json() if got else None,
+            )
+        else:
+            _logger.warning("%s: ignored: left by an interrupted `edit add`", path)
+    return schema, found
+
+
+def _renamed(footer: Footer, schema: Schema) -> Footer:
+    """Keep only time spans of features that are still timestamps, under their present names."""
+    timed = timestamp_features(schema)
+    now = {old: new for old, new in zip(footer.schema, schema, strict=False) if new in timed}
+    if all(now.get(name) == name for name in timestamp_features(footer.schema)):
+        return footer
+    episodes = [
+        replace(
+            part,
+            time_spans=tuple(
+                sorted((now[name], spans) for name, spans in part.time_spans if name in now)
+            ),
+        )
+        for part in footer.episodes
+    ]
+    return replace(footer, episodes=tuple(episodes))
+
+
+def absent_chunks(
+    files: npt.NDArray[np.int64],
+    chunks: npt.NDArray[Any],
+    schema: Schema,
+    features: npt.NDArray[np.int64],
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[Any], npt.NDArray[Any]]:
+    """Return files, chunk rows and gap rows of a group whose features are missing in all frames.
+
+    Positions and lengths follow the `chunks` of another group, which are in `files`. `schema` is
+    the absent group's, `features` its feature positions.
+    """
+    most = MAX_GOP_FRAMES if any(s.is_video for s in schema.values()) else MAX_CHUNK_FRAMES
+    held = chunks["num_frames"].astype(np.int64)
+    pieces = -(-held // most)
+    source = np.repeat(np.arange(len(chunks)), pieces)
+    within = (np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+    rows = np.zeros(len(source), chunk_row(len(schema), len(schema.variable)))
+    rows["offset"] = chunks["offset"][source]
+    rows["first_frame"] = chunks["first_frame"][source] + within
+    rows["num_frames"] = np.minimum(held[source] - within, most)
+    words = -(-rows["num_frames"].astype(np.int64) // WORD)
+    count = words * len(features)
+    gaps = np.zeros(int(count.sum()), GAP_ROW)
+    chunk = np.repeat(np.arange(len(rows)), count)
+    at = np.arange(len(gaps)) - np.repeat(np.cumsum(count) - count, count)
+    gaps["chunk"] = chunk
+    gaps["feature"] = features[at // words[chunk]] if len(at) else 0
+    gaps["word"] = at % words[chunk]
+    return files[source], rows, gaps

@@ -1,0 +1,134 @@
+"""The bytes of record files that frames need, for a store of chunks.
+
+::
+
+    chunk     | image_left               | image_right              | pose | sums |
+    frames        [ . . . . ]                [ . . . . ]
+    bytes         [ ....... ]                [ ....... ]              [ .. ] [ .. ]
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from typing import NamedTuple
+
+import numpy as np
+
+from seqrecord.store.clips.grids import ChunkGrid, IntArray, ragged_arange, run_bounds
+from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.pages import ALIGNMENT, num_slices, slice_frames
+from seqrecord.store.schema import Schema
+from seqrecord.store.storage.chunk_store import PIECE_BYTES, Pieces
+
+_MAX_GAP = ALIGNMENT - 1  # the padding between pages, as in `ChunkReader.reads`
+
+
+class UsedFrames(NamedTuple):
+    """Frames `[begin[i], stop[i])` of `episode[i]` in a group; int64[n] each.
+
+    `in_whole_pages`: pages are read whole.
+    """
+
+    group: int
+    episode: IntArray
+    begin: IntArray
+    stop: IntArray
+    in_whole_pages: bool = False
+
+
+def needed_bytes(
+    tables: Sequence[GroupIndex],
+    paths: Sequence[str],
+    features: Schema,
+    grids: Iterable[ChunkGrid],
+    used: Iterable[UsedFrames],
+) -> Pieces:
+    """The bytes of the features' pages that hold the used frames, in pieces of at most 8 MiB.
+
+    Of a raw page without gaps these are the slices with the frames; other pages are needed whole.
+
+    Args:
+        tables: chunk tables of all groups.
+        paths: record files, by the tables' numbers.
+        features: the selected features.
+        grids: chunks of the groups of `used`.
+        used: frames of each group.
+    """
+    grid_of = {grid.group: grid for grid in grids}
+    columns = [
+        column
+        for frames in used
+        for column in _of_group(tables[frames.group], features, grid_of[frames.group], frames)
+    ]
+    if not columns:
+        return {}
+    ranges = [np.concatenate(column) for column in zip(*columns, strict=True)]
+    some = ranges[-1] > ranges[-2]
+    file, start, stop = _united(*(column[some] for column in ranges))
+    edges = run_bounds(same=file)
+    return {paths[int(file[a])]: _split(start[a:b], stop[a:b]) for a, b in pairwise(edges) if b > a}
+
+
+def _of_group(
+    table: GroupIndex, features: Schema, grid: ChunkGrid, used: UsedFrames
+) -> Iterable[tuple[IntArray, IntArray, IntArray, IntArray]]:
+    """File number, offset of the chunk, start and stop of the bytes in each page of a group."""
+    some = used.stop > used.begin
+    episode, begin, stop = used.episode[some], used.begin[some], used.stop[some]
+    if not len(episode):
+        return
+    place = grid.place(episode, begin)
+    owner, inside = ragged_arange(grid.place(episode, stop - 1) - place + 1)
+    chunk = grid.row(episode[owner], place[owner] + inside)
+    file, position = table.file[chunk].astype(np.int64), table.offset[chunk].astype(np.int64)
+    offset = position
+    shift = table.first_frame[chunk].astype(np.int64)
+    count = table.num_frames[chunk].astype(np.int64)
+    begin = np.clip(begin[owner] - shift, 0, count)
+    stop = np.clip(stop[owner] - shift, 0, count)
+    gaps = {int(number) for number in np.unique(table.gaps["feature"])}
+    sums = np.zeros_like(position)
+    for column, spec in enumerate(table.schema.values()):
+        length = table.page_length[chunk, column].astype(np.int64)
+        if spec.is_raw:
+            sums += 4 * num_slices(spec, length // spec.nbytes)
+        low, high = np.zeros_like(length), length
+        if spec.name in features:
+            is_partial = spec.is_raw and not used.in_whole_pages
+            if is_partial and int(table.features[column]) not in gaps:
+                size = slice_frames(spec)
+                low = begin // size * size * spec.nbytes
+                high = np.minimum(-(-stop // size) * size * spec.nbytes, length)
+            yield file, offset, position + low, position + high
+        position = position + -(-length // ALIGNMENT) * ALIGNMENT
+    yield file, offset, position, position + sums
+
+
+def _united(
+    file: IntArray, offset: IntArray, start: IntArray, stop: IntArray
+) -> tuple[IntArray, IntArray, IntArray]:
+    """Sort ranges by file and start, and merge those of a chunk that overlap or are adjacent.
+
+    Not those of several chunks, at other `offset`s: a load waits for its own chunk only.
+    """
+    order = np.lexsort((start, file))
+    file, offset, start, stop = (column[order] for column in (file, offset, start, stop))
+    # Ranges of later files begin after all ranges of earlier ones.
+    shift = file * (int(stop.max(initial=0)) + _MAX_GAP + 1)
+    reach = np.maximum.accumulate(stop + shift)
+    is_new = np.ones(len(file), bool)
+    is_new[1:] = start[1:] + shift[1:] > reach[:-1] + _MAX_GAP
+    is_new[1:] |= offset[1:] != offset[:-1]
+    first = np.flatnonzero(is_new)
+    last = np.append(first[1:], len(file))[: len(first)] - 1
+    return file[first], start[first], (reach - shift)[last]
+
+
+def _split(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
+    """Split long ranges into equal pieces."""
+    number = -(-(stop - start) // PIECE_BYTES)
+    owner, inside = ragged_arange(number)
+    size = -(-(stop - start) // number)
+    first = start[owner] + inside * size[owner]
+    return first, np.minimum(first + size[owner], stop[owner])

@@ -1,0 +1,477 @@
+"""Summaries of datasets and episodes, from manifest and index. No record file is read."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.format.frame_rates import MeasuredRate
+from seqrecord.store.format.index import GroupIndex, Index
+from seqrecord.store.format.inventory import Inventory
+from seqrecord.store.format.pages import table_bytes
+from seqrecord.store.format.rows import num_absent
+from seqrecord.store.format.text import MEASURED_FPS
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.filters import EpisodeDescription, EpisodeFilter
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.text import (
+    codec_text,
+    counted,
+    printable,
+    shape_text,
+    shown_place,
+    table_lines,
+)
+from seqrecord.store.units import MAX_INT, format_size
+
+_logger = logging.getLogger("seqrecord")
+
+_MAX_METADATA = 100  # characters in a line; `info DATA KEY` and JSON are complete
+
+
+@dataclass(frozen=True)
+class FeatureSummary:
+    """Counts and sizes of one feature. `stored_bytes` is the size of its pages.
+
+    `raw_bytes` is the size of its decoded frames; `None` if unknown, for variable dimensions with a
+    codec.
+    """
+
+    spec: FeatureSpec
+    num_frames: int  # with the feature
+    num_missing: int  # without it
+    stored_bytes: int
+    raw_bytes: int | None
+
+    @property
+    def ratio(self) -> float | None:
+        """Compression ratio, raw by stored bytes; `None` if unknown."""
+        return _ratio(self.raw_bytes, self.stored_bytes)
+
+    def to_json(self) -> dict[str, Any]:
+        counts = {name: value for name, value in vars(self).items() if name != "spec"}
+        return {**self.spec.to_json(), **counts, "ratio": self.ratio}
+
+
+@dataclass(frozen=True)
+class GroupSummary:
+    """Features that share chunks, and the frames per chunk.
+
+    The shorter last chunks of episodes are ignored if there are others.
+    """
+
+    number: int
+    features: tuple[str, ...]
+    num_chunks: int
+    min_chunk_frames: int
+    max_chunk_frames: int
+
+    def __str__(self) -> str:
+        chunks = counted(self.max_chunk_frames, "frame")
+        if self.min_chunk_frames != self.max_chunk_frames:
+            chunks = f"{self.min_chunk_frames:,} to {chunks}"
+        return f"{counted(self.num_chunks, 'chunk')} of {chunks}"
+
+
+@dataclass(frozen=True)
+class ClipSummary:
+    """Clip counts of all episodes, without padding. `span` is in frames.
+
+    `seqrecord info --batch-size` adds the predicted peak memory of a loader in one process.
+    """
+
+    length: int
+    stride: int
+    dilation: int
+    span: int
+    num_clips: int
+    num_episodes: int  # with a clip
+    num_short_episodes: int  # shorter than the span
+    num_incomplete: int  # clips skipped because a frame lacks a feature
+    batch_size: int | None = None
+    memory_bytes: int | None = None
+
+
+@dataclass(frozen=True)
+class Summary:
+    """Summary of a dataset. Sizes are in bytes, lengths of episodes in frames.
+
+    `commit` is the id of its last commit, `earlier_commits` are the preceding ids, newest first.
+
+    Example:
+        summary = seqrecord.summarize("records/")
+        print(summary)  # as `seqrecord info records/`
+        print({feature.spec.name: feature.ratio for feature in summary.features})
+    """
+
+    url: str
+    created_by: str
+    fingerprint: str
+    num_episodes: int
+    num_frames: int
+    shortest_episode: int
+    median_episode: float
+    longest_episode: int
+    fps: tuple[float, float] | None  # minimum and maximum; None if unknown for all episodes
+    groups: tuple[GroupSummary, ...]
+    splits: Mapping[str, int]  # episodes by split
+    num_record_files: int
+    record_bytes: int
+    index_bytes: int
+    features: tuple[FeatureSummary, ...]
+    clips: ClipSummary | None
+    commit: str
+    earlier_commits: tuple[str, ...]
+    external_bytes: int = 0  # referenced in external files
+    originals: tuple[str, ...] = ()  # roots of these files
+    num_slow: int = 0  # episodes recorded more slowly than their fps
+    measured_fps: tuple[float, float] | None = None  # their rates, minimum and maximum
+    inventories: tuple[Inventory, ...] = ()
+
+    @property
+    def stored_bytes(self) -> int:
+        """Size of the features' pages in bytes."""
+        return sum(feature.stored_bytes for feature in self.features)
+
+    @property
+    def raw_bytes(self) -> int | None:
+        """Size of the decoded features in bytes; `None` if unknown for one."""
+        known = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
+        return sum(known) if len(known) == len(self.features) else None
+
+    @property
+    def ratio(self) -> float | None:
+        """Compression ratio over the features with known raw size."""
+        known = [f for f in self.features if f.raw_bytes is not None]
+        return _ratio(sum(f.raw_bytes or 0 for f in known), sum(f.stored_bytes for f in known))
+
+    def to_json(self) -> dict[str, Any]:
+        return {
+            **vars(self),
+            "features": [feature.to_json() for feature in self.features],
+            "stored_bytes": self.stored_bytes,
+            "groups": [vars(group) for group in self.groups],
+            "raw_bytes": self.raw_bytes,
+            "ratio": self.ratio,
+            "clips": None if self.clips is None else vars(self.clips),
+            "inventories": [each.to_json() for each in self.inventories],
+        }
+
+    def __str__(self) -> str:
+        lengths = f"{self.shortest_episode:,} to {self.longest_episode:,} frames"
+        if self.shortest_episode == self.longest_episode:
+            lengths = counted(self.longest_episode, "frame")
+        several = len(self.groups) > 1
+        splits = [f"{name} {count:,}" for name, count in self.splits.items()]
+        splits.append(f"none {self.num_episodes - sum(self.splits.values()):,}")
+        facts = [
+            ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
+            ("splits", ", ".join(splits) if self.splits else None),
+            ("frames", f"{self.num_frames:,}" + ("" if several else f" in {self.groups[0]}")),
+            *((f"group {group.number}", str(group)) for group in self.groups if several),
+            ("fps", self.fps and _span_text(self.fps)),
+            (
+                "measured fps",
+                self.measured_fps
+                and f"{_span_text(self.measured_fps)} in {counted(self.num_slow, 'episode')}",
+            ),
+            ("record files", f"{self.num_record_files:,}, {format_size(self.record_bytes)}"),
+            ("index", format_size(self.index_bytes)),
+            (
+                "refers to",
+                f"{format_size(self.external_bytes)} in {', '.join(self.originals)}"
+                if self.originals
+                else None,
+            ),
+            ("fingerprint", self.fingerprint),
+            ("written by", self.created_by),
+        ]
+        rows = _table(self.features)
+        if len(self.features) > 1:
+            rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
+        clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
+        origins = [f"  {line}" for each in self.inventories for line in ("", *each.lines())]
+        table = ["", *(f"  {line}" for line in table_lines(rows, left=4))]
+        return "\n".join([shown_place(self.url), *_lines(facts), *table, *clips, *origins])
+
+
+def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
+    """Like `seqrecord.summarize`, for an open dataset."""
+    index, manifest = reader.contents.index, reader.contents.manifest
+    fps = index.fps[index.fps > 0]
+    external_bytes = sum(int(group.external.sum(dtype=np.uint64)) for group in index.groups)
+    measured = _measured_rates(index)
+    roots: list[str] = []
+    if external_bytes or manifest.copied:
+        files = reader.contents.chunks.external.files.all_files()
+        roots = sorted({file.root for file in files})
+    return Summary(
+        url=reader.url,
+        created_by=manifest.created_by,
+        fingerprint=manifest.fingerprint,
+        num_episodes=manifest.num_episodes,
+        num_frames=manifest.num_frames,
+        shortest_episode=int(index.num_frames.min()),
+        median_episode=float(np.median(index.num_frames)),
+        longest_episode=int(index.num_frames.max()),
+        fps=(float(fps.min()), float(fps.max())) if len(fps) else None,
+        groups=tuple(
+            _group(number, group)
+            for number, group in enumerate(index.groups)
+            if any(name in reader.features for name in group.schema)
+        ),
+        splits={
+            name: int(np.count_nonzero(index.split == number))
+            for number, name in enumerate(manifest.splits)
+        },
+        num_record_files=len(manifest.record_files),
+        record_bytes=sum(file.size for file in manifest.record_files),
+        index_bytes=sum(file.size for file in manifest.index.values()),
+        features=tuple(feature_summary(index, spec) for spec in reader.features.values()),
+        clips=None if clip is None else _count_clips(reader, clip),
+        commit=manifest.commit,
+        earlier_commits=manifest.earlier_commits,
+        external_bytes=external_bytes,
+        originals=tuple(roots),
+        num_slow=len(measured),
+        measured_fps=(min(measured), max(measured)) if measured else None,
+        inventories=_inventories(reader),
+    )
+
+
+def _measured_rates(index: Index) -> list[float]:
+    """Rates of the episodes that a recorder found slower than their fps."""
+    import pyarrow.compute as pc  # only here: it takes long
+
+    found = pc.match_substring(index.metadata, f'"{MEASURED_FPS}":').to_pylist()
+    entries = (index.episode_metadata(number) for number, is_slow in enumerate(found) if is_slow)
+    rates: list[Any] = [each.get(MEASURED_FPS) for each in entries]
+    return [float(rate) for rate in rates if type(rate) in (int, float) and 0 < rate < MAX_INT]
+
+
+def _span_text(span: tuple[float, float]) -> str:
+    return " to ".join(f"{fps:g}" for fps in sorted({*span}))
+
+
+def _inventories(reader: Dataset) -> tuple[Inventory, ...]:
+    """Return the dataset's inventories; empty with a warning if the file is damaged."""
+    try:
+        return reader.inventories
+    except (FormatError, NotFoundError) as error:
+        _logger.warning("inventories not shown: %s", error)
+        return ()
+
+
+def _group(number: int, group: GroupIndex) -> GroupSummary:
+    full = np.ones(len(group.file), np.bool_)
+    full[group.first_chunk + group.num_chunks - 1] = False
+    frames = group.num_frames[full] if full.any() else group.num_frames
+    return GroupSummary(
+        number=number,
+        features=tuple(group.schema),
+        num_chunks=len(group.file),
+        min_chunk_frames=int(frames.min()),
+        max_chunk_frames=int(frames.max()),
+    )
+
+
+def _num_missing(index: Index, group: GroupIndex, feature: int) -> int:
+    """Count the frames of episodes without a feature."""
+    gaps = group.gaps[group.gaps["feature"] == feature]
+    count = int(num_absent(gaps, group.num_frames).sum())
+    last = group.first_chunk + group.num_chunks - 1
+    stop = group.first_frame[last].astype(np.int64) + group.num_frames[last]
+    is_trimmed = (group.first_frame[group.first_chunk] < 0) | (stop > index.num_frames)
+    for episode in np.flatnonzero(is_trimmed).tolist():  # without hidden frames
+        total = int(index.num_frames[episode])
+        for row in {int(group.first_chunk[episode]), int(last[episode])}:
+            if (present := group.present(row, feature)) is not None:
+                number = int(group.first_frame[row]) + np.arange(len(present))
+                count -= int((~present & ((number < 0) | (number >= total))).sum())
+    return count
+
+
+def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
+    """Counts and sizes of a feature of an index."""
+    group, lengths = index.groups[spec.group], index.lengths(spec.name)
+    num_missing = _num_missing(index, group, index.schema.position(spec.name))
+    stored = int(lengths.sum(dtype=np.uint64))
+    num_frames = int(index.num_frames.sum()) - num_missing
+    raw = None
+    if spec.is_fixed:
+        raw = num_frames * spec.nbytes
+    elif not spec.codec:
+        # Each page with frames begins with a table.
+        pages = int(np.count_nonzero(lengths))
+        tables = table_bytes(spec, 1) - table_bytes(spec, 0)
+        raw = stored - num_frames * tables - pages * table_bytes(spec, 0)
+    return FeatureSummary(spec, num_frames, num_missing, stored, raw)
+
+
+def _count_clips(dataset: Dataset, spec: ClipSpec) -> ClipSummary:
+    table = dataset.contents.clips(spec)
+    return ClipSummary(
+        *(spec.length, spec.stride, spec.dilation, spec.span),
+        num_clips=table.num_clips,
+        num_episodes=len(np.unique(table.episode)),
+        num_short_episodes=table.num_short_episodes,
+        num_incomplete=table.num_incomplete,
+    )
+
+
+def _clip_lines(clips: ClipSummary, num_episodes: int) -> list[str]:
+    apart = "" if clips.dilation == 1 else f", {clips.dilation} frames apart (span {clips.span})"
+    lines = [
+        f"  clips of {counted(clips.length, 'frame')}{apart}, stride {clips.stride}",
+        f"    clips        {clips.num_clips:,} in {counted(clips.num_episodes, 'episode')}",
+        f"    left out     {clips.num_incomplete:,}, for a frame that lacks a feature",
+        f"    too short    {clips.num_short_episodes:,} of {counted(num_episodes, 'episode')}",
+    ]
+    if clips.memory_bytes is not None and clips.batch_size is not None:
+        batches = f"batches of {counted(clips.batch_size, 'clip')}"
+        lines.append(f"    memory       at most {format_size(clips.memory_bytes)}, in {batches}")
+    return lines
+
+
+def _ratio(raw: int | None, stored: int) -> float | None:
+    return raw / stored if raw is not None and stored else None
+
+
+def _sizes(summary: Summary | FeatureSummary) -> tuple[str, str, str]:
+    raw, ratio = summary.raw_bytes, summary.ratio
+    return (
+        "?" if raw is None else format_size(raw),
+        format_size(summary.stored_bytes),
+        "?" if ratio is None else f"{ratio:.2f}x",
+    )
+
+
+def _lines(facts: Iterable[tuple[str, str | None]]) -> Iterator[str]:
+    """Format facts that are not `None`."""
+    return (f"  {name:<13} {value}" for name, value in facts if value is not None)
+
+
+def _table(features: Sequence[FeatureSummary]) -> list[tuple[str, ...]]:
+    """Return table rows: headings, then a row for each feature.
+
+    The first columns are dtype, shape and codec; group, kind and unit if they differ or exist.
+    """
+    specs = [feature.spec for feature in features]
+    columns = [
+        ("feature", [spec.name for spec in specs]),
+        ("dtype", [spec.dtype.name if spec.value == "array" else spec.value for spec in specs]),
+        ("shape", ["" if spec.value != "array" else shape_text(spec.shape) for spec in specs]),
+        ("codec", [codec_text(spec.codec) for spec in specs]),
+    ]
+    if len({spec.group for spec in specs}) > 1:
+        columns.append(("group", [str(spec.group) for spec in specs]))
+    kinds, units = [spec.kind or "" for spec in specs], [spec.unit or "" for spec in specs]
+    columns += [column for column in (("kind", kinds), ("unit", units)) if any(column[1])]
+    each = zip(features, *(texts for _, texts in columns), strict=True)
+    rows = [(*texts, *_sizes(one), f"{one.num_missing:,}") for one, *texts in each]
+    return [(*(name for name, _ in columns), "raw", "stored", "ratio", "missing"), *rows]
+
+
+@dataclass(frozen=True)
+class EpisodeRow:
+    """One row of an episode list. `num_clips` is `None` unless requested.
+
+    `measured` is the rate of its timestamps, if these were read.
+    """
+
+    key: str
+    num_frames: int
+    fps: float | None
+    split: str | None
+    num_clips: int | None
+    metadata: dict[str, Any]
+    measured: MeasuredRate | None = None
+
+    def to_json(self) -> dict[str, Any]:
+        values = dict(vars(self))
+        measured = values.pop("measured")
+        return values if measured is None else {**values, "measured": vars(measured)}
+
+    def __str__(self) -> str:
+        measured = self.measured
+        facts = [
+            ("frames", f"{self.num_frames:,}"),
+            ("fps", None if self.fps is None else f"{self.fps:g}"),
+            ("measured fps", None if measured is None else f"{measured.mean_fps:.6g} (mean)"),
+            ("longest step", None if measured is None else f"{measured.max_step:.4g} s"),
+            ("time error", None if measured is None else f"up to {measured.max_deviation:.3g} s"),
+            ("split", self.split),
+            ("clips", None if self.num_clips is None else f"{self.num_clips:,}"),
+        ]
+        metadata = json.dumps(self.metadata, indent=1, ensure_ascii=False).splitlines()
+        metadata = [f"  {printable(line)}" for line in metadata]
+        return "\n".join([printable(self.key), *_lines(facts), "", "  metadata", *metadata])
+
+
+def list_episodes(
+    dataset: Dataset, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
+) -> Iterator[EpisodeRow]:
+    """Yield a row for each selected episode, in dataset order.
+
+    Clips are counted without padding. Raises `ClipError` like `Dataset.find_episodes`.
+    """
+    return _rows(dataset, *_counts(dataset, episodes, clip))
+
+
+def listing_lines(
+    dataset: Dataset, episodes: EpisodeFilter = None, *, clip: ClipSpec | None = None
+) -> Iterator[str]:
+    """Format `list_episodes` as an aligned table with a total."""
+    numbers, clips = _counts(dataset, episodes, clip)
+    index = dataset.contents.index
+    frames, keys = index.num_frames[numbers], index.keys_of(numbers)
+    widths = [
+        max(len("episode"), *map(len, keys)),
+        max(len("frames"), len(f"{frames.max():,}")),
+        0 if clips is None else max(len("clips"), len(f"{clips.max():,}")),
+    ]
+
+    def line(key: str, frame_count: str, clip_count: str, metadata: str) -> str:
+        cells = [key.ljust(widths[0]), frame_count.rjust(widths[1])]
+        cells += [] if clips is None else [clip_count.rjust(widths[2])]
+        return "  ".join([*cells, metadata]).rstrip()
+
+    yield line("episode", "frames", "clips", "metadata")
+    for row in _rows(dataset, numbers, clips):
+        metadata = printable(json.dumps(row.metadata, ensure_ascii=False)) if row.metadata else ""
+        if len(metadata) > _MAX_METADATA:
+            metadata = f"{metadata[: _MAX_METADATA - 1]}…"
+        yield line(printable(row.key), f"{row.num_frames:,}", f"{row.num_clips or 0:,}", metadata)
+    total = f"{counted(len(numbers), 'episode')}, {counted(int(frames.sum()), 'frame')}"
+    yield total if clips is None else f"{total}, {counted(int(clips.sum()), 'clip')}"
+
+
+def _counts(
+    dataset: Dataset, episodes: EpisodeFilter, clip: ClipSpec | None
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64] | None]:
+    """Return numbers of the selected episodes, and their clip counts if requested: int64 [n]."""
+    numbers = dataset.find_episodes(episodes)
+    if clip is None:
+        return numbers, None
+    table = dataset.contents.clips(clip, episodes)
+    counts = np.zeros(len(dataset.contents.index.num_frames), np.int64)
+    np.add.at(counts, table.episode, table.count)
+    return numbers, counts[numbers]
+
+
+def _rows(
+    dataset: Dataset, numbers: npt.NDArray[np.int64], clips: npt.NDArray[np.int64] | None
+) -> Iterator[EpisodeRow]:
+    index, manifest = dataset.contents.index, dataset.contents.manifest
+    for place, number in enumerate(numbers.tolist()):
+        described = EpisodeDescription(index, manifest.splits, number)
+        num_clips = None if clips is None else int(clips[place])
+        yield EpisodeRow(**vars(described), num_clips=num_clips, metadata=dict(described))

@@ -1,0 +1,1 @@
+"""Statistics of features: count, mean, deviation, extremes and quantiles."""

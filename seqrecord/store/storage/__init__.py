@@ -1,0 +1,1 @@
+"""Storages: local disks, mounts, object stores, fsspec filesystems; retries and a local cache."""

@@ -1,0 +1,626 @@
+"""The folder of a cache. File names are its index.
+
+::
+
+    CACHEDIR.TAG        marks the folder as a cache for backup programs
+    taken               upper bound of the bytes used; locked by who creates an entry
+    <digest>/where      place of a storage, for readers; <digest> is its hash
+    <digest>/<digest>   an entry: a block of a file, or decoded frames; the hash of its name
+
+An entry has slots of the same size; the last one may be shorter. Integers are little-endian::
+
+    │ slots │ CRC32C of each slot, with the entry's place and name and its number; 0 if absent │
+
+A slot is written before its CRC32C. So processes that are killed, or fill the same slot with the
+same bytes, need no lock. Reading takes none either; the modification time of an entry is its last
+use, and a time in the future counts as none: a clock was wrong. An entry of another size is
+replaced by a new file. Anything but a regular file in a folder, in place of an entry, is a missing
+entry; links are not followed. A process reserves the space of a whole entry in `taken` before it
+creates the file. During that, and so after a kill in the middle, `taken` has no number; after other
+kills it may be too large, but never too small. The size is then counted again, and also if space
+seems to be lacking, and after a reboot.
+
+The tag's text proves that a folder is a cache. Only files with the names above are removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import functools
+import hashlib
+import logging
+import os
+import re
+import stat
+import threading
+import time
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import LocationError
+from seqrecord.store.checksum import Buffer, crc32c
+from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.storage.base import MIN_CACHE_BYTES
+from seqrecord.store.storage.open_files import with_descriptor
+from seqrecord.store.text import repr_of
+
+_FOLDER_BYTES = 4096
+_NAME_BYTES = 128  # upper bound for a directory entry
+_UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # reserve for the cache's own files
+
+_WHERE, _TAKEN, _TAG = "where", "taken", "CACHEDIR.TAG"
+_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+_TAG_TEXT = (
+    "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
+    "# This folder is a cache of seqrecord (layout 3). It may be removed at any time.\n"
+)
+_ENTRY = re.compile(r"[0-9a-f]{40}/[0-9a-f]{40}")
+_BOOT = Path("/proc/sys/kernel/random/boot_id")
+_FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
+_BUSY_SECONDS = 10.0
+_READ_ONLY = {errno.EROFS, errno.EACCES, errno.EPERM}
+_DISK_FAILURES = {errno.ENOSPC, errno.EDQUOT, errno.EIO, errno.EROFS}
+_AHEAD_NS = 2 * 10**9  # clocks of the processes of one machine differ by less
+
+Bools: TypeAlias = npt.NDArray[np.bool_]
+Protected: TypeAlias = Callable[[str, list[str]], Bools]
+"""Which entries must not be evicted, given the hash of their place and their file names."""
+_T = TypeVar("_T")
+_logger = logging.getLogger("seqrecord")
+
+
+class CacheEntry(NamedTuple):
+    """An entry: the place of a storage, a name that is unique there, and the bytes of a slot.
+
+    `tag`, hexadecimal digits, begins its file name; it is part of `name`.
+    """
+
+    place: str
+    name: str
+    slot_bytes: int
+    tag: str = ""
+
+    @property
+    def label(self) -> int:
+        """Where the checksums of slots start."""
+        return crc32c(f"{self.place}\0{self.name}".encode())
+
+    def checksum(self, label: int, number: int, *parts: Buffer) -> int:
+        """Return the checksum of slot `number`, never 0; `label` is the entry's."""
+        return crc32c(number.to_bytes(8, "little"), *parts, start=label) or 1
+
+
+class CacheFolder:
+    """The cache in folder `path`, created at first use; its errors are counted, never raised.
+
+    Adding keeps the size on disk within `limit` bytes by evicting the least recently used entries.
+    Processes may use one folder with different limits; each enforces its own. On a read-only disk
+    entries are readable and nothing changes. Entries used since `keep_since`, in nanoseconds of
+    `time.time_ns`, are not evicted.
+
+    After an error of the disk (full, damaged or read-only) or of the whole folder, the first of
+    which is logged, the cache is not used for `pause` seconds. If adding fails so, or an entry does
+    not fit, nothing is added for this time; if another process has the lock for `patience` seconds,
+    for ten seconds at most. Other errors concern one entry, which is missing then.
+
+    Safe for threads, processes and forks: no file stays open. Picklable; copies have counters of
+    their own.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        limit: int = MIN_CACHE_BYTES,
+        *,
+        patience: float = 0.0,
+        pause: float = 0.0,
+        keep_since: float = float("inf"),
+    ) -> None:
+        self.path, self.limit, self._keep_since = path, limit, keep_since
+        self.patience, self.pause = patience, pause
+        self.counts = Counter[str]()
+        """`evictions`, `damaged` slots, `failures` of the disk, timeouts of the lock (`busy`)."""
+        self._lock = PerProcess(threading.Lock)
+        # Times of the monotonic clock, before which the cache is not read, or not added to.
+        self._paused_until = self._adding_paused_until = 0.0
+        self._oldest: deque[_Found] = deque()  # that may be evicted, as of the last scan
+        self._is_trimmed = False
+        self._now = 0
+        self._ignored: set[str] = set()  # damaged entries that could not be removed or replaced
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        since = self._keep_since
+        make = functools.partial(
+            CacheFolder, patience=self.patience, pause=self.pause, keep_since=since
+        )
+        return make, (self.path, self.limit)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether entries are added: not in a pause after an error."""
+        return time.monotonic() >= max(self._paused_until, self._adding_paused_until)
+
+    def read(self, entry: CacheEntry, start: int, out: memoryview) -> Bools:
+        """Fill `out` with the bytes of an entry from `start` on, as far as they are cached.
+
+        Returns which of the slots were there, bool[slots]. Damaged ones count as absent. The bytes
+        of absent slots in `out` are undefined afterwards.
+        """
+        first, stop = start // entry.slot_bytes, start + len(out)
+        found = np.zeros(-(-stop // entry.slot_bytes) - first, np.bool_)
+        return self._try(
+            functools.partial(self._read, entry, start, out, found), np.zeros_like(found)
+        )
+
+    def covers(self, entry: CacheEntry, first: int, number: int) -> bool:
+        """Whether an entry has all of these slots, without a look at them."""
+
+        def covers() -> bool:
+            with self._opened(entry, first, number) as (_, _, sums):
+                return bool(sums.all())
+
+        return self._try(covers, otherwise=False)
+
+    def add(
+        self,
+        entry: CacheEntry,
+        size: int,
+        slots: Mapping[int, memoryview],
+        protected: Protected | None = None,
+    ) -> None:
+        """Write slots by their numbers into an entry of `size` bytes, if it fits.
+
+        `protected` entries are not evicted for it.
+        """
+        self._try(functools.partial(self._add, entry, size, slots, protected), None, is_adding=True)
+
+    def forget(self, entries: Iterable[CacheEntry]) -> int:
+        """Remove damaged entries, or ignore them from now on; returns their number."""
+        count = 0
+        for path in {self._path(entry) for entry in entries} - self._ignored:
+            try:
+                Path(path).unlink()
+            except FileNotFoundError:
+                continue
+            except OSError:
+                self._ignored.add(path)
+            count += 1
+        self.count(damaged=count)
+        return count
+
+    def _try(self, function: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
+        """Result of `function`, or `otherwise` if the cache's disk fails or is paused."""
+        if time.monotonic() < max(self._paused_until, is_adding and self._adding_paused_until):
+            return otherwise
+        try:
+            return function()
+        except (OSError, LocationError) as error:
+            if not _is_failure(error):
+                return otherwise
+            is_busy = isinstance(error, CacheBusyError)
+            until = time.monotonic() + (min(self.pause, _BUSY_SECONDS) if is_busy else self.pause)
+            if is_adding:
+                self._adding_paused_until = until
+            else:
+                self._paused_until = until
+            if not isinstance(error, CacheReadOnlyError):
+                name = "busy" if is_busy else "failures"
+                self.count(**{name: 1})
+                if self.counts[name] == 1:
+                    what = "is locked by another process" if is_busy else "fails"
+                    _logger.warning(
+                        "%s: the cache %s, and is not used for a while: %s", self.path, what, error
+                    )
+            return otherwise
+
+    def count(self, **numbers: int) -> None:
+        """Add to counters."""
+        with self._lock.get():
+            self.counts.update(numbers)
+
+    def _read(self, entry: CacheEntry, start: int, out: memoryview, found: Bools) -> Bools:
+        if not self._is_trimmed:
+            self._is_trimmed = True
+            with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as taken:
+                self._make_room(taken, 0)
+                self._oldest.clear()  # they include protected entries
+        length, stop, damaged = entry.slot_bytes, start + len(out), 0
+        first = start // length
+        with self._opened(entry, first, len(found)) as (fd, size, sums):
+            if stop > size or not sums.any():
+                return found
+            label, low = entry.label, first * length
+            high = min(size, low + len(found) * length)
+            # Unwanted bytes of the first and last slot go to temporary buffers.
+            before, after = bytearray(start - low), bytearray(high - stop)
+            _fill(fd, (memoryview(before), out, memoryview(after)), low)
+            for i, stored in enumerate(sums.tolist()):
+                if stored:
+                    at = low + i * length
+                    parts: list[Buffer] = [
+                        before if at < start else b"",
+                        out[max(at, start) - start : at + length - start],
+                        after if at + length > stop else b"",
+                    ]
+                    found[i] = entry.checksum(label, first + i, *parts) == stored
+                    damaged += not found[i]
+            if damaged:
+                self.count(damaged=damaged)
+            with contextlib.suppress(OSError):  # read-only disk
+                self._note_use(fd)
+        return found
+
+    def _add(
+        self,
+        entry: CacheEntry,
+        size: int,
+        slots: Mapping[int, memoryview],
+        protected: Protected | None,
+    ) -> None:
+        if (path := self._path(entry)) in self._ignored:
+            return
+        try:
+            fd = self._create(entry, size + 4 * -(-size // entry.slot_bytes), protected)
+        except OSError as error:
+            if not _is_failure(error):
+                self._ignored.add(path)
+            raise
+        if fd is None:
+            self._adding_paused_until = time.monotonic() + self.pause
+            return
+        try:
+            label = entry.label
+            for number, slot in slots.items():
+                checksum = entry.checksum(label, number, slot).to_bytes(4, "little")
+                _write(fd, slot, number * entry.slot_bytes)
+                _write(fd, memoryview(checksum), size + 4 * number)
+            self._note_use(fd)
+        finally:
+            os.close(fd)
+
+    def scan(self) -> tuple[list[_Found], int]:
+        """All entries, least recently used first, and the size on disk of everything."""
+        entries: list[_Found] = []
+        most = time.time_ns() + _AHEAD_NS
+        sizes: dict[int, int] = {}  # by inode
+        for folder, _, names in os.walk(self.path):
+            with contextlib.suppress(FileNotFoundError):
+                found = Path(folder).stat()
+                # A folder does not shrink when files are removed.
+                sizes[found.st_ino] = max(_FOLDER_BYTES, found.st_blocks * 512)
+            place = os.path.relpath(folder, self.path)
+            for name in names:
+                with contextlib.suppress(FileNotFoundError):
+                    path = f"{folder}/{name}"
+                    found = os.lstat(path)
+                    sizes[found.st_ino] = size = _on_disk(found.st_size)
+                    if _ENTRY.fullmatch(f"{place}/{name}"):
+                        entries.append(_Found(found.st_mtime_ns, path, size))
+        entries.sort(key=lambda entry: (entry.used <= most and entry.used, entry))
+        return entries, sum(sizes.values())
+
+    def locked(self) -> contextlib.AbstractContextManager[_Taken]:
+        """Acquire the lock against other writers; see `_locked`."""
+        return _locked(self.path, self.patience)
+
+    @contextlib.contextmanager
+    def _opened(
+        self, entry: CacheEntry, first: int, number: int
+    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint32]]]:
+        """Descriptor and size of an entry, and the checksums of some slots, 0 for absent ones."""
+        path = self._path(entry)
+        fd = None if path in self._ignored else _open_entry(path, _READ)
+        if fd is None:
+            fd = os.open(os.devnull, _READ)
+        try:
+            whole = os.fstat(fd).st_size
+            size = whole - 4 * -(-whole // (entry.slot_bytes + 4))
+            sums = np.zeros(number, "<u4")
+            os.preadv(fd, [sums.view(np.uint8).data], size + 4 * first)
+            yield fd, size, sums
+        finally:
+            os.close(fd)
+
+    def _create(self, entry: CacheEntry, size: int, protected: Protected | None) -> int | None:
+        """Open an entry, created with a file of `size` bytes if needed; `None` if it cannot fit."""
+        path = self._path(entry)
+        try:
+            if (fd := _open_sized(path, size)) is not None:
+                return fd
+            with self.locked() as taken:
+                if (fd := _open_sized(path, size)) is not None:  # by another process
+                    return fd
+                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES, protected):
+                    return None
+                folder = Path(path).parent
+                if not _is_folder(folder):
+                    folder.unlink(missing_ok=True)  # a link or a file
+                    folder.mkdir(mode=0o700, exist_ok=True)
+                if not os.path.lexists(where := folder / _WHERE):
+                    where.write_text(entry.place, "utf-8")
+                    taken.bytes += _FOLDER_BYTES + _on_disk(len(entry.place))
+                with contextlib.suppress(FileNotFoundError):
+                    Path(path).rmdir() if _is_folder(path) else Path(path).unlink()
+                # A new file: whoever has the one before open reads on in that.
+                fd = with_descriptor(lambda: os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o600))
+                try:
+                    os.ftruncate(fd, size)
+                except BaseException:
+                    os.close(fd)
+                    raise
+                taken.bytes += _on_disk(size)
+                return fd
+        except OSError as error:
+            if error.errno in _READ_ONLY and self.path.exists():
+                raise CacheReadOnlyError(error.errno, error.strerror, path) from error
+            raise
+
+    def _make_room(self, taken: _Taken, needed: int, protected: Protected | None = None) -> bool:
+        """Evict entries until `needed` bytes are available; whether that is possible."""
+        is_counted, limit = False, self.limit - _UNCOUNTED_BYTES
+        while not taken.is_known or taken.bytes + needed > limit:
+            if needed > limit:
+                return False
+            if taken.is_known and self._oldest:
+                oldest = self._oldest.popleft()
+                path = Path(oldest.path)
+                with contextlib.suppress(FileNotFoundError):
+                    if path.stat().st_mtime_ns == oldest.used:  # not used since the scan
+                        path.unlink()
+                        taken.bytes -= oldest.size
+                        self.count(evictions=1)
+            elif not is_counted:
+                entries, taken.bytes = self.scan()
+                self._oldest, is_counted = deque(self._evictable(entries, protected)), True
+                taken.is_known = True
+            else:
+                return False
+        return True
+
+    def _evictable(self, entries: list[_Found], protected: Protected | None) -> list[_Found]:
+        """The entries that are neither in use nor protected, in their order."""
+        most = time.time_ns() + _AHEAD_NS
+        unused = [each for each in entries if not self._keep_since <= each.used <= most]
+        if protected is None:
+            return unused
+        numbers: dict[str, list[int]] = {}
+        for number, found in enumerate(unused):
+            numbers.setdefault(found.path.split("/")[-2], []).append(number)
+        kept: set[int] = set()
+        for place, some in numbers.items():
+            names = [unused[number].path.rpartition("/")[2] for number in some]
+            is_kept = protected(place, names).tolist()
+            kept.update(number for number, keep in zip(some, is_kept, strict=True) if keep)
+        return [found for number, found in enumerate(unused) if number not in kept]
+
+    def _note_use(self, fd: int) -> None:
+        # Nanoseconds since 1970, strictly increasing.
+        self._now = max(time.time_ns(), self._now + 1)
+        os.utime(fd, ns=(self._now, self._now))
+
+    def _path(self, entry: CacheEntry) -> str:
+        name = _digest(entry.name)[len(entry.tag) :]
+        return f"{self.path}/{hash_of_place(entry.place)}/{entry.tag}{name}"
+
+
+class _Found(NamedTuple):
+    """An entry in a scan: time of last use in nanoseconds, path, and size on disk."""
+
+    used: int
+    path: str
+    size: int
+
+
+def hash_of_place(place: str) -> str:
+    """Return the folder's name for entries of a place."""
+    return _digest(place)
+
+
+@functools.lru_cache(maxsize=4096)
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()[:40]
+
+
+def _fill(fd: int, buffers: Iterable[memoryview], at: int) -> None:
+    """Read into buffers one after the other, as far as the file reaches."""
+    for buffer in buffers:
+        done = 0
+        while done < len(buffer) and (number := os.preadv(fd, [buffer[done:]], at + done)):
+            done += number
+        at += done
+
+
+def _write(fd: int, data: memoryview, at: int) -> None:
+    while data:
+        written = os.pwrite(fd, data, at)
+        data, at = data[written:], at + written
+
+
+def _is_failure(error: OSError | LocationError) -> bool:
+    """Whether an error concerns the whole cache, and not a single entry."""
+    is_whole = isinstance(error, LocationError | CacheBusyError | CacheReadOnlyError | CacheError)
+    return is_whole or (isinstance(error, OSError) and error.errno in _DISK_FAILURES)
+
+
+def _is_folder(path: str | Path) -> bool:
+    """Whether a path is a folder, and no link to one."""
+    try:
+        return stat.S_ISDIR(os.lstat(path).st_mode)
+    except OSError:
+        return False
+
+
+def _open_entry(path: str, flags: int) -> int | None:
+    """Open a regular file in a folder, neither of them a link; `None` if there is none.
+
+    Raises `OSError` if the disk fails.
+    """
+    if not _is_folder(path.rpartition("/")[0]):
+        return None
+    try:
+        fd = with_descriptor(lambda: os.open(path, flags | os.O_NONBLOCK))
+    except OSError as error:
+        if error.errno in _DISK_FAILURES:
+            raise
+        return None
+    if stat.S_ISREG(os.fstat(fd).st_mode):
+        return fd
+    os.close(fd)
+    return None
+
+
+def _open_sized(path: str, size: int) -> int | None:
+    """Open a regular file for writing; `None` if there is none of this size."""
+    if (fd := _open_entry(path, _WRITE)) is None or os.fstat(fd).st_size == size:
+        return fd
+    os.close(fd)
+    return None
+
+
+def _on_disk(length: int) -> int:
+    """Size on disk of a file of `length` bytes, with its directory entry."""
+    return -(-length // 4096) * 4096 + _NAME_BYTES
+
+
+class CacheBusyError(OSError):
+    """Timeout: another process has the cache's lock."""
+
+
+class CacheError(OSError):
+    """The cache's folder cannot be used."""
+
+
+class CacheReadOnlyError(OSError):
+    """The cache can be read but not changed."""
+
+
+@dataclass
+class _Taken:
+    """Size of a cache on disk, if known."""
+
+    bytes: int
+    is_known: bool
+
+
+@contextlib.contextmanager
+def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
+    """Acquire the lock of a cache folder, created if missing, against other writers.
+
+    Polls for `patience` seconds, and takes nothing else meanwhile. Raises `CacheBusyError` on
+    timeout, and `CacheReadOnlyError`.
+    """
+    end, wait = time.monotonic() + patience, _FIRST_WAIT
+    fd = _open_taken(folder)
+    try:
+        while not _try_lock(fd):
+            if time.monotonic() >= end:
+                raise CacheBusyError(
+                    errno.EWOULDBLOCK, "locked by another process or thread", folder
+                )
+            time.sleep(wait)
+            wait = min(2 * wait, _LONGEST_WAIT)
+        boot, _, number = os.pread(fd, 100, 0).decode("ascii", "replace").partition(" ")
+        is_known = boot == _boot() and number.strip().isdecimal()
+        os.pwrite(fd, b"unknown".ljust(80), 0)
+        taken = _Taken(int(number) if is_known else 0, is_known)
+        yield taken
+        if taken.is_known:
+            os.pwrite(fd, f"{_boot()} {taken.bytes}".ljust(80).encode(), 0)
+    finally:
+        fcntl.flock(fd, fcntl.LOCK_UN)  # before `close`: a forked child may have a copy of `fd`
+        os.close(fd)
+
+
+def check_folder(path: Path) -> bool:
+    """Whether a folder is a cache; raises `LocationError` if it has other content."""
+    try:
+        names = {each.name for each in path.iterdir()}
+    except NotADirectoryError:
+        raise LocationError("the cache's folder is a file", file=str(path)) from None
+    except OSError:
+        return False  # missing; other errors appear, and are counted, at the first use
+    tag = _read_tag(path)
+    if tag == _TAG_TEXT:
+        return True
+    if "cache of seqrecord" in tag:
+        raise LocationError(
+            "this folder is a cache of another version of seqrecord; remove it, or choose another "
+            "cache_dir",
+            file=str(path),
+        )
+    # A new disk has a `lost+found`; a kill may leave an empty tag.
+    if other := names - {"lost+found", "" if tag else _TAG}:
+        first = path / min(other)
+        example = next((each for each in first.rglob("*") if each.is_file()), first)
+        raise LocationError(
+            "this folder is not a cache and not empty; choose another cache_dir",
+            file=str(path),
+            expected="an empty folder, or a path that does not exist yet",
+            got=repr_of(str(example.relative_to(path))),
+        )
+    return False
+
+
+def _read_tag(folder: Path) -> str:
+    """Text of the tag; empty without one."""
+    try:
+        fd = with_descriptor(lambda: os.open(folder / _TAG, _READ))
+    except FileNotFoundError:
+        return ""
+    except OSError:
+        return "unreadable"
+    try:
+        return os.read(fd, len(_TAG_TEXT) + 1).decode("ascii", "replace")
+    finally:
+        os.close(fd)
+
+
+def _write_tag(folder: Path) -> None:
+    """Write the tag, unlike `write_text` without truncating one of another process."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+    fd = with_descriptor(lambda: os.open(folder / _TAG, flags, 0o666))
+    try:
+        os.pwrite(fd, _TAG_TEXT.encode(), 0)
+    finally:
+        os.close(fd)
+
+
+def _open_taken(folder: Path) -> int:
+    path = folder / _TAKEN
+    try:
+        if _read_tag(folder) != _TAG_TEXT:
+            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+            check_folder(folder)
+            _write_tag(folder)
+        flags = os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW
+        return with_descriptor(lambda: os.open(path, flags, 0o600))
+    except OSError as error:
+        if error.errno not in _READ_ONLY or not path.exists():
+            raise CacheError(error.errno, error.strerror, str(path)) from error
+        raise CacheReadOnlyError(error.errno, error.strerror, str(path)) from error
+
+
+@functools.cache
+def _boot() -> str:
+    """Id of this boot: after a crash, `taken` may be older than the entries."""
+    try:
+        return _BOOT.read_text("ascii").strip()
+    except OSError:
+        return "unknown"
+
+
+def _try_lock(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True

@@ -1,0 +1,386 @@
+"""Storage on local disks, and detection of remote mounts."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import re
+import stat
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.store.storage.base import (
+    LINKED,
+    Entry,
+    FileInfo,
+    Storage,
+    Unfinished,
+    Upload,
+    check_buffers,
+    check_path,
+    innermost,
+)
+from seqrecord.store.storage.local_replacing import put_file, read_file
+from seqrecord.store.storage.local_upload import (
+    NOTES,
+    PARTIAL,
+    LocalUpload,
+    local_errors,
+    make_folder,
+    read_notes,
+    with_suffix,
+)
+from seqrecord.store.storage.open_files import Handle, OpenFiles, with_descriptor
+from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.text import repr_of
+
+_MODIFIED = "mtime "
+_NEW_NS = 2 * 10**9
+_UPLOADED = re.compile(r"[0-9a-f]{16}.*\.(seqrec|arrow|json|left|clock)$")  # with a random id
+_MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
+
+
+class LocalStorage:
+    """Storage in a local folder.
+
+    Files are read with `preadv` and stay open, see `open_files`. They are written under a temporary
+    name, then synced and renamed. Links that point outside of the folder are not followed, and only
+    regular files are opened. A root that is a link is followed once, at opening. See `follow_links`
+    for original files.
+    """
+
+    has_conditions = True
+    follows_links = False
+    _shared = False  # whether other machines may write too
+
+    def __init__(self, root: str | os.PathLike[str]) -> None:
+        self.root = Path(root).absolute()
+        try:
+            self._real_root = Path(os.path.realpath(self.root))
+        except ValueError as error:
+            raise LocationError(f"not a path: {error}", got=repr_of(str(root))) from error
+        self._opened = OpenFiles()
+        self._uploads: weakref.WeakSet[LocalUpload] = weakref.WeakSet()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (str(self.root),)
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({str(self.root)!r})"
+
+    @property
+    def url(self) -> str:
+        return str(self.root)
+
+    @property
+    def place(self) -> str:
+        return str(self.root)
+
+    def size(self, path: str) -> int:
+        return self._look(path)[1].st_size
+
+    def identity(self, path: str) -> tuple[int, str | None]:
+        """Size and modification time, and a hash of a linked file's place; see `identity_of`."""
+        target, found = self._look(path)
+        return found.st_size, self._identity(path, target, found)
+
+    def entries(self, folder: str) -> list[Entry]:
+        """See `Browsable`; without links, which may point outside of the folder."""
+        found = []
+        try:
+            where = self._inside(folder) if folder else self._real_root
+            with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as inside:
+                for entry in inside:
+                    if entry.is_dir(follow_symlinks=False):
+                        found.append(Entry(entry.name, is_folder=True))
+                    elif entry.is_file(follow_symlinks=False):
+                        with contextlib.suppress(FileNotFoundError):  # removed meanwhile
+                            about = entry.stat()
+                            path = f"{folder}/{entry.name}".lstrip("/")
+                            known = self._identity(path, where / entry.name, about)
+                            found.append(Entry(entry.name, False, about.st_size, known))
+        except NotFoundError:
+            return []
+        return sorted(found, key=lambda entry: entry.name)
+
+    def _look(self, path: str) -> tuple[Path, os.stat_result]:
+        self._drop(path)  # later reads must return this version or a newer one
+        with self._errors(path):
+            target = self._inside(path)
+            found = target.stat()
+            if not stat.S_ISREG(found.st_mode):
+                raise StorageError("not a regular file", file=self._shown(path))
+            return target, found
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        check_buffers(ranges, buffers)
+        with self._errors(path):
+            handle = self._opened.get(path, lambda: Handle(self._inside(path)))
+            fd, preadv, begin = handle.fd, os.preadv, 0
+            while begin < len(ranges):
+                # One call for adjacent ranges. Avoid further work: this runs for every few
+                # kilobytes of a batch.
+                start, stop = ranges[begin]
+                end = begin + 1
+                while end < len(ranges) and ranges[end][0] == stop and end - begin < _MAX_PARTS:
+                    stop = ranges[end][1]
+                    end += 1
+                if preadv(fd, buffers[begin:end], start) != stop - start:
+                    for item, buffer in zip(ranges[begin:end], buffers[begin:end], strict=True):
+                        handle.read(item, buffer.cast("B"), self._shown(path))
+                begin = end
+
+    def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
+        with self._errors(path):
+            return read_file(self._inside(path), limit)
+
+    def put(self, path: str, data: bytes, *, expected: str | None) -> None:
+        with self._errors(path, writing=True):
+            target = self._inside(path)
+            make_folder(target.parent)
+            put_file(target, data, expected, shared=self._shared)
+        self._drop(path)
+        with contextlib.suppress(OSError):  # the file was written
+            self._tidy()
+
+    def files(self, folder: str) -> list[FileInfo]:
+        return self._infos(folder, lambda name: not name.endswith((PARTIAL, NOTES)))
+
+    def unfinished(self, folder: str) -> list[Unfinished]:
+        found = self._infos(folder, lambda name: name.endswith(PARTIAL))
+        return [_Unfinished(self, each.path.removesuffix(PARTIAL), each.modified) for each in found]
+
+    def create(self, path: str) -> Upload:
+        with self._errors(path, writing=True):
+            target = self._inside(path)
+            make_folder(target.parent)
+            upload = LocalUpload(path, target)
+        self._uploads.add(upload)
+        return upload
+
+    def remove(self, path: str) -> None:
+        target = self._real_root / check_path(path)
+        self._drop(path)
+        with self._errors(path):
+            for name in (with_suffix(target, NOTES), with_suffix(target, PARTIAL), target):
+                name.unlink(missing_ok=True)
+
+    def _tidy(self) -> None:
+        """Remove notes that remain if a kill hits between the rename and their removal."""
+        for notes in self._real_root.glob(f"[!.]*/*{NOTES}"):
+            file = notes.with_suffix("")
+            # A writer creates the notes after the partial file; a power loss may lose only that.
+            if _UPLOADED.search(file.name) and not with_suffix(file, PARTIAL).exists():
+                notes.unlink(missing_ok=True)
+
+    def local_path(self, path: str) -> str | None:
+        return str(self._inside(path))
+
+    def counters(self) -> dict[str, int]:
+        return {}
+
+    def close(self) -> None:
+        self._opened.close()
+        for upload in list(self._uploads):
+            upload.abandon()
+
+    def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
+        found = []
+        try:
+            where = self._inside(folder)
+            with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as entries:
+                for entry in entries:
+                    if not entry.name.startswith(".") and is_meant(entry.name):
+                        path = f"{folder}/{entry.name}"
+                        with contextlib.suppress(NotFoundError):  # removed meanwhile
+                            with self._errors(path):
+                                about = entry.stat()
+                            if stat.S_ISREG(about.st_mode):
+                                found.append(FileInfo(path, about.st_size, about.st_mtime))
+        except NotFoundError:
+            return []
+        return sorted(found, key=lambda each: each.path)
+
+    def _errors(
+        self, path: str, *, writing: bool = False
+    ) -> contextlib.AbstractContextManager[None]:
+        """Context manager: OS errors become errors of this package about `path`."""
+        return local_errors(self._shown(path), writing=writing)
+
+    def _shown(self, path: str) -> str:
+        return f"{self.root}/{path}"
+
+    def _drop(self, path: str) -> None:
+        self._opened.close(path)
+
+    def _inside(self, path: str) -> Path:
+        return _inside(self.root, self._real_root, path, self.follows_links)
+
+    def _identity(self, path: str, real: Path, about: os.stat_result) -> str:
+        modified = f"{_MODIFIED}{about.st_mtime_ns}"
+        if not self.follows_links or str(real) == f"{self.root}/{path}":
+            return modified
+        return f"{modified}{LINKED}{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
+
+
+class _Unfinished:
+    """An unfinished local upload; see `Unfinished`. Reads go through its storage."""
+
+    def __init__(self, storage: LocalStorage, path: str, modified: float) -> None:
+        self.path, self.modified = path, modified
+        self._storage = storage
+        self._notes, self._partial = (storage._real_root / (path + end) for end in (NOTES, PARTIAL))
+
+    def checkpoints(self) -> list[tuple[int, bytes]]:
+        # Notes first, because bytes are written before their note.
+        with self._storage._errors(self.path + NOTES):
+            notes = read_notes(self._notes)
+        size = self._storage.size(self.path + PARTIAL)
+        # After a machine crash, a note may refer to bytes that were not on disk yet.
+        return [(end, note) for end, note in notes if end <= size]
+
+    def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
+        self._storage.read_ranges(self.path + PARTIAL, ranges, buffers)
+
+    def remove(self) -> None:
+        with self._storage._errors(self.path):
+            self._notes.unlink(missing_ok=True)
+            self._partial.unlink(missing_ok=True)
+
+
+def modified_ns(identity: str | None) -> int | None:
+    """Modification time of a local file in ns, by its identity; `None` for other storages."""
+    if identity is None or not identity.startswith(_MODIFIED):
+        return None
+    return int(identity.split()[1])
+
+
+def new_since(folder: str | os.PathLike[str]) -> int:
+    """Modification time in ns from which files of a folder's disk are new.
+
+    Another write to a new file may keep its modification time: disks round it. As in git, files are
+    new for two seconds, by the clock of the disk, or of this machine if the disk cannot be written.
+    """
+    try:
+        descriptor = os.open(folder, os.O_TMPFILE | os.O_WRONLY, 0o600)  # without a name
+    except (AttributeError, OSError):  # not on Linux; a read-only disk
+        return time.time_ns() - _NEW_NS
+    try:
+        return os.fstat(descriptor).st_mtime_ns - _NEW_NS
+    finally:
+        os.close(descriptor)
+
+
+def follow_links(storage: Storage) -> None:
+    """Follow links out of a local storage's folder, which then are part of files' identities.
+
+    For originals that this user has indexed: trees of links (git-annex, DVC, the Hub's cache).
+    """
+    if isinstance(found := innermost(storage), LocalStorage):
+        found.follows_links = True
+
+
+def _inside(root: Path, real_root: Path, path: str, follows_links: bool) -> Path:
+    """Local path of a file; the real path if `follows_links`.
+
+    Without it, raises `StorageError` for a path outside of the root.
+    """
+    target = real_root
+    for name in check_path(path).split("/"):
+        target /= name
+        if target.is_symlink():
+            real = os.path.realpath(target)
+            if follows_links:
+                target = Path(real)
+            elif not Path(real).is_relative_to(real_root):
+                raise StorageError(
+                    "a link leads out of the folder; copy the file in its place",
+                    file=str(root / path),
+                    expected=f"inside {real_root}",
+                    got=real,
+                )
+    return target
+
+
+def missing_folders(storage: Storage, folder: str) -> list[Path]:
+    """Missing folders among `folder`, the storage's root and its parents, innermost first.
+
+    Empty for a storage that is not local.
+    """
+    if (root := local_root(storage)) is None:
+        return []
+    return [p for p in (root / check_path(folder), root, *root.parents) if not p.exists()]
+
+
+def local_root(storage: Storage) -> Path | None:
+    """Folder of a local storage, inside any wrappers; else `None`."""
+    found = innermost(storage)
+    return found.root if isinstance(found, LocalStorage) else None
+
+
+def remove_empty_folders(folders: Sequence[Path]) -> None:
+    """Remove empty folders, innermost first; skips others."""
+    for folder in folders:
+        with contextlib.suppress(OSError):
+            folder.rmdir()
+
+
+_TABLE = Path("/proc/self/mountinfo")
+
+# Kernel filesystems served by another machine, or on a disk shared with one: their files may shrink
+# or vanish without an action of this machine. Folders of a virtual machine's host are 9p (also in
+# sandboxes), prl_fs, vboxsf, virtiofs and vmhgfs. cvfs is StorNext, dvs Cray, fhgfs the former name
+# of beegfs, pvfs2 that of orangefs.
+_NETWORK = """
+    9p acfs afs auristorfs beegfs ceph cifs coda cvfs dvs fhgfs gfs2 glusterfs gpfs lustre ncp ncpfs
+    nfs nfs4 ocfs2 orangefs panfs prl_fs pvfs2 smb3 smbfs vboxsf virtiofs vmhgfs wekafs
+"""
+
+# FUSE filesystems on local disks; any other FUSE filesystem counts as remote.
+_LOCAL_FUSE = """
+    archivemount bindfs cryfs encfs exfat ext2 fuse-ext2 fuse-overlayfs gocryptfs lxcfs mergerfs
+    ntfs ntfs-3g portal securefs squashfuse unionfs unionfs-fuse zfs
+"""
+
+
+def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None) -> str | None:
+    """Mount point of the remote filesystem that contains `path`; `None` if it is local.
+
+    Network and cluster filesystems, folders of a virtual machine's host, and FUSE filesystems count
+    as remote, except FUSE filesystems known to be on local disks. Returns `None` if the OS has no
+    mount table. `path` need not exist. `table` replaces the text of /proc/self/mountinfo, see
+    proc(5).
+    """
+    if table is None:
+        try:
+            table = _TABLE.read_text("utf-8", "surrogateescape")
+        except OSError:
+            return None
+    real = os.path.realpath(path)
+    found, is_remote = "", False
+    for line in table.split("\n"):  # not `splitlines`: names may contain other line ends
+        left, _, right = line.partition(" - ")
+        columns, kinds = left.split(" "), right.split(" ")
+        if len(columns) < 5:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), columns[4])
+        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        # The later mount at the same point hides the earlier one.
+        if inside and len(point) >= len(found):
+            found, is_remote = point, _is_remote(*kinds[:2])
+    return found if is_remote else None
+
+
+def _is_remote(kind: str, source: str = "") -> bool:
+    family, _, name = kind.partition(".")
+    if family == "fuse":
+        program = source.rpartition("/")[2].partition("#")[0]  # if the type has no name
+        return not {name, program}.intersection(_LOCAL_FUSE.split())
+    return kind in _NETWORK.split()

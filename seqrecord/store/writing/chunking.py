@@ -1,0 +1,395 @@
+"""Chunks: their length in frames, frames that wait for the next chunk, copies of stored chunks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ChecksumError
+from seqrecord.store.checksum import Buffer, combined_crc32c, crc32c
+from seqrecord.store.format.footer import Footer
+from seqrecord.store.format.pages import (
+    Blob,
+    PageCodec,
+    page_offsets,
+    slice_frames,
+    slice_sums,
+    slice_table,
+)
+from seqrecord.store.format.rows import chunk_row, features_of, present_frames
+from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.writing.page_digests import PageDigests
+
+CHUNK_BYTES = 48 << 20  # decoded; a chunk is the unit of reading, so it bounds readers' memory
+CHUNK_FRAMES = 32  # at most
+
+MAX_REFERENCED_BYTES = 1 << 28  # bytes of the file range to which a page refers, gaps included
+
+SMALL_FRAME_BYTES = 4096  # of a feature; larger frames are not small
+SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features
+SMALL_CHUNK_FRAMES = 1024
+
+EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
+"""One feature in a block of frames: a blob per frame, or the bytes of all frames of a raw feature.
+"""
+
+_LARGE_SLICE = 1 << 16  # bytes; combining checksums of such slices is faster than a second pass
+
+
+def is_small(spec: FeatureSpec) -> bool:
+    """Whether a feature belongs in long chunks: text, or a fixed shape below 4096 bytes per
+    frame."""
+    return spec.value == "text" or (spec.is_fixed and spec.nbytes < SMALL_FRAME_BYTES)
+
+
+class ChunkLength:
+    """Number of frames per chunk of one group, for one episode after the other.
+
+    The length is the `chunk_frames` that `begin` got, or a power of two chosen by the frame size.
+    Chunks of small features (see `is_small`) have up to 1024 frames and 1 MiB of decoded data; all
+    other chunks have up to 32 frames and 48 MiB.
+
+    `frames` is `None` until the length is fixed. If all shapes are fixed, `begin` fixes it. If a
+    shape varies, the episode's first frames fix it, as many as fit into one chunk: the largest of
+    them counts. Later frames, and so later chunks, may be larger.
+    """
+
+    def __init__(self, group: Schema) -> None:
+        self._max_frames, self._max_bytes = CHUNK_FRAMES, CHUNK_BYTES
+        if all(map(is_small, group.values())):
+            self._max_frames, self._max_bytes = SMALL_CHUNK_FRAMES, SMALL_CHUNK_BYTES
+        self._variable = group.variable
+        self._fixed_bytes = sum(spec.nbytes for spec in group.values() if spec.is_fixed)
+        self.begin(None)
+
+    def begin(self, chunk_frames: int | None) -> None:
+        """Start the next episode, with `chunk_frames` frames per chunk."""
+        self._seen = self._bytes = self._largest = 0
+        self.frames = chunk_frames
+        if chunk_frames is None and not self._variable:
+            self.frames = self._fitting(self._fixed_bytes)
+
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
+        """Number of these rows, the episode's next frames, up to the row that fixes the length.
+
+        All rows if none does.
+        """
+        seen, sizes = self._seen, self._sizes(columns, rows)
+        enough = self._bytes + np.cumsum(sizes) >= self._max_bytes
+        enough[self._max_frames - seen - 1 :] = True
+        return int(np.argmax(enough)) + 1 if enough.any() else len(rows)
+
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        """Count these rows of a block as the episode's next frames; only the last may fix the
+        length."""
+        sizes = self._sizes(columns, rows)
+        self._seen += len(rows)
+        self._bytes += int(sizes.sum())
+        self._largest = max(self._largest, int(sizes.max()))
+        if self._seen == self._max_frames or self._bytes >= self._max_bytes:
+            self.fix_length()
+
+    def _sizes(self, columns: Mapping[str, EncodedColumn], rows: range) -> npt.NDArray[np.int64]:
+        """Decoded bytes of these rows of a block: int64 [rows]."""
+        sizes = np.full(len(rows), self._fixed_bytes, np.int64)
+        for spec in self._variable:
+            blobs = columns.get(spec.name, ())
+            if not isinstance(blobs, memoryview) and blobs:
+                sizes += _decoded_bytes(spec, blobs[rows.start : rows.stop])
+        return sizes
+
+    def fix_length(self) -> int:
+        """Fix the length by the frames so far."""
+        if self.frames is None:
+            self.frames = self._fitting(self._largest)
+        return self.frames
+
+    def _fitting(self, frame_bytes: int) -> int:
+        fitting = max(1, min(self._max_frames, self._max_bytes // max(1, frame_bytes)))
+        return 1 << (fitting.bit_length() - 1)
+
+
+def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.int64]:
+    """Decoded bytes of each blob: int64 [blobs]."""
+    shapes = [blob.shape for blob in blobs]
+    if shapes and shapes.count(shapes[0]) == len(shapes):  # common for texts
+        return np.full(len(shapes), math.prod(shapes[0]) * spec.dtype.itemsize)
+    sizes = (math.prod(shape) for shape in shapes)
+    return np.fromiter(sizes, np.int64, len(shapes)) * spec.dtype.itemsize
+
+
+@dataclass(frozen=True)
+class StoredChunk:
+    """A chunk as record files store it.
+
+    `row` is its row of the chunk table, [1], without episode and offset, and without digests if
+    these are in `digests`. `gaps` has the presence of
+    each feature that some frames lack: bool [frames] by position in the schema. `parts` are the
+    pages of the group's features, followed by the tables of slice checksums.
+    """
+
+    group: int
+    row: npt.NDArray[Any]
+    gaps: Mapping[int, npt.NDArray[np.bool_]]
+    parts: Sequence[Buffer]
+    digests: PageDigests | None = None
+
+    @property
+    def first_frame(self) -> int:
+        return int(self.row["first_frame"][0])
+
+    @property
+    def num_frames(self) -> int:
+        return int(self.row["num_frames"][0])
+
+    @classmethod
+    def of(
+        cls,
+        number: int,
+        group: Schema,
+        places: Sequence[int],
+        frames: range,
+        gaps: Mapping[int, npt.NDArray[np.bool_]],
+        pages: Sequence[Buffer],
+        largest: Sequence[int] = (),
+        external: int = 0,
+    ) -> StoredChunk:
+        """Make a chunk of group `number`, with the `frames` of the episode.
+
+        `places` are the positions of the group's features in the dataset's schema. `largest` has
+        the bytes of the largest frame for each feature of a variable shape. `external` is the
+        number of bytes of another file to which the page refers.
+        """
+        digests = PageDigests(zip(pages, map(gaps.get, places), strict=True), len(frames))
+        sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
+        about = [(len(page), of_page, 0) for page, (of_page, _) in zip(pages, sums, strict=True)]
+        row = (0, len(frames), frames.start, external, 0, about, largest)
+        dtype = chunk_row(len(group), len(largest))
+        slices = b"".join(of_slices for _, of_slices in sums)
+        return cls(number, np.array([row], dtype), gaps, (*pages, slices), digests)
+
+
+def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
+    """CRC32C of a page, and the encoded CRC32Cs of its slices if it is raw."""
+    if not spec.is_raw:
+        return crc32c(page), b""
+    sums = slice_sums(spec, page)
+    size = slice_frames(spec) * spec.nbytes
+    if size < _LARGE_SLICE or not page:
+        return crc32c(page), sums.tobytes()
+    last = len(page) - (len(sums) - 1) * size
+    return combined_crc32c(sums.tolist(), size, last), sums.tobytes()
+
+
+class ChunkGroup:
+    """Frames of a group that wait for the next chunk, for one episode after the other."""
+
+    def __init__(self, schema: Schema, number: int) -> None:
+        self.number = number
+        self.schema = schema.group(number)
+        self.num_kept: int | None = None  # frames of the episode that came encoded, `None` if none
+        self._places = [schema.position(name) for name in self.schema]
+        self._length = ChunkLength(self.schema)
+
+    def begin(self, chunk_frames: int | None) -> None:
+        """Start the next episode; `ChunkLength` chooses a length for `None`."""
+        self._length.begin(chunk_frames)
+        self._written = 0  # frames of the episode in chunks
+        self.num_kept = None
+        self.clear()
+
+    def clear(self) -> None:
+        """Drop the frames that are not in a chunk yet."""
+        raise NotImplementedError
+
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
+        """Number of these rows up to the row that may end a chunk, at most all."""
+        raise NotImplementedError
+
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        """Add these rows of a block as the episode's next frames; at most `rows_left`."""
+        raise NotImplementedError
+
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """Take the full chunks; with `rest`, also chunks of the remaining frames."""
+        raise NotImplementedError
+
+    def fix_length(self) -> None:
+        """Fix the chunk length at the end of the episode."""
+        self._length.fix_length()
+
+    def _chunk(
+        self,
+        present: Sequence[Sequence[bool]],
+        pages: Sequence[Buffer],
+        largest: Sequence[int] = (),
+        external: int = 0,
+    ) -> StoredChunk:
+        """The episode's next chunk; `present` has for each feature which frames have it."""
+        frames = range(self._written, self._written + len(present[0]))
+        self._written = frames.stop
+        gaps = {
+            place: np.array(has, np.bool_)
+            for place, has in zip(self._places, present, strict=True)
+            if not all(has)
+        }
+        return StoredChunk.of(
+            *(self.number, self.schema, self._places, frames, gaps, pages, largest, external)
+        )
+
+
+class FrameGroup(ChunkGroup):
+    """Encoded frames of a group without video."""
+
+    def __init__(self, schema: Schema, number: int) -> None:
+        super().__init__(schema, number)
+        self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
+        self._raw = {name: _RawFrames() for name, spec in self.schema.items() if spec.is_raw}
+
+    def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
+        if self._length.frames is None:
+            return self._length.rows_left(columns, rows)
+        return min(self._length.frames - self._num_frames, len(rows))
+
+    def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
+        for name, spec in self.schema.items():
+            column = columns.get(name)
+            self._present[name] += [column is not None] * len(rows)
+            if isinstance(column, memoryview):
+                size = spec.nbytes
+                data = column[rows.start * size : rows.stop * size]
+                self._raw[name].add(data, (self._length.frames or CHUNK_FRAMES) * size)
+            elif column is not None:
+                self._blobs[name] += column[rows.start : rows.stop]
+        self._num_frames += len(rows)
+        if self._length.frames is None:
+            self._length.add(columns, rows)
+
+    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+        """As `ChunkGroup.chunks`. Raw pages are valid until frames are added after another one."""
+        while (length := self._length.frames) is not None and self._num_frames >= length:
+            yield self._take(length)
+        if rest and self._num_frames:
+            yield self._take(self._num_frames)
+
+    def clear(self) -> None:
+        self._num_frames = 0
+        self._blobs: dict[str, list[Blob]] = {name: [] for name in self.schema}
+        for page in self._raw.values():
+            page.clear()
+        self._present: dict[str, list[bool]] = {name: [] for name in self.schema}
+
+    def _take(self, length: int) -> StoredChunk:
+        pages: list[Buffer] = []
+        present: list[list[bool]] = []
+        largest: list[int] = []
+        for name, spec in self.schema.items():
+            present.append(self._present[name][:length])
+            count = sum(present[-1])
+            del self._present[name][:length]
+            if spec.is_raw:
+                blobs = [Blob(self._raw[name].take(count * spec.nbytes), ())]
+            else:
+                blobs, self._blobs[name] = self._blobs[name][:count], self._blobs[name][count:]
+            pages.append(self._codecs[name].join(blobs))
+            if not spec.is_fixed:
+                largest.append(int(_decoded_bytes(spec, blobs).max(initial=0)))
+        self._num_frames -= length
+        return self._chunk(present, pages, largest)
+
+
+class _RawFrames:
+    """Bytes of a raw feature's frames, in memory that is used again for every second chunk.
+
+    Fresh memory would cost as much as the copy. The chunk before may still be hashed.
+    """
+
+    def __init__(self) -> None:
+        self._memory = self._other = np.empty(0, np.uint8)
+        self._start = self._stop = 0  # of the bytes that are not taken yet
+
+    def clear(self) -> None:
+        if self._start:
+            self._memory, self._other = self._other, self._memory
+        self._start = self._stop = 0
+
+    def add(self, data: memoryview, expected: int) -> None:
+        """Copy `data`; `expected` is the likely size of all bytes before `take`."""
+        rest = self._memory[self._start : self._stop]
+        size = len(rest) + len(data)
+        if self._start or size > len(self._memory):
+            memory = self._memory
+            if self._start:
+                memory, self._other = self._other, memory
+            if size > len(memory):
+                memory = np.empty(max(size, min(expected, max(2 * size, CHUNK_BYTES))), np.uint8)
+            memory[: len(rest)] = rest
+            self._memory = memory
+        self._memory[len(rest) : size] = data
+        self._start, self._stop = 0, size
+
+    def take(self, size: int) -> memoryview:
+        """Take the first `size` bytes, valid until the `add` after another `take`."""
+        self._start += size
+        return self._memory[self._start - size : self._start].data
+
+
+def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:
+    """Byte ranges of a chunk's pages in its file, one for each feature of the group."""
+    lengths = row["pages"]["length"]
+    starts = int(row["offset"]) + page_offsets(lengths)[:-1]
+    return [
+        ByteRange(start, start + length)
+        for start, length in zip(starts.tolist(), lengths.tolist(), strict=True)
+    ]
+
+
+def stored_chunk(
+    footer: Footer, schema: Schema, group: int, number: int, pages: Sequence[Buffer]
+) -> StoredChunk:
+    """Chunk `number` of a group of a record file, with the bytes of its pages.
+
+    Features that `schema` dropped become empty: no bytes, and absent from all frames. `schema`
+    continues the schema of `footer`. Raises `ChecksumError`, with the offset, for a page that does
+    not match its CRC32C.
+    """
+    row = footer.chunks[group][number : number + 1].copy()
+    num_frames = int(row["num_frames"][0])
+    specs, places = schema.group(group), features_of(schema)[group].tolist()
+    gaps = footer.gaps[group]
+    gaps = gaps[slice(*np.searchsorted(gaps["chunk"], [number, number + 1]))]
+    missing = {
+        feature: present_frames(gaps[gaps["feature"] == feature], num_frames)
+        for feature in np.unique(gaps["feature"]).tolist()
+    }
+    about = row["pages"][0]
+    kept: list[Buffer] = []
+    for column, (spec, page, item) in enumerate(
+        zip(specs.values(), pages, page_ranges(row[0]), strict=True)
+    ):
+        if spec.is_dropped:
+            about[column] = np.zeros((), about.dtype)
+            missing[places[column]] = np.zeros(num_frames, np.bool_)
+            row["external"] = 0  # a reference is the only page of its chunk
+            kept.append(b"")
+        elif (actual := crc32c(page)) != (stored := int(about["crc32c"][column])):
+            raise ChecksumError(
+                "page does not match its checksum",
+                offset=item.start,
+                feature=spec.name,
+                expected=f"CRC32C {stored:08x}",
+                got=f"{actual:08x}",
+            )
+        else:
+            kept.append(page)
+    for column, spec in enumerate(specs.variable):
+        if spec.is_dropped:
+            row["largest"][0, column] = 0
+    missing = dict(sorted(missing.items()))
+    return StoredChunk(group, row, missing, (*kept, slice_table(specs, kept)))

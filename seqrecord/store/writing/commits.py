@@ -1,0 +1,332 @@
+"""Commits a new version of a dataset; rebuilds lost manifests and indexes."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from os import PathLike
+from pathlib import PurePosixPath
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
+from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.edits import MAX_EDIT_BYTES, Edits
+from seqrecord.store.format.footer import RECORDS, Footer
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.inventory import Inventory, encode_inventories
+from seqrecord.store.format.manifest import (
+    EDITS,
+    CopiedFiles,
+    IndexFile,
+    Manifest,
+    RecordFile,
+    check_record_path,
+)
+from seqrecord.store.format.references import EXTERNALS
+from seqrecord.store.reading.index_building import build_index, complete_episodes
+from seqrecord.store.reading.metadata import (
+    DamagedFile,
+    load_index,
+    read_edits,
+    readable_footers,
+    record_sizes,
+)
+from seqrecord.store.schema import Schema
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.text import counted, first_of
+from seqrecord.store.writing.committing import (
+    Base,
+    SmallFiles,
+    commit,
+    loose_files,
+    put_retired_note,
+    read_base,
+    recorded,
+)
+from seqrecord.version import CREATED_BY
+
+_MAX_SHOWN = 20  # episodes in one line of the log
+
+_REFUSED = (
+    "another writer committed first. The episodes of this writer stay on the storage: add them "
+    "with resume (--resume) or `seqrecord reindex`"
+)
+
+_logger = logging.getLogger("seqrecord")
+
+
+@dataclass(frozen=True)
+class Version:
+    """The next version of a dataset. `put_version` completes the manifest: tables, counts, id."""
+
+    index: Index
+    manifest: Manifest
+
+    def with_fields(self, **fields: Any) -> Version:
+        """The version with these fields of the manifest."""
+        return Version(self.index, replace(self.manifest, **fields))
+
+
+def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
+    """The dataset's files of edits; without a manifest, all files of edits on the storage."""
+    if base.manifest is not None:
+        return base.manifest.edits
+    found = []
+    for path in sorted(file.path for file in storage.files(EDITS)):
+        if path.endswith(".json"):
+            data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
+            found.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
+    return tuple(found)
+
+
+def rebuilt(
+    storage: Storage, base: Base, footers: Mapping[str, Footer], sizes: Mapping[str, int]
+) -> Version:
+    """Build the version with all complete episodes in these record files.
+
+    If several episodes have the same key, one is kept, and the log names the others; see
+    `build_index`. The dataset's edits apply, or all edits on the storage if there is no manifest.
+    Statistics stay if the content is unchanged. Raises `FormatError` as `build_index` does.
+    """
+    old = base.manifest
+    left_out = old.left_out if old else ()
+    edits = edits_of(storage, base)
+    effect = read_edits(storage, edits)
+    try:
+        built = build_index(footers, base.files, left_out, effect, old.splits if old else ())
+    except FormatError as error:  # it names a path
+        error.file = f"{storage.url}/{error.file or RECORDS}"
+        raise
+    if new := [episode for episode in built.duplicates if episode.uid not in left_out]:
+        shown = first_of([f"{one.key} (uid {one.uid})" for one in new], _MAX_SHOWN)
+        _logger.warning(
+            "%s: skipped %s (duplicate keys): %s",
+            *(storage.url, counted(len(new), "episode"), shown),
+        )
+    # A file of the dataset stays in it, even if it only has duplicates now.
+    schema = built.index.schema
+    paths = dict.fromkeys(built.files)
+    paths |= {
+        path: None
+        for path in base.files
+        if path in footers and _holds_any(footers[path], effect.deleted, schema)
+    }
+    lost = (episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths))
+    before = old or Manifest(schema, (), {}, 0, 0, "", CREATED_BY)
+    is_same = before.fingerprint == built.index.fingerprint()
+    manifest = replace(
+        before,
+        record_files=tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
+        next_ordinal=max(built.next_ordinal, before.next_ordinal),
+        left_out=tuple(sorted(lost)),
+        splits=built.splits,
+        statistics=before.statistics if is_same else None,
+        edits=edits,
+    )
+    return Version(built.index, manifest)
+
+
+def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool:
+    """Whether a record file has a chunk of a remaining episode with a remaining feature."""
+    lives = np.array([part.uid not in deleted for part in footer.episodes], bool)
+    return any(
+        lives[rows["episode"]].any() and not all(spec.is_dropped for spec in group.values())
+        for rows, group in zip(footer.chunks, schema.groups, strict=False)
+    )
+
+
+def appended(
+    manifest: Manifest, index: Index, footers: Mapping[str, Footer], sizes: Mapping[str, int]
+) -> Version:
+    """Extend the dataset by the complete episodes of these record files, whose keys are all new.
+
+    Their ordinals start at the manifest's `next_ordinal`, so the old index is extended without
+    reading old record files. The result is the same as from `rebuilt`.
+    """
+    if not complete_episodes(list(footers.items()), manifest.schema):
+        return Version(index, manifest)
+    new = build_index(footers, edits=Edits(schema=manifest.schema))
+    files = tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in new.files)
+    extended = replace(
+        manifest,
+        record_files=(*manifest.record_files, *files),
+        next_ordinal=max(manifest.next_ordinal, new.next_ordinal),
+        statistics=None,
+    )
+    return Version(index.extended(new.index, len(manifest.record_files)), extended)
+
+
+def put_version(
+    own: SmallFiles,
+    base: Base,
+    version: Version,
+    statistics: Statistics | None = None,
+    *,
+    inventories: Sequence[Inventory] = (),
+    created_by: str = CREATED_BY,
+    refused: str = _REFUSED,
+    undone: Collection[str] | None = None,
+) -> Manifest:
+    """Commit: write the index under new names, then replace the manifest in one step.
+
+    `own` are the small files of this commit, written before or here. `statistics` and `inventories`
+    replace the files of `version`.
+
+    Record files that leave the dataset stay on the storage for readers that have them open; a note
+    records the time. With `undone`, record files of undone versions, the note also lists these, and
+    no reindex recovers any of them. The log names statistics that the new version lacks. Raises as
+    `commit` does, with the message `refused` if another writer committed first.
+    """
+    storage, index, manifest = own.storage, version.index, version.manifest
+    tables = {
+        name: own.put_index(f"{name}.arrow", memoryview(data))
+        for name, data in index.encode().items()
+    }
+    if statistics is not None and (file := own.put_statistics(statistics)) is not None:
+        manifest = replace(manifest, statistics=file)
+    if inventories:
+        data = encode_inventories(inventories)
+        manifest = replace(manifest, inventory=own.put_index("inventory.json", data))
+    left = {*base.files, *(undone or ())} - {file.path for file in manifest.record_files}
+    if left:
+        put_retired_note(own, sorted(left), is_final=undone is not None)
+    known = base.manifest.removed if base.manifest else ()
+    removed = (path for path in manifest.removed if path not in known)
+    manifest = replace(
+        manifest,
+        schema=index.schema,
+        index=tables,
+        num_episodes=len(index.num_frames),
+        num_frames=int(index.num_frames.sum()),
+        fingerprint=index.fingerprint(),
+        created_by=created_by,
+        removed=(*_still_there(storage, known), *removed),
+    )
+    try:
+        done = commit(own, base, manifest)
+    except ConflictError as error:
+        raise ConflictError(refused, file=storage.url) from error
+    if base.manifest is not None and base.manifest.statistics is not None and not done.statistics:
+        _logger.warning(
+            "%s: statistics removed because the episodes changed (%s before, %s now); run "
+            "`seqrecord stats`",
+            *(storage.url, counted(base.manifest.num_frames, "frame")),
+            counted(done.num_frames, "frame"),
+        )
+    return done
+
+
+@recorded
+def reindex(
+    location: str | PathLike[str],
+    *,
+    created_by: str = CREATED_BY,
+    on_damaged: Callable[[DamagedFile], object] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Manifest:
+    """Rebuild index and manifest of a dataset from its record files alone.
+
+    The result has all complete episodes, also the complete episodes of interrupted writers. Files
+    that a cluster wrote after the conversion's commit, and files that `restore_version` left out,
+    are ignored, and the log lists them. A
+    damaged record file stays on the storage, but episodes with frames in it are left out; warnings
+    name both, and `on_damaged` is called for each such file. Other warnings name record files of
+    the old manifest that are missing, and edits whose commit is unknown because the manifest cannot
+    be read.
+
+    Raises `FormatError` if all record files are damaged, `NotFoundError` if there are none, and
+    `ConflictError` if another writer commits meanwhile.
+
+    Example:
+        manifest = seqrecord.reindex("records/")
+        print(manifest.num_episodes, manifest.num_frames)
+    """
+    with contextlib.closing(open_storage(location, storage_options)) as storage:
+        base = read_base(storage, accept_damaged=True)
+        try:
+            return _reindex(storage, base, created_by, on_damaged)
+        except NotFoundError:
+            again = read_base(storage, accept_damaged=True)
+            if again.tag == base.tag:
+                raise
+            # Another writer committed meanwhile, and removed its unused record files.
+            return _reindex(storage, again, created_by, on_damaged)
+
+
+def _reindex(
+    storage: Storage,
+    base: Base,
+    created_by: str,
+    on_damaged: Callable[[DamagedFile], object] | None,
+) -> Manifest:
+    every = record_sizes(storage)
+    taken = {*base.files, *loose_files(storage, base, every)}
+    sizes = {path: n for path, n in every.items() if path in taken}
+    removed = base.manifest.removed if base.manifest else ()
+    if ignored := sorted(every.keys() - taken.union(removed)):
+        _logger.warning(
+            "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s",
+            *(storage.url, counted(len(ignored), "record file"), first_of(ignored, _MAX_SHOWN)),
+        )
+    if not sizes:
+        more = "; expected the folder of a dataset, not of originals"
+        if storage.unfinished(RECORDS):
+            more = "; `seqrecord write --resume` continues an interrupted write"
+        raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
+    if gone := sorted(set(base.files).difference(sizes)):
+        _logger.warning(
+            "the new dataset lacks %s of the old manifest: %s",
+            counted(len(gone), "record file"),
+            ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
+        )
+    for path in sizes:
+        check_record_path(storage, path)
+    footers, errors = readable_footers(storage, sizes)
+    if not footers:
+        raise next(iter(errors.values()))
+    damaged = [DamagedFile.logged(storage, path, error) for path, error in errors.items()]
+    version = rebuilt(storage, base, footers, sizes)
+    if damaged and base.manifest is not None:
+        _log_lost(storage, base.manifest, version.index)
+    if base.manifest is None:
+        # Unknown which files values were copied from: compare all files that the lists name.
+        lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
+        if found := tuple(sorted(path.stem for path in lists if path.suffix == ".json")):
+            version = version.with_fields(copied=CopiedFiles(found))
+    if base.manifest is None and (edits := version.manifest.edits):
+        _logger.warning(
+            "%s: no manifest lists the committed edits; applied all %s of edits: %s",
+            *(storage.url, counted(len(edits), "file")),
+            first_of([file.path for file in edits], _MAX_SHOWN),
+        )
+    with SmallFiles(storage) as own:
+        manifest = put_version(own, base, version, created_by=created_by)
+    if on_damaged is not None:
+        for file in damaged:
+            on_damaged(file)
+    return manifest
+
+
+def _log_lost(storage: Storage, before: Manifest, index: Index) -> None:
+    """Log the episodes that the new index lacks, as far as the old index is readable."""
+    with contextlib.suppress(FormatError, StorageError):
+        keys = load_index(storage, before).positions
+        if lost := [key for key in keys if key not in index.positions]:
+            _logger.warning(
+                "%s: %s lost with damaged record files: %s",
+                *(storage.url, counted(len(lost), "episode"), first_of(lost, _MAX_SHOWN)),
+            )
+
+
+def _still_there(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:
+    """The paths in `removed` that still exist; no resume may recover them."""
+    if not removed:
+        return ()
+    there = {upload.path for upload in storage.unfinished(RECORDS)} | set(record_sizes(storage))
+    return tuple(path for path in removed if path in there)

@@ -1,0 +1,421 @@
+"""The commit: one conditional write of the manifest, its outcome, and the files of one writer.
+
+docs/storage_details.md, "Several writers", has the rules.
+
+Notes are not part of the format. They name record files that left a dataset, and their age is the
+time since that commit: a reader that opened the dataset before may still read the files. Only
+`clean` reads notes.
+"""
+
+from __future__ import annotations
+
+import inspect
+import logging
+import re
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from contextvars import ContextVar
+from dataclasses import dataclass, replace
+from functools import wraps
+from types import TracebackType
+from typing import ParamSpec, TypeVar
+
+from seqrecord.errors import (
+    CommitUnknownError,
+    ConflictError,
+    FormatError,
+    NotFoundError,
+    SeqRecordError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.footer import RECORDS
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.manifest import (
+    EDITS,
+    FILE_PATH,
+    INDEX,
+    KEPT_VERSIONS,
+    MAX_COMMAND_LENGTH,
+    MAX_EARLIER_COMMITS,
+    IndexFile,
+    Manifest,
+    RecordFile,
+    StatisticsFile,
+    parse_manifest,
+    put_manifest,
+    read_manifest,
+    read_tagged,
+    version_path,
+)
+from seqrecord.store.format.statistics_file import encode_statistics
+from seqrecord.store.reading.metadata import explain_missing_file, load_index
+from seqrecord.store.reading.versions import read_version
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.text import repr_of
+
+_NAME = re.compile(
+    r"(?:records/\d{5,}-([0-9a-f]{16})[0-9a-f]{16}\.seqrec"
+    r"|records/([0-9a-f]{16})(?:[0-9a-f]{16})?\.(?:left|clock)"
+    r"|index/([0-9a-f]{16})(?:[0-9a-f]{16})?-[a-z0-9]+\.(?:arrow|json)"
+    r"|edits/\d{8,}-([0-9a-f]{16})\.json)"
+)
+WRITER_DIGITS = 16  # of an id; a commit id begins with its writer's
+_FINAL = "final"
+_LEFT = re.compile(rf"{RECORDS}/[0-9a-f]{{32}}\.left")
+
+_logger = logging.getLogger("seqrecord")
+
+
+def new_writer_id() -> str:
+    """A random id, 64 bits in hex, that a writer's files and episodes share."""
+    return secrets.token_hex(WRITER_DIGITS // 2)
+
+
+def writer_of(path: str) -> str | None:
+    """Id of the writer of a dataset's file, if the path has one."""
+    match = _NAME.fullmatch(path)
+    return match and match[match.lastindex or 0]
+
+
+def own_sizes(sizes: Mapping[str, int], writer: str) -> dict[str, int]:
+    """Paths and sizes of the record files of a writer."""
+    return {path: size for path, size in sizes.items() if writer_of(path) == writer}
+
+
+class SmallFiles:
+    """The small files that one writer writes for a commit, named by its id; a context manager.
+
+    If the block raises, they are removed. After `keep` they stay, because a manifest may name them;
+    `forget` ends that. After a `TransientError` only edits are removed, since each removal would
+    wait for the storage.
+    """
+
+    def __init__(self, storage: Storage, writer: str | None = None) -> None:
+        self.storage, self.writer = storage, writer or new_writer_id()
+        self.commit_id = self.writer + secrets.token_hex(8)
+        self._paths: list[str] = []
+        self._is_kept = False
+
+    def put(self, path: str, data: bytes | memoryview) -> IndexFile:
+        """Write a file under a new name that no other writer uses."""
+        self._paths.append(path)
+        return put_file(self.storage, path, data)
+
+    def put_index(self, name: str, data: bytes | memoryview) -> IndexFile:
+        """Write a file into the index folder, with a name that ends in `name`."""
+        return self.put(f"{INDEX}/{self.commit_id}-{name}", data)
+
+    def put_statistics(self, statistics: Statistics) -> StatisticsFile | None:
+        """Write a file of statistics; `None` if it would be too large."""
+        if (data := encode_statistics(statistics)) is None:
+            return None
+        file, lists = self.put_index("statistics.json", data), statistics.values()
+        return StatisticsFile(**vars(file), non_finite=any(one.non_finite for one in lists))
+
+    def keep(self) -> None:
+        """Keep the files from now on: a manifest may name them."""
+        self._is_kept = True
+
+    def forget(self, named: Iterable[str] = ()) -> None:
+        """Stop keeping files: no manifest will ever name them, except the files in `named`."""
+        spared = set(named)
+        self._paths = [path for path in self._paths if path not in spared]
+        self._is_kept = False
+
+    def __enter__(self) -> SmallFiles:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None or self._is_kept:
+            return
+        if isinstance(error, TransientError):
+            self._paths = [path for path in self._paths if path.startswith(f"{EDITS}/")]
+        tidy(self.storage, self._paths)
+
+
+def put_file(storage: Storage, path: str, data: bytes | memoryview) -> IndexFile:
+    """Write a file under a new name that no other writer uses."""
+    upload = storage.create(path)
+    try:
+        upload.write(data)
+        upload.commit()
+    except BaseException:
+        upload.abort()
+        raise
+    return IndexFile(path, len(memoryview(data).cast("B")), f"{crc32c(data):08x}")
+
+
+def tidy(storage: Storage, paths: Iterable[str]) -> None:
+    """Remove unneeded files. A failed removal is logged; a `TransientError` ends the loop."""
+    for path in paths:
+        try:
+            storage.remove(path)
+        except StorageError as error:
+            _logger.warning("%s/%s: unneeded file cannot be removed: %s", storage.url, path, error)
+            if isinstance(error, TransientError):
+                return
+
+
+@dataclass(frozen=True)
+class RetiredFiles:
+    """A note of record files that left the dataset; `modified` is in seconds since 1970.
+
+    `is_final` is whether they were left on purpose: nothing recovers them.
+    """
+
+    path: str
+    modified: float
+    files: frozenset[str]
+    is_final: bool
+
+
+def is_retired_note(path: str) -> bool:
+    """Whether a path is a note of record files that left a dataset."""
+    return _LEFT.fullmatch(path) is not None
+
+
+def put_retired_note(own: SmallFiles, files: Sequence[str], *, is_final: bool = False) -> None:
+    """Write a note of these record files, just before the commit that leaves them out."""
+    lines = [*files, *([_FINAL] if is_final else [])]
+    own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{line}\n" for line in lines).encode())
+
+
+def retired_files(storage: Storage) -> list[RetiredFiles]:
+    """All notes of files that left the dataset. Lines that are not paths of a dataset are
+    ignored."""
+    found = []
+    for file in storage.files(RECORDS):
+        if is_retired_note(file.path):
+            try:
+                data, _ = storage.read_whole(file.path, file.size)
+            except NotFoundError:  # another clean has removed it
+                continue
+            lines = data.decode(errors="replace").splitlines()
+            named = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
+            found.append(RetiredFiles(file.path, file.modified, named, _FINAL in lines))
+    return found
+
+
+_T = TypeVar("_T")
+_P = ParamSpec("_P")
+
+_command: ContextVar[str] = ContextVar("command", default="")
+_NOT_RECORDED = {"location", "storage_options", "dry_run", "if_version", "progress", "values"}
+
+
+@dataclass(frozen=True)
+class Base:
+    """The dataset at the start of a writer; `manifest` is `None` if there is no dataset.
+
+    A commit is one conditional write: it succeeds if the manifest's tag on the storage is still
+    `tag`.
+    """
+
+    manifest: Manifest | None
+    tag: str | None
+
+    @property
+    def files(self) -> dict[str, RecordFile]:
+        """The dataset's record files by path, in order."""
+        return {file.path: file for file in self.manifest.record_files} if self.manifest else {}
+
+
+def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
+    """Read the current dataset; with `accept_damaged`, a damaged manifest counts as none.
+
+    A writer calls this first, before it reads anything else.
+    """
+    try:
+        data, tag = read_tagged(storage)
+    except NotFoundError:
+        return Base(None, None)
+    try:
+        return Base(parse_manifest(storage, data), tag)
+    except FormatError:
+        if not accept_damaged:
+            raise
+        return Base(None, tag)
+
+
+def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]:
+    """The record files that the dataset lacks and that a resume or a reindex may recover.
+
+    A writer commits once. Other files of a writer that has committed are duplicates of a job that a
+    cluster ran again, unless a note names them: they left the dataset later, for example by damage.
+    """
+    ignored = {*base.files, *(base.manifest.removed if base.manifest else ())}
+    loose = [path for path in paths if path not in ignored]
+    ended = {commit[:WRITER_DIGITS] for commit in (_ids(base.manifest) if base.manifest else ())}
+    late = {path for path in loose if writer_of(path) in ended}
+    notes = retired_files(storage) if ended and loose else []
+    for note in sorted(notes, key=lambda note: note.modified):
+        late = late | (note.files & set(loose)) if note.is_final else late - note.files
+    return [path for path in loose if path not in late]
+
+
+def read_dataset(storage: Storage) -> tuple[Base, Manifest]:
+    """Read the current dataset. Raises `NotFoundError` if there is none."""
+    data, tag = read_tagged(storage)
+    manifest = parse_manifest(storage, data)
+    return Base(manifest, tag), manifest
+
+
+def read_consistent(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _T:
+    """Return `look(base, manifest)`, a reader of the files that the manifest names.
+
+    If a file is missing and another writer has committed meanwhile, which removes old tables, read
+    the manifest again and call `look` a second time. Raises `NotFoundError` if a file is missing
+    then too.
+    """
+    base, manifest = read_dataset(storage)
+    try:
+        return look(base, manifest)
+    except NotFoundError:
+        again, manifest = read_dataset(storage)
+        if again.tag == base.tag:
+            raise
+    with explain_missing_file():
+        return look(again, manifest)
+
+
+def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
+    """Read the dataset and its index. Raises `NotFoundError` if there is none."""
+    return read_consistent(storage, lambda base, found: (base, found, load_index(storage, found)))
+
+
+def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
+    """Decorate a function that edits a dataset: its commits store the call, without location."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def call(*args: _P.args, **options: _P.kwargs) -> _T:
+        given = {
+            name: getattr(value, "__name__", None) or repr_of(value)
+            for name, value in signature.bind(*args, **options).arguments.items()
+            if name not in _NOT_RECORDED and value is not signature.parameters[name].default
+        }
+        text = ", ".join(f"{name}={value}" for name, value in given.items())
+        command = f"{function.__name__}({text})"[:MAX_COMMAND_LENGTH]
+        before = _command.set(_command.get() or command)  # the outermost call
+        try:
+            return function(*args, **options)
+        finally:
+            _command.reset(before)
+
+    return call
+
+
+def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
+    """Replace the manifest of `base`; returns the new manifest with its commit id.
+
+    `own` are the small files of this commit. They stay if the manifest may name them.
+
+    Raises `ConflictError` if another writer committed first for certain, and `CommitUnknownError`
+    if the outcome is unknown. After any other error the commit has failed; after an interrupt the
+    outcome is unknown.
+    """
+    storage, old = own.storage, base.manifest
+    named = {file.path for file in manifest.small_files}
+    manifest = replace(
+        manifest,
+        command=_command.get(),
+        commit=own.commit_id,
+        earlier_commits=_ids(old)[:MAX_EARLIER_COMMITS] if old else (),
+        superseded=tuple(
+            file.path
+            for file in (old.small_files if old else ())
+            if file.path.startswith(f"{INDEX}/") and file.path not in named
+        ),
+    )
+    if old is not None:
+        _keep_version(storage, old)
+    own.keep()
+    try:
+        put_manifest(storage, manifest, expected=base.tag)
+    except (ConflictError, TransientError) as error:
+        _resolve_outcome(own, base, manifest, error)
+    except SeqRecordError:
+        own.forget()
+        raise
+    # Tables that only the old manifest names stay, for readers that have just read it.
+    unneeded = [path for path in (old.superseded if old else ()) if path.endswith(".arrow")]
+    tidy(storage, [*unneeded, *_forgotten_files(storage, manifest, named)])
+    return manifest
+
+
+def _forgotten_files(storage: Storage, manifest: Manifest, named: Collection[str]) -> list[str]:
+    """Files of the version that is no longer kept: its manifest, statistics and inventory.
+
+    Statistics and inventories stay with the versions that name them, as nothing rebuilds them, in
+    contrast to tables. The oldest kept version lists files that only older versions have.
+    """
+    forgotten = manifest.earlier_commits[KEPT_VERSIONS:][:1]
+    if not forgotten:
+        return []
+    paths = [version_path(forgotten[0])]
+    with suppress(SeqRecordError):  # else `clean` removes them
+        oldest = read_version(storage, manifest.earlier_commits[KEPT_VERSIONS - 1])
+        paths += [
+            path for path in oldest.superseded if path.endswith(".json") and path not in named
+        ]
+    return paths
+
+
+def _keep_version(storage: Storage, manifest: Manifest) -> None:
+    """Copy a manifest into the kept versions before it is replaced, unless it is there already."""
+    with suppress(ConflictError):
+        storage.put(version_path(manifest.commit), manifest.encode(), expected=None)
+
+
+def _resolve_outcome(
+    own: SmallFiles, base: Base, manifest: Manifest, error: ConflictError | TransientError
+) -> None:
+    """Read the manifest to find the outcome of a commit; raises unless the commit succeeded."""
+    storage = own.storage
+    try:
+        found: Manifest | None = read_manifest(storage)
+    except SeqRecordError:
+        found = None
+    if found is not None and manifest.commit in _ids(found):
+        _logger.warning("%s: committed; the answer was lost: %s", storage.url, error.message)
+        return
+    # A refusal is certain. A lost answer is settled by the condition, on storages with conditions.
+    refused = isinstance(error, ConflictError)
+    if found is not None and (
+        (refused and base.manifest is not None and found.commit == base.manifest.commit)
+        or ((refused or storage.has_conditions) and _is_after(found, base))
+    ):
+        own.forget(file.path for file in found.small_files)
+        raise ConflictError(
+            "another writer committed first; nothing was changed", file=storage.url
+        ) from error
+    raise CommitUnknownError(
+        f"outcome of the commit is unknown ({error.message}); it may still succeed. It did if "
+        f"`seqrecord info --versions` lists version {manifest.commit} (`info --json` lists the "
+        "last 100 ids). If not, wait some minutes, check again, and repeat the command"
+        + (f", an edit with --if-version {base.manifest.commit}" if base.manifest else "")
+        + "; the files of this attempt stay until `seqrecord clean` removes them",
+        file=storage.url,
+        expected=f"commit {manifest.commit}",
+        got=found and f"commit {found.commit}",
+    ) from error
+
+
+def _is_after(found: Manifest, base: Base) -> bool:
+    """Whether a manifest came after the base, with all commits between them listed."""
+    if base.manifest is None:
+        return len(found.earlier_commits) < MAX_EARLIER_COMMITS
+    return base.manifest.commit in found.earlier_commits
+
+
+def _ids(manifest: Manifest) -> tuple[str, ...]:
+    return manifest.commit, *manifest.earlier_commits

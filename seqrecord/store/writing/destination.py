@@ -1,0 +1,387 @@
+"""A writer's destination: existing dataset, recovered episodes, free ordinals, commit.
+
+Any number of writers may write to one destination at the same time. Each has files of its own, and
+commits with one conditional write; see docs/storage_details.md.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_args
+
+from seqrecord.errors import (
+    DestinationError,
+    FormatError,
+    NotFoundError,
+    SeqRecordError,
+    TransientError,
+)
+from seqrecord.store.format.footer import RECORDS, Footer
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.manifest import MANIFEST, CopiedFiles, Manifest, check_record_path
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.metadata import (
+    DamagedFile,
+    load_index,
+    read_edits,
+    read_file_id,
+    read_footer,
+    read_footers,
+    readable_footers,
+    record_sizes,
+)
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.base import Storage, Unfinished
+from seqrecord.store.storage.local import missing_folders, remove_empty_folders
+from seqrecord.store.storage.parallel import map_files
+from seqrecord.store.text import counted, repr_of
+from seqrecord.store.writing.committing import (
+    SmallFiles,
+    loose_files,
+    new_writer_id,
+    own_sizes,
+    read_base,
+    retired_files,
+    tidy,
+    writer_of,
+)
+
+if TYPE_CHECKING:
+    from seqrecord.store.format.inventory import Inventory
+
+WriteMode = Literal["create", "resume", "append"]
+
+_logger = logging.getLogger("seqrecord")
+
+
+class Destination:
+    """A destination at the start of one writer, which gets the new id `writer`.
+
+    `create` needs an empty destination. `append` needs a dataset, and ignores files of other
+    writers. `resume` accepts anything, and recovers complete episodes of other writers; see
+    `recover`. All files of an existing dataset are checked before anything is written. Raises
+    `DestinationError`, which names the missing or replaced file or a mode that fits, and closes
+    `storage` on any error.
+
+    Attributes:
+        committed: keys of the dataset's episodes.
+        recovered: ordinals of other complete episodes on the storage, by key; `commit` adds them.
+        first_ordinal: first ordinal that the dataset does not use.
+        next_ordinal: first ordinal that no episode on the storage uses.
+        damaged: files of other writers that a resume skipped in whole or in part.
+    """
+
+    def __init__(self, storage: Storage, mode: WriteMode) -> None:
+        check_mode(mode)
+        self.storage = storage
+        self.writer = new_writer_id()
+        self._missing = missing_folders(storage, RECORDS)
+        try:
+            self._open(mode)
+        except BaseException:
+            storage.close()
+            raise
+
+    def _open(self, mode: WriteMode, *, is_second: bool = False) -> None:
+        storage = self.storage
+        self._base = base = read_base(storage)
+        manifest, files = base.manifest, base.files
+        # Unfinished files first: a file that is finished in between is then in `sizes`.
+        unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
+        sizes = record_sizes(storage)
+        found = set(loose_files(storage, base, {*sizes, *(cut.path for cut in unfinished)}))
+        unfinished = [cut for cut in unfinished if cut.path in found - sizes.keys()]
+        loose = [path for path in sizes if path in found]
+        _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
+        if mode == "append" and loose:  # files that an edit left out are of no running writer
+            loose = sorted(set(loose).difference(*(note.files for note in retired_files(storage))))
+        if mode == "append" and loose:
+            _logger.warning(
+                "%s: ignored %s of another writer, which is running or was interrupted; resume "
+                "(--resume) adds their episodes",
+                *(storage.url, counted(len(loose), "record file")),
+            )
+        is_resumed = mode == "resume" and (loose or unfinished)
+        for path in loose if is_resumed else ():
+            check_record_path(storage, path)
+        try:
+            self._index = _checked_index(storage, manifest, sizes) if manifest else None
+            read = {path: sizes[path] for path in (*files, *loose)} if is_resumed else {}
+            footers, damaged = readable_footers(storage, read)
+        except (DestinationError, NotFoundError):
+            if is_second or read_base(storage).tag == base.tag:
+                raise
+            # Another writer committed, and removed old tables or its unused record files.
+            self._open(mode, is_second=True)
+            return
+        self.damaged = _report_damaged(storage, damaged, files)
+        self.schema = manifest.schema if manifest else None
+        self.committed = frozenset(self._index.positions) if self._index else frozenset()
+        self.recovered: dict[str, int] = {}
+        self._footers: dict[str, Footer] = {}  # of the dataset's and of recovered files
+        if is_resumed:
+            self._recover(footers, unfinished)
+        self.first_ordinal = manifest.next_ordinal if manifest else 0
+        after = (ordinal + 1 for ordinal in self.recovered.values())
+        self.next_ordinal = max((self.first_ordinal, *after))
+
+    def _recover(self, footers: Mapping[str, Footer], unfinished: Sequence[Unfinished]) -> None:
+        """Find complete episodes in files with these footers, and in unfinished files."""
+        # Most writers create a dataset.
+        from seqrecord.store.reading.index_building import matching_footers
+        from seqrecord.store.writing.commits import edits_of
+        from seqrecord.store.writing.recovery import recover
+
+        storage, base = self.storage, self._base
+        edits = read_edits(storage, edits_of(storage, base))
+        schema = self.schema if base.manifest else edits.schema
+        edited = edits.schema is not None
+        self.schema, fitting = matching_footers(
+            list(footers.items()), schema, base.files, edited=edited
+        )
+        self._footers = dict(fitting)
+        whole = recover(
+            storage,
+            self._footers,
+            unfinished,
+            self.committed,
+            self.writer,
+            self.schema,
+            self.damaged,
+        )
+        # As in `build_index`: of several uids of one key the smallest is taken.
+        kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
+        found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
+        self.recovered = {key: n for key, n in found.items() if key not in self.committed}
+
+    @property
+    def copied(self) -> CopiedFiles | None:
+        """Lists of the files from which values of the dataset were copied."""
+        return self._base.manifest.copied if self._base.manifest else None
+
+    @cached_property
+    def finished(self) -> frozenset[str]:
+        """The keys of all complete episodes."""
+        return self.committed | self.recovered.keys()
+
+    def commit(
+        self,
+        keys: Collection[str],
+        statistics: Statistics | None = None,
+        splits: Mapping[str, str] | None = None,
+        inventories: Sequence[Inventory] = (),
+        check: Callable[[Index], None] = lambda _: None,
+        copied: CopiedFiles | None = None,
+    ) -> Manifest:
+        """Commit the dataset with all episodes that were recovered, or written under this id.
+
+        Args:
+            keys: episodes that must be in the new dataset.
+            statistics: of the frames written under this id.
+            splits: split names by key, for new episodes; episodes of the dataset keep their splits.
+            inventories: added to the dataset's inventories.
+            check: called with the new index; may raise to refuse it.
+            copied: replaces the dataset's lists of copied files.
+
+        Raises `ConflictError` if another writer committed since this one began, and
+        `DestinationError` if an episode of `keys` or a record file of the dataset is missing. Then
+        nothing is committed or removed.
+        """
+        # Here, because a writer needs the code that builds indexes at its end only.
+        from seqrecord.store.writing.commits import appended, put_version, rebuilt
+        from seqrecord.store.writing.edit_files import put_splits
+        from seqrecord.store.writing.stored_statistics import statistics_of
+
+        _logger.info("%s: committing %s", self.storage.url, counted(len(keys), "episode"))
+        sizes = record_sizes(self.storage)
+        if gone := sorted({*self._base.files, *self._footers}.difference(sizes)):
+            raise DestinationError(
+                "a record file of the dataset disappeared while writing; nothing is committed",
+                file=f"{self.storage.url}/{gone[0]}",
+            )
+        own = own_sizes(sizes, self.writer)
+        footers = read_footers(self.storage, own)
+        if self._index is not None and not self._footers:
+            assert self._base.manifest is not None
+            version = appended(self._base.manifest, self._index, footers, sizes)
+        else:
+            version = rebuilt(self.storage, self._base, {**self._footers, **footers}, sizes)
+        if missing := [key for key in keys if key not in version.index.positions]:
+            raise DestinationError(
+                "record files lack an episode that had ended (was a file removed?); nothing is "
+                "committed",
+                episode=missing[0],
+                expected=f"{len(keys)} episodes that had ended",
+                got=f"{len(keys) - len(missing)} of them",
+            )
+        check(version.index)
+        # Record files with incomplete episodes only: from this commit on no resume may recover
+        # them, and a writer that recovered them before cannot commit.
+        found = version.manifest
+        unused = sorted(own.keys() - {file.path for file in found.record_files})
+        removed = (*found.removed, *unused)
+        version = version.with_fields(removed=removed, copied=copied or found.copied)
+        together = statistics_of(self.storage, self._base.manifest, version, statistics)
+        new = {key: n for key, n in (splits or {}).items() if key not in self.committed}
+        with SmallFiles(self.storage, self.writer) as small:
+            version = put_splits(small, version, new)
+            known = self._inventories() if inventories else ()
+            every = (*known, *inventories)
+            manifest = put_version(small, self._base, version, together, inventories=every)
+        tidy(self.storage, unused)
+        return manifest
+
+    def _inventories(self) -> tuple[Inventory, ...]:
+        """The dataset's inventories; none, with a warning, if they are damaged."""
+        manifest = self._base.manifest
+        if manifest is None or manifest.inventory is None:
+            return ()
+        from seqrecord.store.format.inventory import read_inventories
+
+        try:
+            return read_inventories(self.storage, manifest.inventory)
+        except (NotFoundError, FormatError) as error:
+            _logger.warning("%s: inventories dropped: %s", self.storage.url, error)
+            return ()
+
+    def give_up(self, error: BaseException | None, cause: BaseException | None = None) -> None:
+        """Clean up after a failure: remove this writer's files if no episode has ended or was
+        flushed.
+
+        A corrected second attempt then finds an unchanged destination. If an episode has ended or
+        was flushed, its files stay, and `error` gets a note on `--resume`; not so for an index in
+        the user's home, which is made again. `cause` is the failure, if it is not `error`. After a
+        `TransientError` the storage is not contacted.
+        """
+        if isinstance(error, TransientError) or isinstance(cause, TransientError):
+            is_kept = True
+        else:
+            try:
+                is_kept = not self._remove_useless()
+            except SeqRecordError as second:
+                is_kept = True
+                _logger.info("%s: own files stay: %s", self.storage.url, second)
+        from seqrecord.store.reading.home import home
+
+        path = self.storage.local_path(MANIFEST)
+        is_in_home = path is not None and home() in Path(path).parents
+        if (is_kept or self.recovered) and not is_in_home:
+            _name_resume(error)
+
+    def _remove_useless(self) -> bool:
+        """Remove all own files if none has an episode that ended or was flushed."""
+        storage = self.storage
+        unfinished = [u for u in storage.unfinished(RECORDS) if writer_of(u.path) == self.writer]
+        sizes = own_sizes(record_sizes(storage), self.writer)
+        if any(upload.checkpoints() for upload in unfinished if upload.path not in sizes):
+            return False
+        for path, size in sizes.items():
+            parts = read_footer(storage, path, size).episodes
+            if any(part.num_frames is not None for part in parts):
+                return False
+        tidy(storage, {*sizes, *(upload.path for upload in unfinished)})
+        remove_empty_folders(self._missing)
+        return True
+
+    def release(self) -> None:
+        """Close the storage. Uncommitted files stay there."""
+        self.storage.close()
+
+
+def _name_resume(error: BaseException | None) -> None:
+    """Add the remedy `--resume` to an error that is being raised."""
+    text = "ended episodes are kept: continue with resume (--resume)"
+    if isinstance(error, SeqRecordError):
+        if "resume" not in error.message:
+            error.message += f"; {text}"
+    elif error is not None and hasattr(error, "add_note"):  # Python 3.11
+        error.add_note(f"seqrecord: {text}")
+
+
+def check_mode(mode: str) -> None:
+    """Raise `DestinationError` unless `mode` is a `WriteMode`."""
+    if mode not in get_args(WriteMode):
+        raise DestinationError(
+            "unknown mode", expected="create, append or resume", got=repr_of(mode, 50)
+        )
+
+
+def _report_damaged(
+    storage: Storage, damaged: Mapping[str, FormatError], committed: Collection[str]
+) -> list[DamagedFile]:
+    """Log the damaged record files that a resume leaves out; they stay on the storage.
+
+    Raises `DestinationError` if one is in `committed`: a dataset's own file is never skipped.
+    """
+    for path, error in damaged.items():
+        if path in committed:
+            raise DestinationError(
+                f"record file of the dataset is damaged: {error.message}; {_HELP}",
+                **error.context(),
+            ) from error
+    return [DamagedFile.logged(storage, path, error) for path, error in damaged.items()]
+
+
+def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int]) -> Index:
+    """Index of the dataset, after a check of its record files without reading them.
+
+    Raises `DestinationError` for a missing file, a file of another length, and a record file whose
+    id differs from the manifest.
+    """
+    ids = {file.path: file.file_id for file in manifest.record_files}
+    for file in manifest.record_files:
+        if (size := sizes.get(file.path)) != file.size:
+            raise DestinationError(
+                f"record file is missing; {_HELP}"
+                if size is None
+                else f"length of a record file differs from the manifest; {_HELP}",
+                file=f"{storage.url}/{file.path}",
+                expected=file.size,
+                got=size,
+            )
+
+    def check(path: str) -> None:
+        if (found := read_file_id(storage, path)) != ids[path]:
+            raise FormatError(
+                "record file was replaced (id differs from the manifest)",
+                file=f"{storage.url}/{path}",
+                expected=ids[path],
+                got=found,
+            )
+
+    try:
+        map_files(storage, check, ids)
+        return load_index(storage, manifest)
+    except (FormatError, NotFoundError) as error:
+        raise DestinationError(
+            f"file of the dataset is missing or damaged: {error.message}; {_HELP}",
+            **error.context(),
+        ) from error
+
+
+_HELP = (
+    "nothing was changed: restore the file, or rebuild the dataset from the remaining record "
+    "files with `seqrecord reindex`"
+)
+
+
+def _check_mode_fits(
+    storage: Storage, mode: WriteMode, manifest: Manifest | None, left: int
+) -> None:
+    """Raise `DestinationError` if `mode` does not fit; `left` counts record files without a
+    manifest."""
+    if mode == "create" and manifest is not None:
+        raise DestinationError(
+            "dataset exists already; add to it with append (--append), or choose another place",
+            file=storage.url,
+        )
+    if mode == "create" and left:
+        raise DestinationError(
+            "record files of another writer, which is running or was interrupted; continue with "
+            "resume (--resume), or remove them",
+            file=storage.url,
+        )
+    if mode == "append" and manifest is None:
+        raise DestinationError("no dataset to append to", file=storage.url)

@@ -1,0 +1,490 @@
+"""Encodes frames and writes them, as chunks of their groups, into record files."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import CodecError, FrameError, located
+from seqrecord.store.format.footer import EpisodePart
+from seqrecord.store.format.pages import Blob, PageCodec, check_fits
+from seqrecord.store.format.rows import MAX_EPISODE_FRAMES, may_be_references
+from seqrecord.store.format.time_spans import TimeSpanCollector, timestamp_features
+from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Schema
+from seqrecord.store.statistics.collecting import StatisticsCollector
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.writing.chunking import ChunkGroup, EncodedColumn, FrameGroup, StoredChunk
+from seqrecord.store.writing.rates import IrregularEpisode, RateCheck
+from seqrecord.store.writing.record_files import ChunkWriter, FeatureTimeSpans
+from seqrecord.store.writing.values import plain_items
+
+if TYPE_CHECKING:
+    from seqrecord.store.format.references import ReferencedGops
+    from seqrecord.video.gops import DecodedFrame, Gop
+    from seqrecord.video.group import VideoGroup
+
+_Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], EncodedColumn]"
+"""Encodes one feature of a block's frames. Raises `FrameError`, with the frame's number in the
+block, for values that do not fit the feature."""
+
+
+Times: TypeAlias = "tuple[npt.NDArray[Any], npt.NDArray[np.int64]]"
+"""Timestamps [n], and the numbers of their frames, int64 [n]."""
+
+
+class RecordFileWriter(ChunkWriter):
+    """Writes episodes, one at a time and block by block, into record files.
+
+    With `only`, it writes chunks of these groups; the other groups of the same episodes are in
+    other files. `externals` are as for `VideoGroup`. With `checksums`, referenced data is read for
+    its CRC32C. `irregular` lists episodes that lost their fps, because timestamps contradict it.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        schema: Schema,
+        *,
+        writer: str,
+        max_file_size: int,
+        statistics: StatisticsCollector | None = None,
+        only: Collection[int] | None = None,
+        externals: Mapping[str, tuple[str, int]] | None = None,
+        checksums: bool = False,
+        notes: bool = True,
+    ) -> None:
+        super().__init__(storage, schema, writer=writer, max_file_size=max_file_size, notes=notes)
+        self._names = dict.fromkeys(schema.active)
+        self._statistics = statistics or StatisticsCollector(None)
+        self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
+        self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
+        numbers = range(schema.num_groups) if only is None else only
+        self._video: dict[str, VideoGroup] = {}
+        self._referred: set[str] = set()
+        self._groups = [self._group(number, externals or {}, checksums) for number in numbers]
+        self._encoders |= dict.fromkeys(self._referred, _as_they_are)
+        watched = self._statistics.names - self._referred
+        self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
+        self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
+        self._rate = RateCheck(schema)
+        self.irregular: list[
+            IrregularEpisode
+        ] = []  # episodes without fps, for their timestamps differ
+        self._flushed_irregular: str | None = None  # key of the last entry of this episode
+        self._num_frames = 0  # of the episode
+        self._encoding = self._groups  # without those whose chunks are copied
+
+    def begin(
+        self,
+        key: str,
+        *,
+        ordinal: int,
+        chunk_frames: int | None,
+        metadata: str,
+        fps: float | None = None,
+    ) -> None:
+        """Start an episode; `ChunkLength` chooses the length of chunks if `chunk_frames` is
+        `None`."""
+        uid = self._writer + secrets.token_hex(8)
+        part = EpisodePart(key, uid, ordinal, None, fps, metadata)
+        self.begin_part(part, chunk_frames)
+
+    def begin_part(self, episode: EpisodePart, chunk_frames: int | None = None) -> None:
+        """Start chunks of an episode that may also have chunks in other files."""
+        super().begin_part(episode)
+        self._num_frames = 0
+        self._encoding = self._groups
+        for group in self._groups:
+            group.begin(chunk_frames)
+        for time_spans in self._time_spans.values():
+            time_spans.begin()
+        self._rate.begin(episode)
+        self._flushed_irregular = None
+        self._statistics.begin(episode.key)
+        for name in self._referred:
+            self._statistics.exclude(name)
+
+    def append(self, block: Block) -> None:
+        """Encode the episode's next frames, which may lack every feature.
+
+        The partition of frames into blocks has no effect on the files. Raises `FrameError`, with
+        episode and frame, for a frame that does not fit the schema.
+        """
+        episode = self._begun()
+        first = self._num_frames
+        if first + block.num_frames > MAX_EPISODE_FRAMES:
+            raise FrameError("episode has too many frames", episode=episode.key)
+        columns = block.columns
+        for name in self._bools:
+            if (items := columns.get(name)) is not None:
+                is_array = isinstance(items, np.ndarray)
+                proper = _proper_bools(items) if is_array else [*map(_proper_bools, items)]
+                columns = {**columns, name: proper}
+        try:
+            check_names(self._names, columns)
+            columns = {
+                name: column if type(column) is np.ndarray else plain_items(column, name)
+                for name, column in columns.items()
+            }
+            encoded = {name: self._encoders[name](column) for name, column in columns.items()}
+        except (FrameError, CodecError) as error:
+            error.frame = first + (error.frame or 0)
+            raise error.located(episode=episode.key) from error.__cause__
+        start = 0
+        while start < block.num_frames:
+            # Write each chunk right after its last frame.
+            rows = range(start, block.num_frames)
+            room = min((g.rows_left(encoded, rows) for g in self._encoding), default=len(rows))
+            self._add(columns, encoded, rows[:room])
+            start += room
+
+    def _add(
+        self,
+        columns: Mapping[str, npt.NDArray[Any] | Sequence[Any]],
+        encoded: Mapping[str, EncodedColumn],
+        rows: range,
+    ) -> None:
+        """Take these rows of a block; no group has a chunk that ends before the last row."""
+        episode, number = self._begun(), self._num_frames
+        if self._flushed and self.is_full and self._other_length() is None:
+            self.flush()  # the file may only have chunks of flushed frames
+            self.hold_back()
+        with located((FrameError, CodecError), episode=episode.key, frame=number):
+            for group in self._encoding:
+                group.add(encoded, rows)
+        numbers = number + np.arange(len(rows))
+        for name in self._time_spans.keys() & columns.keys():
+            times = np.asarray(columns[name][rows.start : rows.stop]).reshape(len(rows))
+            self._add_times(name, times, numbers)
+        self._num_frames += len(rows)
+        if watched := [name for name in self._watched if name in columns]:
+            for row in rows:
+                self._statistics.add({name: columns[name][row] for name in watched})
+        else:
+            self._statistics.skip(len(rows))
+        for group in self._groups:
+            self._write_chunks(group)
+
+    def append_chunk(self, chunk: StoredChunk, times: Mapping[str, Times]) -> None:
+        """Add the next chunk of a group without encoding, with its timestamps by feature.
+
+        All frames of the group must come this way, in order; `append` takes the other groups. The
+        features get no statistics.
+        """
+        self._begun()
+        [group] = (group for group in self._groups if group.number == chunk.group)
+        group.num_kept = chunk.first_frame + chunk.num_frames
+        self._encoding = [each for each in self._encoding if each is not group]
+        for name in group.schema:
+            self._statistics.exclude(name)
+        for name in self._time_spans.keys() & times.keys():
+            self._add_times(name, *times[name])
+        self.add(chunk)
+
+    def _add_times(
+        self, name: str, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
+    ) -> None:
+        self._time_spans[name].add(times, numbers)
+        if name == self._rate.feature:
+            self._rate.add(times, numbers)
+
+    def append_video(self, name: str, video: Gop | ReferencedGops | DecodedFrame) -> None:
+        """Keep the next frames of a video feature in their encoding.
+
+        The frames belong, in order, to the frames that `append` gets without this feature, before
+        or afterwards. Raises `FrameError` if the feature is not video.
+        """
+        episode = self._begun()
+        group = self._video.get(name)
+        with located(FrameError, episode=episode.key):
+            if group is None:
+                raise FrameError(
+                    "feature is not video",
+                    feature=name,
+                    expected=f"one of {', '.join(self._video) or 'none: the schema has no video'}",
+                )
+            group.keep(video)
+        self._statistics.exclude(name)
+        self._write_chunks(group)
+
+    def check_times(self, times: npt.NDArray[np.float64]) -> None:
+        """Compare the fps with timestamps in seconds, float64 [frames], if no feature has them."""
+        self._rate.add(times, np.arange(len(times)))
+
+    def _is_regular(self) -> bool:
+        """Whether the episode's timestamps so far agree with its fps."""
+        contradiction = self._rate.contradiction()
+        if self._episode is not None and self._episode.key == self._flushed_irregular:
+            self.irregular.pop()  # the mean rate of all frames counts
+        self._flushed_irregular = contradiction.episode if contradiction else None
+        if contradiction is None:
+            return True
+        self.irregular.append(contradiction)
+        return False
+
+    def check_lengths(self) -> None:
+        """Raise `FrameError` if an appended video has more or fewer frames than the other
+        features."""
+        assert self._episode is not None
+        if (uneven := self._other_length()) is not None:
+            feature, num_frames = uneven
+            raise FrameError(
+                "video and episode have different numbers of frames",
+                episode=self._episode.key,
+                feature=feature,
+                expected=self._num_frames,
+                got=num_frames,
+            )
+
+    def flush(self) -> None:
+        """Write the frames so far, in shorter chunks if needed: a kill or `drop` keeps them."""
+        episode = self._begun()
+        self.check_lengths()
+        if self._flushed == self._num_frames:
+            return
+        with located(CodecError, episode=episode.key):
+            for group in self._groups:
+                self._write_chunks(group, rest=True)
+        self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
+        self._statistics.keep()
+
+    def end(self, metadata: str | None = None) -> None:
+        """End the episode, with other `metadata` if given: from here on a kill does not lose it."""
+        episode = self._begun()
+        if metadata is not None:
+            self._episode = episode = replace(episode, metadata=metadata)
+        self.check_lengths()
+        if not self._num_frames:
+            raise FrameError("episode has no frames", episode=episode.key)
+        with located(CodecError, episode=episode.key):
+            for group in self._groups:
+                group.fix_length()
+                self._write_chunks(group, rest=True)
+        self.end_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
+        self._statistics.keep()
+
+    def drop(self) -> bool:
+        """Drop the current episode, except its flushed frames; returns whether there are any.
+
+        Chunks in earlier files stay there, but nothing refers to them.
+        """
+        for group in self._groups:
+            group.clear()
+        return super().drop()
+
+    def discard(self) -> None:
+        """Drop the current episode and its flushed frames.
+
+        From one moment on, possibly before this returns, no resume recovers any of it. Its bytes in
+        the open file are freed now; finished files with nothing else are removed when the writer
+        commits.
+        """
+        self.check()
+        for group in self._groups:
+            group.clear()
+        self._statistics.discard()
+        super().discard()
+        self._num_frames = 0
+
+    def _begun(self) -> EpisodePart:
+        """The current episode; raises if the writer is broken."""
+        self.check()
+        assert self._episode is not None, "no episode has begun"
+        return self._episode
+
+    def _other_length(self) -> tuple[str, int] | None:
+        """A feature of kept video or copied chunks with another number of frames, and that
+        number."""
+        kept = ((next(iter(group.schema)), group.num_kept) for group in self._groups)
+        found = [(name, count) for name, count in kept if count is not None]
+        if found and len(found) == len(self._groups):  # no other frames will come
+            self._num_frames = found[0][1]
+        return next((each for each in found if each[1] != self._num_frames), None)
+
+    def _group(
+        self, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
+    ) -> ChunkGroup:
+        """The group of this number; imports its class only if the schema has such features."""
+        schema = self.schema
+        own = schema.group(number)
+        if any(spec.is_video for spec in own.values()):
+            from seqrecord.video.group import VideoGroup
+
+            video = VideoGroup(schema, number, externals, checksums=checksums)
+            self._video[video.name] = video
+            return video
+        # A source with video has no other references.
+        has_video = any(spec.is_video for spec in schema.values())
+        if externals and may_be_references(own) and not has_video:
+            from seqrecord.in_place.reference_group import ReferenceGroup
+
+            referred = ReferenceGroup(schema, number, externals, checksums=checksums)
+            self._referred.update(own)
+            return referred
+        return FrameGroup(schema, number)
+
+    def _write_chunks(self, group: ChunkGroup, *, rest: bool = False) -> None:
+        for chunk in group.chunks(rest=rest):
+            self._watch(group.schema, chunk)
+            self.add(chunk)
+
+    def _watch(self, schema: Schema, chunk: StoredChunk) -> None:
+        """Add a chunk's raw pages to the statistics: a page is an array of many frames."""
+        for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
+            if spec.is_raw and len(page):
+                shape = tuple(size for size in spec.shape if size is not None)
+                frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
+                numbers = chunk.first_frame + np.arange(chunk.num_frames)
+                if (present := chunk.gaps.get(self.schema.position(name))) is not None:
+                    numbers = numbers[present]
+                self._statistics.add_frames(name, frames, numbers)
+
+    def _time_spans_so_far(self) -> FeatureTimeSpans:
+        """For each timestamp feature that no frame lacks."""
+        found = (
+            (name, self._time_spans[name].time_spans(self._num_frames))
+            for name in sorted(self._time_spans)
+        )
+        return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
+
+
+def _encoder(spec: FeatureSpec) -> _Encoder:
+    """Encoder for values of a feature: arrays, `str`, or `bytes` and similar buffers."""
+    if spec.is_video:
+        return partial(_each, partial(_pixels, spec))
+    codec = PageCodec(spec)
+    if spec.value == "array":
+        return _raw_encoder(codec) if spec.is_raw else partial(_each, codec.encode_frame)
+    data_of = _text if spec.value == "text" else _bytes
+
+    def encode(item: Any) -> Blob:
+        return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
+
+    if spec.value == "text":
+        return partial(_once_each, encode)
+    return partial(_each, encode)
+
+
+def _as_they_are(items: Any) -> Any:
+    return items
+
+
+def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:
+    blobs: list[Blob] = []
+    for item in items:
+        try:
+            blobs.append(encode(item))
+        except (FrameError, CodecError) as error:
+            raise error.located(frame=len(blobs)) from error.__cause__
+    return blobs
+
+
+def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob]:
+    """Encode equal texts once, such as the task of consecutive frames."""
+    if not {str}.issuperset(map(type, items)):
+        return _each(encode, items)
+    texts = [*dict.fromkeys(items)]
+    try:
+        known = dict(zip(texts, _each(encode, texts), strict=True))
+    except (FrameError, CodecError) as error:
+        error.frame = items.index(texts[error.frame or 0])
+        raise
+    return [known[item] for item in items]
+
+
+def _pixels(spec: FeatureSpec, item: Any) -> Blob:
+    """A frame of video as raw bytes: many frames are encoded together later."""
+    array = _fitting(spec, item)
+    return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
+
+
+def check_names(known: Collection[str], names: Iterable[str]) -> None:
+    """Raise `FrameError` for names of features that are not known."""
+    if unknown := [name for name in names if name not in known]:
+        raise FrameError(
+            "dataset lacks this feature; pass a schema with it",
+            expected=f"some of {', '.join(known)}",
+            got=", ".join(unknown),
+        )
+
+
+def check_value(spec: FeatureSpec, item: Any) -> None:
+    """Raise `FrameError` for a value that does not fit the feature; arrays are not encoded."""
+    if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
+        _fitting(spec, item)
+        return
+    try:
+        _encoder(spec)((item,))
+    except (FrameError, CodecError) as error:
+        facts = {name: fact for name, fact in error.context().items() if name != "frame"}
+        raise FrameError(error.message, **facts) from error
+
+
+def _proper_bools(item: Any) -> Any:
+    """Bools as bytes 0 and 1; arrays of Pillow's 1-bit images have 255 for true."""
+    array = np.asarray(item)
+    return np.asarray(array, order="C").view(np.uint8) != 0 if array.dtype == np.bool_ else item
+
+
+def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
+    """An array of the feature's shape and dtype, in either byte order."""
+    array = np.asarray(item)
+    check_fits(spec, array.dtype, array.shape)
+    return array
+
+
+def _raw_encoder(codec: PageCodec) -> _Encoder:
+    """Encoder of a raw feature: one buffer for all frames of a block, if possible not a copy."""
+    spec = codec.spec
+    shape = tuple(n or 0 for n in spec.shape)
+
+    def encode(items: Any) -> memoryview:
+        if isinstance(items, np.ndarray):
+            check_fits(spec, items.dtype, items.shape[1:])
+            return _bytes_of(items.astype(spec.dtype, order="C", copy=False))
+        if len(items) == 1:
+            [item] = items
+            if type(item) is np.ndarray and item.dtype == spec.dtype and item.shape == shape:
+                return _bytes_of(np.ascontiguousarray(item))  # the common case
+        return memoryview(b"".join(blob.data for blob in _each(codec.encode_frame, items)))
+
+    return encode
+
+
+def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
+    """The bytes of a C-contiguous array."""
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _text(spec: FeatureSpec, item: object) -> bytes:
+    if not isinstance(item, str):
+        raise _misfit(spec, "str", item)
+    try:
+        return item.encode()
+    except UnicodeEncodeError as error:
+        raise FrameError(
+            "text cannot be encoded as UTF-8", feature=spec.name, expected="Unicode", got=str(error)
+        ) from error
+
+
+def _bytes(spec: FeatureSpec, item: object) -> bytes:
+    if isinstance(item, np.ndarray) and (item.dtype != np.uint8 or item.ndim != 1):
+        raise _misfit(spec, "bytes, or uint8 [n]", item)
+    if not isinstance(item, (bytes, bytearray, memoryview, np.ndarray)):
+        raise _misfit(spec, "bytes", item)
+    return bytes(item)
+
+
+def _misfit(spec: FeatureSpec, expected: str, item: object) -> FrameError:
+    got = type(item).__name__
+    if isinstance(item, np.ndarray):
+        got = f"{item.dtype} {list(item.shape)}"
+    return FrameError(
+        "value does not fit its feature", feature=spec.name, expected=expected, got=got
+    )

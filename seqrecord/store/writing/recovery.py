@@ -1,0 +1,167 @@
+"""Finds episodes of other writers on a storage; copies episodes out of unfinished files."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.store.format.footer import EpisodePart, Footer, parse_footer, parse_header
+from seqrecord.store.format.pages import aligned
+from seqrecord.store.format.rows import HEADER_BYTES
+from seqrecord.store.reading.index_building import complete_episodes
+from seqrecord.store.reading.metadata import DamagedFile
+from seqrecord.store.schema import Schema
+from seqrecord.store.storage.base import Storage, Unfinished
+from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
+from seqrecord.store.writing.record_files import ChunkWriter
+from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE
+
+_logger = logging.getLogger("seqrecord")
+
+
+def recover(
+    storage: Storage,
+    footers: Mapping[str, Footer],
+    unfinished: Sequence[Unfinished],
+    committed: Collection[str],
+    writer: str,
+    schema: Schema | None,
+    damaged: list[DamagedFile],
+) -> dict[str, EpisodePart]:
+    """All complete episodes in the files of other writers, by uid.
+
+    An episode that is complete, or longer, only with an unfinished file is copied into record files
+    of `writer`, which are finished then. Every copied page is checked, since after a loss of power
+    any page of an unfinished file may be missing. An incomplete episode is recovered up to the last
+    flush with all its chunks; the log names episodes without one. Files of other writers are not
+    changed: their writers may still be running.
+
+    Args:
+        footers: footers of all finished record files, by path.
+        unfinished: unfinished record files.
+        committed: keys of episodes not to copy.
+        writer: id of the writer of the copies.
+        schema: of the dataset, if there is one.
+        damaged: gets unfinished files that are damaged in part.
+
+    Raises `StorageError` for a failed read, since a later read may succeed.
+    """
+
+    def complete(notes: Sequence[_EpisodeNote]) -> dict[str, EpisodePart]:
+        known = [(note.upload.path, note.footer) for note in notes]
+        return complete_episodes([*footers.items(), *known], schema)
+
+    whole = complete([])
+    by_uid: dict[str, list[_EpisodeNote]] = {}
+    for upload in unfinished:
+        for note in _notes(storage, upload, damaged):
+            by_uid.setdefault(note.part.uid, []).append(note)
+    found = complete([note for notes in by_uid.values() for note in notes])
+    writers: dict[Schema, ChunkWriter] = {}
+    for uid, notes in by_uid.items():
+        best = found.get(uid)
+        while best is not None and best != whole.get(uid) and best.key not in committed:
+            written = notes[0].footer.schema
+            files = writers.get(written) or ChunkWriter(
+                storage, written, writer=writer, max_file_size=DEFAULT_MAX_FILE_SIZE
+            )
+            writers[written] = files
+            try:
+                files.copy(best, _chunks(notes, _length(best)))
+            except (FormatError, NotFoundError) as error:
+                files.drop()
+                _logger.warning(
+                    "%s/%s: episode %s lost %d flushed frames, which are incomplete: %s",
+                    *(storage.url, notes[-1].upload.path, best.key, _length(best), error),
+                )
+                if isinstance(error, FormatError):
+                    damaged.append(DamagedFile.of(notes[-1].upload.path, error))
+                notes = [note for note in notes if _length(note.part) < _length(best)]
+                best = complete(notes).get(uid)
+            else:
+                whole[uid] = best
+    for files in writers.values():
+        files.close()
+    return whole
+
+
+@dataclass(frozen=True)
+class _EpisodeNote:
+    """A note of an episode in an unfinished record file."""
+
+    upload: Unfinished
+    footer: Footer  # of this part only
+
+    @property
+    def part(self) -> EpisodePart:
+        (part,) = self.footer.episodes
+        return part
+
+    def chunk(self, group: int, number: int) -> StoredChunk:
+        """Read a chunk. Raises `ChecksumError` for a damaged page."""
+        ranges = page_ranges(self.footer.chunks[group][number])
+        first = ranges[0].start
+        data = _read(self.upload, ByteRange(first, ranges[-1].stop))
+        pages = [data[item.start - first : item.stop - first] for item in ranges]
+        return stored_chunk(self.footer, self.footer.schema, group, number, pages)
+
+
+def _chunks(notes: Sequence[_EpisodeNote], num_frames: int) -> Iterator[StoredChunk]:
+    """The chunks of an episode's first `num_frames` frames, each once, in file order.
+
+    If there are several files, the file with earlier frames comes first.
+    """
+    taken = set()
+    firsts: dict[str, int] = {}
+    for note in notes:
+        first = min((int(r["first_frame"].min()) for r in note.footer.chunks if len(r)), default=0)
+        firsts[note.upload.path] = min(first, firsts.get(note.upload.path, first))
+    for note in sorted(notes, key=lambda note: firsts[note.upload.path]):
+        rows = [
+            (int(row["offset"]), group, number, int(row["first_frame"]))
+            for group, chunks in enumerate(note.footer.chunks)
+            for number, row in enumerate(chunks)
+        ]
+        for _, group, number, first_frame in sorted(rows):
+            place = (group, first_frame)
+            if place not in taken and first_frame < num_frames:
+                taken.add(place)
+                yield note.chunk(group, number)
+
+
+def _length(part: EpisodePart) -> int:
+    assert part.num_frames is not None
+    return part.num_frames
+
+
+def _notes(storage: Storage, upload: Unfinished, damaged: list[DamagedFile]) -> list[_EpisodeNote]:
+    """Notes of ended or flushed episodes in a file, as far as its header and notes are intact."""
+    try:
+        checkpoints = upload.checkpoints()
+        if not checkpoints:
+            return []
+        file_id = parse_header(_read(upload, ByteRange(0, HEADER_BYTES)))
+    except NotFoundError:  # its writer has finished or removed it meanwhile
+        return []
+    except FormatError as error:
+        damaged.append(DamagedFile.logged(storage, upload.path, error))
+        return []
+    notes = []
+    for size, data in checkpoints:
+        try:
+            footer = parse_footer(data, aligned(size))
+        except FormatError as error:
+            damaged.append(DamagedFile.logged(storage, upload.path, error))
+            continue
+        if footer.file_id == file_id and [p.num_frames is None for p in footer.episodes] == [False]:
+            notes.append(_EpisodeNote(upload, footer))
+    return notes
+
+
+def _read(upload: Unfinished, part: ByteRange) -> memoryview:
+    data = memoryview(bytearray(part.length))
+    upload.read_ranges([part], [data])
+    return data

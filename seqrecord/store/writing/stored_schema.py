@@ -1,0 +1,315 @@
+"""How features are stored: codecs, groups, kinds and units; checks of size arguments."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
+from seqrecord.store.codecs.chain import check_codec, image_chain, resolve
+from seqrecord.store.codecs.images import FILES, IMAGE, probe
+from seqrecord.store.feature_kinds import check_depth, differences
+from seqrecord.store.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.store.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import is_integer, parse_size
+from seqrecord.store.writing.chunking import is_small
+from seqrecord.store.writing.values import plain
+
+DEFAULT_CODEC = "balanced"
+DEFAULT_MAX_FILE_SIZE = 1 << 30
+
+Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
+"""A codec name for all features, or by feature a name or a chain of codec configurations."""
+
+
+FeatureInfo: TypeAlias = "Mapping[str, Mapping[str, str | int | Sequence[int | None] | None]]"
+"""Properties of features by name: `kind`, `unit`, `group` and `shape`."""
+
+_PROPERTIES = ("kind", "unit", "group", "shape")
+
+
+def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
+    """The schema with the codecs of a writer's argument, see `SeqRecordWriter`.
+
+    Features that keep encoded images or video stay unchanged unless they are named. Text is stored
+    raw if its codec is `fast` or `balanced`, also by default: most texts are short.
+    """
+    named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
+    _check_names("codec for an unknown feature", named, schema)
+    default = codecs if isinstance(codecs, str) else DEFAULT_CODEC
+
+    def chain(spec: FeatureSpec) -> tuple[CodecConfig, ...]:
+        codec = named.get(spec.name, default)
+        if spec.value == "text" and codec in ("fast", "balanced"):
+            codec = "raw"
+        return resolve(codec, spec.dtype, spec.shape, feature=spec.name)
+
+    return schema.with_codecs(
+        {
+            spec.name: chain(spec)
+            for spec in schema.values()
+            if spec.name in named
+            or not spec.codec
+            or (isinstance(codecs, str) and not _is_encoded(spec))
+        }
+    )
+
+
+def stored_schema(
+    schema: Schema,
+    codecs: Codecs | None,
+    stored: Schema | None,
+    described: FeatureInfo | None = None,
+) -> Schema:
+    """The schema to write: the existing dataset's `stored`, or else `schema` with codecs and
+    groups.
+
+    Groups come from `described` if it has any, or from `schema` if it has several; otherwise all
+    small features are one group, and all others another, see `is_small`.
+
+    The order of features, and a kind or unit that the dataset lacks, may differ from `stored`.
+    Raises `SchemaError` if the existing dataset has other features, codecs, kinds, units or groups
+    than the arguments.
+    """
+    described = described or {}
+    requested = _fresh(schema, described)
+    is_grouped = requested.num_groups > 1 or any("group" in x for x in described.values())
+    if stored is None:
+        grouped = _grouped(apply_codecs(requested, codecs), by_size=not is_grouped)
+        grouped.check_groups()
+        return grouped
+    existing = stored.active
+    if set(map(str, requested.values())) != set(map(str, existing.values())):
+        raise SchemaError("dataset has other features", expected=existing, got=requested)
+    requested = requested.select(list(existing))
+    for spec, known in zip(requested.values(), existing.values(), strict=True):
+        explicit = described.get(spec.name, {})
+        for name, contradict in differences(spec, known).items():
+            new, old = getattr(spec, name), getattr(known, name)
+            if new is not None and (contradict or name in explicit):
+                keeping = f"{name}s={{{spec.name!r}: {old!r}}}"
+                raise SchemaError(
+                    f"dataset has another {name}; leave it out to keep that, or pass {keeping} to "
+                    f"convert (--{name} {spec.name}={old or ''}); `seqrecord edit describe` "
+                    "changes the dataset",
+                    feature=spec.name,
+                    expected=old,
+                    got=new,
+                )
+    groups = [spec.group for spec in _grouped(existing, by_size=False).values()]
+    new_groups = [spec.group for spec in _grouped(requested, by_size=False).values()]
+    if is_grouped and groups != new_groups:
+        raise SchemaError(
+            "dataset has other groups of features; leave them out to keep its own",
+            expected=groups,
+            got=new_groups,
+        )
+    if codecs is not None:
+        chains = [spec.codec for spec in apply_codecs(requested, codecs).values()]
+        if chains != [spec.codec for spec in existing.values()]:
+            raise SchemaError("dataset has other codecs; leave them out to keep its own")
+    return stored
+
+
+def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+    """Whether frames stay encoded on the way to a feature that is `stored` so.
+
+    Images and video of the same codec and shape do, whatever their quality.
+    """
+
+    def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
+        return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
+
+    is_same = spec.shape == stored.shape and decoding(spec.codec) == decoding(stored.codec)
+    return is_same and _is_encoded(spec)
+
+
+def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
+    """Whether pages of a feature are valid pages of the feature `stored`."""
+    values = (spec.dtype, spec.shape, spec.value) == (stored.dtype, stored.shape, stored.value)
+    return values and (spec.codec == stored.codec or is_passthrough(spec, stored))
+
+
+def loses_data(spec: FeatureSpec) -> bool:
+    """Whether a feature's codec is lossy."""
+    config = spec.codec[0] if spec.codec else {"id": "none"}
+    return (config["id"] == "video" and config.get("codec") != "ffv1") or (
+        config["id"] == IMAGE and config.get("format") in ("jpeg", "any")
+    )
+
+
+def check_passthrough(schema: Schema, stored: Schema, *, in_place: bool) -> None:
+    """Raise `SchemaError` if a source's video would be encoded with a lossy codec of the caller.
+
+    With FFV1, packets are kept, and frames that must be encoded lose nothing. With a codec other
+    than video, all frames are decoded, but not `in_place`.
+    """
+    for spec in schema.values():
+        found = stored[spec.name]
+        if not spec.is_video or is_passthrough(spec, found):
+            continue
+        is_same = found.is_video and found.codec[0]["codec"] == spec.codec[0]["codec"]
+        if in_place or (loses_data(found) and not is_same):
+            raise SchemaError(
+                "cannot change the codec of a source's video to a lossy one, or in place; leave "
+                "the codec out, or choose a lossless one such as ffv1 or balanced. Converting the "
+                "new dataset encodes the video again",
+                feature=spec.name,
+                expected=spec.codec[0],
+                got=found.codec[0] if found.codec else "raw",
+            )
+
+
+def check_codecs(codecs: Codecs | None) -> None:
+    """Raise `SchemaError` for codecs that are invalid for any schema."""
+    if codecs is None:
+        return
+    if isinstance(codecs, str):
+        check_codec(codecs)
+        return
+    if not _is_by_name(codecs):
+        raise SchemaError(
+            "invalid codecs",
+            expected="a codec name, or a dict of codecs by feature",
+            got=repr_of(codecs, 100),
+        )
+    for name, codec in codecs.items():
+        check_codec(codec, feature=name)
+
+
+def check_descriptions(described: FeatureInfo | None) -> None:
+    """Raise `SchemaError` for properties that are invalid for any feature."""
+    if described is None:
+        return
+    if not _is_by_name(described):
+        raise SchemaError(
+            "invalid features",
+            expected='properties by feature name, such as {"depth": {"unit": "m"}}',
+            got=repr_of(described, 100),
+        )
+    properties: Any  # unchecked
+    for name, properties in described.items():
+        if not (isinstance(properties, Mapping) and set(properties) <= set(_PROPERTIES)):
+            raise SchemaError(
+                "invalid properties of a feature",
+                feature=name,
+                expected=f"a dict of {', '.join(_PROPERTIES)}",
+                got=repr_of(properties),
+            )
+
+
+def _is_by_name(named: object) -> bool:
+    return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
+
+
+def _fresh(schema: Schema, described: FeatureInfo) -> Schema:
+    """The features with these properties, as for a new dataset."""
+    if any(spec.is_dropped for spec in schema.values()):
+        raise SchemaError("invalid feature name: reserved for dropped features", got=schema)
+    _check_names("properties of an unknown feature", described, schema)
+    changes: Mapping[str, Any] = described
+    specs = [replace(s, added=None, **changes.get(s.name, {})) for s in schema.values()]
+    for spec in specs:
+        check_depth(spec)
+    return Schema(specs)
+
+
+def check_fps(fps: float | None) -> float | None:
+    """The frame rate as a float. Raises `SchemaError` unless it is a finite number above 0."""
+    if fps is None:
+        return None
+    if isinstance(fps, bool) or not isinstance(fps, (int, float, np.integer, np.floating)):
+        raise SchemaError("fps is not a number", expected="a number above 0", got=repr_of(fps, 50))
+    try:
+        number = float(fps)
+    except OverflowError:  # a large integer
+        number = math.inf
+    if not (math.isfinite(number) and number > 0):
+        raise SchemaError("invalid number of frames per second", expected="above 0", got=number)
+    return number
+
+
+def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
+    """Bytes of a record file. Raises `SchemaError` or `DestinationError` for invalid sizes."""
+    if chunk_frames is not None and not (
+        is_integer(chunk_frames) and 1 <= chunk_frames <= MAX_CHUNK_FRAMES
+    ):
+        raise SchemaError(
+            "invalid number of frames per chunk",
+            expected=f"1 to {MAX_CHUNK_FRAMES}",
+            got=repr_of(chunk_frames, 50),
+        )
+    try:
+        size = parse_size(max_file_size)
+    except ValueError as error:
+        raise DestinationError(f"max_file_size: {error}", got=repr_of(max_file_size, 100)) from None
+    if size < 1:
+        raise DestinationError(
+            "invalid size of record files", expected="1 or more", got=max_file_size
+        )
+    return size
+
+
+def infer_schema(frames: Sequence[Frame], described: FeatureInfo | None = None) -> Schema:
+    """Features in order of appearance, each by its first value, with the properties in
+    `described`."""
+    described = described or {}
+    specs: dict[str, FeatureSpec] = {}
+    for frame in frames:
+        for name, item in frame.items():
+            if name not in specs:
+                specs[name] = _inferred(name, item, described.get(name, {}).get("shape"))
+    return _fresh(Schema(list(specs.values())), described)
+
+
+def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
+    """The specification of a value; `shape` is the declared one, if any."""
+    if isinstance(item, str):
+        return FeatureSpec(name, np.dtype("u1"), (None,), value="text")
+    if isinstance(item, (bytes, bytearray, memoryview)):
+        return FeatureSpec(name, np.dtype("u1"), (None,), value="bytes")
+    if isinstance(item, EncodedImage):
+        try:
+            chain, header = image_chain(item.data), probe(item.data)
+        except CodecError as error:
+            raise FrameError(error.message, feature=name, got=error.got) from error
+        return FeatureSpec(name, header.dtype, header.shape, chain)
+    array = np.asarray(plain(item, name))
+    if shape is None and not array.size:
+        declared = tuple(size or None for size in array.shape)
+        raise SchemaError(
+            "the first value has no rows; declare the dimension that varies",
+            feature=name,
+            expected=f'features={{"{name}": {{"shape": {declared}}}}}, or a schema',
+            got=f"{array.dtype} {list(array.shape)}",
+        )
+    return FeatureSpec(name, array.dtype, array.shape if shape is None else shape)
+
+
+def _grouped(schema: Schema, *, by_size: bool) -> Schema:
+    """The features with group numbers, in the order of each group's first feature.
+
+    `by_size`: small features are a group, each video is a group, the others are a group.
+    """
+    keys: list[object] = [is_small(s) if by_size else s.group for s in schema.values()]
+    if by_size:
+        keys = [s.name if s.is_video else key for s, key in zip(schema.values(), keys, strict=True)]
+    numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
+    return Schema(
+        [replace(spec, group=numbers[key]) for spec, key in zip(schema.values(), keys, strict=True)]
+    )
+
+
+def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> None:
+    if unknown := [name for name in named if name not in schema]:
+        raise SchemaError(message, expected=f"some of {', '.join(schema)}", got=", ".join(unknown))
+
+
+def _is_encoded(spec: FeatureSpec) -> bool:
+    """Whether frames keep the encoding of their source: image files or video."""
+    return spec.is_video or any(config.get("format") in FILES for config in spec.codec)

@@ -1,0 +1,204 @@
+"""Shared options, and parameter types of option values."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Sequence
+from functools import wraps
+from typing import Any, TypeVar
+
+import click
+
+from seqrecord.store.feature_kinds import KINDS
+from seqrecord.store.units import parse_duration, parse_size
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+_FEATURE = re.compile(r"[\w.-]*", re.ASCII)  # no `:` or `[`, which begin codec settings
+
+ABOVE_0 = click.FloatRange(0, min_open=True)
+AT_LEAST_1 = click.IntRange(min=1)
+
+
+common = click.option(
+    "--storage-option",
+    "storage_options",
+    metavar="KEY=VALUE",
+    multiple=True,
+    callback=lambda _ctx, _param, value: parse_options(value),
+    help="Option of the filesystem that serves the URL (repeatable).",
+)
+"""Option of every command that opens a dataset."""
+
+source_option = click.option(
+    "--source-option",
+    "source_options",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=lambda _ctx, _param, value: parse_options(value),
+    help="Option of the format (repeatable).",
+)
+
+
+def feature_names(help_text: str) -> Callable[[_Function], _Function]:
+    """`--features A,B`; repeated options are one list, `None` without any."""
+    return click.option(
+        "--features",
+        type=Parsed("names", _parse_names),
+        metavar="A,B",
+        multiple=True,
+        callback=lambda _ctx, _param, lists: [name for names in lists for name in names] or None,
+        help=f"{help_text} (repeatable) [all]",
+    )
+
+
+def meanings(function: _Function) -> _Function:
+    """`--kind FEATURE=KIND` and `--unit FEATURE=UNIT`, as `kinds` and `units` by feature."""
+    kind = f"Kind of a feature (repeatable): {', '.join(KINDS)}."
+    unit = "Unit of a feature (repeatable): m, mm, px, rad, ns, 1/5000 m, …"
+    with_units = pairs("--unit", "units", "FEATURE=UNIT", unit)(function)
+    return pairs("--kind", "kinds", "FEATURE=KIND", kind)(with_units)
+
+
+def pairs(option: str, name: str, form: str, help_text: str) -> Callable[[_Function], _Function]:
+    """A repeatable option of this `form`, `NAME=VALUE`, as a dict."""
+    return click.option(
+        *(option, name),
+        multiple=True,
+        metavar=form,
+        callback=lambda _ctx, _param, values: parse_pairs(values, form),
+        help=help_text,
+    )
+
+
+check_video = click.option("--check-video", is_flag=True, help="Decode all frames of video.")
+
+
+def write_mode(function: Callable[..., None]) -> Callable[..., None]:
+    """`--resume` and `--append`, as `mode`."""
+
+    @wraps(function)
+    def with_mode(*arguments: Any, resume: bool, append: bool, **options: Any) -> None:
+        if resume and append:
+            raise click.UsageError("--resume cannot be combined with --append")
+        mode = "resume" if resume else "append" if append else "create"
+        function(*arguments, mode=mode, **options)
+
+    resume = click.option("--resume", is_flag=True, help="Continue an interrupted run.")
+    append = click.option("--append", is_flag=True, help="Add episodes to an existing dataset.")
+    return resume(append(with_mode))
+
+
+def is_given(context: click.Context, name: str) -> bool:
+    """Whether the command line has this option."""
+    return context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT
+
+
+class Parsed(click.ParamType):  # type: ignore[type-arg]  # generic since click 8.4
+    """Parameter type of a parse function; its `ValueError` becomes a usage error."""
+
+    def __init__(self, name: str, parse: Callable[[str], Any]) -> None:
+        self.name, self._parse = name, parse
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not isinstance(value, str):
+            return value
+        try:
+            return self._parse(value)
+        except ValueError as error:
+            self.fail(str(error), param, ctx)
+
+
+BYTE_SIZE = Parsed("size", parse_size)
+"""Bytes: `1GiB`, `500MB` or a number."""
+
+DURATION = Parsed("duration", parse_duration)
+"""Seconds: `30m`, `12h`, `7d` or a number."""
+
+
+def _parse_names(text: str) -> list[str]:
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise ValueError(f"{text!r} is not a list of names; write A,B,C")
+    return names
+
+
+def parse_codecs(
+    values: Sequence[str], features: Callable[[], Sequence[str]]
+) -> str | dict[str, Any] | None:
+    """Parse repeated `--codec` options: one codec for all features, or codecs by feature.
+
+    `features` returns the features without a codec of their own. It is called only if needed.
+    """
+    bare: list[str] = []
+    named: list[str] = []
+    for value in values:
+        name, equals, _ = value.partition("=")
+        is_named = equals and _FEATURE.fullmatch(name)  # not jpeg:quality=90, or JSON
+        (named if is_named else bare).append(value)
+    if len(bare) > 1:
+        raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}; expected one")
+    others = _parse_codec(bare[0]) if bare else None
+    by_name = {n: _parse_codec(codec) for n, codec in parse_pairs(named, "FEATURE=CODEC").items()}
+    if not by_name and not isinstance(others, list):
+        return others
+    return {**dict.fromkeys(features() if bare else (), others), **by_name}
+
+
+def parse_pairs(
+    values: Sequence[str], expected: str, *, are_secret: bool = False
+) -> dict[str, str]:
+    """Parse repeated `NAME=VALUE` options; `expected` is their form for errors."""
+    found: dict[str, str] = {}
+    for value in values:
+        name, equals, text = value.partition("=")
+        if not equals or not name:
+            got = "" if are_secret else f", got {value!r}"
+            raise click.BadParameter(f"expected {expected}{got}")
+        if name in found:
+            raise click.BadParameter(f"two values for {name}; expected one")
+        found[name] = text
+    return found
+
+
+def parse_sizes(values: Sequence[str]) -> tuple[int, int] | dict[str, tuple[int, int]] | None:
+    """Parse repeated `FEATURE=HEIGHTxWIDTH` options, or `HEIGHTxWIDTH` for all images."""
+    found: dict[str, tuple[int, int]] = {}
+    for value in values:
+        name, _, size = value.rpartition("=")
+        sides = size.split("x")
+        if len(sides) != 2 or not all(side.isdecimal() and int(side) for side in sides):
+            raise click.BadParameter(
+                f"expected FEATURE=HEIGHTxWIDTH, or HEIGHTxWIDTH, got {value!r}"
+            )
+        if name in found or (found and "" in (name, *found)):
+            raise click.BadParameter(f"two sizes for {name or 'all images'}")
+        found[name] = int(sides[0]), int(sides[1])
+    return found.get("") or found or None
+
+
+def _parse_codec(text: str) -> Any:
+    if not text.startswith("["):
+        return text
+    try:
+        return json.loads(text)
+    except ValueError as error:
+        raise click.BadParameter(f"the codec chain is not valid JSON: {error}") from error
+
+
+def parse_options(values: Sequence[str]) -> dict[str, Any] | None:
+    """Parse `KEY=VALUE` options. JSON numbers, `true`, `false` and `null` are converted."""
+    options: dict[str, Any] = {}
+    for key, text in parse_pairs(values, "KEY=VALUE", are_secret=True).items():
+        parsed = json_or_text(text)
+        options[key] = text if isinstance(parsed, (list, dict)) else parsed
+    return options or None
+
+
+def json_or_text(text: str) -> Any:
+    """The value of JSON, or the text if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text

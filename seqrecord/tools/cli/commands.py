@@ -1,0 +1,240 @@
+"""`seqrecord info` and `verify`."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import click
+
+from seqrecord.errors import SeqRecordError
+from seqrecord.loader.clips.sample_tables import column_names
+from seqrecord.loader.clips.samples import Samples
+from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.measured_rates import measured_rate
+from seqrecord.store.reading.opening import open as open_dataset
+from seqrecord.store.reading.opening import open_unchecked
+from seqrecord.store.reading.summary import (
+    EpisodeRow,
+    Summary,
+    list_episodes,
+    listing_lines,
+    summarize,
+)
+from seqrecord.store.reading.versions import list_versions
+from seqrecord.store.text import counted, one_line, table_lines
+from seqrecord.tools.cli.arguments import AT_LEAST_1, check_video, common, feature_names
+from seqrecord.tools.cli.terminal import Command, ProgressBar
+from seqrecord.tools.verify import verify as verify_dataset
+
+_MIX_FILES = (".yaml", ".yml", ".json")
+
+
+@click.command(cls=Command)
+@click.argument("path")
+@click.argument("key", required=False)
+@click.option(
+    "--episodes",
+    is_flag=True,
+    help="List episodes, one per line. A glob for KEY filters them.",
+)
+@click.option("--versions", is_flag=True, help="List versions of the dataset, newest first.")
+@click.option("--clip-len", type=AT_LEAST_1, help="Count the clips of this many frames.")
+@click.option("--batch-size", type=AT_LEAST_1, help="Predict the memory of a loader.")
+@feature_names("Features to show, and to require in clips.")
+@click.option("--split", help="Split of a mix file.")
+@click.option(
+    "--samples",
+    is_flag=False,
+    flag_value="",
+    metavar="[SAMPLES]",
+    help="Show the first samples of an epoch: of a mix file; or of a table or functions as in mix "
+    "files, such as '{every: 4}', with --clip-len.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
+@common
+def info(
+    path: str,
+    key: str | None,
+    episodes: bool,
+    versions: bool,
+    clip_len: int | None,
+    batch_size: int | None,
+    features: list[str] | None,
+    split: str | None,
+    samples: str | None,
+    as_json: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Show features, codecs, sizes and counts; of a mix file, sources and features.
+
+    \b
+    seqrecord info records/                   the dataset
+    seqrecord info records/ demo/000          one episode: frames, rate, split, metadata
+    seqrecord info records/ 'demo/*'          a list of episodes; all with --episodes
+    seqrecord info records/ --clip-len 16     also clips; with --batch-size, memory
+    seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
+    seqrecord info mix.yaml                   sources, shares and features of a mix
+    """
+    if Path(path).suffix in _MIX_FILES and Path(path).is_file():
+        if any((key, episodes, versions, features, storage_options, batch_size)):
+            raise click.UsageError("a mix file takes only --clip-len, --split, --samples, --json")
+        _show_mix(path, clip_len, split, samples=samples is not None, as_json=as_json)
+        return
+    if split is not None:
+        raise click.UsageError("--split requires a mix file")
+    if versions:
+        if key or episodes or clip_len or features:
+            raise click.UsageError(
+                "--versions cannot be combined with KEY, --episodes, --clip-len or --features"
+            )
+        found = list_versions(path, storage_options=storage_options)
+        rows = [version.to_json() for version in found]
+        click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, found)))
+        return
+    if batch_size and clip_len is None:
+        raise click.UsageError("--batch-size requires --clip-len")
+    if batch_size and (key or episodes):
+        raise click.UsageError("--batch-size cannot be combined with KEY or --episodes")
+    if samples is not None:
+        with open_dataset(path, features=features, storage_options=storage_options) as dataset:
+            _show_samples(dataset, samples, clip_len, as_json=as_json)
+        return
+    clip = None if clip_len is None else ClipSpec(clip_len)
+    with open_unchecked(path, features=features, storage_options=storage_options) as dataset:
+        is_key = key is not None and key in dataset.contents.index.positions
+        if episodes or (key is not None and not is_key and set(key) & set("*?[")):
+            make_lines = _json_lines if as_json else listing_lines
+            for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
+                click.echo(line)
+            return
+        summary: Summary | EpisodeRow
+        if key is None:
+            summary = summarize(dataset, clip=clip)
+            if clip_len and batch_size and summary.clips and summary.clips.num_clips:
+                nbytes = _predicted_memory(dataset, clip_len, batch_size)
+                clips = replace(summary.clips, batch_size=batch_size, memory_bytes=nbytes)
+                summary = replace(summary, clips=clips)
+        else:
+            summary = next(list_episodes(dataset, [key], clip=clip))
+            with suppress(SeqRecordError):  # `verify` reports unreadable timestamps
+                summary = replace(summary, measured=measured_rate(dataset.episodes[key]))
+    click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
+
+
+def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:
+    """Predicted memory of a loader of these clips in one process, in bytes."""
+    # Imported late: torch takes seconds.
+    from seqrecord.loader.pipes.options import LoaderOptions
+    from seqrecord.loader.pipes.planning import predict_memory
+
+    return predict_memory(dataset, LoaderOptions(clip_len=clip_len, batch_size=batch_size))
+
+
+def _show_samples(dataset: Dataset, samples: str, clip_len: int | None, *, as_json: bool) -> None:
+    # Imported late: torch takes seconds.
+    from seqrecord.loader.mixing.file_values import python_value
+    from seqrecord.loader.mixing.yaml_file import yaml_value
+    from seqrecord.loader.pipes.options import ClipOptions, check_option
+    from seqrecord.loader.pipes.select_clips import select
+
+    value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
+    first = value[0] if isinstance(value, list) else value
+    has_frames = not callable(first) and "frames" in column_names(first)
+    options = ClipOptions(clip_len=None if has_frames else clip_len or 1, samples=value)
+    table = select(dataset, options).clip_set.epochs.samples_in(0)
+    if as_json:
+        click.echo(json.dumps({"num_samples": len(table), "first": table.head()}, indent=1))
+    else:
+        click.echo("\n".join(_sample_lines(dataset.url, table)))
+
+
+def _sample_lines(name: str, samples: Samples) -> Iterator[str]:
+    """The number of samples, and the first rows of their table."""
+    head = samples.head()
+    yield f"{name}: {counted(len(samples), 'sample')} in epoch 0"
+    rows = [(*head,), *(tuple(map(str, row)) for row in zip(*head.values(), strict=True))]
+    yield from (f"  {line}" for line in table_lines(rows, left=len(head)))
+
+
+def _show_mix(
+    path: str, clip_len: int | None, split: str | None, *, samples: bool, as_json: bool
+) -> None:
+    # Imported late: torch takes seconds.
+    from seqrecord.loader.mixing.file import load_mix
+    from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
+    from seqrecord.loader.mixing.yaml_file import read_yaml
+
+    chosen = {} if clip_len is None else {"clip_len": clip_len}
+    # A training may choose these two itself.
+    mix = load_mix(SeqRecordMix, path, split, chosen, {"batch_size": 1, "clip_len": 1})
+    summary, root = mix.summarize(), read_yaml(Path(path))
+    used = {name for one in summary.sources for name in (one.name, one.name.split("/")[0])}
+    unused = [name for name in root["sources"] if name not in used]
+    loaders = mix_loader(mix).loaders if samples else {}
+    tables = {name: one.selection.clip_set.epochs.samples_in(0) for name, one in loaders.items()}
+    if as_json:
+        found = {"file": path, **summary.to_json(), "unused_sources": unused}
+        found |= {"samples": {name: one.head() for name, one in tables.items()}} if samples else {}
+        click.echo(json.dumps(found, indent=1))
+        return
+    click.echo(f"{path}\n{summary}")
+    for name, table in tables.items():
+        click.echo("\n".join(_sample_lines(name, table)))
+    if "batch_size" not in root:
+        click.echo("  the file has no batch_size: shown with 1")
+    for name in unused:
+        click.echo(f"  {name}: unused, with weight 0 or without episodes in the split")
+
+
+def _json_lines(
+    dataset: Dataset, episodes: EpisodeFilter, *, clip: ClipSpec | None
+) -> Iterator[str]:
+    """Yield a JSON array row by row: the list of episodes may be long."""
+    before = "["
+    for row in list_episodes(dataset, episodes, clip=clip):
+        yield before + json.dumps(row.to_json())
+        before = ","
+    yield "]"
+
+
+@click.command(cls=Command)
+@click.argument("path")
+@click.option("--deep", is_flag=True, help="Also decode all frames.")
+@check_video
+@click.option("--quiet", is_flag=True, help="Print problems only.")
+@common
+@click.pass_context
+def verify(
+    context: click.Context,
+    path: str,
+    deep: bool,
+    check_video: bool,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+) -> None:
+    """Check files, page checksums and the index.
+
+    Prints one line per problem, and the skipped checks. The exit code is 1 if there is a problem.
+    """
+    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
+        report = verify_dataset(
+            path,
+            deep=deep,
+            check_video=check_video,
+            progress=bar,
+            storage_options=storage_options,
+        )
+    for problem in report.problems:
+        click.echo(f"{type(problem).__name__}: {one_line(problem)}")
+    if not quiet:
+        for note in report.notes:
+            click.echo(f"note: {note}")
+        click.echo(str(report))
+    context.exit(0 if report.ok else 1)

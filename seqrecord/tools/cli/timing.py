@@ -1,0 +1,105 @@
+"""`seqrecord bench` times a loader."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import fields, replace
+from time import perf_counter
+from typing import Any
+
+import click
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions, check_option
+from seqrecord.store.reading.opening import open as open_dataset
+from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, parse_pairs
+from seqrecord.tools.cli.terminal import Command, ProgressBar
+from seqrecord.tools.profiler.bench import bench as run_bench
+
+
+def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
+    """Parse `NAME=VALUE` to arguments of a loader, as in a mix file."""
+    if not values:
+        return {}
+    from seqrecord.loader.mixing.file import OF_PYTHON  # imports torch, which takes seconds
+    from seqrecord.loader.mixing.file_values import check_keys, python_value
+    from seqrecord.loader.mixing.yaml_file import yaml_value
+
+    known = {item.name for item in fields(LoaderOptions)}.difference(OF_PYTHON)
+    found: dict[str, Any] = {}
+    for name, value in parse_pairs(values, "NAME=VALUE").items():
+        try:
+            check_keys("a loader has no such argument", [name], known)
+            found[name] = check_option(name, python_value(name, yaml_value(value)))
+        except ClipError as error:
+            raise click.BadParameter(str(error)) from error
+    return found
+
+
+@click.command(cls=Command)
+@click.argument("path")
+@click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]")
+@feature_names("Features to read.")
+@click.option("--batch-size", type=AT_LEAST_1, help="Clips per batch. [4]")
+@click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Batch device.")
+@click.option(
+    "--loader",
+    "arguments",
+    metavar="NAME=VALUE",
+    multiple=True,
+    callback=lambda _ctx, _param, values: _parse_arguments(values),
+    help="Another argument of the loader, as in mix files (repeatable): stride=4, pad=edge, "
+    "'windows={front: [-1, 0]}', 'resize=[224, 224]', 'engine={num_threads: 2}'.",
+)
+@click.option(
+    "--consumer-ms",
+    type=click.FloatRange(min=0, max=1e6),
+    default=0.0,
+    help="Milliseconds of a simulated training step (sleep).",
+)
+@click.option("--max-batches", type=AT_LEAST_1, help="Stop after this many batches. [all]")
+@click.option("--trace", metavar="FILE", help="Write a trace for https://ui.perfetto.dev.")
+@click.option("--cache-dir", metavar="DIR", help="Cache reads of a remote dataset in DIR.")
+@click.option("--cache-limit", type=BYTE_SIZE, help="Maximum size of the cache, such as 200GiB.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
+@click.option("--quiet", is_flag=True, help="Hide the progress bar.")
+@common
+def bench(
+    path: str,
+    arguments: dict[str, Any],
+    device: str,
+    consumer_ms: float,
+    trace: str | None,
+    cache_dir: str | None,
+    cache_limit: int | None,
+    as_json: bool,
+    quiet: bool,
+    storage_options: dict[str, Any] | None,
+    **options: Any,
+) -> None:
+    """Time a loader and name its bottleneck.
+
+    Streams one epoch, prints the waiting time of steps and suggests the first setting to change.
+    """
+    options["device"] = None if device == "cpu" else device
+    options = {name: value for name, value in options.items() if value is not None}
+    if twice := sorted(options.keys() & arguments):
+        raise click.UsageError(f"{twice[0]} is given as an option and with --loader; expected once")
+    options |= arguments
+    if trace is not None:
+        options["engine"] = replace(options.get("engine") or EngineOptions(), trace=trace)
+    with ProgressBar("batches", speed=True, quiet=quiet) as bar:
+        begin = perf_counter()
+        dataset = open_dataset(
+            path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
+        )
+        opened = perf_counter() - begin
+        report = run_bench(
+            dataset,
+            consumer_seconds=consumer_ms / 1e3,
+            progress=bar,
+            **options,
+        )
+    report = replace(report, open_seconds=opened + report.open_seconds)
+    click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

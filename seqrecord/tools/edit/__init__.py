@@ -1,0 +1,1 @@
+"""Changes to existing datasets: episodes, features, splits, merging, unused bytes."""

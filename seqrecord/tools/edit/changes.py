@@ -1,0 +1,261 @@
+"""Edits of a dataset: open it, make edits from its state, commit them; restore a version."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, replace
+from os import PathLike
+from typing import Any, TypeAlias
+
+import numpy as np
+
+from seqrecord.errors import ConflictError, FormatError, NotFoundError
+from seqrecord.store.areas import IS_ORIGINAL, load_entry
+from seqrecord.store.format.edits import Delete, Edit, Relabel, Rename, Trim
+from seqrecord.store.format.footer import Footer
+from seqrecord.store.format.index import Index
+from seqrecord.store.format.inventory import Inventory, read_inventories
+from seqrecord.store.format.manifest import Manifest, RecordFile
+from seqrecord.store.format.text import encode_metadata
+from seqrecord.store.reading.filters import EpisodeFilter, find_episodes
+from seqrecord.store.reading.metadata import load_index, read_footers, record_sizes
+from seqrecord.store.reading.versions import kept_versions, open_version
+from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.writing.commits import Version, put_version, rebuilt
+from seqrecord.store.writing.committing import (
+    Base,
+    SmallFiles,
+    own_sizes,
+    read_consistent,
+    read_indexed,
+    recorded,
+)
+from seqrecord.store.writing.edit_files import put_edits
+from seqrecord.store.writing.stored_statistics import stored_statistics
+
+_REFUSED = "another writer committed meanwhile; nothing was committed: try again"
+
+
+@dataclass(frozen=True)
+class EditedDataset:
+    """An existing dataset at the start of an edit, with the footers of its record files by path."""
+
+    storage: Storage
+    base: Base
+    manifest: Manifest
+    index: Index
+    footers: Mapping[str, Footer]
+
+    def commit(
+        self,
+        edits: Sequence[Edit] = (),
+        statistics: Statistics | None = None,
+        *,
+        writer: str | None = None,
+        gone: Collection[str] = (),
+    ) -> tuple[Manifest, list[str]]:
+        """Commit the dataset with these edits; returns the manifest and new record files' paths.
+
+        New record files are files of `writer`; they replace the files in `gone`. Without
+        `statistics`, the dataset's statistics stay if its frames stay. Raises `FormatError`, and
+        commits nothing, if the record files do not give the expected episodes (`Delete` edits may
+        remove some), and `ConflictError` if another writer has committed.
+        """
+        storage, manifest = self.storage, self.manifest
+        own_files = own_sizes(record_sizes(storage), writer) if writer else {}
+        sizes = {path: size for path, size in own_files.items() if path not in self.base.files}
+        footers = {path: footer for path, footer in self.footers.items() if path not in gone}
+        footers |= read_footers(storage, sizes)
+        kept = [file for file in manifest.record_files if file.path not in gone]
+        new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
+        with SmallFiles(storage, writer) as own:
+            changed = replace(
+                manifest,
+                edits=(*manifest.edits, *put_edits(own, edits, len(manifest.edits))),
+                record_files=(*kept, *new),
+            )
+            lengths = {file.path: file.size for file in changed.record_files}
+            version = rebuilt(storage, replace(self.base, manifest=changed), footers, lengths)
+            is_same = np.array_equal(version.index.uids, self.index.uids)
+            if not edits:
+                is_same = is_same and version.index.fingerprint() == self.index.fingerprint()
+            if not is_same and not any(isinstance(edit, Delete) for edit in edits):
+                raise FormatError(
+                    "record files and index have different episodes; see `seqrecord verify`",
+                    file=storage.url,
+                )
+            are_trimmed = any(isinstance(edit, Trim) for edit in edits)
+            if is_same and not are_trimmed and version.index.schema == manifest.schema:
+                version = version.with_fields(statistics=manifest.statistics)
+            renames = [edit.keys for edit in edits if isinstance(edit, Rename)]
+            if renames and statistics is None and version.manifest.statistics is not None:
+                statistics = self._rekeyed(renames[-1])
+            done = put_version(own, self.base, version, statistics, refused=_REFUSED)
+        return done, list(sizes)
+
+    def _rekeyed(self, keys: Mapping[str, str]) -> Statistics | None:
+        """The statistics, if they name episodes, with these new keys by uid."""
+        known = stored_statistics(self.storage, self.manifest)
+        if known is None or not any(one.non_finite for one in known.values()):
+            return None
+        new = {key: keys.get(self.index.uid(i), key) for key, i in self.index.positions.items()}
+        return known.rekeyed(lambda key: new.get(key, key))
+
+    def find(self, episodes: EpisodeFilter) -> list[int]:
+        """Numbers of the episodes that a filter selects; see `find_episodes`."""
+        found: list[int] = find_episodes(
+            self.index, self.manifest.splits, episodes, url=self.storage.url
+        ).tolist()
+        return found
+
+    def relabelled(
+        self, entries: Callable[[dict[str, Any]], dict[str, Any]], episodes: Iterable[int]
+    ) -> Change:
+        """Replace the metadata of episodes; `entries` returns the new metadata of one."""
+        texts = {}
+        for i in episodes:
+            before = self.index.episode_metadata(i)
+            if (text := encode_metadata(entries(before))) != encode_metadata(before):
+                texts[i] = text
+        return [*texts], [Relabel({self.index.uid(i): text for i, text in texts.items()})]
+
+
+Change: TypeAlias = tuple[Sequence[int], list[Edit]]
+"""Numbers of the changed episodes, and the edits."""
+
+
+def edit_dataset(
+    location: str | PathLike[str],
+    make: Callable[[EditedDataset], Change],
+    dry_run: bool,
+    storage_options: Mapping[str, Any] | None,
+    if_version: str | None,
+) -> list[str]:
+    """Commit the change that `make` returns; returns the keys of the changed episodes."""
+    with open_for_edit(location, storage_options, if_version) as dataset:
+        chosen, edits = make(dataset)
+        if chosen and not dry_run:
+            dataset.commit(edits)
+        return [dataset.index.key(i) for i in chosen]
+
+
+def read_existing(storage: Storage) -> EditedDataset:
+    """Read the dataset on a storage. Raises `NotFoundError` if there is none."""
+
+    def look(base: Base, manifest: Manifest) -> EditedDataset:
+        sizes = {file.path: file.size for file in manifest.record_files}
+        index = load_index(storage, manifest)
+        return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
+
+    try:
+        return read_consistent(storage, look)
+    except NotFoundError as error:
+        if not load_entry(IS_ORIGINAL)(storage):
+            raise
+        raise NotFoundError(
+            "no dataset here, but an original, which is never edited; pack it "
+            "(`seqrecord write --src SRC`) or make an index of it "
+            "(`seqrecord index SRC -o DST`), and edit the result",
+            file=storage.url,
+            expected="a dataset of record files",
+        ) from error
+
+
+@contextmanager
+def open_for_edit(
+    location: str | PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+    if_version: str | None,
+) -> Iterator[EditedDataset]:
+    """Open the dataset at a location; its storage is closed with the block."""
+    with closing(open_storage(location, storage_options)) as storage:
+        dataset = read_existing(storage)
+        check_version(storage, dataset.manifest, if_version)
+        yield dataset
+
+
+def check_version(storage: Storage, manifest: Manifest, if_version: str | None) -> None:
+    """Raise `ConflictError` if the dataset is not at version `if_version`; `None` is any."""
+    if if_version not in (None, manifest.commit):
+        raise ConflictError(
+            "dataset has another version; nothing was changed. `seqrecord info --versions` shows "
+            "the edits since",
+            file=storage.url,
+            expected=if_version,
+            got=manifest.commit,
+        )
+
+
+@recorded
+def restore_version(
+    location: str | PathLike[str],
+    version: str,
+    *,
+    dry_run: bool = False,
+    if_version: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> str:
+    """Commit a new version that is equal to an earlier one; returns its id.
+
+    Episodes, frames, features and splits are as in `version`; `list_versions` has its id. The
+    versions in between are kept, so a restoration can be undone by another one. Episodes that were
+    added since are deleted, and a `reindex` does not bring them back. Statistics are restored
+    unless `clean` has removed their file. No record file is rewritten.
+
+    Arguments and errors as for `delete_episodes`; also raises `NotFoundError` for an unknown
+    version, and for one with files that `clean` has removed.
+
+    Example:
+        from seqrecord import edit
+
+        before = edit.list_versions("records/")[0].id
+        edit.delete_episodes("records/", ["demo/000"])
+        edit.restore_version("records/", before)
+    """
+    with closing(open_storage(location, storage_options)) as storage:
+        base, current, index = read_indexed(storage)
+        check_version(storage, current, if_version)
+        old, old_index = open_version(storage, version)
+        if dry_run or version == current.commit:
+            return current.commit
+        statistics, inventories = None, tuple[Inventory, ...]()
+        with suppress(NotFoundError):
+            statistics = stored_statistics(storage, old)
+        with suppress(NotFoundError):
+            if old.inventory is not None:
+                inventories = read_inventories(storage, old.inventory)
+        added = sorted(_uids(index) - _uids(old_index))
+        with SmallFiles(storage) as own:
+            edits = put_edits(own, [Delete(tuple(added))] if added else [], len(old.edits))
+            restored = replace(
+                old,
+                next_ordinal=max(current.next_ordinal, old.next_ordinal),
+                statistics=None,
+                edits=(*old.edits, *edits),
+                inventory=current.inventory,
+                removed=current.removed,
+            )
+            done = put_version(
+                *(own, base, Version(old_index, restored), statistics),
+                inventories=inventories,
+                refused=_REFUSED,
+                undone=_files_since(storage, current, version),
+            )
+            return done.commit
+
+
+def _files_since(storage: Storage, current: Manifest, version: str) -> set[str]:
+    """Paths of the record files of all versions after this one."""
+    paths = {file.path for file in current.record_files}
+    for manifest, _ in kept_versions(storage, current, skip_damaged=True):
+        if manifest.commit == version:
+            break
+        paths.update(file.path for file in manifest.record_files)
+    return paths
+
+
+def _uids(index: Index) -> set[str]:
+    return {index.uid(i) for i in range(len(index.num_frames))}

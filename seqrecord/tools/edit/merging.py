@@ -1,0 +1,218 @@
+"""Merging of datasets into one, with the features of the first."""
+
+from __future__ import annotations
+
+import logging
+import shlex
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from os import PathLike
+from typing import Any
+
+from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.formats.converting.convert import convert
+from seqrecord.formats.converting.dataset_source import DatasetSource, MergedSource
+from seqrecord.store.feature_kinds import differences
+from seqrecord.store.format.text import check_key
+from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.storage.opening import StorageLike, open_storage
+from seqrecord.store.storage.url import parse_location
+from seqrecord.store.text import codec_text
+from seqrecord.store.units import Progress
+from seqrecord.store.writing.destination import Destination, WriteMode
+from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages, loses_data
+
+_logger = logging.getLogger("seqrecord")
+
+_SHOWN = 500  # characters of a list of differences
+
+
+@dataclass(frozen=True)
+class MergeReport:
+    """Result of a merge, or its forecast with `dry_run`.
+
+    `num_bytes` is the size of the sources' record files.
+    """
+
+    num_episodes: int
+    num_frames: int
+    num_bytes: int
+
+
+def merge_datasets(
+    sources: Sequence[StorageLike],
+    destination: StorageLike,
+    *,
+    prefixes: Sequence[str] | None = None,
+    features: Sequence[str] | None = None,
+    mode: WriteMode = "create",
+    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+    dry_run: bool = False,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> MergeReport:
+    """Make a dataset with all episodes of several datasets, which do not change.
+
+    Chunks are copied without decoding, after a check of their checksums; references to external
+    files are kept. Codecs and groups come from the first dataset, or from the dataset under
+    `mode="append"`; features in other codecs are encoded again. Splits of the same name become one
+    split. Statistics are merged if all datasets have them. Episodes keep the order of the datasets.
+    Runs in this process.
+
+    Args:
+        sources: local paths, URLs or open storages, which are closed at the end.
+        destination: local path, URL or open storage; a place without a dataset and record files.
+        prefixes: text before the keys of the episodes, one for each dataset: `["", "b/"]`.
+        features: names of the features to merge, by default all.
+        mode: `create`, `append` to a dataset, or `resume` an interrupted merge: ended episodes are
+            kept, except those in unfinished record files after a kill.
+        max_file_size: as for `SeqRecordWriter`.
+        dry_run: check everything, write nothing.
+        progress: called from this thread, several times per second.
+        storage_options: for the filesystems that serve URLs.
+
+    Raises `NotFoundError` if a source is not a dataset. Raises `SchemaError` if the datasets differ
+    in features, or in their dtypes, shapes, kinds or units, and if a feature would be encoded again
+    with a lossy codec. Raises `DestinationError` for two episodes with the same key, and for a
+    destination that is not empty. Raises `ConflictError` if another writer has committed there
+    meanwhile; the episodes are then kept there for `mode="resume"`.
+
+    Example:
+        from seqrecord import edit
+
+        report = edit.merge_datasets(["records/", "more-records/"], "merged/")
+        print(report.num_episodes, "episodes")
+    """
+    *locations, made = _with_options([*sources, destination], storage_options)
+    with ExitStack() as stack:
+        target = open_storage(*made)
+        stack.callback(target.close)
+        if not sources:
+            raise DestinationError("no datasets to merge", file=target.url, expected="one or more")
+        named = [""] * len(sources) if prefixes is None else prefixes
+        if len(named) != len(sources):
+            message = "wrong number of prefixes, one for each dataset"
+            raise DestinationError(message, file=target.url, expected=len(sources), got=len(named))
+        readers = [
+            stack.enter_context(
+                open_packed(
+                    location, features=features, storage_options=options, check_originals=False
+                )
+            )
+            for location, options in locations
+        ]
+        parts = [
+            DatasetSource(reader, prefix=prefix, keeps_references=True)
+            for reader, prefix in zip(readers, named, strict=True)
+        ]
+        source = MergedSource(tuple(parts))
+        _check_schemas(parts, target.url)
+        has_statistics = _has_statistics(readers, target.url)
+        infos = source.episodes()
+        for info in infos:
+            check_key(info.key)
+        report = MergeReport(
+            len(infos),
+            sum(info.num_frames for info in infos),
+            sum(file.size for reader in readers for file in reader.contents.manifest.record_files),
+        )
+        if not dry_run:
+            convert(
+                source,
+                target,
+                mode=mode,
+                workers=1,
+                max_file_size=max_file_size,
+                statistics=has_statistics,
+                progress=progress,
+            )
+        elif mode != "resume":  # a resume would begin to copy
+            Destination(target, mode)
+        return report
+
+
+def _with_options(
+    locations: Sequence[StorageLike], storage_options: Mapping[str, Any] | None
+) -> list[tuple[StorageLike, Mapping[str, Any] | None]]:
+    """Each location with its options: URLs get them, or all locations if none is a URL."""
+    is_url = [
+        isinstance(location, str | PathLike) and parse_location(location).protocol != "file"
+        for location in locations
+    ]
+    return [
+        (location, storage_options if takes or not any(is_url) else None)
+        for location, takes in zip(locations, is_url, strict=True)
+    ]
+
+
+def _has_statistics(readers: Sequence[Dataset], made: str) -> bool:
+    """Whether all datasets have statistics; warns if only some do."""
+    lacking = [reader.url for reader in readers if not reader.statistics]
+    if 0 < len(lacking) < len(readers):
+        _logger.warning(
+            "%s: statistics not stored: %d of %d datasets lack them, as %s; run `seqrecord stats`",
+            *(made, len(lacking), len(readers), lacking[0]),
+        )
+    return not lacking
+
+
+def _check_schemas(parts: Sequence[DatasetSource], made: str) -> None:
+    """Raise `SchemaError` unless all datasets can be stored with the features of the first."""
+    first = parts[0].reader
+    common = [n for n in first.features if all(n in part.reader.features for part in parts)]
+    for other in (part.reader for part in parts[1:]):
+        if found := [n for n in {**first.features, **other.features} if n not in common]:
+            remedy = "they have no feature in common"
+            if common:
+                command = [*("seqrecord", "merge"), *(part.reader.url for part in parts)]
+                command += ["-o", made, "--features", ",".join(common)]
+                command += [f"--prefix={p.reader.url}={p.prefix}" for p in parts if p.prefix]
+                remedy = (
+                    "add or drop features with `seqrecord edit`, or merge the common features: "
+                    f"{shlex.join(command)}"
+                )
+            places = ((n, (first if n in first.features else other).url) for n in found)
+            raise SchemaError(
+                f"datasets cannot be merged: they have different features; {remedy}",
+                file=other.url,
+                expected=f"the features of {first.url}",
+                got="; ".join(f"{name} only in {url}" for name, url in places)[:_SHOWN],
+            )
+        for name in common:
+            _check_feature(other.features[name], first.features[name], other.url, first.url, made)
+
+
+def _check_feature(mine: FeatureSpec, kept: FeatureSpec, url: str, first: str, made: str) -> None:
+    """Raise `SchemaError` unless values of `mine` can be stored as `kept`, without loss."""
+
+    def refuse(reason: str, expected: object, got: object) -> SchemaError:
+        return SchemaError(
+            f"datasets cannot be merged: {reason}",
+            file=url,
+            feature=mine.name,
+            expected=f"{expected}, as in {first}",
+            got=got,
+        )
+
+    values = [str(spec).partition(": ")[2] for spec in (kept, mine)]
+    if values[0] != values[1]:
+        raise refuse("a feature has different dtypes or shapes", *values)
+    for name, contradict in differences(mine, kept).items():
+        both = getattr(kept, name), getattr(mine, name)
+        if contradict:
+            reason = f"a feature has different {name}s"
+            raise refuse(f"{reason}; correct a wrong one with `seqrecord edit describe`", *both)
+        _logger.warning(
+            "%s: feature %s has %s %s, and %s in %s, which the merged dataset keeps",
+            *(url, mine.name, name, both[1] or "unknown", both[0] or "unknown", first),
+        )
+    if not has_same_pages(mine, kept) and loses_data(kept):
+        commands = [["seqrecord", "write", "--src", each, "--dst", made] for each in (first, url)]
+        commands[1].append("--append")
+        raise refuse(
+            "a feature would be encoded again with a lossy codec; to do so, run: "
+            + " && ".join(map(shlex.join, commands)),
+            *(codec_text(kept.codec), codec_text(mine.codec)),
+        )

@@ -1,0 +1,647 @@
+"""verify: reads a whole dataset and collects all its problems."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import (
+    ChecksumError,
+    FormatError,
+    MissingPackageError,
+    NotFoundError,
+    SeqRecordError,
+    StorageError,
+    TransientError,
+)
+from seqrecord.in_place.externals import ExternalFiles
+from seqrecord.in_place.original_checks import compare_originals
+from seqrecord.store.format.edits import Edits
+from seqrecord.store.format.footer import RECORDS, Footer
+from seqrecord.store.format.index import GroupIndex, Index
+from seqrecord.store.format.inventory import read_inventories
+from seqrecord.store.format.manifest import (
+    EDITS,
+    KEPT_VERSIONS,
+    MANIFEST,
+    VERSIONS,
+    Manifest,
+    RecordFile,
+    read_manifest,
+    version_path,
+)
+from seqrecord.store.format.rows import table_names
+from seqrecord.store.format.statistics_file import read_statistics
+from seqrecord.store.processes.machine import usable_cores
+from seqrecord.store.reading.chunks import ChunkReader
+from seqrecord.store.reading.dataset import Dataset, DatasetLike, refuse_ignored
+from seqrecord.store.reading.index_checks import disagreements
+from seqrecord.store.reading.metadata import (
+    index_of,
+    load_index,
+    map_table,
+    read_edits,
+    read_footer,
+    record_sizes,
+)
+from seqrecord.store.reading.opening import index_of_original
+from seqrecord.store.reading.pages import Page
+from seqrecord.store.reading.versions import needed_paths, read_version
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.local import LocalStorage
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.parallel import RequestThreads, request_threads
+from seqrecord.store.text import counted, shown_place
+from seqrecord.store.units import Progress, format_size
+
+
+@dataclass(frozen=True)
+class VerifyReport:
+    """Result of `verify`. `notes` are remarks, not problems.
+
+    `version` is the checked version, empty without a readable manifest. `skipped` are checks that
+    this run did not make.
+
+    Example:
+        report = seqrecord.verify("records/", deep=True)
+        for problem in report.problems:
+            print(problem.file, problem.offset, problem)
+    """
+
+    url: str
+    deep: bool
+    num_record_files: int
+    num_chunks: int
+    num_pages: int
+    num_frames: int  # decoded, counted for each feature
+    page_bytes: int
+    problems: tuple[SeqRecordError, ...]
+    notes: tuple[str, ...]
+    version: str
+    skipped: tuple[str, ...] = ()
+
+    @property
+    def ok(self) -> bool:
+        """Whether no problem was found."""
+        return not self.problems
+
+    def __str__(self) -> str:
+        found = counted(len(self.problems), "problem") if self.problems else "no problem"
+        is_decoded = self.deep or self.num_frames
+        decoded = f", {counted(self.num_frames, 'array')} decoded" if is_decoded else ""
+        pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
+        return (
+            f"{shown_place(self.url)}: {found} found; "
+            f"{counted(self.num_record_files, 'record file')}, "
+            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
+            + "".join(f"\nnot checked: {each}" for each in self.skipped)
+        )
+
+
+_REINDEX = "reindex"  # the command of versions that left out damaged files
+
+
+def verify(
+    dataset: DatasetLike,
+    *,
+    deep: bool = False,
+    check_video: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+) -> VerifyReport:
+    """Read a whole dataset and report all problems.
+
+    Checks manifest and index, headers and footers of record files and their agreement, checksums of
+    all pages and slices, and the state of referenced files. A damaged index is reported, and
+    replaced by one built from the record files, so that pages are still checked. Files that only
+    kept earlier versions name are checked too, back to the last reindex, if `edit.restore_version`
+    has all that it needs; their problems begin with `earlier version`. Memory: the index, the index
+    built from the record files, 8 bytes per chunk, and a chunk per thread.
+
+    Nothing is written.
+
+    Args:
+        dataset: local path or URL, or an open dataset. The current state of its storage is checked,
+            through its cache if it has one.
+        deep: also decode every frame of every feature.
+        check_video: also decode every frame of video.
+        num_threads: default one per core.
+        progress: called from the calling thread after every chunk, in bytes of pages.
+        storage_options: for the filesystem of the dataset's URL.
+
+    Raises `NotFoundError` if there is no dataset, and `StorageError` if its manifest is unreadable
+    or the storage stops answering. All other problems are in the report, in an order independent of
+    threads.
+
+    Example:
+        report = seqrecord.verify("records/")
+        assert report.ok, report.problems
+    """
+    checks: dict[str, Any] = {"deep": deep, "check_video": check_video}
+    checks |= {"num_threads": num_threads, "progress": progress}
+    if isinstance(dataset, Dataset):
+        refuse_ignored("an open dataset", storage_options=storage_options)
+        return verify_storage(dataset.contents.storage, dataset.contents.externals, **checks)
+    with closing(open_storage(dataset, storage_options)) as storage:
+        try:
+            return verify_storage(storage, **checks)
+        except NotFoundError as error:
+            original = index_of_original(dataset, storage_options, error)
+    storage = LocalStorage(original.folder)
+    with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
+        report = verify_storage(storage, externals, **checks)
+    return replace(report, problems=(*report.problems, *original.bad.errors.values()))
+
+
+def verify_storage(
+    storage: Storage,
+    externals: ExternalFiles | None = None,
+    *,
+    deep: bool = False,
+    check_video: bool = False,
+    num_threads: int | None = None,
+    progress: Callable[[Progress], None] | None = None,
+) -> VerifyReport:
+    """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
+    num_threads = num_threads or usable_cores()
+    externals = externals or ExternalFiles(storage)
+    stored = _read_metadata(storage, externals)
+    if any(isinstance(problem, NotFoundError) for problem in stored.problems):
+        stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
+    notes = _notes(storage, stored.record_files)
+    with request_threads(num_threads, "verify") as threads:
+        run = _Run(storage, externals, threads, 2 * num_threads + 1, deep, check_video, progress)
+        index = run.check_current(stored)
+        skipped = _skipped(deep, check_video, index)
+        if stored.manifest is not None:
+            skipped += run.check_earlier(stored.manifest)
+    return VerifyReport(
+        url=storage.url,
+        deep=deep,
+        num_record_files=len(run.files),
+        problems=tuple(run.problems),
+        notes=tuple(notes),
+        version=stored.version,
+        skipped=skipped,
+        **run.counts,
+    )
+
+
+class _Run:
+    """Checks the versions of a dataset, each record file and page once.
+
+    `files` are the record files that are there, by path.
+    """
+
+    def __init__(
+        self,
+        storage: Storage,
+        externals: ExternalFiles,
+        threads: RequestThreads,
+        ahead: int,
+        deep: bool,
+        check_video: bool,
+        progress: Callable[[Progress], None] | None,
+    ) -> None:
+        self._storage, self._externals = storage, externals
+        self._threads, self._ahead, self._progress = threads, ahead, progress
+        self._deep, self._check_video = deep, check_video
+        self.problems: list[SeqRecordError] = []
+        self.files: dict[str, RecordFile] = {}
+        self.counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
+        self._total_bytes = 0
+        self._checked = _CheckedChunks()
+        self._reported: set[tuple[str, str | None]] = set()
+
+    def check_current(self, stored: _DatasetMetadata) -> Index | None:
+        """Check record files and pages of the current version; returns its index."""
+        self.problems = stored.problems
+        footers = self._check_files(stored, stored.index)
+        index = _checked_index(self._storage, stored, footers)
+        if index is not None:
+            self._check_chunks(stored.record_files, index)
+        return index
+
+    def check_earlier(self, current: Manifest) -> tuple[str, ...]:
+        """Check what only kept earlier versions name; returns the checks that were not made.
+
+        A version without all its files cannot be restored, and is not checked. Neither are
+        versions before a reindex: it left out what was damaged in them.
+        """
+        storage, num_incomplete = self._storage, 0
+        try:
+            paths = {file.path for place in (RECORDS, EDITS) for file in storage.files(place)}
+            kept = {file.path for file in storage.files(VERSIONS)}
+        except TransientError:
+            raise
+        except StorageError:  # web servers, or no permission
+            return ("earlier versions: their files cannot be listed",)
+        contents, command = {_content_of(current)}, current.command
+        for commit in current.earlier_commits[:KEPT_VERSIONS]:
+            if command.startswith(f"{_REINDEX}("):
+                break
+            if version_path(commit) not in kept:
+                continue
+            problems: list[SeqRecordError] = []
+            with _collecting(problems), suppress(NotFoundError):
+                manifest = read_version(storage, commit)
+                command = manifest.command
+                if _content_of(manifest) in contents:
+                    pass
+                elif paths.issuperset(needed_paths(manifest)):
+                    contents.add(_content_of(manifest))
+                    problems += self._check_version(manifest)
+                else:
+                    num_incomplete += 1
+            for problem in problems:
+                problem.message = f"earlier version {commit}: {problem.message}"
+            self.problems += problems
+        if not num_incomplete:
+            return ()
+        which = counted(num_incomplete, "earlier version")
+        return (f"{which}, whose files were removed by `clean`",)
+
+    def _check_version(self, manifest: Manifest) -> list[SeqRecordError]:
+        """Check an earlier version; returns the problems that newer versions do not have."""
+        stored, storage = _DatasetMetadata.of(manifest), self._storage
+        with _collecting(stored.problems):
+            stored.edits = read_edits(storage, manifest.edits)
+        with _collecting(stored.problems), suppress(NotFoundError):
+            if manifest.statistics is not None:
+                read_statistics(storage, manifest.statistics, manifest.schema)
+        with _collecting(stored.problems), suppress(NotFoundError):
+            if manifest.inventory is not None:
+                read_inventories(storage, manifest.inventory)
+        for name in table_names(manifest.schema):  # of the version just before the current one
+            with _collecting(stored.problems), suppress(NotFoundError):
+                map_table(storage, manifest, name)
+        footers = self._check_files(stored, None)
+        index = _checked_index(storage, stored, footers) if None not in footers else None
+        if index is not None and stored.edits is not None:
+            if (actual := index.fingerprint()) != manifest.fingerprint:
+                different = FormatError(
+                    "the manifest's fingerprint differs from the record files",
+                    file=f"{storage.url}/{version_path(manifest.commit)}",
+                    expected=manifest.fingerprint,
+                    got=actual,
+                )
+                stored.problems.append(different)
+            before, self.problems = self.problems, stored.problems
+            self._check_chunks(manifest.record_files, index)
+            self.problems = before
+        seen = {_identity(problem) for problem in self.problems}
+        return [problem for problem in stored.problems if _identity(problem) not in seen]
+
+    def _check_files(self, stored: _DatasetMetadata, index: Index | None) -> list[Footer | None]:
+        """Check record files; returns their footers, `None` for an unreadable one."""
+        check = partial(_check_file, self._storage, index)
+        results = list(self._threads.map(check, stored.record_files, self._ahead))
+        for file, result in zip(stored.record_files, results, strict=True):
+            stored.problems += result.problems
+            if result.is_there:
+                self.files[file.path] = file
+        return [result.footer for result in results]
+
+    def _check_chunks(self, files: Sequence[RecordFile], index: Index) -> None:
+        """Check the chunks of an index that no other index had."""
+        paths = [file.path for file in files]
+        gone = [number for number, path in enumerate(paths) if path not in self.files]
+        wanted = [
+            ~np.isin(group.file, gone) & ~self._checked.covers(paths, group)
+            for group in index.groups
+        ]
+        sizes = (group.page_length[rows] for group, rows in zip(index.groups, wanted, strict=True))
+        self._total_bytes += sum(int(lengths.sum(dtype=np.uint64)) for lengths in sizes)
+        reader = ChunkReader(
+            *(self._storage, paths, index, index.schema),
+            externals=self._externals,
+            checks_digests=True,
+        )
+        names = [
+            name
+            for name, spec in index.schema.items()
+            if self._deep or (self._check_video and spec.is_video)
+        ]
+        check = partial(_check_chunk, reader, index, frozenset(names))
+        self._reported |= {
+            (problem.message, problem.file)
+            for problem in self.problems
+            if isinstance(problem, StorageError)
+        }
+        places = _sorted_chunks(index.groups, wanted)
+        for problems, counts in self._threads.map(check, places, self._ahead):
+            for problem in problems:
+                # An external file or a missing package affects many pages: one problem.
+                if (problem.message, problem.file) not in self._reported:
+                    self.problems.append(problem)
+                if isinstance(problem, (StorageError, MissingPackageError)):
+                    self._reported.add((problem.message, problem.file))
+            self.counts.update(counts)
+            if self._progress is not None:
+                self._progress(Progress(self.counts["page_bytes"], self._total_bytes))
+        for group in index.groups:
+            self._checked.add(paths, group)
+
+
+class _CheckedChunks:
+    """Chunks by record file and offset, with the features whose pages were checked."""
+
+    def __init__(self) -> None:
+        self._numbers: dict[str, int] = {}  # of record files
+        self._keys: list[tuple[frozenset[int], npt.NDArray[np.uint64]]] = []
+
+    def covers(self, paths: Sequence[str], group: GroupIndex) -> npt.NDArray[np.bool_]:
+        """Whether the pages of each chunk of a group were checked, bool [chunks]."""
+        features, is_checked = _active_features(group), np.zeros(len(group.file), bool)
+        if self._keys:
+            keys = self._keys_of(paths, group)
+            for checked_features, checked_keys in self._keys:
+                if features <= checked_features:
+                    is_checked |= np.isin(keys, checked_keys)
+        return is_checked
+
+    def add(self, paths: Sequence[str], group: GroupIndex) -> None:
+        """Add all chunks of a group."""
+        self._keys.append((_active_features(group), self._keys_of(paths, group)))
+
+    def _keys_of(self, paths: Sequence[str], group: GroupIndex) -> npt.NDArray[np.uint64]:
+        """A number for each file and offset, uint64 [chunks]; offsets are below 2^44 (16 TiB)."""
+        numbers = [self._numbers.setdefault(path, len(self._numbers)) for path in paths]
+        high: npt.NDArray[np.uint64] = np.array(numbers, np.uint64)[group.file]
+        keys: npt.NDArray[np.uint64] = (high << np.uint64(44)) | group.offset.astype(np.uint64)
+        return keys
+
+
+def _active_features(group: GroupIndex) -> frozenset[int]:
+    specs = zip(group.features.tolist(), group.schema.values(), strict=True)
+    return frozenset(position for position, spec in specs if not spec.is_dropped)
+
+
+def _content_of(manifest: Manifest) -> tuple[object, ...]:
+    """Equal for versions that need the same files."""
+    return manifest.record_files, manifest.edits, manifest.statistics, manifest.inventory
+
+
+def _identity(problem: SeqRecordError) -> tuple[str, ...]:
+    return problem.message, repr(problem.context())
+
+
+def _skipped(deep: bool, check_video: bool, index: Index | None) -> tuple[str, ...]:
+    """List the checks that this run does not make."""
+    which = "frames except video" if check_video else "frames"
+    found = [] if deep else [f"decoded {which}; --deep decodes every frame"]
+    if index is not None and any(group.external.any() for group in index.groups):
+        found.append(
+            "bytes of original files, unless the index was made with --checksums; their sizes and "
+            "times of change were compared"
+        )
+    return tuple(found)
+
+
+@contextmanager
+def _collecting(problems: list[SeqRecordError], **place: Any) -> Iterator[None]:
+    """Record an error of the block as a problem. A `TransientError` is raised: nothing answers."""
+    try:
+        yield
+    except TransientError:
+        raise
+    except SeqRecordError as error:
+        problems.append(error.located(**place))
+
+
+@dataclass
+class _DatasetMetadata:
+    """Readable metadata of a dataset.
+
+    `record_files` are in the order of the index's numbers; `file_id` is empty without a manifest.
+    `left_out` are uids of complete episodes that are not in the index. `edits` and `index` are
+    `None` if unreadable.
+    """
+
+    record_files: Sequence[RecordFile]
+    left_out: Sequence[str] = ()
+    splits: Sequence[str] = ()
+    edits: Edits | None = field(default_factory=Edits)
+    index: Index | None = None
+    problems: list[SeqRecordError] = field(default_factory=list)
+    version: str = ""
+    manifest: Manifest | None = None
+
+    @classmethod
+    def of(cls, manifest: Manifest) -> _DatasetMetadata:
+        """Metadata of a manifest, without edits and index."""
+        return cls(
+            manifest.record_files,
+            manifest.left_out,
+            manifest.splits,
+            edits=None,
+            version=manifest.commit,
+            manifest=manifest,
+        )
+
+
+def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetadata:
+    """Read manifest, edits and index; all present record files if the manifest is damaged.
+
+    Raises `NotFoundError` if there is no manifest.
+    """
+    try:
+        manifest = read_manifest(storage)
+    except FormatError as error:
+        sizes = record_sizes(storage).items()
+        return _DatasetMetadata([RecordFile(*item, "") for item in sizes], problems=[error])
+    found = _DatasetMetadata.of(manifest)
+    with _collecting(found.problems):
+        found.edits = read_edits(storage, manifest.edits)
+    broken: list[SeqRecordError] = []
+    for name in table_names(manifest.schema):
+        with _collecting(broken):
+            map_table(storage, manifest, name)
+    if not broken:
+        with _collecting(broken):
+            found.index = index = load_index(storage, manifest)
+            for number in range(len(index.num_frames)):  # not checked by `load`
+                with _collecting(broken):
+                    index.episode_metadata(number)
+            if (actual := index.fingerprint()) != manifest.fingerprint:
+                raise FormatError(
+                    "the manifest's fingerprint differs from the index",
+                    file=f"{storage.url}/{MANIFEST}",
+                    expected=manifest.fingerprint,
+                    got=actual,
+                )
+    found.problems += broken
+    with _collecting(found.problems):
+        if manifest.statistics is not None:
+            read_statistics(storage, manifest.statistics, manifest.schema)
+    with _collecting(found.problems):
+        if manifest.copied is not None:
+            compare_originals(externals, manifest.copied.lists, always=True)
+    with _collecting(found.problems):
+        if manifest.inventory is not None:
+            read_inventories(storage, manifest.inventory)
+    return found
+
+
+def _checked_index(
+    storage: Storage, stored: _DatasetMetadata, footers: Sequence[Footer | None]
+) -> Index | None:
+    """Return the stored index, or one rebuilt from the footers.
+
+    Adds disagreements to the problems.
+    """
+    paths, index = [file.path for file in stored.record_files], stored.index
+    read = {path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None}
+    try:
+        rebuilt = index_of(read, paths, stored.left_out, stored.edits, stored.splits)
+    except FormatError as error:  # it names a path, or none
+        # If footers are missing, no episode may be complete: the missing footers are the problem.
+        if index is None or error.episode or None not in footers:
+            error.file = f"{storage.url}/{error.file or RECORDS}"
+            stored.problems.append(error)
+        return index
+    if index is None:
+        return rebuilt
+    if stored.edits is not None:  # without edits, deletions are unknown
+        urls = [f"{storage.url}/{path}" for path in paths]
+        stored.problems += disagreements(index, rebuilt, footers, urls)
+    return index
+
+
+@dataclass
+class _FileCheck:
+    """Result for one record file. `footer` is `None` if unreadable or of another schema."""
+
+    footer: Footer | None = None
+    is_there: bool = False
+    problems: list[SeqRecordError] = field(default_factory=list)
+
+
+def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _FileCheck:
+    """Check a record file's length, header and footer against the manifest."""
+    shown, found = f"{storage.url}/{file.path}", _FileCheck()
+    with _collecting(found.problems):
+        size = storage.size(file.path)
+        found.is_there = True
+        if size != file.size:
+            other = FormatError(
+                "the length of a record file differs from the manifest",
+                file=shown,
+                expected=f"{file.size} bytes",
+                got=f"{size} bytes",
+            )
+            found.problems.append(other)
+        footer = read_footer(storage, file.path)
+        if file.file_id not in ("", footer.file_id):
+            other = FormatError(
+                "record file was replaced (id differs from the manifest)",
+                file=shown,
+                offset=0,
+                expected=file.file_id,
+                got=footer.file_id,
+            )
+            found.problems.append(other)
+            chunks, gaps = (tuple(r[:0] for r in rows) for rows in (footer.chunks, footer.gaps))
+            # Its rows belong to another dataset.
+            footer = replace(footer, file_id=file.file_id, episodes=(), chunks=chunks, gaps=gaps)
+        if index is not None and not index.schema.continues(footer.schema, edited=True):
+            raise FormatError(
+                "a record file has another schema",
+                file=shown,
+                expected=index.schema,
+                got=footer.schema,
+            )
+        found.footer = footer
+    return found
+
+
+def _sorted_chunks(
+    groups: Sequence[GroupIndex], wanted: Sequence[npt.NDArray[np.bool_]]
+) -> Iterator[tuple[int, int]]:
+    """Yield group and row of the wanted chunks, sorted by file and offset."""
+    rows = [np.flatnonzero(selected) for selected in wanted]
+    number = np.repeat(np.arange(len(groups)), [len(selected) for selected in rows])
+    row = np.concatenate(rows)
+    file = np.concatenate([g.file[at] for g, at in zip(groups, rows, strict=True)])
+    offset = np.concatenate([g.offset[at] for g, at in zip(groups, rows, strict=True)])
+    for at in np.lexsort((offset, file)):
+        yield int(number[at]), int(row[at])
+
+
+def _check_chunk(
+    reader: ChunkReader, index: Index, decoded: Container[str], place: tuple[int, int]
+) -> tuple[list[SeqRecordError], dict[str, int]]:
+    """Check the checksums of pages and slices, and shapes. Decodes every frame of these features.
+
+    Returns problems and counts.
+    """
+    chunk, num_frames = reader.chunk_at(*place), 0
+    pages = [page for page in reader.pages(chunk) if page.num_present]
+    problems: list[SeqRecordError] = []
+    sound: list[tuple[Page, memoryview]] = []
+    try:
+        sound += zip(pages, reader.read(pages), strict=True)
+    except ChecksumError:
+        for page in pages:  # one by one, since several may be damaged
+            with _collecting(problems):
+                sound += [(page, data) for data in reader.read([page])]
+    except TransientError:
+        raise
+    except SeqRecordError as error:
+        problems.append(error.located(episode=index.key(chunk.episode)))
+    for page, data in sound:
+        if page.sums is not None:
+            with _collecting(problems):
+                reader.check_slices(page, data)
+    for page, data in sound:
+        with _collecting(problems):
+            if page.feature in decoded:
+                num_frames += _decode(reader, page, data, problems)
+            elif page.largest is not None:
+                reader.shapes(page, data)
+    nbytes = sum(page.stop - page.start for page in pages)
+    return problems, Counter(
+        num_chunks=1, num_pages=len(pages), num_frames=num_frames, page_bytes=nbytes
+    )
+
+
+def _decode(
+    reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
+) -> int:
+    """Decode all frames of a page; returns their number. A missing package is one problem."""
+    there = filter(page.has, range(page.chunk.num_frames))
+    out = np.empty(0, reader.features[page.feature].dtype)
+    for frame, shape in zip(there, reader.shapes(page, data), strict=True):
+        if out.shape != shape:
+            out = np.empty(shape, out.dtype)
+        with _collecting(problems, frame=page.chunk.first_frame + frame):
+            try:
+                reader.decode(page, data, [frame], [out])
+            except MissingPackageError as error:
+                problems.append(MissingPackageError(error.message))
+                return 0
+            reader.value(page, out, frame)
+    return page.num_present
+
+
+def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:
+    listed = {file.path for file in files}
+    try:
+        cut = [upload.path for upload in storage.unfinished(RECORDS)]
+        stray = [path for path in record_sizes(storage) if path not in listed]
+    except TransientError:
+        raise
+    except StorageError as error:  # web servers, or no permission
+        return [f"{storage.url}: cannot list other files: {error.message}"]
+    return [
+        *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
+        *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),
+    ]

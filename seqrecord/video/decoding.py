@@ -1,0 +1,292 @@
+"""Decoding of groups of pictures (GOPs) with PyAV, to RGB or 16-bit grey, into given memory.
+
+Packets are not trusted. Frame numbers pass through the decoder as timestamps, so missing, duplicate
+or reordered frames are detected, whatever the stream declares. The decoder has a limit of pixels
+before it allocates any.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import CodecError
+from seqrecord.store.codecs.base import Bytes
+from seqrecord.store.codecs.resizing import resize_into
+from seqrecord.store.schema import MAX_FRAME_BYTES, CodecConfig
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.gops import Gop
+from seqrecord.video.packages import colours, one_thread, packet_of, pyav, video_errors
+
+if TYPE_CHECKING:
+    from seqrecord.video.depth import DepthScale
+
+EXACT_CROP = {"flags": "+unaligned"}
+"""Option of decoders: without it, FFmpeg keeps columns that a stream crops on the left."""
+
+_DECODERS = {"av1": "libdav1d"}  # FFmpeg's own decoder needs a GPU
+_RANGES = {None: 0, "limited": 1, "full": 2}  # AVColorRange
+_HIDDEN = 1 << 20  # first timestamp of hidden frames
+_SCALING = 0x20 | 0x2000  # swscale: SWS_AREA; SWS_FULL_CHR_H_INT for colour at full width
+_MARGIN = 64  # pixels per axis that a stream may code beyond the visible ones
+
+
+class VideoDecoder:
+    """Decoder for the packets of one stream; use it from one thread at a time.
+
+    Frames of deep grey are uint16 [height, width], or with a scale of depth metres, float32
+    [height, width]. Others are RGB, uint8 [height, width, 3], as by
+    PyAV's `reformat(format="rgb24")`. Matrix and range are from the stream, else from `config`,
+    else BT.601 and the limited range (full for the formats `yuvj…`).
+    """
+
+    def __init__(self, config: VideoConfig, height: int, width: int) -> None:
+        self._config = config
+        self._size = height, width
+        pixels = (height + _MARGIN) * (width + _MARGIN)
+        # "strict": order frames by the standard, without heuristics.
+        strict = {"strict": "1"} if config.codec == "h264" else {}
+        context = _context(config.codec, max_pixels=str(pixels), **strict)
+        if config.codec == "ffv1":  # its packets do not contain the size
+            context.width, context.height = width, height
+        if config.matrix is not None:
+            context.colorspace = config.matrix
+        if config.range is not None:
+            context.color_range = _RANGES[config.range]
+        self._context = context
+        self._reformatter = pyav().video.reformatter.VideoReformatter()
+
+    def decode(self, packets: Iterable[Bytes | bytes], order: Sequence[int]) -> Iterator[Any]:
+        """Decode the visible frames of one GOP, as PyAV frames in display order.
+
+        A generator that decodes on demand. Raises `ValueError`, or another of `video_errors()`, if
+        the packets do not contain these frames.
+        """
+        context = self._context
+        shown = sum(number >= 0 for number in order)
+        due = 0
+        try:
+            for place, data in enumerate((*packets, None)):
+                number = -1 if data is None else order[place]
+                for frame in self.send(data, number if number >= 0 else _HIDDEN + place):
+                    if frame.pts is not None and frame.pts >= _HIDDEN:
+                        continue
+                    if frame.pts != due:
+                        raise ValueError(f"got frame {frame.pts} of a GOP, expected frame {due}")
+                    self.check(frame)
+                    yield frame
+                    due += 1
+                    if due == shown:
+                        return
+            raise ValueError(f"a GOP has {due} frames, expected {shown}")
+        finally:
+            if context.is_open:
+                context.flush_buffers()
+
+    def send(self, data: Bytes | bytes | None, number: int = 0) -> list[Any]:
+        """Decode a packet, or `None` after the last one; return the frames that this completes.
+
+        `pts` of a frame is the `number` of its packet. Raises any of `video_errors()`.
+        """
+        return _decode(self._context, data, number)
+
+    def check(self, frame: Any) -> None:
+        """Raise `ValueError` for an incomplete frame, another size or another pixel format."""
+        found = (frame.height, frame.width, frame.format.name)
+        expected = (*self._size, self._config.pixel_format)
+        if found != expected or frame.is_corrupt:
+            what = "an incomplete frame" if found == expected else str(found)
+            raise ValueError(f"{what}, expected {expected}")
+
+    def convert(self, frame: Any, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
+        """Write a decoded frame into `out`, C-contiguous, of the config's dtype and channels.
+
+        If height or width of `out` differ, the frame is scaled. `smooth` averages areas along axes
+        that shrink and interpolates linearly along axes that grow, in the same pass for RGB. See
+        `resize_into` for other frames.
+        """
+        is_rgb = not self._config.is_grey
+        if is_rgb:
+            how = colours(frame) | one_thread()
+            if smooth and out.shape[:2] != self._size:
+                how |= {"height": out.shape[0], "width": out.shape[1], "interpolation": _SCALING}
+            frame = self._reformatter.reformat(frame, format="rgb24", **how)
+        plane, size = frame.planes[0], (frame.height, frame.width)
+        lines: npt.NDArray[Any] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+        lines = lines.view("u1" if is_rgb else "<u2")[: size[0], : size[1] * (3 if is_rgb else 1)]
+        if self._config.depth is not None:
+            lines = self._config.depth.decode(lines)
+        if size == out.shape[:2]:
+            np.copyto(out.reshape(lines.shape), lines)
+        else:
+            resize_into(lines.reshape(*size, *out.shape[2:]), out, smooth=smooth)
+
+
+class GopFrames:
+    """Sequential decoder for the frames of one GOP.
+
+    Uses a decoder of its own until the last frame, or until it is garbage collected. Raises
+    `CodecError` if the packets do not contain the frames.
+    """
+
+    def __init__(
+        self,
+        config: VideoConfig,
+        height: int,
+        width: int,
+        packets: Sequence[Bytes | bytes],
+        order: Sequence[int],
+    ) -> None:
+        self.position = 0
+        """Number of the next frame in the GOP."""
+        self._frames = _frames((config, height, width), packets, order)
+
+    def skip(self, count: int) -> None:
+        """Decode `count` frames and drop them."""
+        for _ in range(count):
+            self._next()
+
+    def read_into(self, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
+        """Decode the next frame into `out`; see `VideoDecoder.convert`."""
+        decoder, frame = self._next()
+        try:
+            decoder.convert(frame, out, smooth=smooth)
+        except video_errors() as error:
+            raise CodecError("cannot convert a video frame", got=str(error)[:300]) from error
+
+    def _next(self) -> tuple[VideoDecoder, Any]:
+        try:
+            found = next(self._frames)
+        except video_errors() as error:
+            raise CodecError("cannot decode video packets", got=str(error)[:300]) from error
+        except StopIteration:
+            raise CodecError("read beyond the last frame of a GOP") from None
+        self.position += 1
+        return found
+
+
+_DecoderKey: TypeAlias = tuple[VideoConfig, int, int]
+"""Arguments of a `VideoDecoder`."""
+
+# Idle decoders, oldest first, since opening one is slow. A deque is safe if a finalizer returns a
+# decoder at any point.
+_idle: deque[tuple[_DecoderKey, VideoDecoder]] = deque(maxlen=16)
+
+
+def _frames(
+    stream: _DecoderKey, packets: Sequence[Bytes | bytes], order: Sequence[int]
+) -> Iterator[tuple[VideoDecoder, Any]]:
+    """Visible frames of a GOP, each with its decoder."""
+    decoder = _take(stream)
+    failed = False
+    try:
+        for frame in decoder.decode(packets, order):
+            yield decoder, frame
+    except Exception:
+        failed = True
+        raise
+    finally:
+        if not failed:
+            _idle.append((stream, decoder))
+
+
+def _take(stream: _DecoderKey) -> VideoDecoder:
+    for _ in range(len(_idle)):
+        try:
+            item = _idle.popleft()
+        except IndexError:  # another thread emptied it
+            break
+        if item[0] == stream:
+            return item[1]
+        _idle.append(item)
+    try:
+        return VideoDecoder(*stream)
+    except video_errors() as error:
+        raise CodecError(
+            "no such video decoder in FFmpeg", expected=stream[0].codec, got=str(error)
+        ) from error
+
+
+def decode_gop(config: VideoConfig, height: int, width: int, gop: Gop) -> npt.NDArray[Any]:
+    """Decode a GOP to [num_frames, height, width, 3], or without the last axis for deep grey.
+
+    Raises `CodecError` if the GOP is damaged.
+    """
+    out = np.empty((gop.num_frames, *config.shape(height, width)), config.dtype)
+    frames = GopFrames(config, height, width, gop.packets, gop.order)
+    for row in out:
+        frames.read_into(row)
+    return out
+
+
+def describe_video(
+    codec: str,
+    gop: Gop,
+    *,
+    matrix: int | None = None,
+    color_range: str | None = None,
+    depth: DepthScale | None = None,
+) -> tuple[tuple[int, ...], CodecConfig]:
+    """Shape of a stream's frames, and its codec configuration.
+
+    Frames are uint8 [H, W, 3]; of gray10le and gray12le uint16 [H, W], or with the scale `depth`
+    metres, float32 [H, W].
+
+    Decodes the first packets of `gop`, any GOP of the stream. `matrix` (H.273) and `color_range`
+    ("limited", "full") are the container's, used if the stream declares none. Raises `CodecError`
+    if decoding fails or the pixel format is unsupported.
+    """
+    try:
+        frame = _first_frame(_context(codec), gop.packets)
+        config = VideoConfig(codec, frame.format.name, matrix, color_range, depth=depth)
+    except video_errors() as error:
+        raise CodecError("this video cannot be stored encoded", got=str(error)[:300]) from error
+    return config.shape(frame.height, frame.width), config.to_json()
+
+
+def form_of(codec: str, keyframe: bytes) -> tuple[int, int, str]:
+    """Height, width and pixel format of the frame in a packet that decodes alone.
+
+    Raises any of `video_errors()` if decoding fails.
+    """
+    context = _context(codec)
+    frame = _first_frame(context, (keyframe,))
+    return frame.height, frame.width, frame.format.name
+
+
+def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:
+    """Numbers of packets in the order in which a decoder displays their frames.
+
+    `packets` begin with a keyframe. Raises any of `video_errors()` if decoding fails.
+    """
+    context, order = _context(codec, strict="1"), list[int]()  # see `VideoDecoder`
+    for number, data in enumerate((*packets, None)):
+        order += [frame.pts for frame in _decode(context, data, number)]
+    return order
+
+
+def _context(codec: str, **options: str) -> Any:
+    context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
+    context.thread_count = 1  # parallelism is over GOPs
+    context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **EXACT_CROP, **options}
+    return context
+
+
+def _decode(context: Any, data: Bytes | bytes | None, number: int | None = None) -> list[Any]:
+    packet = None
+    if data is not None:
+        packet = packet_of(data)
+        packet.pts = number
+    frames: list[Any] = context.decode(packet)
+    return frames
+
+
+def _first_frame(context: Any, packets: Sequence[bytes]) -> Any:
+    for data in (*packets, None):
+        for frame in _decode(context, data):
+            return frame
+    raise ValueError("no frame in these packets")

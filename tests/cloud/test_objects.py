@@ -1,0 +1,408 @@
+"""Object stores and web servers: reads return the same bytes and clips."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import traceback
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import EngineOptions, errors
+from seqrecord.storage import Storage, open_storage
+from tests.kit.clip_data import digests
+from tests.kit.command_line import fail, run
+from tests.kit.processes import busy_threads, in_fork
+from tests.kit.services import Authority, Nginx
+from tests.kit.services.blobfile_pool import pool_to
+from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults
+from tests.kit.services.local_server import Canned, CannedServer, ConnectProxy, answer
+from tests.kit.services.places import PLACES, Place, with_deadline
+from tests.kit.services.web_server import WebFolder
+from tests.kit.trees import make_frames, write_v1
+from tests.store.storage_contract import PATH, Add, ReadContract, get, put
+
+# Some tests fork a process with threads on purpose.
+pytestmark = pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
+
+DATA = np.random.default_rng(5).bytes(3 << 20)
+NAME = "records/a b/ü%2F+#&=~.bin"
+
+
+@pytest.fixture(autouse=True)
+def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+        monkeypatch.delenv(name.lower(), raising=False)
+
+
+# Reads
+
+
+class TestReading(ReadContract):
+    @pytest.fixture
+    def add(self, place: Place) -> Add:
+        return place.put
+
+    @pytest.fixture
+    def storage(self, place: Place) -> Iterator[Storage]:
+        storage = place.open(deadline=60)
+        yield storage
+        storage.close()
+
+
+def test_odd_names_long_ranges_and_a_replaced_file(place: Place) -> None:
+    place.put(NAME, DATA)
+    storage = place.open()
+    assert storage.size(NAME) == len(DATA)
+    for start, stop in ((70, 90), (0, 2_000_000), (2_900_000, 3_000_000)):
+        assert get(storage, NAME, start, stop) == DATA[start:stop]
+    place.put(NAME, DATA[::-1])
+    for again in (storage, pickle.loads(pickle.dumps(storage))):
+        for _ in range(2):
+            with pytest.raises(errors.StorageError, match="replaced while it was read") as caught:
+                get(again, NAME, 0, 10)
+            assert not isinstance(caught.value, errors.TransientError)
+            again.close()  # the next read makes a new client
+    assert storage.size(NAME) == len(DATA)  # requests the size again
+    assert get(storage, NAME, 0, 10) == DATA[::-1][:10]
+    storage.close()
+
+
+def clips(location: Any, options: Mapping[str, Any] | None = None) -> list[Any]:
+    pipe = seqrecord.SeqRecordPipe(
+        seqrecord.open(location, storage_options=options),
+        clip_len=3,
+        seed=5,
+        features=["image_left", "depth_left", "pose"],
+        engine=EngineOptions(num_threads=2),
+    )
+    return digests(pipe)
+
+
+def test_clips_equal_those_of_the_local_disk(place: Place, small: Path) -> None:
+    place.copy(small)
+    assert clips(place.url, place.options) == clips(small) != []
+
+
+@pytest.mark.service
+@pytest.mark.parametrize(
+    ("place", "backend"),
+    [("s3", "s3fs"), ("s3", "fsspec"), ("azurite", "adlfs"), ("azurite", "blobfile")],
+    indirect=["place"],
+)
+def test_clips_through_fsspec(
+    place: Place,
+    backend: str,
+    small: Path,
+    request: pytest.FixtureRequest,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """With the filesystem's own options."""
+    place.copy(small)
+    url, options = place.url, dict(place.options)
+    if backend == "blobfile":
+        azurite = request.getfixturevalue("azurite")
+        url = url.replace("az://", f"az://{azurite.account}/")
+        monkeypatch.setenv("AZURE_STORAGE_ACCOUNT_KEY", azurite.key)
+        options = {"get_http_pool": partial(pool_to, azurite.host)}
+    elif place.kind == "s3":
+        pytest.importorskip("s3fs", reason="pip install s3fs")
+        names = {"access_key_id": "key", "secret_access_key": "secret", "endpoint": "endpoint_url"}
+        options = {new: options[name] for name, new in names.items()}
+    assert clips(url, {**options, "backend": backend}) == clips(small)
+
+
+@pytest.mark.service
+@pytest.mark.parametrize("place", ["s3"], indirect=True)
+def test_fsspec_copies_no_file_in_an_object_store(
+    place: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Objects appear when they are complete, so no temporary name is needed."""
+    s3fs = pytest.importorskip("s3fs", reason="pip install s3fs")
+    monkeypatch.setattr(s3fs.S3FileSystem, "mv", None)
+    given = place.options
+    options = {"key": given["access_key_id"], "secret": given["secret_access_key"]}
+    storage = open_storage(
+        place.url, {**options, "endpoint_url": given["endpoint"], "backend": "fsspec"}
+    )
+    put(storage, PATH, DATA)
+    assert get(storage, PATH) == DATA
+    storage.close()
+
+
+@pytest.mark.parametrize("place", ["gs"], indirect=True)
+def test_commands_take_storage_options(place: Place, tmp_path: Path) -> None:
+    for number in range(2):
+        write_v1(tmp_path / "tree" / "cave" / "Easy" / f"P00{number}", make_frames(number, 3))
+    words = [f"--storage-option={key}={value}" for key, value in place.options.items()]
+    assert "no dataset here" in fail("info", place.url, *words)
+    write = ["write", "--src", tmp_path / "tree", "--dst", place.url, "--workers", 1, *words]
+    assert f"{place.url}: wrote 2 episodes" in run(*write).stdout
+    assert "dataset exists already" in fail(*write, "--quiet")
+    for command in ("info", "verify", "reindex", "stats", "clean"):
+        run(command, place.url, *words)
+    run("view", place.url, "--clip-len", 2, "-o", tmp_path / "clip.png", *words)
+    assert (tmp_path / "clip.png").stat().st_size > 0
+    run("export", place.url, "cave/Easy/P000", tmp_path / "files", *words)
+    assert (tmp_path / "files/cave/Easy/P000/metadata.json").exists()
+    run("bench", place.url, "--clip-len", 2, "--batch-size", 2, *words)
+
+
+# Forks
+
+
+def test_a_forked_child_reads_while_its_parent_reads(place: Place) -> None:
+    place.put("records/0", DATA)
+    storage = place.open()
+
+    def reads() -> bool:
+        return get(storage, "records/0", 100, 2_000_000) == DATA[100:2_000_000]
+
+    assert reads()
+    with busy_threads(reads):
+        assert all(in_fork(reads) for _ in range(2))
+    assert reads()
+    storage.close()
+
+
+# Failures
+
+
+@pytest.mark.parametrize(
+    "place",
+    [pytest.param(each, marks=pytest.mark.slow) if each == "http" else each for each in PLACES],
+    indirect=True,
+)
+def test_transient_errors_are_retried_and_counted(place: Place) -> None:
+    place.put("records/0", DATA)
+    with FaultProxy(place.host, retry_after=0) as proxy:
+        storage = place.hasty(proxy.host)
+        for count, kind in enumerate(("reset", "cut", "short", "503", "429", "500"), 1):
+            proxy.fault = ScriptedFaults([kind])
+            assert get(storage, "records/0", 0, len(DATA)) == DATA
+            assert storage.counters()["retries"] >= count
+        storage.close()
+    for asked in ("86400", "Thu, 31 Dec 2099 23:59:59 GMT"):
+        with FaultProxy(place.host, ScriptedFaults(["503", "503"]), retry_after=asked) as proxy:
+            storage = place.hasty(proxy.host)
+            with pytest.raises(errors.DeadlineError, match=r"asks to wait \d+ s.*max_retry_after"):
+                get(storage, "records/0", 0, len(DATA))
+            assert proxy.requests == 1
+            storage.close()
+
+
+def body(code: str) -> bytes:
+    return f"<Error><Code>{code}</Code><Message>S3CRET</Message></Error>".encode()
+
+
+RESPONSES: list[tuple[int, str, type[errors.StorageError], str]] = [
+    (403, "AccessDenied", errors.AccessError, "without permission to list"),
+    (403, "InvalidAccessKeyId", errors.AccessError, "this access key does not exist"),
+    (403, "SignatureDoesNotMatch", errors.AccessError, "secret access key is wrong"),
+    (401, "AuthenticationRequired", errors.AccessError, "access is refused"),
+    (400, "ExpiredToken", errors.AccessError, "has expired"),
+    (404, "NoSuchBucket", errors.NotFoundError, "no such bucket"),
+    (400, "AuthorizationHeaderMalformed", errors.LocationError, "another region"),
+    (301, "PermanentRedirect", errors.LocationError, "another region"),
+    (503, "SlowDown", errors.DeadlineError, "SlowDown"),
+    (429, "TooManyRequests", errors.DeadlineError, "429"),
+    (400, "RequestTimeout", errors.DeadlineError, "RequestTimeout"),
+    (403, "rateLimitExceeded", errors.DeadlineError, "rateLimitExceeded"),
+]
+ACTIONS: list[Callable[[Storage], object]] = [
+    lambda storage: get(storage, "a", 0, 5),
+    lambda storage: storage.put("manifest.json", b"x", expected=None),
+    lambda storage: storage.files("records"),
+    lambda storage: put(storage, PATH, DATA[:1000]),
+]
+
+
+@pytest.mark.parametrize("scheme", ["s3", "gs"])
+def test_errors_of_s3_and_gcs(scheme: str, caplog: pytest.LogCaptureFixture) -> None:
+    """Errors and logs contain no credentials."""
+    for name in ("", *logging.root.manager.loggerDict):
+        caplog.set_level(logging.DEBUG, name)
+    for number, (status, code, error, match) in enumerate(RESPONSES):
+        with CannedServer([Canned(answer(status, body(code)))]) as server:
+            at = f"http://{server.host}"
+            options = {"bearer_token": "T-S3CRET", "base_url": at}
+            if scheme == "s3":
+                names = ("access_key_id", "secret_access_key", "session_token")
+                options = {"endpoint": at, **dict.fromkeys(names, "K-S3CRET")}
+            storage = with_deadline(open_storage(f"{scheme}://bucket/set", options), 0)
+            for action in ACTIONS if number < 2 else ACTIONS[number % 4 :: 4]:
+                with pytest.raises(error, match=match) as caught:
+                    action(storage)
+                assert type(caught.value) is error
+                assert storage.url in str(caught.value)
+                shown = [*traceback.format_exception(caught.value), repr(vars(caught.value))]
+                assert "S3CRET" not in "".join(shown) + repr(storage)
+            storage.close()
+    assert "S3CRET" not in caplog.text
+
+
+def test_a_server_without_ranges_is_an_error_and_sends_no_whole_file(tmp_path: Path) -> None:
+    (tmp_path / "big").write_bytes(bytes(30 << 20))
+    with WebFolder(tmp_path, ranges=False) as server:
+        storage = open_storage(server.endpoint)
+        assert storage.size("big") == 30 << 20
+        for start in (0, 20 << 20):
+            with pytest.raises(errors.StorageError, match="does not support ranges") as caught:
+                get(storage, "big", start, start + 1000)
+            assert not isinstance(caught.value, errors.TransientError)
+        storage.close()
+        gc.collect()
+        assert server.sent < 16 << 20
+
+
+def test_size_is_read_from_a_range_response(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA[:1000])
+    with WebFolder(tmp_path, head=False) as server:
+        storage = open_storage(server.endpoint)
+        assert storage.size("a") == 1000
+        assert get(storage, "a", 3, 900) == DATA[3:900]
+        storage.close()
+
+
+def test_connections_are_reused_and_handshake_errors_time_out(tmp_path: Path) -> None:
+    (tmp_path / "a").write_bytes(DATA)
+    counts: list[int] = []
+    while not counts or (counts[-1] > 3 and len(counts) < 5):
+        # On a busy machine, a connection may not be free before the next request.
+        with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
+            for start in range(0, 200_000, 10_000):
+                assert get(storage, "a", start, start + 5000) == DATA[start : start + 5000]
+            counts.append(server.connections)
+    assert counts[-1] <= 3
+    with CannedServer([Canned(b"", "reset")]) as broken:
+        storage = open_storage(f"https://{broken.host}/a", {"deadline": 0.3})
+        with pytest.raises(errors.DeadlineError):
+            get(storage, "a", 0, 50)
+        storage.close()
+
+
+def test_a_web_server_is_not_written_to(tmp_path: Path) -> None:
+    with WebFolder(tmp_path) as server, closing(open_storage(server.endpoint)) as storage:
+        for write in (
+            storage.create,
+            storage.remove,
+            lambda path: storage.put(path, b"x", expected=None),
+            lambda path: storage.put(path, b"x", expected="tag"),
+        ):
+            with pytest.raises(errors.DestinationError, match="cannot list or write"):
+                write("a")
+        for read in (storage.files, storage.unfinished):
+            with pytest.raises(errors.StorageError, match="cannot list"):
+                read("records")
+
+
+def test_tokens_are_not_sent_over_plain_http() -> None:
+    with pytest.raises(errors.LocationError, match="plain http"):
+        open_storage("gs://b/p", {"bearer_token": "S3CRET", "base_url": "http://example.org"})
+    pytest.importorskip("azure.identity")
+    options = {"account_name": "acme", "endpoint": "http://example.org", "deadline": 0.3}
+    storage = open_storage("az://b/p", options)
+    with pytest.raises(errors.LocationError, match="plain http"):
+        storage.size("a")
+    with pytest.raises(errors.LocationError, match="plain http"):
+        storage.put("a", b"x", expected=None)
+
+
+# nginx over HTTPS: its own certificate authority, proxies, connections that break
+
+
+@pytest.fixture
+def url(nginx: Nginx, tmp_path: Path) -> str:
+    """URL of a folder with the file `records/0`."""
+    nginx.put(f"{tmp_path.name}/records/0", DATA)
+    return f"{nginx.endpoint}/{tmp_path.name}"
+
+
+@pytest.fixture
+def cafile(authority: Authority, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Root certificate, trusted by all clients of this process."""
+    monkeypatch.setenv("SSL_CERT_FILE", str(authority.certificate))
+    return authority.certificate
+
+
+class TestNginx(ReadContract):
+    @pytest.fixture
+    def add(self, nginx: Nginx, tmp_path: Path) -> Add:
+        return lambda path, data: nginx.put(f"{tmp_path.name}/set/{path}", data)
+
+    @pytest.fixture
+    def storage(self, nginx: Nginx, cafile: Path, tmp_path: Path) -> Iterator[Storage]:
+        storage = open_storage(f"{nginx.endpoint}/{tmp_path.name}/set")
+        yield storage
+        storage.close()
+
+
+def test_certificates_of_an_unknown_authority_or_another_host_are_refused(
+    url: str,
+    new_nginx: Callable[..., Nginx],
+    cafile: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    other = new_nginx("files.example.org")
+    other.put("records/0", DATA[:1000])
+    strange = Authority(tmp_path / "strange", "that signed nothing").certificate
+    for where, authority, message in (
+        (other.endpoint, cafile, "certificate"),
+        (url, strange, "certificate is not trusted.*SSL_CERT_FILE"),
+    ):
+        monkeypatch.setenv("SSL_CERT_FILE", str(authority))
+        storage = open_storage(where)
+        for item in ((0, 50), (0, None)):  # the second requests the size first
+            with pytest.raises(errors.StorageError, match=message) as caught:
+                get(storage, "records/0", *item)
+            assert not isinstance(caught.value, errors.TransientError)
+        storage.close()
+
+
+def test_broken_connections_are_retried(
+    url: str, cafile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In the handshake, in the headers, in the body."""
+    cuts: list[int | None] = [1, 700, 2500, 500_000]
+    with ConnectProxy(lambda number: cuts[number] if number < len(cuts) else None) as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
+        storage = open_storage(url, {"deadline": 60})
+        assert get(storage, "records/0", 0, len(DATA)) == DATA
+        assert len(proxy.asked) > len(cuts)
+        assert storage.counters()["retries"] >= len(cuts)
+        storage.close()
+
+
+def test_proxies_of_the_environment(
+    nginx: Nginx, url: str, cafile: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def read(**options: Any) -> None:
+        with closing(open_storage(url, options)) as storage:
+            assert get(storage, "records/0", 0, 50) == DATA[:50]
+            assert storage.size("records/0") == len(DATA)
+
+    with ConnectProxy() as proxy:
+        monkeypatch.setenv("HTTPS_PROXY", proxy.endpoint)
+        read()
+        assert set(proxy.asked) == {nginx.host}
+        proxy.asked.clear()
+        monkeypatch.setenv("NO_PROXY", "example.org,127.0.0.1")
+        read()
+        assert proxy.asked == []
+    monkeypatch.delenv("NO_PROXY")
+    monkeypatch.setenv("HTTPS_PROXY", "http://127.0.0.1:1")
+    with pytest.raises(errors.DeadlineError):  # an unreachable proxy is not bypassed
+        read(deadline=0.3)
+    monkeypatch.delenv("HTTPS_PROXY")
+    with closing(open_storage(url)) as storage:  # the authority of the environment
+        assert get(storage, "records/0", 0, 50) == DATA[:50]

@@ -1,0 +1,194 @@
+"""User-defined sources: episodes split at gaps in timestamps; the documented example runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import FeatureSpec, Schema, convert
+from seqrecord.errors import SchemaError, SourceError
+from seqrecord.sources import EpisodeInfo, TartanAirSource
+from seqrecord.store.codecs.chain import resolve
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.encoding import encode_gop
+from seqrecord.video.gops import Gop
+from tests.formats.cases import upload
+from tests.formats.timed_source import CUTS, TIMES, Recording, Timed
+from tests.kit import command_line
+from tests.kit.processes import run_python
+from tests.kit.tiny import read_all
+from tests.kit.trees import make_frames, write_v1
+
+
+def _check(path: Path) -> None:
+    found = read_all(path)
+    expected = {
+        key if len(cuts) == 2 else f"{key}/{n}": (key, range(*cuts[n : n + 2]))
+        for key, cuts in CUTS.items()
+        for n in range(len(cuts) - 1)
+    }
+    assert list(found) == list(expected)
+    with seqrecord.open(path) as dataset:
+        for name, (key, span) in expected.items():
+            episode = dataset.episodes[name]
+            assert episode.metadata == {"of": key}
+            assert [str(frame["word"]) for frame in found[name]] == [f"{key} {i}" for i in span]
+            assert [frame["x"].tolist() for frame in found[name]] == [[i, -i] for i in span]
+        [inventory] = dataset.inventories
+        assert (
+            "split at gaps of more than 0.5 s: 2 episodes into 5; the first gap: a before frame 3, "
+            "1.1 s" in inventory.notes
+        )
+        assert dataset.contents.manifest.splits == ("train",)
+
+
+@pytest.mark.parametrize("kind", [Recording, Timed])
+def test_episodes_are_split_at_gaps(tmp_path: Path, kind: type[Recording]) -> None:
+    for block in (1, 2, 4, 100):
+        source, path = kind(block=block), tmp_path / f"{block}"
+        convert(source, path, split_at_gaps=0.5, workers=1)
+        _check(path)
+        again = convert(source, path, split_at_gaps=0.5, workers=1, mode="append")
+        assert (again.written, len(again.skipped)) == ((), 6)
+
+
+def test_worker_processes_split_at_gaps(tmp_path: Path) -> None:
+    convert(Recording(), tmp_path / "r", split_at_gaps=0.5, workers=2, max_file_size=1000)
+    _check(tmp_path / "r")
+    report = convert(Recording(), tmp_path / "whole", split_at_gaps=60, workers=1)
+    assert list(read_all(tmp_path / "whole")) == [*TIMES]
+    assert "split at gaps of more than 60 s: no episode has one" in report.inventory.notes
+
+
+@pytest.mark.parametrize("codec", ["h264:gop=4", "av1:gop=4"])
+def test_video_packets_are_split_within_groups_of_pictures(tmp_path: Path, codec: str) -> None:
+    images, shape = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)], (16, 16, 3)
+    config = VideoConfig.from_json(resolve(codec, np.uint8, shape, feature="v")[0])
+    config = config.encoding(16, 16)
+    gops = [encode_gop(config, images[a : a + 4]) for a in (0, 4)]
+
+    class Filmed(Timed):
+        def schema(self) -> Schema:
+            video = FeatureSpec("v", np.dtype("u1"), shape, (config.to_json(),))
+            return Schema([*super().schema().values(), video])
+
+        def episodes(self) -> Sequence[EpisodeInfo]:
+            return super().episodes()[:1]
+
+        def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop]]:
+            return {"v": iter(gops)}
+
+    convert(Filmed(), tmp_path / "whole", workers=1)
+    convert(Filmed(), tmp_path / "cut", workers=1, split_at_gaps=0.5)
+    [whole] = read_all(tmp_path / "whole").values()
+    cut = read_all(tmp_path / "cut")
+    assert [len(frames) for frames in cut.values()] == [3, 2, 1]
+    for got, expected in zip([f for frames in cut.values() for f in frames], whole, strict=True):
+        assert np.array_equal(got["v"], expected["v"])
+    assert not seqrecord.verify(tmp_path / "cut", deep=True).problems
+
+
+@pytest.mark.parametrize(
+    ("dtype", "times", "cuts"),
+    [
+        ("<i8", [-(2**63), 2**63 - 1, 2**63 - 2], [1, 2]),
+        ("<u8", [2**64 - 2, 2**64 - 1, 0], [2, 1]),
+        ("<f8", [-1.7e308, 1.7e308, 1.7e308], [1, 2]),
+        ("<i8", [5, 6, 7], [3]),
+    ],
+)
+def test_extreme_timestamps_are_split(
+    tmp_path: Path, dtype: str, times: list[Any], cuts: list[int]
+) -> None:
+    (tmp_path / "raw" / "a").mkdir(parents=True)
+    np.save(tmp_path / "raw" / "a" / "t.npy", np.array(times, dtype))
+    source = seqrecord.sources.FolderSource(tmp_path / "raw")
+    options: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}, "fps": 1}
+    convert(source, tmp_path / "r", workers=1, split_at_gaps=2, **options)
+    assert [len(frames) for frames in read_all(tmp_path / "r").values()] == cuts
+    convert(source, tmp_path / "whole", workers=1, **options)
+    with seqrecord.open(tmp_path / "whole") as dataset:  # the timestamps contradict the rate
+        assert dataset.episodes["a"].fps == (1 if len(cuts) == 1 else None)
+
+
+def test_sources_that_cannot_be_split(tmp_path: Path) -> None:
+    trajectory = write_v1(tmp_path / "P000", make_frames(0, 3))
+    cases: list[tuple[Any, Any, type[Exception], str]] = [
+        (Recording(kind=None), {}, SchemaError, "needs timestamps"),
+        (TartanAirSource(trajectory), {}, SourceError, "neither timestamps nor a frame rate"),
+        (Recording(unit=None), {}, SchemaError, "unit of timestamps"),
+        (Recording(wrong=2), {}, SourceError, "lacks its timestamp"),
+        (Recording(), {"split_at_gaps": 0}, SourceError, "above 0"),
+        (Recording(), {"split_at_gaps": float("nan")}, SourceError, "above 0"),
+        (Timed(), {"in_place": True}, SourceError, "in place"),
+    ]
+    for number, (source, options, error, message) in enumerate(cases):
+        path = tmp_path / f"{number}"
+        with pytest.raises(error, match=message):
+            convert(source, path, **{"split_at_gaps": 0.5, "workers": 1, **options})
+        assert not (path / "manifest.json").exists()
+
+
+def _folders(folder: Path) -> Path:
+    for key, times in TIMES.items():
+        (folder / key).mkdir(parents=True)
+        np.save(folder / key / "t.npy", np.array(times))
+        np.save(folder / key / "x.npy", np.arange(len(times), dtype="<i4"))
+    return folder
+
+
+def test_an_original_at_a_url_is_split(tmp_path: Path, memory_url: str) -> None:
+    source = seqrecord.open_source(upload(_folders(tmp_path / "raw"), memory_url))
+    options: dict[str, Any] = {"kinds": {"t": "timestamp"}, "units": {"t": "s"}}
+    convert(source, tmp_path / "r", workers=1, split_at_gaps=0.5, **options)
+    assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "a/2", "b", "c/0", "c/1"]
+
+
+def test_command_line(tmp_path: Path) -> None:
+    folder = _folders(tmp_path / "raw")
+    write = ["write", "--src", folder, "--dst", tmp_path / "r", "--kind", "t=timestamp", "--unit"]
+    output = command_line.run(*write, "t=s", "--split-at-gaps", 0.5, "--workers", 1).output
+    assert "2 episodes into 5" in output
+    assert list(read_all(tmp_path / "r")) == ["a/0", "a/1", "a/2", "b", "c/0", "c/1"]
+    again = ["write", "--src", tmp_path / "r", "--dst", tmp_path / "s", "--split-at-gaps", 1]
+    assert "split its original" in command_line.fail(*again)
+
+
+# --- the example of docs/reference/writing.md --------------------------------------------------
+
+
+ROOT = Path(__file__).parents[2]
+PAGE = ROOT / "docs" / "reference" / "writing.md"
+
+
+def test_the_documented_example_runs(tmp_path: Path) -> None:
+    page = PAGE.read_text()
+    page = page[page.index("## A source of your own") :]
+    (script,) = re.findall(r"```python\n(.*?if __name__.*?)```", page, re.DOTALL)
+    (tmp_path / "pack.py").write_text(script)
+    folder = tmp_path / "recordings"
+    folder.mkdir()
+    rng = np.random.default_rng(0)
+    recordings = {}
+    for name, length in (("a", 5), ("b", 3), ("c", 1)):
+        recordings[name] = {
+            "image": rng.integers(0, 255, (length, 48, 64, 3), np.uint8),
+            "action": rng.normal(size=(length, 7)).astype("<f4"),
+        }
+        np.savez(folder / f"{name}.npz", **recordings[name])  # type: ignore[arg-type]
+    np.savez(folder / "broken.npz", action=np.zeros((2, 7), np.float32))
+    done = run_python("pack.py", cwd=tmp_path)
+    assert done.stdout.splitlines()[-1] == "3 episodes, 1 left out"
+    with seqrecord.open(tmp_path / "records") as dataset:
+        assert list(dataset.episodes) == ["a", "b", "c"]
+        for key, expected in recordings.items():
+            got = dataset.episodes[key][:]
+            for feature, array in expected.items():
+                np.testing.assert_array_equal(got[feature], array)
+        assert dataset.episodes["a"].metadata == {"file": "a.npz"}

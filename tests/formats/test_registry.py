@@ -1,0 +1,391 @@
+"""Detection of formats, formats of other packages, storage layers, and errors."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
+from seqrecord.cloud.cache import CachedStorage
+from seqrecord.cloud.mounts import MountStorage
+from seqrecord.cloud.objects.azure import AzureContainer
+from seqrecord.cloud.objects.storage import ObjectStorage
+from seqrecord.cloud.retrying import RetryingStorage
+from seqrecord.cloud.settings import StorageSettings, split_options
+from seqrecord.errors import LocationError, SourceError
+from seqrecord.sources import (
+    FolderSource,
+    SourceFormat,
+    TartanAirSource,
+    VideoSource,
+    format_names,
+)
+from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
+from seqrecord.store.storage.parallel import ParallelStorage
+from tests.formats.cases import upload
+from tests.formats.format_cases.replay_buffers import write_buffer
+from tests.kit.command_line import fail, run
+from tests.kit.lerobot_video_data import unpack
+from tests.kit.processes import run_python
+from tests.kit.tiny import write_tiny
+from tests.kit.trees import make_frames, write_v1
+
+Install = Callable[..., None]
+DATASET, *BUILT_IN = format_names()
+
+
+@dataclass(frozen=True)
+class Numbers:
+    """One episode: `numbers.txt`, one number per line. `base` is added."""
+
+    root: Path
+    features: Sequence[str] | None = None
+    keep_encoded: bool = False
+    base: int = 0
+
+    def exists(self) -> bool:
+        return self._path.is_file() and self._path.name == "numbers.txt"
+
+    def schema(self) -> Schema:
+        return Schema([FeatureSpec("number", np.dtype("<i8"), ())])
+
+    def episodes(self) -> list[EpisodeInfo]:
+        return [EpisodeInfo("numbers", len(self._path.read_text().split()))]
+
+    def frames(self, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
+        for word in self._path.read_text().split():
+            yield {"number": np.int64(int(word) + self.base)}
+
+    @property
+    def _path(self) -> Path:
+        return self.root if self.root.is_file() else self.root / "numbers.txt"
+
+
+NUMBERS = SourceFormat("numbers", "numbers.txt", Numbers, options=("base",), takes_files=True)
+SAME = SourceFormat("same", "numbers.txt, too", Numbers)
+
+
+@pytest.fixture
+def install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """Installs a package with the given entry points: name to object."""
+    site = tmp_path / "site"
+    monkeypatch.syspath_prepend(str(site))
+
+    def add(package: str = "plug", **points: str) -> None:
+        info = site / f"{package}-1.0.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
+        lines = "\n".join(f"{name} = {value}" for name, value in points.items())
+        (info / "entry_points.txt").write_text(f"[seqrecord.sources]\n{lines}\n")
+
+    return add
+
+
+@pytest.fixture
+def numbers(tmp_path: Path) -> Path:
+    folder = tmp_path / "data"
+    folder.mkdir()
+    (folder / "numbers.txt").write_text("3\n5\n8\n")
+    return folder
+
+
+def test_names_of_formats_are_plain_and_in_the_docs() -> None:
+    assert DATASET == "seqrecord"
+    assert all(name == name.lower() and name.replace("_", "a").isalnum() for name in BUILT_IN)
+    page = Path(seqrecord.__file__).parents[1] / "docs" / "reference" / "sources.md"
+    table = page.read_text().partition("| format |")[2].partition("\n\n")[0]
+    rows = [line for line in table.splitlines() if line.startswith("| `")]
+    assert sorted(row.split("`")[1] for row in rows) == sorted(format_names())
+
+
+def test_a_named_format_is_the_only_one_tried(tmp_path: Path) -> None:
+    one, two = tmp_path / "one", tmp_path / "two"
+    write_v1(one / "a" / "Easy" / "P000", make_frames(0, 2))
+    assert isinstance(open_source(one), TartanAirSource)
+    assert isinstance(open_source(one, format="tartanair"), TartanAirSource)
+    assert isinstance(open_source(one, format="folders"), FolderSource)
+    with pytest.raises(SourceError, match="no data in the format folders") as caught:
+        open_source(one / "a" / "Easy" / "P000" / "image_left", format="folders")
+    assert "000000_left.png" in str(caught.value.got)
+    with pytest.raises(SourceError, match=r"unknown format; .*one of seqrecord, tartan.*folders"):
+        open_source(one, format="tartan")
+    options: dict[str, Any] = {"cameras": ["left"], "difficulty": "easy"}
+    chosen = open_source(str(one), features=["flow"], **options)
+    assert list(chosen.schema()) == ["flow"]
+    (two / "episode").mkdir(parents=True)
+    np.save(two / "episode" / "actions.npy", np.zeros((5, 2)))
+    with pytest.raises(SourceError, match="the format folders has no option cameras"):
+        open_source(two, cameras=["left"])
+    with pytest.raises(LocationError, match="a URL; expected: a path of this machine"):
+        TartanAirSource("az://container/tartanair")
+
+
+def test_the_error_of_an_unknown_folder_lists_all_formats(tmp_path: Path, install: Install) -> None:
+    install(numbers="tests.formats.test_registry:NUMBERS", broken="tests.no_such_module:FORMAT")
+    folder = tmp_path / "unknown"
+    folder.mkdir()
+    for name in "abcdefgh":
+        (folder / f"{name}.bin").write_bytes(b"?")
+    with pytest.raises(SourceError, match="no supported dataset found") as caught:
+        open_source(folder)
+    for text in (
+        f"{DATASET} (manifest.json of a dataset)",
+        *(f"{name} (" for name in BUILT_IN),
+        "numbers (numbers.txt)",
+        "broken (cannot load the format broken of another package",
+    ):
+        assert text in str(caught.value.expected)
+    assert caught.value.got == "a.bin, b.bin, c.bin, d.bin, e.bin, f.bin and 2 more"
+    with pytest.raises(SourceError, match=r"no supported dataset found.*got: a file"):
+        open_source(folder / "a.bin")
+    with pytest.raises(SourceError, match="no such file or folder"):
+        open_source(folder / "gone")
+    for name in "abcdefghi":
+        with pytest.raises(SourceError, match="no supported dataset found"):
+            open_source(folder)
+        (folder / f"{name}.JPG").write_bytes(b"?")
+    with pytest.raises(SourceError, match=r"move them .*`mkdir image; mv \*\.JPG") as caught:
+        open_source(folder)
+    assert caught.value.got == "9 images such as a.JPG"
+
+
+def test_another_package_adds_a_format(numbers: Path, install: Install) -> None:
+    install(numbers="tests.formats.test_registry:NUMBERS")
+    assert format_names()[-1] == "numbers"
+    for path in (numbers, numbers / "numbers.txt"):
+        source = open_source(path)
+        assert isinstance(source, Numbers)
+        assert [frame["number"] for frame in source.frames(source.episodes()[0])] == [3, 5, 8]
+    assert open_source(numbers, format="numbers", base=4) == Numbers(numbers, base=4)
+    with pytest.raises(SourceError, match="the format numbers has no option colour") as e:
+        open_source(numbers, colour="red")
+    assert e.value.expected == "base"
+    write = partial(run, "write", "--src", numbers)
+    out = ("--dst", numbers / "out", "--workers", "1")
+    write("--format", "numbers", "--source-option", "base=10", *out)
+    with seqrecord.open(numbers / "out") as dataset:
+        np.testing.assert_array_equal(dataset.episodes["numbers"][:]["number"], [13, 15, 18])
+    for options, code, message in (
+        (("--source-option", "cameras=left"), 2, "cameras is not valid; use --cameras"),
+        (("--map", "image"), 2, "expected FEATURE=PATH"),
+        (("--map", "image=a", "--map", "image=b"), 2, "two values for image"),
+        (("--map", "image=a"), 1, "the format numbers has no option map"),
+    ):
+        assert message in write(*options, code=code).stderr
+
+
+def test_a_folder_that_fits_two_formats_is_ambiguous(numbers: Path, install: Install) -> None:
+    install(numbers="tests.formats.test_registry:NUMBERS", same="tests.formats.test_registry:SAME")
+    with pytest.raises(SourceError, match="several formats match") as caught:
+        open_source(numbers)
+    assert caught.value.expected == "numbers (numbers.txt); same (numbers.txt, too)"
+    tried = str(caught.value.got).partition(" of ")[2].split(", ")
+    assert tried == [*BUILT_IN, "numbers", "same"]
+    assert isinstance(open_source(numbers, format="same"), Numbers)
+
+
+def test_unusable_formats_of_other_packages(numbers: Path, install: Install) -> None:
+    install(
+        gone="tests.no_such_module:FORMAT",
+        function="tests.formats.test_registry:install",
+        other="tests.formats.test_registry:NUMBERS",
+        tartanair="tests.no_such_module:FORMAT",
+    )
+    for name in ("gone", "function", "other"):
+        with pytest.raises(SourceError, match=f"cannot load the format {name} of another package"):
+            open_source(numbers, format=name)
+    with pytest.raises(SourceError, match="no data in the format tartanair"):
+        open_source(numbers, format="tartanair")  # this package's format has priority
+    install("second", gone="tests.formats.test_registry:NUMBERS")
+    with pytest.raises(SourceError, match="two packages add a format named gone"):
+        open_source(numbers, format="gone")
+
+
+# Folders above datasets, and parts of datasets
+
+
+def test_a_folder_of_several_datasets(tmp_path: Path, memory_url: str) -> None:
+    """LeRobot datasets, also on a URL, packed datasets and replay buffers."""
+    pytest.importorskip("zarr")  # it needs Python 3.11
+    places: dict[Any, str] = {}
+    for version in ("v21", "v3"):
+        original = unpack(tmp_path / version / "x", f"lerobot_video_{version}")
+        for name in ("org/one", "org/two"):
+            shutil.copytree(original, tmp_path / version / "y" / name)
+        places[tmp_path / version / "y"] = "org/one, org/two"
+    upload(tmp_path / "v21" / "y" / "org" / "one", f"{memory_url}/org/one")
+    places[memory_url] = "org/one"
+    for name in ("a", "b"):
+        write_tiny(tmp_path / "records" / name)
+        write_buffer(tmp_path / "buffers" / name / "x.zarr")
+    places |= {tmp_path / "records": "a, b", tmp_path / "buffers": "a/x.zarr, b/x.zarr"}
+    for place, names in places.items():
+        for use in (open_source, seqrecord.open):
+            with pytest.raises(SourceError, match=f"contains {len(names.split(','))} dataset") as e:
+                use(place)
+            assert e.value.got == names
+            assert "org" not in names or f"write --src {place}/org/one" in e.value.message
+    root = tmp_path / "v3" / "y"
+    assert "org/one, org/two" in fail("write", "--src", root, "--dst", tmp_path / "r")
+
+
+def test_a_part_of_a_lerobot_dataset(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    for part in ("videos", "videos/*", "videos/*/*", "data", "meta"):
+        with pytest.raises(SourceError, match="part of a LeRobot dataset") as caught:
+            open_source(next(root.glob(part)))
+        assert caught.value.expected == str(root)
+    assert isinstance(open_source(root / "videos", format="videos"), VideoSource)
+    with pytest.raises(SourceError, match="part of a LeRobot dataset"):
+        open_source(next(root.rglob("*.mp4")))
+
+
+# Opening
+
+SECRET = "MARKED-S3CRET"
+AZURE = "https://acme.blob.core.windows.net/box/path"
+
+
+@pytest.fixture(autouse=True)
+def no_azure_environment(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("ACCOUNT", "ACCOUNT_NAME", "ACCOUNT_KEY", "KEY", "CONNECTION_STRING", "SAS_TOKEN"):
+        monkeypatch.delenv(f"AZURE_STORAGE_{name}", raising=False)
+
+
+def layers(storage: Storage) -> list[type]:
+    found = [type(storage)]
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+        found.append(type(storage))
+    return found
+
+
+def azure(storage: Storage) -> ObjectStorage:
+    while isinstance(storage, StorageWrapper):
+        storage = storage.inner
+    assert isinstance(storage, ObjectStorage)
+    return storage
+
+
+def account_of(storage: Storage) -> AzureContainer:
+    source = azure(storage).bucket
+    assert isinstance(source, AzureContainer)
+    return source
+
+
+def test_layers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    remote, http = [ParallelStorage, RetryingStorage, ObjectStorage], "http://127.0.0.1:9/path"
+    cases: list[tuple[Any, dict[str, Any], list[type]]] = [
+        (tmp_path, {}, [LocalStorage]),
+        (tmp_path, {"mount": False}, [LocalStorage]),
+        (tmp_path, {"mount": True}, [RetryingStorage, MountStorage]),
+        *((url, {}, remote) for url in (AZURE, http)),
+        *((f"{scheme}://bucket/path", {"anon": True}, remote) for scheme in ("s3", "gs")),
+        ("memory://box/path", {}, [FsspecStorage]),
+    ]
+    for place, options, expected in cases:
+        assert layers(open_storage(place, options)) == expected
+    assert layers(open_storage(http, {"backend": "fsspec"}))[-1] is FsspecStorage
+    cached = open_storage(AZURE, cache_dir=tmp_path / "cache", cache_limit="1GiB")
+    assert layers(cached) == [CachedStorage, *remote]
+    # A path in a remote mount.
+    table, works = f"30 22 0:40 / {tmp_path} rw - fuse blobfuse2 rw", Path.read_text
+
+    def read_text(path: Path, *args: Any) -> str:
+        return table if path == Path("/proc/self/mountinfo") else works(path, *args)
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert layers(open_storage(tmp_path))[-1] is MountStorage
+    assert layers(open_storage(tmp_path, {"mount": False})) == [LocalStorage]
+
+
+def test_all_backends_find_the_same_place(monkeypatch: pytest.MonkeyPatch) -> None:
+    key: dict[str, Any] = {"account_key": "a2V5"}
+    for url, options in (
+        (AZURE, {"backend": "urllib3", **key}),
+        (AZURE, {}),
+        ("az://acme/box/path", {"backend": "blobfile"}),
+    ):
+        storage = azure(open_storage(url, options))
+        account = account_of(storage)
+        assert account.config.get("account_key") == options.get("account_key")
+        assert (account.account, account.bucket, account.root) == ("acme", "box", "path")
+    for name in ("obstore", "obstore.store"):
+        monkeypatch.setitem(sys.modules, name, None)
+    storage = azure(open_storage(AZURE, key))
+    with pytest.raises(LocationError, match="pip install obstore") as caught:
+        storage.put("manifest.json", b"x", expected=None)
+    assert caught.value.__cause__ is None
+
+
+OPTIONS: list[tuple[str, dict[str, Any], str]] = [
+    (AZURE, {"backend": "urllib2"}, "any of adlfs, blobfile, fsspec, urllib3"),
+    (AZURE, {"backend": "blobfile", "account_key": SECRET}, "from the environment"),
+    (AZURE, {"mount": True}, "local paths only"),
+    ("az://box/path", {}, r"the account.*https://ACC.*account_name.*AZURE_ST"),
+    ("az://acme/box/path", {"account_name": "acme"}, "account or the container"),
+    (AZURE, {"account_name": "other"}, "of another account"),
+    (AZURE, {"connection_string": f"AccountName=o;AccountKey={SECRET}"}, "of another account"),
+    (AZURE, {"connection_string": f"AccountKey={SECRET}"}, "without an account"),
+    (AZURE, {"connection_string": f"BlobEndpoint=https://x?{SECRET};AccountKey=y"}, "endpoint"),
+    (AZURE, {"acount_key": SECRET}, "unknown storage option.*acount_key"),
+    (AZURE, {"account_key": SECRET, "sas_token": f"sig={SECRET}"}, "more than one kind"),
+    (AZURE, {"client_secret": SECRET}, "tenant_id and client_id"),
+    (AZURE, {"account_key": b"x"}, "not text"),
+    (AZURE, {"endpoint": f"https://host/?sig={SECRET}"}, "endpoint"),
+    (AZURE, {"endpoint": f"https://me:{SECRET}@host/"}, "endpoint"),
+    (AZURE, {"endpoint": f"ftp://{SECRET}"}, "endpoint"),
+    (AZURE, {"deadline": 0}, "deadline.*above 0"),
+    (AZURE, {"max_requests": 1.5}, "max_requests.*whole number"),
+    (AZURE, {"requests_per_second": "many"}, "requests_per_second.*above 0"),
+    (AZURE, {"bandwidth": "fast"}, "bandwidth.*bytes a second"),
+    ("memory://box", {"backend": "urllib3"}, "no such backend"),
+    ("s3://b/p", {"acess_key_id": SECRET}, "unknown storage option.*acess_key_id"),
+    ("s3://b/p", {"backend": "adlfs"}, "no such backend for s3"),
+    ("s3://b/p", {"client_options": SECRET}, "unknown storage option.*client_options"),
+    ("gs://b/p", {"key": SECRET}, "unknown storage option.*key"),
+    ("gs://b/p", {"anon": True, "bearer_token": SECRET}, "more than one kind"),
+    ("https://h/p", {"token": SECRET}, "unknown storage option.*expected: none.*got: token"),
+    ("memory://box", {"mount": True}, "local paths only"),
+    ("records", {"direct": True}, "a local path does not take.*direct"),
+    ("records", {"account_key": SECRET}, "a local path does not take.*account_key"),
+    ("records", {"deadline": 5}, "a local path does not take.*deadline"),
+    ("records", {"bandwidth": "1MB"}, "a local path does not take.*bandwidth"),
+    ("records", {"mount": True, "account_key": SECRET}, "a mount does not take.*account_key"),
+    ("records", {"mount": "perhaps"}, "true or false"),
+]
+
+
+def test_options_that_are_invalid() -> None:
+    for url, options, message in OPTIONS:
+        with pytest.raises(LocationError, match=message) as caught:
+            open_storage(url, options)
+        assert SECRET not in str(caught.value)
+        assert SECRET not in str(caught.value.__context__)
+
+
+def test_options_are_split() -> None:
+    given = {"deadline": "5", "max_requests": 4, "key": "x", "mount": "1"}
+    settings, rest = split_options(given, "")
+    assert settings == StorageSettings(mount=True, deadline=5.0, max_requests=4)
+    assert rest == {"key": "x"}
+    assert split_options({}, "") == (StorageSettings(), {})
+    assert split_options({"mount": None}, "")[0].given() == []
+
+
+def test_azure_packages_are_imported_on_first_use() -> None:
+    code = (
+        "import seqrecord, sys; seqrecord.storage.open_storage('https://acme.blob.core.windows.net"
+        "/box/p', {'account_key': 'a2V5'}); "
+        "sys.exit(sorted({'obstore', 'adlfs', 'blobfile', 'azure.core'} & set(sys.modules)) or 0)"
+    )
+    run_python("-c", code)

@@ -1,0 +1,285 @@
+"""Lists of scenes that are nearly in a format: each line is a row, a comment, blank or an error."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import open_source
+from seqrecord.errors import SourceError
+from seqrecord.sources import SceneSource, inventory_of
+from tests.formats.format_cases.scenes import write_co3d, write_nerfstudio, write_realestate10k
+from tests.kit.datasets import encoded
+from tests.kit.source_faults import check_refused
+
+IMAGE = encoded(np.zeros((12, 16, 3), np.uint8))
+COLMAP_IMAGES = "sparse/0/images.txt"
+
+
+def write_images(folder: Path, *names: str) -> None:
+    for name in names:
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(IMAGE)
+
+
+def write_colmap(scene: Path, lines: str, cameras: str = "1 PINHOLE 16 12 9 9 8 6\n") -> None:
+    write_images(scene / "images", *(f"im{number}.png" for number in range(1, 5)))
+    (scene / "sparse/0").mkdir(parents=True)
+    (scene / "sparse/0/cameras.txt").write_text(cameras)
+    (scene / COLMAP_IMAGES).write_text(lines)
+
+
+def row(number: int, name: str = "") -> str:
+    return f"{number} 1 0 0 0 {number} 0 0 1 {name or f'im{number}.png'}\n"
+
+
+POINTS = "1.5 2.5 -1 10 11 4\n"
+COLMAP: dict[str, tuple[str, int]] = {
+    "points": (row(1) + POINTS + row(2) + POINTS, 2),
+    "no points": (row(1) + "\n" + row(2) + "\n", 2),
+    "the last line is missing": (row(1) + "\n" + row(2), 2),
+    "the last line is an image's, without a newline": (row(1) + "\n" + row(2)[:-1], 2),
+    "comments and blank lines": ("# a\n\n  # b\n" + row(1) + POINTS + "\n\n# c\n" + row(2), 2),
+    "a byte order mark": ("\ufeff" + row(1) + "\n", 1),
+    "carriage returns": ((row(1) + POINTS + row(2) + "\n").replace("\n", "\r\n"), 2),
+    "a name with blanks": (row(1, "a  b.png") + "\n", 1),
+}
+BAD_COLMAP: dict[str, tuple[str, int]] = {
+    "a line per image": ("# x\n" + row(1) + row(2) + row(3) + row(4), 3),
+    "names of three words": (row(1, "a b c.png") + row(2, "a b c.png"), 2),
+    "points of four numbers": (row(1) + "1.5 2.5 -1 4.5\n" + row(2) + "\n", 2),
+    "points of words": (row(1) + "TODO\n", 2),
+    "identifiers of points that are no integers": (row(1) + "1 2 3.5\n", 2),
+    "a comment in place of points": (row(1) + "# none\n" + row(2) + "\n", 2),
+    "a quaternion of three numbers": (row(1) + "\n" + "2 1 0 0 3 0 0 1 im2.png\n\n", 3),
+    "a cut last row": (row(1) + "\n" + row(2)[:14], 3),
+    "cut points": (row(1) + "\n" + row(2) + "1.5 2.5 -1 7.5", 4),
+    "numbers of Python": (row(1).replace(" 0 0 1 ", " 0 1_0 1 "), 1),
+}
+
+
+@pytest.mark.parametrize("case", COLMAP)
+def test_lines_of_colmap(tmp_path: Path, case: str) -> None:
+    lines, count = COLMAP[case]
+    write_colmap(tmp_path / "scene", lines)
+    write_images(tmp_path / "scene/images", "a  b.png")
+    source = open_source(tmp_path / "scene")
+    [info] = source.episodes()
+    frames = list(source.frames(info))
+    assert [np.asarray(frame["pose"])[0, 3] for frame in frames] == [
+        -number for number in range(1, count + 1)
+    ]
+
+
+@pytest.mark.parametrize("case", BAD_COLMAP)
+def test_other_lines_of_colmap(tmp_path: Path, case: str) -> None:
+    lines, number = BAD_COLMAP[case]
+    write_colmap(tmp_path / "good" / "scene", row(1) + "\n")
+    write_colmap(tmp_path / "bad" / "scene", lines)
+    check_refused(
+        open_source(tmp_path),
+        ["bad/scene"],
+        rf"invalid row in line {number};",
+        file=tmp_path / "bad" / "scene" / COLMAP_IMAGES,
+    )
+
+
+def test_a_cut_camera_of_colmap(tmp_path: Path) -> None:
+    write_colmap(tmp_path / "b", row(1), "# c\n1 PINHOLE 16 12 9 9 8 6\n\n2 PINHOLE 16")
+    write_colmap(tmp_path / "a", row(1))
+    check_refused(open_source(tmp_path), ["b"], "invalid row in line 4")
+
+
+def test_folders_of_rigs_are_no_euroc(tmp_path: Path) -> None:
+    names = [f"cam{number % 2}/{number}.png" for number in range(4)]
+    write_images(tmp_path / "scene/images", *names)
+    lines = "".join(row(number + 1, name) + "\n" for number, name in enumerate(names))
+    write_colmap(tmp_path / "scene", lines)
+    source = open_source(tmp_path / "scene")
+    assert isinstance(source, SceneSource)
+    assert source.episodes()[0].num_frames == 4
+
+
+Edit = Callable[[list[str]], list[str]]
+CLIPS: dict[str, Edit] = {
+    "without the line of the URL": lambda lines: lines[1:],
+    "an empty line first": lambda lines: ["", *lines[1:]],
+    "blank lines": lambda lines: [*lines[:2], "", *lines[2:], ""],
+}
+BAD_CLIPS: dict[str, tuple[Edit, str]] = {
+    "empty": (lambda _: [], "without frames"),
+    "the URL alone": (lambda lines: lines[:1], "without frames"),
+    "a comment alone": (lambda _: ["# x"], "without frames"),
+    "a cut last line": (lambda lines: [*lines[:-1], lines[-1][:60]], "line 7;"),
+    "two URLs": (lambda lines: [lines[0], *lines], "line 2;"),
+    "18 numbers and no URL": (lambda lines: [lines[1].rpartition(" ")[0], *lines[2:]], "line 1;"),
+    "a time of 1.5": (lambda lines: [*lines[:2], lines[1].replace(" ", ".5 ", 1)], "line 3;"),
+    "a time beyond int64": (lambda lines: [*lines, "9" + lines[1].replace(" ", "9" * 9 + " ", 1)],
+                            "line 8;"),
+    "infinity": (lambda lines: [lines[0], lines[1].rpartition(" ")[0] + " inf"], "line 2;"),
+}  # fmt: skip
+
+
+def edit_clip(folder: Path, edit: Edit, name: str = "") -> None:
+    [path] = folder.glob("*.txt")
+    path.write_text("\n".join(edit(path.read_text().split("\n"))))
+    if name:
+        path.with_suffix("").rename(folder / name)
+        path.rename(folder / f"{name}.txt")
+
+
+@pytest.mark.parametrize("name", ["", "kitchen_01"])
+@pytest.mark.parametrize("case", CLIPS)
+def test_lines_of_realestate10k(tmp_path: Path, case: str, name: str) -> None:
+    write_realestate10k(tmp_path / "original")
+    [truth] = open_source(tmp_path / "original").episodes()
+    expected = list(open_source(tmp_path / "original").frames(truth))
+    edit_clip(tmp_path / "original", CLIPS[case], name)
+    source = open_source(tmp_path / "original")
+    assert isinstance(source, SceneSource)
+    [info] = source.episodes()
+    assert info.key.endswith(name)
+    for frame, known in zip(source.frames(info), expected, strict=True):
+        np.testing.assert_array_equal(frame["pose"], known["pose"])
+        assert frame["timestamp"] == known["timestamp"]
+
+
+@pytest.mark.parametrize("case", BAD_CLIPS)
+def test_other_lines_of_realestate10k(tmp_path: Path, case: str) -> None:
+    edit, match = BAD_CLIPS[case]
+    write_realestate10k(tmp_path / "good", seed=1)
+    write_realestate10k(tmp_path / "bad")
+    edit_clip(tmp_path / "bad", edit)
+    check_refused(open_source(tmp_path), [f"bad/{0:016x}"], match)
+
+
+def test_clips_of_any_name_beside_an_empty_list(tmp_path: Path) -> None:
+    """The empty list is an error, not data left out; other pairs of names are none."""
+    for number, name in enumerate(("kitchen", "hall")):
+        write_realestate10k(tmp_path / name, seed=number)
+        edit_clip(tmp_path / name, lambda lines: lines, name)
+        for path in (tmp_path / name / name, tmp_path / name / f"{name}.txt"):
+            (tmp_path / "x").mkdir(exist_ok=True)
+            path.rename(tmp_path / "x" / path.name)
+    (tmp_path / "x" / "hall.txt").write_text("")
+    (tmp_path / "x" / "notes.txt").write_text("about\n")
+    (tmp_path / "x" / "notes").mkdir()
+    source = open_source(tmp_path / "x")
+    assert [info.key for info in source.episodes()] == ["x/hall", "x/kitchen"]
+    check_refused(source, ["x/hall"], "without frames")
+
+
+def test_a_folder_beside_its_notes_hides_no_scene(tmp_path: Path) -> None:
+    write_nerfstudio(tmp_path / "scenes" / "a")
+    (tmp_path / "scenes.txt").write_text("all\n")
+    assert [info.key for info in open_source(tmp_path).episodes()] == ["scenes/a"]
+
+
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_translations_that_are_not_finite_are_missing_poses(tmp_path: Path, value: float) -> None:
+    write_nerfstudio(tmp_path / "nerf")
+    path = tmp_path / "nerf" / "transforms.json"
+    whole = json.loads(path.read_text())
+    whole["frames"][1]["transform_matrix"][2][3] = value
+    path.write_text(json.dumps(whole))
+    write_colmap(tmp_path / "colmap", row(1) + "\n" + row(2).replace(" 2 ", f" {value} ", 1))
+    write_co3d(tmp_path / "co3d")
+    edit_co3d(tmp_path / "co3d", lambda all_: all_[1]["viewpoint"]["T"].__setitem__(0, value))
+    found: dict[str, list[Any]] = {}
+    source = open_source(tmp_path, features=["image", "pose"])
+    for info in source.episodes():
+        frames = list(source.frames(info))
+        found.setdefault(info.key.split("/")[0], []).extend(frames)
+        assert all(
+            np.isfinite(np.asarray(frame["pose"])).all() for frame in frames if "pose" in frame
+        )
+    assert {key: sum("pose" not in frame for frame in each) for key, each in found.items()} == {
+        "nerf": 1,
+        "colmap": 1,
+        "co3d": 1,
+    }
+    assert "3 frames without pose" in inventory_of(source).notes
+
+
+def edit_co3d(folder: Path, change: Callable[[Any], object]) -> None:
+    [path] = folder.rglob("frame_annotations.jgz")
+    annotations = json.loads(gzip.decompress(path.read_bytes()))
+    change(annotations)
+    path.write_bytes(gzip.compress(json.dumps(annotations).encode()))
+
+
+def zipped(text: str) -> bytes:
+    return gzip.compress(text.encode(), 9)
+
+
+BOMB = "[" + "[]," * (20 << 20) + "[]]"
+ANNOTATIONS: dict[str, tuple[Callable[[], bytes], str]] = {
+    "no gzip": (lambda: b"[]", "not a gzip file"),
+    "cut": (lambda: zipped("[" + "{}," * 999)[:-9], "not a gzip file"),
+    "damaged": (lambda: zipped("[1, 2]")[:12] + b"\xff" * 9, "not a gzip file"),
+    "lists alone": (lambda: zipped("[" + "[]," * 99 + "[]]"), "missing or wrong value"),
+    "a bomb": (lambda: zipped(BOMB), "annotations too large"),
+    "nesting": (lambda: zipped("[" * 100_000), "missing or wrong value"),
+    "a large object": (lambda: zipped('[{"a": "%s"}]' % ("x" * 70_000)), "missing or wrong value"),
+    "text after the list": (lambda: zipped("[] []"), "missing or wrong value"),
+    "no list": (lambda: zipped("{}"), "missing or wrong value"),
+    "not UTF-8": (lambda: gzip.compress(b"[\xff]"), "missing or wrong value"),
+    "a path outside": (lambda: zipped('[{"sequence_name": "../../x"}]'), "name of a folder"),
+    "an absolute path": (lambda: zipped('[{"sequence_name": "/x"}]'), "name of a folder"),
+    "the folder above": (lambda: zipped('[{"sequence_name": ".."}]'), "name of a folder"),
+    "a number": (lambda: zipped('[{"sequence_name": 3}]'), "name of a folder"),
+}
+
+
+@pytest.mark.parametrize("case", ANNOTATIONS)
+def test_damaged_annotations_of_a_category_of_co3d(tmp_path: Path, case: str) -> None:
+    """Other categories are packed."""
+    write, match = ANNOTATIONS[case]
+    write_co3d(tmp_path / "good")
+    bad = tmp_path / "bad" / "apple" / "frame_annotations.jgz"
+    bad.parent.mkdir(parents=True)
+    bad.write_bytes(write())
+    source = open_source(tmp_path)
+    good = [info.key for info in source.episodes() if info.key.startswith("good")]
+    assert len(good) == 2
+    check_refused(source, ["bad/apple"], match, file=bad)
+    report = seqrecord.convert(source, tmp_path / "r", workers=1, skip_bad_episodes=True)
+    assert (*report.written,) == (*good,)
+
+
+def test_folders_with_strange_names_are_no_models(tmp_path: Path) -> None:
+    write_colmap(tmp_path / "scene", row(1))
+    (tmp_path / "scene/sparse/0").rename(tmp_path / "scene/sparse/²")
+    with pytest.raises(SourceError, match="no data in the format scenes"):
+        open_source(tmp_path, format="scenes")
+
+
+@pytest.mark.parametrize("text", ['{"frames": [{}]}', '{"frames": [{"file_path": null}]}'])
+def test_frames_without_an_image(tmp_path: Path, text: str) -> None:
+    write_nerfstudio(tmp_path / "a")
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "transforms.json").write_text(text)
+    check_refused(open_source(tmp_path), ["b"], "frame without an image", frame=0)
+
+
+def test_huge_numbers_of_a_scene(tmp_path: Path) -> None:
+    write_nerfstudio(tmp_path / "a")
+    huge = "1" + "0" * 400
+    for key, pattern, value in (
+        ("b", r'"fl_x": [0-9.]+', f'"fl_x": {huge}'),
+        ("c", r'"fl_x": [0-9.]+', '"camera_angle_x": 0'),
+        ("d", r'"transform_matrix": \[\[[^,]*', f'"transform_matrix": [[{huge}'),
+        ("e", r'"fl_x"', f'"deep": {"[" * 900}{"]" * 900}, "fl_x"'),
+    ):
+        write_nerfstudio(tmp_path / key)
+        path = tmp_path / key / "transforms.json"
+        path.write_text(re.sub(pattern, value, path.read_text()))
+    check_refused(open_source(tmp_path), ["b", "c", "d"], "missing or wrong value|not a rigid pose")

@@ -1,0 +1,526 @@
+"""A job of any loader, number of ranks and arguments, compared with a model in every step.
+
+Interface of the machine. `job` draws arguments and begins; the rules then act on all ranks:
+
+- `take` some batches, `finish` an epoch, `restart` in the middle of one;
+- `save` a state, `resume` one on as many ranks or others, with another batch size or more memory;
+- `set_epoch` to an epoch or to a place in it, `set_samples` between epochs, `copy` the loaders;
+- ranks may have DataLoaders with workers (`WorkerMachine`);
+- `refuse` a state of other arguments, `read_by_number` from the map-style dataset.
+
+Invariants, after any rules:
+
+- Every value, mask and column of a clip equals the model of `clip_model`, which reads no file.
+- An epoch has every clip of the model exactly once over all ranks and parts; a part is the yield of
+  equal ranks. Duplicates only even out ranks, and `last_batch` determines their number.
+- Batches and their order equal an uninterrupted run of the part, with any class of loader.
+- Ranks have equal numbers of batches (`last_batch="keep"`: at most one more) and equal states.
+- `len`, `stats()` and the peak memory agree with the batches.
+"""
+
+from __future__ import annotations
+
+import json
+import pickle
+import random
+from collections import Counter
+from dataclasses import dataclass, replace
+from itertools import islice, zip_longest
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import assume, note
+from hypothesis import strategies as st
+from hypothesis.stateful import (
+    Bundle,
+    RuleBasedStateMachine,
+    initialize,
+    precondition,
+    rule,
+)
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    SeqRecordIterableDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    StateError,
+)
+from seqrecord.samples import every, skip_last
+from tests.kit.clip_data import minimum_memory
+from tests.loader.clip_model import Case, cases, check_by_number, check_rows, equal
+from tests.loader.resume_contract import Direct
+
+Clip = tuple[int, int]
+KINDS: Any = {"pipe": SeqRecordPipe, "stream": SeqRecordIterableDataset, "node": Direct}
+SIZES = (1, 3, 4, 7)
+MOST_RANKS = 4
+FOLDERS = ("lab", "kitchen")
+SAMPLES = (None, [every(2)], [every(3, rotate=True)], [skip_last(2)])
+
+
+@dataclass(frozen=True)
+class Part:
+    """The batches of equal ranks in an epoch, from its begin or from a state.
+
+    `given` are the clips of earlier parts, `options` the arguments of all ranks; each rank has a
+    DataLoader with `workers`, if any.
+    """
+
+    options: Any
+    epoch: int
+    ranks: int
+    state: str | None = None
+    given: tuple[Clip, ...] = ()
+    workers: int = 0
+
+    @property
+    def key(self) -> str:
+        return repr((sorted(self.options.items()), replace(self, options=None, given=())))
+
+    @property
+    def shards(self) -> int:
+        return self.ranks * max(1, self.workers)
+
+
+@dataclass(frozen=True)
+class Place:
+    """A position: a part, and the batches that each rank has returned of it."""
+
+    part: Part
+    batch: int = 0
+
+    @property
+    def following(self) -> Place:
+        """The begin of the next epoch."""
+        return Place(replace(self.part, epoch=self.part.epoch + 1, state=None, given=()))
+
+
+class LoaderMachine(RuleBasedStateMachine):
+    records: seqrecord.Dataset
+    is_mix = False
+    most_workers = 0
+    saved = Bundle("saved")
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wholes: dict[str, list[list[Any]]] = {}
+        self.remainders: dict[str, dict[int, int]] = {}  # samples: epoch: remainder
+
+    @initialize(
+        case=st.booleans().flatmap(lambda rated: cases(rated=rated)),
+        kind=st.sampled_from([*KINDS]),
+        ranks=st.integers(1, MOST_RANKS),
+        workers=st.integers(0, 2),
+    )
+    def job(self, case: Case, kind: str, ranks: int, workers: int) -> None:
+        options = dict(case.options)
+        if not case.clips:
+            with pytest.raises(ClipError):
+                self.make(Part({**options, "memory_limit": None}, 0, 1))
+        assume(case.clips)
+        if options.get("memory_limit") == "least":
+            options["memory_limit"] = max(
+                minimum_memory(lambda n=n, **given: self.make(Part({**options, **given}, 0, n)))
+                for n in range(1, MOST_RANKS + 1)
+            )
+        least = min(len(case.clips_of(remainder)) for remainder in case.remainders)
+        if (
+            least < MOST_RANKS * max(SIZES) * max(1, self.most_workers)
+            and options["last_batch"] == "drop"
+        ):
+            options["last_batch"] = "repeat"  # or an epoch may have no batch
+        part = Part(options, 0, ranks, workers=min(workers, self.most_workers))
+        self.go(kind, Place(part))
+        note(f"{kind} {part}")
+
+    # ---- the model
+
+    def make(self, part: Part, kind: str = "stream", **more: Any) -> list[Any]:
+        """The loaders of all ranks."""
+        options, ranks = {**part.options, **more}, part.ranks
+        return [KINDS[kind](self.records, **options, rank=(rank, ranks)) for rank in range(ranks)]
+
+    def clips(self, part: Part) -> list[Clip]:
+        """The clips of a part's epoch in order; with `every(…, rotate=True)` of its remainder."""
+        case = Case(part.options)
+        if len(case.remainders) == 1:
+            return case.clips
+        group = self.remainders.setdefault(repr(part.options.get("samples")), {})
+        if part.epoch not in group:
+            (stream,) = self.make(replace(part, ranks=1), last_batch="keep")
+            stream.set_epoch(part.epoch)
+            start = int(np.ravel(next(iter(stream))["start"])[0])
+            group[part.epoch] = start % case.every
+            turns = Counter((n // len(case.remainders), start) for n, start in group.items())
+            assert max(turns.values()) == 1
+        return case.clips_of(group[part.epoch])
+
+    def clips_in(self, batches: list[Any], part: Part) -> list[Clip]:
+        """The clips of a rank's batches, after a check of their values."""
+        case = Case(part.options)
+        return [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
+
+    def counts(self, part: Part) -> tuple[int, int]:
+        """The least and the greatest number of clips of a rank, or of a worker."""
+        total = len(set(self.clips(part)) - set(part.given))
+        least, most = total // part.shards, -(-total // part.shards)
+        last_batch, size = part.options["last_batch"], part.options["batch_size"] or 1
+        if last_batch == "keep":
+            return least, most
+        least = most if last_batch == "repeat" else least - least % size
+        return least, least
+
+    def has_batches(self, part: Part) -> bool:
+        """Whether enough clips remain, or none."""
+        is_over = {*part.given} >= {*self.clips(part)}
+        return part.options["last_batch"] != "drop" or self.counts(part)[0] > 0 or is_over
+
+    def whole(self, part: Part) -> list[list[Any]]:
+        """Batches of each rank in an uninterrupted run of a part, after a check."""
+        if part.key not in self.wholes:
+            streams = self.make(part)
+            for stream in streams:
+                if part.state is None:
+                    stream.set_epoch(part.epoch)
+                else:
+                    stream.load_state_dict(json.loads(part.state))
+            batches = [[*self.iterate(stream, part)] for stream in streams]
+            self.wholes[part.key] = batches
+            clips = self.check_clips(part, batches)
+            if not part.workers:
+                self.check_stats(part, clips, batches, streams)
+            elif part.state is None:  # workers are shards that take turns
+                alone = self.whole(replace(part, ranks=part.shards, workers=0))
+                for rank, found in enumerate(batches):
+                    parts = alone[rank * part.workers : (rank + 1) * part.workers]
+                    turns = (batch for turn in zip_longest(*parts) for batch in turn)
+                    assert equal(found, [batch for batch in turns if batch is not None])
+        return self.wholes[part.key]
+
+    @staticmethod
+    def iterate(loader: Any, part: Part) -> Any:
+        """An iterator over the rest of a rank's epoch."""
+        return iter(DataLoader(loader, None, num_workers=part.workers) if part.workers else loader)
+
+    def check_clips(self, part: Part, batches: list[list[Any]]) -> list[list[Clip]]:
+        """Check values, and that each clip comes once; returns the clips of each rank."""
+        case, size = Case({**part.options, "rank": part.ranks}), part.options["batch_size"]
+        clips = self.clips(part)
+        of_ranks = [self.clips_in(rank, part) for rank in batches]
+        found = Counter(clip for rank in of_ranks for clip in rank)
+        assert found.keys() <= set(clips)
+        least, most = self.counts(part)
+        repeated = found.total() - len(found)
+        if not (case.in_rows and part.given):
+            assert not found.keys() & set(part.given)
+            is_even = not (case.in_rows and part.options["last_batch"] == "keep")
+            workers = max(1, part.workers)
+            counts = range(least * workers, most * workers + 1)
+            assert all(len(rank) in counts for rank in of_ranks) or not is_even
+            missing = set(clips) - found.keys() - set(part.given)
+            assert not missing or part.options["last_batch"] == "drop"
+            assert repeated <= (part.shards - 1 if part.options["last_batch"] == "repeat" else 0)
+        if part.workers:
+            return of_ranks
+        for rank in batches if size and not case.in_rows else []:
+            assert {len(batch["episode"]) for batch in rank[:-1]} <= {size}
+        if part.state is None and part.ranks == 1 and not part.options["shuffle"]:
+            assert case.in_rows or of_ranks[0] == clips[: len(of_ranks[0])]
+        if case.in_rows and part.state is None:
+            for rank in batches:
+                check_rows(case, rank)
+        return of_ranks
+
+    def check_stats(
+        self, part: Part, clips: list[list[Clip]], batches: list[list[Any]], streams: list[Any]
+    ) -> None:
+        limit, every = part.options.get("memory_limit"), self.clips(part)
+        found = [clip for own in clips for clip in own]
+        if not part.given:
+            repeated = sum(stream.stats()["duplicate_clips"] for stream in streams)
+            assert repeated == len(found) - len({*found})
+        if not part.given and part.ranks == 1:
+            assert streams[0].stats()["clips_dropped"] == len(every) - len(found)
+        case = Case(part.options)
+        inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
+        skips = case.function("skip_last", "n", 0) or not case.function("every", "rotate", True)
+        for stream, rank, own in zip(streams, batches, clips, strict=True):
+            stats = stream.stats()
+            if not skips:
+                assert stats["clips_incomplete"] == len(inside) - len(case.clips)
+                if case.has_windows:
+                    assert stats["clips_outside"] == len(case.starts) - len(inside)
+            assert (stats["clips"], stats["batches"]) == (len(own), len(rank))
+            assert limit is None or stats["peak_buffer_bytes"] <= limit
+            if part.state is None:
+                stream.set_epoch(part.epoch)
+                assert (len(stream), stream.num_clips) == (len(rank), len(every))
+
+    # ---- the job
+
+    def go(self, kind: str, place: Place, loaders: list[Any] | None = None) -> None:
+        """Continue with these loaders."""
+        self.kind = kind = "pipe" if place.part.workers else kind  # others need each epoch
+        self.place = place
+        self.loaders = self.make(place.part, kind) if loaders is None else loaders
+        self.iterators: list[Any] | None = None
+        self.is_begun = False
+        self.is_over = False
+
+    @property
+    def takes_samples(self) -> bool:
+        """Whether other samples need no other windows or memory."""
+        options = self.place.part.options
+        names = {one.name for one in options.get("samples") or ()}
+        is_plain = not names & {"dilate", "reverse"} and "memory_limit" not in options
+        return is_plain and not self.is_mix and not self.place.part.workers
+
+    @property
+    def next_place(self) -> Place:
+        return self.place.following if self.is_begun else self.place
+
+    def running(self) -> list[Any]:
+        if self.iterators is None:
+            self.place = self.next_place
+            self.iterators = [self.iterate(loader, self.place.part) for loader in self.loaders]
+            self.is_begun = self.is_over = False
+        return self.iterators
+
+    @rule(count=st.integers(1, 5))
+    def take(self, count: int) -> None:
+        """Take some batches on each rank, at most to the last one."""
+        iterators = self.running()
+        whole, batch = self.whole(self.place.part), self.place.batch
+        count = min(count, *(max(0, len(rank) - batch) for rank in whole), count)
+        for iterator, rank in zip(iterators, whole, strict=True):
+            assert equal([*islice(iterator, count)], rank[batch : batch + count])
+        self.is_begun |= count > 0
+        self.place = replace(self.place, batch=batch + count)
+        if not self.is_mix and not self.place.part.workers:
+            every = len(self.clips(self.place.part))
+            assert {loader.num_clips for loader in self.loaders} == {every}
+
+    @rule()
+    def finish(self) -> None:
+        """Take the rest of the epoch on each rank."""
+        iterators = self.running()
+        for iterator, rank in zip(iterators, self.whole(self.place.part), strict=True):
+            assert equal([*iterator], rank[self.place.batch :])
+        longest = max(map(len, self.whole(self.place.part)))
+        self.place = replace(self.place, batch=max(longest, self.place.batch))
+        self.iterators, self.is_begun, self.is_over = None, True, True
+
+    @rule(count=st.integers(1, 3), is_copied=st.booleans())
+    def restart(self, count: int, is_copied: bool) -> None:
+        """Begin another iteration, with the loaders or copies of them: the next epoch, if one has
+        begun."""
+        if is_copied:
+            self.loaders = pickle.loads(pickle.dumps(self.loaders))
+        self.iterators = None
+        self.take(count)
+
+    @precondition(lambda self: self.wholes)
+    @rule(target=saved)
+    def save(self) -> tuple[str, Place]:
+        """All ranks have the same state, and saving changes nothing."""
+        in_workers = self.is_begun and self.place.part.workers
+        taken = {"batches": self.place.batch} if in_workers else {}
+        states = [json.dumps(loader.state_dict(**taken)) for loader in self.loaders]
+        longest = max(range(len(states)), key=lambda rank: json.loads(states[rank])["batch"])
+        is_even = self.place.part.options["last_batch"] != "keep"
+        assert len({*states}) == 1 or not (is_even or not self.is_over)
+        ends = self.is_over and self.kind != "node"
+        place = self.place.following if ends else self.place
+        found = json.loads(states[longest])
+        if self.is_begun or place.part.state is None:
+            assert (found["epoch"], found["batch"]) == (place.part.epoch, place.batch)
+        return states[longest], place
+
+    @rule(
+        saved=saved,
+        kind=st.sampled_from([*KINDS]),
+        ranks=st.none() | st.integers(1, MOST_RANKS),
+        size=st.none() | st.sampled_from(SIZES),
+        workers=st.none() | st.integers(0, 2),
+        has_more_memory=st.booleans(),
+    )
+    def resume(
+        self,
+        saved: Any,
+        kind: str,
+        ranks: int | None,
+        size: int | None,
+        workers: int | None,
+        has_more_memory: bool,
+    ) -> None:
+        """Continue from a state: with equal ranks, workers and batch size, or others."""
+        state, place = saved
+        old, more = place.part, dict[str, Any]()
+        size = None if self.is_mix else size
+        options, larger = old.options, {"batch_size": size, "memory_limit": None}
+        options = options if size is None else {**options, **larger}
+        workers = old.workers if workers is None else min(workers, self.most_workers)
+        part = replace(old, options=options, ranks=ranks or old.ranks, workers=workers)
+        if self.is_mix and ranks not in (None, old.ranks) and place.batch:
+            place = Place(part).following  # a mix continues there
+        elif place.batch or old.state:
+            is_same = (part.ranks, part.shards) == (old.ranks, old.shards)
+            if not is_same or options["batch_size"] != old.options["batch_size"]:
+                whole = self.whole(old)
+                given = [c for rank in whole for c in self.clips_in(rank[: place.batch], old)]
+                is_over = place.batch >= max(map(len, whole))
+                rest = self.clips(old) if is_over else given
+                part = replace(part, state=state, given=(*old.given, *rest))
+                place = Place(part)
+            else:
+                place = replace(place, part=part)
+                more |= {"memory_limit": None} if has_more_memory else {}
+        else:
+            place = Place(part)
+        kind = "pipe" if workers else kind
+        loaders = self.make(place.part, kind, **more)
+        for loader in loaders:
+            loader.load_state_dict(json.loads(state))
+        if self.has_batches(place.part):
+            self.go(kind, place, loaders)
+        else:
+            with pytest.raises(ClipError, match="leaves no batch at all"):
+                next(self.iterate(loaders[0], place.part))
+
+    @rule(epoch=st.integers(0, 5), batches=st.integers(0, 6), is_made=st.booleans())
+    def set_epoch(self, epoch: int, batches: int, is_made: bool) -> None:
+        """Of the next iteration, also of one that is made; a running one continues.
+
+        A pending place in the epoch stays.
+        """
+        # Workers begin when the DataLoader's iterator is made, so its position is fixed.
+        if is_made and not self.iterators and not self.place.part.workers:
+            self.running()
+        part = replace(self.place.part, epoch=epoch, state=None, given=())
+        batches = min(batches, *map(len, self.whole(part)), batches)
+        for loader in self.loaders:
+            loader.set_epoch(epoch, batches)
+        if self.is_begun and self.iterators:
+            one = [*islice(self.iterators[0], 1)]
+            assert equal(one, self.whole(self.place.part)[0][self.place.batch :][:1])
+        if self.is_begun or batches or epoch != self.place.part.epoch:
+            self.place = Place(part, batches)
+        if self.is_begun:
+            self.iterators = None
+        self.is_begun = self.is_over = False
+
+    @precondition(lambda self: self.takes_samples)
+    @rule(samples=st.sampled_from(SAMPLES))
+    def set_samples(self, samples: Any) -> None:
+        """Between epochs; inside one it is an error."""
+        place = self.place.following if self.is_over else self.next_place
+        if place.batch or place.part.state or (self.iterators and self.is_begun):
+            with pytest.raises(StateError, match="set_samples inside an epoch"):
+                self.loaders[0].set_samples(samples)
+            return
+        options = {**place.part.options, "samples": samples}
+        part = replace(place.part, options=options)
+        if Case(options).clips and self.has_batches(part):
+            for loader in self.loaders:
+                loader.set_samples(samples)
+            self.go(self.kind, Place(part), self.loaders)
+
+    @precondition(lambda self: self.wholes and not self.is_mix)
+    @rule(number=st.integers(0, 99))
+    def read_by_number(self, number: int) -> None:
+        """The map-style dataset has the epoch's clips in the order of the model."""
+        part = self.place.part
+        check_by_number(
+            self.records, Case(part.options), random.Random(number), self.clips(part), part.epoch
+        )
+
+    @rule(saved=saved)
+    def refuse(self, saved: Any) -> None:
+        """A loader of other arguments refuses a state, and its own does not change."""
+        state, place = saved
+        options = place.part.options
+        other = {"seed": options["seed"] + 1}
+        if not options["shuffle"]:
+            other = {"last_batch": "drop" if options["last_batch"] == "keep" else "keep"}
+        (loader,) = self.make(replace(place.part, options={**options, **other}, ranks=1))
+        before = loader.state_dict()
+        with pytest.raises(StateError, match=f": .*{next(iter(other))}"):
+            loader.load_state_dict(json.loads(state))
+        assert loader.state_dict() == before
+
+
+class WorkerMachine(LoaderMachine):
+    """A job whose ranks may have a DataLoader with workers. Starts processes."""
+
+    most_workers = 2
+
+
+class MixMachine(LoaderMachine):
+    """A mix of the dataset's episodes of each folder; each source has epochs of its own."""
+
+    is_mix = True
+
+    @initialize(
+        case=cases(),
+        ranks=st.integers(1, MOST_RANKS),
+        end=st.sampled_from(["first_exhausted", "all_exhausted", 5]),
+        weights=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    )
+    def job(self, case: Case, ranks: int, end: str | int, weights: tuple[int, int]) -> None:
+        kept = {"clip_len", "dilation", "windows", "pad", "features", "metadata", "ragged"}
+        self.common = {n: value for n, value in case.options.items() if n in kept}
+        self.sources = {n: Case({**self.common, "episodes": f"{n}/*"}) for n in FOLDERS}
+        assume(all(source.clips for source in self.sources.values()))
+        options = {"batch_size": max(case.batch_size or 0, 3), "seed": case.options["seed"]}
+        options |= {"weights": dict(zip(FOLDERS, weights, strict=True)), "stopping_strategy": end}
+        self.go("mix", Place(Part(options | {"last_batch": "repeat", "shuffle": True}, 0, ranks)))
+
+    def make(self, part: Part, kind: str = "mix", **more: Any) -> list[Any]:
+        options = {**part.options, **more}
+        options = {n: value for n, value in options.items() if n not in ("last_batch", "shuffle")}
+        return [
+            SeqRecordMix(
+                {
+                    n: SeqRecordIterableDataset(self.records, **source.options)
+                    for n, source in self.sources.items()
+                },
+                **options,
+                rank=(rank, part.ranks),
+            )
+            for rank in range(part.ranks)
+        ]
+
+    def has_batches(self, part: Part) -> bool:
+        return True
+
+    def check_clips(self, part: Part, batches: list[list[Any]]) -> list[list[Clip]]:
+        """A rank's clips of a source are whole epochs of its share, and the rest of one."""
+        assert len({*map(len, batches)}) == 1
+        columns = {"dataset", *(f"{name}_is_missing" for name in self.sources)}
+        for rank in batches:
+            found: dict[str, list[Clip]] = {name: [] for name in self.sources}
+            for batch in rank:
+                for clip in Case(self.common).clips_in(batch):
+                    name = clip["dataset"]
+                    plain = {n: value for n, value in clip.items() if n not in columns}
+                    found[name].append(self.sources[name].check(plain))
+            for name, clips in found.items():
+                share = -(-len(self.sources[name].clips) // part.ranks)
+                for start in range(0, len(clips) if part.epoch == 0 else 0, share):
+                    epoch = clips[start : start + share]
+                    assert len({*epoch}) == len(epoch)
+        return []
+
+    def check_stats(
+        self, part: Part, clips: list[list[Clip]], batches: list[list[Any]], streams: list[Any]
+    ) -> None:
+        for stream, rank in zip(streams, batches, strict=True):
+            stats = stream.stats()
+            assert stats["batches"] == len(rank)
+            assert stats["clips"] == len(rank) * part.options["batch_size"]
+            stream.set_epoch(part.epoch)
+            assert len(stream) == len(rank)

@@ -1,0 +1,413 @@
+"""Bytes of remote storage in memory: each is read once, and the order is that of local files."""
+
+from __future__ import annotations
+
+import gc
+import logging
+import pickle
+import threading
+import weakref
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    SeqRecordWriter,
+)
+from seqrecord.errors import StorageError, TransientError
+from seqrecord.storage import CachedStorage, open_storage
+from tests.kit.chunk_stores import (
+    FILE_BYTES,
+    ChunkStore,
+    Readers,
+    SlowStorage,
+    forget_range,
+    read_ahead,
+    read_range,
+    started_store,
+)
+from tests.kit.clip_data import minimum_memory, no_leaks
+from tests.kit.faults import CountingStorage, FaultyStorage, damages_once
+from tests.loader.clip_model import GROUPS, Case, cases, equal, write_all
+from tests.loader.test_combinations import CASES
+
+SHAPE = (150, 150, 3)  # 66 KiB: larger frames are not kept decoded
+FRAMES, EPISODES = 60, 6
+NEEDED = FRAMES * EPISODES * 150 * 150 * 3
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("store") / "records"
+    rng = np.random.default_rng(0)
+    with SeqRecordWriter(folder, codecs="raw", chunk_frames=25) as writer:
+        for number in range(EPISODES):
+            with writer.episode(str(number)) as episode:
+                for frame in range(FRAMES):
+                    image = rng.integers(0, 255, SHAPE, dtype=np.uint8)
+                    episode.append({"image": image, "id": np.int64(number * 1000 + frame)})
+    return folder
+
+
+@pytest.fixture
+def remote(folder: Path) -> CountingStorage:
+    return CountingStorage(open_storage(str(folder)))
+
+
+def read_shares(storage: CountingStorage, loader: Any, epochs: int = 3) -> list[float]:
+    """Bytes read in each epoch, divided by the bytes of all images."""
+    shares = []
+    for epoch in range(epochs):
+        if hasattr(loader, "set_epoch"):
+            loader.set_epoch(epoch)
+        storage.reset()
+        for _ in loader:
+            pass
+        shares.append(storage.bytes_read / NEEDED)
+    return shares
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_len": 1},
+        {"clip_len": 6, "stride": 3},
+        {"clip_len": 4, "dilation": 3},
+        {"clip_len": 6, "order": "sequences"},
+        {"clip_len": 6, "shuffle": False},
+        {"clip_len": 3, "resize": (140, 140)},
+        {"clip_len": 3, "features": ["image"]},
+    ],
+    ids=str,
+)
+def test_bytes_are_read_once(remote: CountingStorage, options: dict[str, Any]) -> None:
+    pipe = SeqRecordPipe(remote, batch_size=4, **options)
+    first, *later = read_shares(remote, pipe)
+    assert 0.9 < first <= 1.05
+    assert later == [0, 0]
+
+
+@pytest.mark.parametrize("limit", ["12MiB", "16MiB", "24MiB", "40MiB"])
+def test_little_memory(remote: CountingStorage, limit: str) -> None:
+    pipe = SeqRecordPipe(remote, clip_len=1, batch_size=4, memory_limit=limit)
+    for _ in range(2):
+        remote.reset()
+        for _ in pipe:
+            pass
+        assert remote.bytes_read <= 1.05 * NEEDED
+        stats = pipe.stats()
+        peak = stats["peak_buffer_bytes"] + stats["peak_chunk_store_bytes"]
+        assert peak <= stats["memory_limit"]
+        assert stats["bytes_read"] <= remote.bytes_read
+
+
+def test_later_epochs_find_a_part(remote: CountingStorage) -> None:
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 4, "shuffle": False}
+    pipe = SeqRecordPipe(remote, **options, memory_limit="24MiB")
+    shares = read_shares(remote, pipe)
+    room = pipe.stats()["peak_chunk_store_bytes"] / NEEDED
+    assert 0.2 < room < 0.9
+    assert max(shares[1:]) <= 1.1 - 0.8 * room  # whatever the order of the epoch
+
+
+def test_ranks(folder: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "seqrecord")
+    storages = [CountingStorage(open_storage(str(folder))) for _ in range(3)]
+    pipes = [
+        SeqRecordPipe(storage, clip_len=1, batch_size=4, rank=(rank, 3))
+        for rank, storage in enumerate(storages)
+    ]
+    sums = np.sum(list(map(read_shares, storages, pipes)), axis=0)
+    assert sums[0] <= 1.05
+    assert sums[2] < 0.75 * sums[0]
+    lines = [r.getMessage() for r in caplog.records if "cache_dir=" in r.getMessage()]
+    assert len(lines) == 1
+    assert "3 shards" in lines[0]
+
+
+def test_ranks_with_a_disk_cache(folder: Path, tmp_path: Path) -> None:
+    storages = [CountingStorage(open_storage(str(folder))) for _ in range(3)]
+    pipes = [
+        SeqRecordPipe(
+            CachedStorage(storage, tmp_path / "cache", "1GiB"),
+            clip_len=1,
+            batch_size=4,
+            rank=(rank, 3),
+        )
+        for rank, storage in enumerate(storages)
+    ]
+    shares = []
+    for epoch in range(2):
+        nbytes = 0
+        for storage, pipe in zip(storages, pipes, strict=True):
+            storage.reset()
+            pipe.set_epoch(epoch)
+            for _ in pipe:
+                pass
+            nbytes += storage.bytes_read
+        shares.append(nbytes / NEEDED)
+    assert shares[0] <= 1.05
+    assert shares[1] == 0
+
+
+def test_map_style(remote: CountingStorage) -> None:
+    dataset = SeqRecordMapDataset(remote, clip_len=3)
+    loader = DataLoader(dataset, batch_size=8, shuffle=True, collate_fn=seqrecord.collate)
+    assert read_shares(remote, loader)[1:] == [0, 0]
+    assert dataset.stats()["bytes_from_chunk_store"] > NEEDED
+    small = SeqRecordMapDataset(remote, clip_len=1, memory_limit="2MiB")
+    remote.reset()
+    for number in range(0, 60, 7):
+        assert small[number]["id"].item() == number
+    assert remote.bytes_read <= 2 << 20  # not a chunk for each frame
+    assert small.stats()["peak_chunk_store_bytes"] <= 2 << 20
+
+
+def test_mix(folder: Path) -> None:
+    storages = {name: CountingStorage(open_storage(str(folder))) for name in "ab"}
+    sources = {n: SeqRecordIterableDataset(one, clip_len=2) for n, one in storages.items()}
+    mix = SeqRecordMix(sources, batch_size=4, stopping_strategy=75)
+    nbytes = []
+    for _ in range(5):
+        for storage in storages.values():
+            storage.reset()
+        for _ in mix:
+            pass
+        nbytes.append(sum(storage.bytes_read for storage in storages.values()))
+    assert sum(nbytes) <= 2 * 1.05 * NEEDED
+    assert nbytes[-1] == 0
+
+
+def test_resume_in_the_middle(remote: CountingStorage) -> None:
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 4}
+    whole = list(SeqRecordPipe(remote, **options))
+    pipe = SeqRecordPipe(remote, **options)
+    iterator = iter(pipe)
+    for _ in range(60):
+        next(iterator)
+    state = pipe.state_dict()
+    resumed = SeqRecordPipe(remote, **options)
+    resumed.load_state_dict(state)
+    remote.reset()
+    rest = list(resumed)
+    assert [b["id"].tolist() for b in rest] == [b["id"].tolist() for b in whole[60:]]
+    assert remote.bytes_read <= 1.05 * NEEDED
+
+
+def test_workers(folder: Path) -> None:
+    local = SeqRecordPipe(folder, clip_len=2, batch_size=4)
+    remote = SeqRecordPipe(CountingStorage(open_storage(str(folder))), clip_len=2, batch_size=4)
+    ids = [
+        [batch["id"].tolist() for batch in DataLoader(pipe, batch_size=None, num_workers=2)]
+        for pipe in (local, remote)
+    ]
+    assert ids[0] == ids[1]
+
+
+def test_early_stop_leaves_nothing(folder: Path) -> None:
+    with no_leaks():
+        pipe = SeqRecordPipe(
+            CountingStorage(open_storage(str(folder))),
+            clip_len=1,
+            batch_size=4,
+            memory_limit="1GiB",
+        )
+        for _ in pipe:
+            break
+        store = pipe.dataset.contents.storage
+        assert isinstance(store, ChunkStore)
+        is_gone = weakref.ref(store)
+        del pipe, store
+    gc.collect()
+    assert is_gone() is None
+
+
+def test_error_of_the_network(folder: Path) -> None:
+    fails = [True]
+
+    def fault(operation: str, path: str, _: int) -> Exception | None:
+        is_failing = operation == "read" and path.endswith(".seqrec") and fails[0]
+        return TransientError("no network", file=path) if is_failing else None
+
+    storage = FaultyStorage(open_storage(str(folder)), fault)
+    fails[0] = False
+    pipe = SeqRecordPipe(storage, clip_len=2, batch_size=4)
+    expected = [batch["id"].tolist() for batch in pipe]
+    pipe = SeqRecordPipe(storage, clip_len=2, batch_size=4)
+    fails[0] = True
+    with no_leaks():
+        for _ in range(2):
+            pipe.set_epoch(0)
+            with pytest.raises(TransientError, match="no network"):
+                list(pipe)
+    fails[0] = False
+    pipe.set_epoch(0)
+    assert [batch["id"].tolist() for batch in pipe] == expected
+    store = pipe.dataset.contents.storage
+    assert isinstance(store, ChunkStore)
+    assert store.used_bytes <= NEEDED * 1.05  # failed requests hold no memory
+
+
+def test_damaged_bytes_are_read_again(folder: Path) -> None:
+    storage = damages_once(open_storage(str(folder)), number=5)
+    damaged = [b["id"].tolist() for b in SeqRecordPipe(storage, clip_len=1, batch_size=4)]
+    assert storage.injected == 1
+    assert damaged == [b["id"].tolist() for b in SeqRecordPipe(folder, clip_len=1, batch_size=4)]
+
+
+# ---- the store alone
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> SlowStorage:
+    (tmp_path / "a.seqrec").write_bytes(bytes(range(256)) * (FILE_BYTES // 256))
+    return SlowStorage(open_storage(str(tmp_path)))
+
+
+RANGES = [(0, 9), (100, 300), (5, 700), (60_000, 65_536)]
+DATA = [(bytes(range(256)) * 256)[a:b] for a, b in RANGES]
+
+
+def test_one_request_for_all_readers(slow: SlowStorage) -> None:
+    store = started_store(slow)
+    readers = Readers(store, RANGES)
+    readers.start(1)
+    assert slow.started.wait(30)
+    readers.start(3)
+    slow.may_go.set()
+    assert readers.join() == DATA
+    assert slow.count == 1
+
+
+def test_failed_request_reaches_all_readers(slow: SlowStorage) -> None:
+    store = started_store(slow)
+    slow.error = StorageError("cut off", file="a")
+    readers = Readers(store, RANGES)
+    readers.start(1)
+    assert slow.started.wait(30)
+    readers.start(3)
+    readers.wait_for_waiting()
+    slow.may_go.set()
+    errors = readers.join()
+    assert [str(error) for error in errors] == [str(slow.error)] * 4
+    assert len(set(map(id, errors))) == 4  # each thread adds its own context
+    assert slow.count == 1
+    assert store.used_bytes == 0
+    slow.error = None
+    assert [read_range(store, a, b) for a, b in RANGES] == DATA
+
+
+def test_cancelled_request_is_made_again(slow: SlowStorage) -> None:
+    store = started_store(slow)
+    slow.error = StorageError("cancelled", file="a")
+    readers = Readers(store, RANGES)
+    readers.start(1)
+    assert slow.started.wait(30)
+    readers.start(3)
+    readers.wait_for_waiting()
+    readers.is_unwanted.set()
+    inner = slow.error
+
+    def recover() -> None:
+        slow.error = None
+
+    threading.Timer(0.1, recover).start()
+    slow.may_go.set()
+    first, *others = readers.join()
+    assert str(first) == str(inner)
+    assert all(isinstance(item, (bytes, StorageError)) for item in others)
+
+
+@given(data=st.data())
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
+def test_any_reads(tmp_path: Path, data: Any) -> None:
+    """Random pieces, sizes, epochs and reads give the file's bytes within the size."""
+    content = np.random.default_rng(0).integers(0, 255, FILE_BYTES, dtype=np.uint8).tobytes()
+    (tmp_path / "a.seqrec").write_bytes(content)
+    storage = CountingStorage(open_storage(str(tmp_path)))
+    store = ChunkStore(storage)
+    for _ in range(data.draw(st.integers(1, 3))):
+        edges = sorted(data.draw(st.sets(st.integers(0, FILE_BYTES), max_size=10)))
+        pairs = np.array(edges[: len(edges) // 2 * 2], np.int64).reshape(-1, 2)
+        capacity = data.draw(st.sampled_from([0, 3000, 20_000, 1 << 17]))
+        store.begin(capacity, {"a.seqrec": (pairs[:, 0], pairs[:, 1])})
+        assert store.used_bytes <= capacity
+        for _ in range(data.draw(st.integers(1, 8))):
+            bounds = data.draw(st.lists(st.integers(0, FILE_BYTES), min_size=2, max_size=2))
+            start, stop = sorted(bounds)
+            if data.draw(st.booleans()):
+                read_ahead(store, start, stop)
+            if data.draw(st.integers(0, 5)) == 0:
+                forget_range(store, start, stop)
+            assert read_range(store, start, stop) == content[start:stop]
+            assert store.peak_bytes <= capacity
+    copy = pickle.loads(pickle.dumps(store))
+    assert copy.used_bytes == 0
+    assert read_range(copy, 3, 99) == content[3:99]
+
+
+# ---- plan, order and state
+
+
+def order_and_states(location: Any, options: dict[str, Any]) -> tuple[list[Any], list[Any]]:
+    """Batches of two epochs, and the states in the middle and at the end of each."""
+    pipe = SeqRecordPipe(location, **options)
+    batches, states = [], []
+    for _ in range(2):
+        for number, batch in enumerate(pipe):
+            batches.append(batch)
+            if number == 2:
+                states.append(pipe.state_dict())
+        states.append(pipe.state_dict())
+    return batches, states
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write_all(tmp_path_factory.mktemp("model") / "records", GROUPS)
+
+
+def check_equal(model: Path, options: dict[str, Any]) -> None:
+    """Check that a remote copy has the batches, order and states of a local one."""
+    options = dict(options)
+    if options.get("memory_limit") == "least":
+        options["memory_limit"] = minimum_memory(partial(SeqRecordPipe, model, **options))
+    batches, states = order_and_states(model, options)
+    remote_batches, remote_states = order_and_states(
+        CountingStorage(open_storage(str(model))), options
+    )
+    assert remote_states == states
+    assert len(remote_batches) == len(batches)
+    for batch, remote_batch in zip(batches, remote_batches, strict=True):
+        assert batch.keys() == remote_batch.keys()
+        assert all(equal(batch[name], remote_batch[name]) for name in batch)
+
+
+def named_cases() -> Iterator[Any]:
+    for number, name in enumerate(CASES):
+        yield pytest.param(name, marks=() if number < 3 else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("name", list(named_cases()))
+def test_storage_changes_no_order(model: Path, name: str) -> None:
+    check_equal(model, {"batch_size": 3, **CASES[name]})
+
+
+@pytest.mark.slow
+@given(case=cases())
+@settings(deadline=None)
+def test_storage_changes_no_order_of_any_case(model: Path, case: Case) -> None:
+    if case.clips:
+        check_equal(model, case.options)

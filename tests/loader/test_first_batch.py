@@ -1,0 +1,182 @@
+"""The first batch waits for its own frames only."""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import example, given
+from hypothesis import strategies as st
+
+import seqrecord
+from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
+from seqrecord.loader.engine.stores import first_uses
+from seqrecord.loader.sampling.plan import Clips, Loads
+from seqrecord.loader.sampling.runs import Window
+from seqrecord.store.clips.grids import MAX_OWNERS
+from tests.kit.video_data import moving
+
+CHUNK = 8  # frames
+CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "engine": EngineOptions(num_threads=2)}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("first") / "records"
+    with SeqRecordWriter(path, codecs="raw", chunk_frames=CHUNK) as writer:
+        for number in range(8):
+            with writer.episode(str(number)) as episode:
+                for frame in range(100):
+                    episode.append({"number": np.array([number, frame])})
+    return path
+
+
+class LimitedTransform:
+    """A frame transform for `most` calls; further calls wait for `allow_more`."""
+
+    def __init__(self, most: int) -> None:
+        self.remaining = most
+        self.allow_more = threading.Event()
+        self._lock = threading.Lock()
+
+    def __call__(self, frame: dict[str, Any]) -> dict[str, Any]:
+        with self._lock:
+            self.remaining -= 1
+        if self.remaining < 0:
+            assert self.allow_more.wait(60), "the first batch waits for frames of later ones"
+        return frame
+
+
+@pytest.mark.parametrize(
+    ("options", "frames"),
+    [
+        ({"shuffle": False}, 4),
+        ({"shuffle": False, "stride": 5}, 6),
+        ({}, 6),
+        ({"engine": EngineOptions(num_cursors=2, shuffle_buffer=64)}, 6),
+        ({"order": "sequences"}, 6),
+        ({"batch_size": None}, 3),
+    ],
+    ids=str,
+)
+def test_only_frames_of_the_first_batch_are_transformed(
+    path: Path, options: dict[str, Any], frames: int
+) -> None:
+    transform = LimitedTransform(1 << 30)
+    pipe = SeqRecordPipe(path, frame_transform=transform, **{**CLIPS, **options})
+    transform.remaining = frames  # the pipe has already loaded example frames
+    clips = iter(pipe)
+    first = next(clips)
+    transform.allow_more.set()
+    assert len(first["number"]) == (2 if options.get("batch_size", 2) else 3)
+    assert sum(1 for _ in clips) + 1 == len(pipe)
+
+
+LENGTH, BATCH = 56, 8  # frames of an episode, clips
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory: pytest.TempPathFactory) -> list[Any]:
+    return [moving(LENGTH, seed=number, size=(64, 96)) for number in range(8)]
+
+
+@pytest.mark.parametrize(
+    ("codec", "gop", "most", "memory_limit"),
+    [
+        ("h264:gop=8", 8, 8 * BATCH, "1GiB"),
+        ("h264:gop=50", 50, 40 * BATCH, "8MB"),  # up to the frame; the first one is needed
+        ("balanced", 1, BATCH, "8MB"),
+        pytest.param("h264:gop=8", 8, 8 * BATCH, "8MB", marks=pytest.mark.slow),
+        pytest.param("h264:gop=50", 50, 40 * BATCH, "1GiB", marks=pytest.mark.slow),
+        pytest.param("balanced", 1, BATCH, "1GiB", marks=pytest.mark.slow),
+    ],
+)
+def test_only_frames_of_the_first_batch_are_decoded(
+    images: list[Any], tmp_path: Path, codec: str, gop: int, most: int, memory_limit: str
+) -> None:
+    with SeqRecordWriter(tmp_path / "records", codecs={"image": codec, "id": "raw"}) as writer:
+        for number, frames in enumerate(images):
+            with writer.episode(str(number)) as episode:
+                for i, image in enumerate(frames):
+                    episode.append({"image": image, "id": np.array([number, i])})
+    engine = EngineOptions(num_threads=2, trace=(trace := tmp_path / "trace.json"))
+    clips: dict[str, Any] = {"clip_len": 1, "batch_size": BATCH, "memory_limit": memory_limit}
+    pipe = SeqRecordPipe(tmp_path / "records", **clips, engine=engine)
+    with seqrecord.open(tmp_path / "records") as dataset:
+        stored = [dataset.episodes[str(number)][:]["image"] for number in range(len(images))]
+    for batch in pipe:
+        for image, (number, i) in zip(batch["image"], batch["id"][:, 0].tolist(), strict=True):
+            assert np.array_equal(image[0], stored[number][i])
+    assert bool(pipe.stats()["features_resident"]) == (memory_limit == "1GiB")
+    assert pipe.stats()["frames_decoded"] == LENGTH * len(images)
+    if gop > 1:
+        assert pipe.stats()["video_frames_decoded"] <= 1.03 * LENGTH * len(images)
+    events = [e for e in json.loads(trace.read_text()) if e["ph"] == "X"]
+    gathered = min(event["ts"] for event in events if event["name"] == "gather")
+    loaded = [e for e in events if e["name"] == "decode" and e["ts"] < gathered]
+    assert BATCH <= sum(event["args"]["frames"] for event in loaded) <= most
+
+
+NUM_FRAMES = 36
+starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
+
+
+@given(
+    st.lists(starts, max_size=12),
+    st.lists(st.tuples(starts, st.integers(1, 6)), max_size=8),
+    st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
+    st.sampled_from(((0, 0), (5, 0), (0, 5))),
+    st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3)),
+)
+@example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), (0, 0), 0)  # before the episode's start
+@example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), (0, 0), 0)  # after its end
+@example([(0, 30)], [((0, 31), 1)], (9, 1, 1), (5, 0), 0)  # and back from there
+@example([(0, 0)], [((0, 4), 1)], (-9, 1, 1), (0, 5), 0)  # ahead from the start
+def test_first_clip_that_uses_each_load(
+    clips: list[tuple[int, int]],
+    loads: list[tuple[tuple[int, int], int]],
+    window: tuple[int, int, int],
+    reach: tuple[int, int],
+    first_run: int,
+) -> None:
+    """Each frame from a clip's first to last counts; outside frames are clamped to the episode, and
+    values may be `reach` frames away.
+    """
+    (offset, span, step), last, (back, ahead) = window, NUM_FRAMES - 1, reach
+    step = 1 if any(reach) else step
+    rows = [(run, first, min(count, (last - first) // step + 1)) for (run, first), count in loads]
+    expected = []
+    for run, first, count in rows:
+        uses = (
+            number
+            for number, (other, start) in enumerate(clips)
+            if other == run
+            and min(max(start + offset, 0), last) - back <= first + (count - 1) * step
+            and min(max(start + offset + span - 1, 0), last) + ahead >= first
+        )
+        expected.append(next(uses, len(clips)))
+    run, start = np.array(clips, np.int64).reshape(-1, 2).T
+    owner, first, count = np.array(rows, np.int64).reshape(-1, 3).T
+    none, of_loads = np.zeros_like(run), np.zeros_like(owner)
+    found = first_uses(
+        Loads(owner, first_run + owner, of_loads, of_loads, first, count),
+        Clips(run, first_run + run, none, start, none, none, none, none),
+        Window(offset - back, span + back + ahead, step, 1, *reach),
+        np.array([NUM_FRAMES]),
+    )
+    assert found.tolist() == expected
+
+
+def test_first_uses_of_many_clips_are_fast() -> None:
+    many, zero = np.arange(200_000), np.zeros(200_000, np.int64)
+    loads = Loads(zero, zero, zero, zero, many, zero + 1)
+    clips = Clips(zero, zero, zero, many, zero, zero, zero, many)
+    begin = time.thread_time()
+    uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
+    assert time.thread_time() - begin < 2
+    assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]

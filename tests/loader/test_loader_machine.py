@@ -1,0 +1,41 @@
+"""Loaders with drawn arguments and histories; `loader_machine` has the rules and invariants."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import Phase, settings
+from hypothesis.stateful import run_state_machine_as_test
+
+import seqrecord
+from tests.loader.clip_model import GROUPS, write_all
+from tests.loader.loader_machine import LoaderMachine, MixMachine, WorkerMachine
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
+    return seqrecord.open(write_all(tmp_path_factory.mktemp("machine") / "records", GROUPS))
+
+
+@pytest.mark.timeout(900)  # of the slow test, on a busy machine
+@pytest.mark.parametrize("steps", [8, pytest.param(20, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("kind", "share"),
+    [
+        (LoaderMachine, 1),
+        (MixMachine, 4),
+        pytest.param(WorkerMachine, 10, marks=pytest.mark.slow),
+    ],
+)
+def test_loaders(
+    records: seqrecord.Dataset, kind: type[LoaderMachine], share: int, steps: int
+) -> None:
+    machine, usual = type("Machine", (kind,), {"records": records}), settings()
+    chosen = settings(
+        max_examples=max(2, usual.max_examples // share),
+        stateful_step_count=steps,
+        # Without shrinking, which takes minutes: the slow test shrinks.
+        phases=[Phase.generate] if steps == 8 else usual.phases,
+    )
+    run_state_machine_as_test(machine, settings=chosen)

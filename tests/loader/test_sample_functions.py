@@ -1,0 +1,782 @@
+"""The argument `samples`: functions of the table of an epoch."""
+
+from __future__ import annotations
+
+import pickle
+from collections import Counter
+from collections.abc import Callable
+from itertools import islice
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    At,
+    ClipError,
+    ClipSpec,
+    Dataset,
+    Seconds,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    StateError,
+)
+from seqrecord.loader.clips.samples import SampleEpisodes
+from seqrecord.loader.sampling.sample_functions import MOST_ROWS, called
+from seqrecord.samples import (
+    SampleRandom,
+    Samples,
+    dilate,
+    every,
+    final_goal,
+    future_goal,
+    inside,
+    one_per_episode,
+    per_episode,
+    repeat_by,
+    skip_first,
+    skip_last,
+    subset,
+    where,
+)
+from seqrecord.store.clips.tables import ClipTable
+from tests.kit.clip_data import LENGTHS, minimum_memory, names, possible_clips
+from tests.loader.resume_contract import check_resume
+
+Clip = tuple[str, int]
+EVERY = sorted(possible_clips(["id"], 3))
+
+
+@pytest.fixture(scope="module")
+def numbered(path: Path) -> Dataset:
+    return seqrecord.open(path)
+
+
+def make(dataset: Dataset, samples: Any, **more: Any) -> SeqRecordPipe:
+    usual = {"clip_len": 3, "features": ["id"], "batch_size": 4, "seed": 3}
+    return SeqRecordPipe(dataset, samples=samples, **{**usual, **more})
+
+
+def rows_of(pipe: Any, *columns: str) -> list[tuple[Any, ...]]:
+    """Key, start and columns of each sample, after a check of its frames."""
+    rows: list[tuple[Any, ...]] = []
+    for batch in pipe:
+        for (key, start), ids in zip(names(batch), batch["id"].tolist(), strict=True):
+            assert ids == [[int(key[4:]), start + i] for i in range(3)]
+        values = (batch[name] for name in columns)
+        lists = [one if isinstance(one, list) else one.tolist() for one in values]
+        rows += [(*name, *own) for name, *own in zip(names(batch), *lists, strict=True)]
+    return rows
+
+
+def turned(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+    """A filter of its own in each epoch, and columns."""
+    kept = samples.filter((samples["start"] + epoch) % 3 == 0)
+    labels = [f"{key} {start}" for key, start in zip(kept["episode"], kept["start"], strict=True)]
+    return kept.with_columns(label=labels, drawn=rng.integers(100, size=len(kept)))
+
+
+def tagged(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+    return samples.with_columns(tag=samples["start"] * 10 + epoch)
+
+
+def test_functions_choose_samples_and_columns_of_each_epoch(numbered: Dataset) -> None:
+    pipe, drawn = make(numbered, turned), []
+    for epoch in (0, 1, 2):
+        expected = [clip for clip in EVERY if (clip[1] + epoch) % 3 == 0]
+        assert pipe.num_clips == len(expected)
+        rows = sorted(rows_of(pipe, "label", "drawn"))
+        assert [row[:2] for row in rows] == expected
+        assert all(label == f"{key} {start}" for key, start, label, _ in rows)
+        drawn.append([number for *_, number in rows])
+    assert len({*drawn[0]}) > 10
+    assert drawn[0] != drawn[1]
+    again = make(numbered, turned, rank=(1, 2))
+    again.set_epoch(1)
+    of_row = dict(zip([c for c in EVERY if (c[1] + 1) % 3 == 0], drawn[1], strict=True))
+    assert all(of_row[key, start] == number for key, start, number in rows_of(again, "drawn"))
+
+
+def weighed(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+    return samples.with_columns(repeat=1 + (samples["start"] + epoch) % 3 / 4)
+
+
+REPEATED = {"episode": [key for key, _ in EVERY], "start": [start for _, start in EVERY]}
+REPEATED |= {"repeat": [1.5] * len(EVERY)}
+
+
+@pytest.mark.parametrize("is_mixed", [False, True])
+@pytest.mark.parametrize(
+    ("first", "function"), [([], turned), ([], tagged), ([], weighed), ([REPEATED], tagged)]
+)
+def test_a_function_is_called_once_in_each_epoch(
+    numbered: Dataset, first: list[Any], function: Any, is_mixed: bool
+) -> None:
+    calls = Counter[tuple[int, int]]()
+
+    def counting(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+        calls[rng.seed, epoch] += 1
+        found: Samples = function(samples, epoch, rng)
+        return found
+
+    pipe: Any = make(numbered, [*first, counting, skip_last(1)])
+    if is_mixed:
+        functions = [*first, counting, *([] if first else [every(2, rotate=True)])]
+        source = SeqRecordPipe(numbered, clip_len=3, features=["id"], samples=functions)
+        pipe = SeqRecordMix({"own": source}, batch_size=4)
+    for _ in range(4):
+        rows_of(pipe)
+    assert {*range(4)} <= {epoch for _, epoch in calls}
+    assert {*calls.values()} == {1}
+
+
+GOALS = {
+    "uniform": future_goal(),
+    "geometric": future_goal("geometric", discount=0.6),
+    "final": final_goal(),
+}
+
+
+@pytest.mark.parametrize("kind", GOALS)
+def test_goals(numbered: Dataset, kind: str) -> None:
+    pipe, ahead, ends = make(numbered, GOALS[kind]), Counter[int](), Counter[bool]()
+    epochs = [sorted(rows_of(pipe, "goal")) for _ in range(20)]
+    for rows in epochs:
+        assert [row[:2] for row in rows] == EVERY
+        for key, start, goal in rows:
+            last = LENGTHS[int(key[4:])] - 1
+            assert start <= goal <= last
+            ahead[goal - start] += 1
+            ends[goal == last] += 1
+    if kind == "final":
+        assert not ends[False]
+        return
+    assert epochs[0] != epochs[1]
+    if kind == "geometric":
+        assert ahead[0] / ahead.total() == pytest.approx(0.4, abs=0.05)
+        assert ahead[1] / ahead[0] == pytest.approx(0.6, abs=0.1)
+    else:
+        share = np.mean([1 / (LENGTHS[int(key[4:])] - start) for key, start in EVERY])
+        assert ends[True] / ends.total() == pytest.approx(float(share), abs=0.03)
+
+
+def test_lists_of_functions_are_called_in_order(numbered: Dataset) -> None:
+    late = where(lambda samples: samples["goal"] - samples["start"] > 4)
+    for functions in ([every(4), future_goal(), late], [future_goal(), late, every(4)]):
+        pipe = make(numbered, functions)
+        rows = rows_of(pipe, "goal")
+        assert rows
+        assert all(start % 4 == 0 and goal - start > 4 for _, start, goal in rows)
+    table = {"episode": ["set/3", "set/0", "set/3"], "start": [8, 2, 3], "row": [0, 1, 2]}
+    pipe = make(numbered, [table, tagged, every(2)])
+    for epoch in (0, 1):
+        expected = [("set/0", 2, 1, 20 + epoch), ("set/3", 8, 0, 80 + epoch)]
+        assert sorted(rows_of(pipe, "row", "tag")) == expected
+    lists = {"episode": ["set/3", "set/0"], "frames": [[9, 8, 30], [2, 4, 0]]}
+    pipe = make(numbered, [lists, tagged, future_goal()], clip_len=None)
+    (batch,) = pipe
+    for row, key in enumerate(batch["episode"]):
+        first = {"set/3": 8, "set/0": 0}[key]
+        assert batch["tag"][row] == first * 10
+        assert first <= batch["goal"][row] < LENGTHS[int(key[4:])]
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 6])
+@pytest.mark.parametrize("stride", [1, 2, 4])
+def test_every_is_a_filter_of_starts(numbered: Dataset, stride: int, n: int) -> None:
+    given = [clip for clip in EVERY if clip[1] % stride == 0]
+    pipe = make(numbered, [every(n), tagged], stride=stride)
+    expected = [(*clip, clip[1] * 10) for clip in given if clip[1] % n == 0]
+    assert sorted(rows_of(pipe, "tag")) == expected
+    assert sorted(rows_of(make(numbered, [tagged, every(n)], stride=stride), "tag")) == expected
+    pipe = make(numbered, [tagged, every(n, rotate=True)], stride=stride)
+    phases = len({start % n for _, start in given})
+    rows = [row for _ in range(phases) for row in rows_of(pipe)]
+    assert sorted(rows) == given
+
+
+def test_repeats_of_functions(numbered: Dataset) -> None:
+    def more(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
+        return samples.with_columns(repeat=(samples["start"] % 3) / 2)
+
+    pipe = make(numbered, [more, future_goal()])
+    rows = [row for _ in range(2) for row in rows_of(pipe, "goal")]
+    found = Counter(row[:2] for row in rows)
+    whole = {clip: clip[1] % 3 for clip in EVERY if clip[1] % 3 != 1}
+    assert {clip: found[clip] for clip in whole} == whole
+    assert sum(found.values()) == pytest.approx(sum(start % 3 for _, start in EVERY), abs=2)
+    assert len({*rows}) > len(found)  # copies have goals of their own
+
+
+def test_loaders_of_every_kind(numbered: Dataset) -> None:
+    """Map-style datasets draw by epoch and row; sources of a mix have epochs of their own."""
+    functions = [turned, future_goal()]
+    expected = []
+    for epoch in (0, 1):
+        pipe = make(numbered, functions)
+        pipe.set_epoch(epoch)
+        expected.append(sorted(rows_of(pipe, "label", "drawn", "goal")))
+    options: dict[str, Any] = {"clip_len": 3, "features": ["id"], "seed": 3}
+    dataset = SeqRecordMapDataset(numbered, samples=functions, **options)
+    for epoch in (0, 1):
+        dataset.set_epoch(epoch)
+        batch = seqrecord.collate(dataset.__getitems__(range(len(dataset))))
+        assert rows_of([batch], "label", "drawn", "goal") == expected[epoch]
+    sources = {"a": make(numbered, functions, batch_size=None, seed=0)}
+    sources["b"] = SeqRecordPipe(numbered, clip_len=3, features=["id"])
+    mix = SeqRecordMix(sources, batch_size=4, weights={"a": 1, "b": 1}, stopping_strategy=30)
+    starts = []
+    for batch in mix:
+        for row, name in enumerate(batch["dataset"]):
+            if name == "a":
+                starts.append(int(batch["start"][row]))
+                assert batch["label"][row] == f"{batch['episode'][row]} {starts[-1]}"
+            else:
+                assert batch["label"][row] is None
+                assert batch["goal"][row] == 0
+    counts = [len([1 for _, start in EVERY if (start + epoch) % 3 == 0]) for epoch in range(3)]
+    assert {start % 3 for start in starts[: counts[0]]} == {0}
+    assert {start % 3 for start in starts[counts[0] : counts[0] + counts[1]]} == {2}
+    check_resume(
+        lambda: SeqRecordMix(sources, batch_size=4, stopping_strategy=9), positions=lambda _: [3]
+    )
+
+
+@pytest.mark.parametrize("adds", [future_goal(), tagged])
+def test_columns_before_a_choice_of_rows_keep_the_rows(numbered: Dataset, adds: Any) -> None:
+    """In a mix, epochs of a source begin where those of the same rows without columns do."""
+    starts = []
+    for functions in ([every(4)], [adds, every(4)]):
+        source = make(numbered, functions, batch_size=None, seed=0)
+        mix = SeqRecordMix({"a": source}, batch_size=4, stopping_strategy=20)
+        starts.append(sorted(rows_of(mix)))
+    assert starts[0] == starts[1]
+
+
+def test_states_compare_functions(numbered: Dataset) -> None:
+    def other(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
+        return samples.with_columns(tag=samples["start"])
+
+    states = {n: make(numbered, f).state_dict() for n, f in (("own", tagged), ("every", every(3)))}
+    for name, samples in (("own", other), ("own", every(3)), ("every", every(2)), ("every", None)):
+        with pytest.raises(StateError, match="samples"):
+            make(numbered, samples).load_state_dict(states[name])
+    make(numbered, [tagged]).load_state_dict(states["own"])
+    make(numbered, [every(3)]).load_state_dict(states["every"])
+
+
+def test_columns_keep_shards_and_frames(numbered: Dataset, tmp_path: Path) -> None:
+    """Other rows keep frames in one process only."""
+    numbered = seqrecord.open(encoded(tmp_path))
+    for samples, num_ranks, is_kept in (
+        (tagged, 2, True),
+        (future_goal(), 2, True),
+        (every(3), 2, True),
+        (turned, 1, True),
+        (turned, 2, False),
+        (every(3, rotate=True), 2, False),
+    ):
+        clips = list[Any]()
+        for rank in range(num_ranks):
+            place = {"rank": (rank, num_ranks), "last_batch": "keep"}
+            pipe = make(numbered, samples, features=["image", "id"], **place)
+            own = [{*map(tuple, (row[:2] for row in rows_of(pipe)))} for _ in range(2)]
+            assert pipe.stats()["features_redecoded"] == ([] if is_kept else ["image"])
+            assert samples is turned or not is_kept or own[0] == own[1]
+            clips += own[0]
+        assert len(clips) == len({*clips})
+
+
+def encoded(folder: Path) -> Path:
+    from tests.kit.clip_data import write_numbered
+
+    return write_numbered(folder / "records", codecs={"image": "jpeg"})
+
+
+@pytest.mark.parametrize("samples", [turned, every(3, rotate=True), future_goal()])
+def test_the_least_memory_suffices(numbered: Dataset, samples: Any) -> None:
+    def of_limit(memory_limit: int) -> SeqRecordPipe:
+        return make(numbered, samples, memory_limit=memory_limit)
+
+    pipe = of_limit(minimum_memory(of_limit))
+    for _ in range(3):
+        assert rows_of(pipe)
+    assert pipe.stats()["peak_buffer_bytes"] <= pipe.stats()["memory_limit"]
+
+
+def late(samples: Samples, epoch: int, _rng: SampleRandom) -> Samples:
+    return samples.filter(samples["start"] > 3) if epoch else samples
+
+
+WRONG: list[tuple[Any, str]] = [
+    (lambda samples, *_: {"start": samples["start"]}, "returns no table made from its argument"),
+    (lambda samples, *_: samples.filter([True]), r"filter has no flag.*bool \[67\]"),
+    (lambda samples, *_: samples.filter(samples["start"] < 0), "leave no sample"),
+    (lambda samples, *_: samples.take([1, 1]), "take has a row twice.*repeat"),
+    (lambda samples, *_: samples.take([67]), "a row that samples lacks.*0 to 66; got: 67"),
+    (lambda samples, *_: samples.take([0.5]), "no row numbers"),
+    (lambda samples, *_: samples.with_columns(goal=[1]), r"another column goal.*for 67 rows"),
+    (lambda samples, *_: samples.with_columns(goal=[{}] * 67), "another column goal"),
+    (lambda samples, *_: samples.with_columns(start=samples["start"]), "does not replace"),
+    (lambda samples, *_: samples.with_columns(repeat=-samples["start"]), "invalid repeat, in row"),
+    (lambda samples, *_: samples.with_columns(id=samples["start"]), "name of a batch's extra"),
+    (lambda samples, *_: samples["goal"], "no such column.*expected: episode, start; got: 'goal'"),
+    (lambda samples, _, rng: rng.integers(samples["start"], 3), "empty range"),
+    (where(lambda samples: None), "filter has no flag"),
+    (skip_last(50), "leave no sample"),
+]
+
+
+def test_errors(numbered: Dataset) -> None:
+    for samples, match in WRONG:
+        with pytest.raises(ClipError, match=match):
+            make(numbered, samples)
+    with pytest.raises(ClipError, match="leave no sample"):
+        make(numbered, [future_goal(), skip_last(50)], windows={"id": [At("goal")]})
+    pipe = make(numbered, late)
+    list(pipe)
+    with pytest.raises(ClipError, match="changes the rows in epoch 1, and not in epoch 0"):
+        next(iter(pipe))
+    wrong: list[tuple[Callable[[], Any], str]] = [
+        (lambda: every(0), "n of every"),
+        (lambda: where(3), "where has no condition"),  # type: ignore[arg-type]
+        (lambda: per_episode(subset(of=5)), r"expected: subset\(…\) by itself in the list"),
+        (lambda: future_goal("far"), "'uniform' or 'geometric'"),
+        (lambda: future_goal(discount=1.0), "discount is out of range"),
+    ]
+    for call, match in wrong:
+        with pytest.raises(ClipError, match=match):
+            call()
+
+
+def test_random_numbers_of_functions() -> None:
+    """Fixed values: they are equal on all platforms and with all versions of NumPy."""
+    rng = SampleRandom(seed=5, epoch=2)
+    assert rng.integers(10, size=6).tolist() == RANDOM[0]
+    assert rng.integers([0, 7], [4, 8]).tolist() == RANDOM[1]
+    assert rng.permutation(5).tolist() == RANDOM[2]
+    assert rng.random(2).tolist() == RANDOM[3]
+    assert SampleRandom(5, 2, 1).integers(10, size=6).tolist() != RANDOM[0]
+    assert pickle.loads(pickle.dumps(future_goal())) == future_goal()
+    assert repr(every(4)) == "every(n=4, rotate=False)"
+
+
+RANDOM = [[9, 6, 1, 2, 2, 8], [0, 7], [1, 4, 3, 0, 2], [0.25873053730635676, 0.887593489122354]]
+
+
+def last(key: str) -> int:
+    return LENGTHS[int(key[4:])]
+
+
+FILTERS: list[tuple[Any, Callable[[str, int], bool]]] = [
+    (skip_first(4), lambda _, start: start >= 4),
+    (skip_last(5), lambda key, start: start < last(key) - 5),
+    ([skip_last(30), skip_first(0)], lambda key, start: start < last(key) - 30),
+    ([every(3), skip_first(5), skip_last(9)], lambda key, s: s in range(6, last(key) - 9, 3)),
+    ([skip_last(9), every(3), skip_first(5)], lambda key, s: s in range(6, last(key) - 9, 3)),
+    (where(lambda samples: samples["episode"] != "set/0"), lambda key, _: key != "set/0"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(FILTERS)))
+def test_filters(numbered: Dataset, number: int) -> None:
+    samples, is_kept = FILTERS[number]
+    expected = [clip for clip in EVERY if is_kept(*clip)]
+    rows = rows_of(make(numbered, samples))
+    assert sorted(rows) == expected
+    functions = samples if isinstance(samples, list) else [samples]
+    table = {"episode": [key for key, _ in EVERY], "start": [start for _, start in EVERY]}
+    assert sorted(rows_of(make(numbered, [table, *functions]))) == expected
+    lists = {"episode": table["episode"], "frames": [[s + 2, s, s + 1] for _, s in EVERY]}
+    if every(3) not in functions:
+        assert sorted(map_of(make(numbered, [lists, *functions], clip_len=None))) == expected
+
+
+def map_of(pipe: Any) -> list[Clip]:
+    return [name for batch in pipe for name in names(batch)]
+
+
+@pytest.mark.parametrize("form", ["default", "starts", "frames"])
+def test_one_sample_of_each_episode(numbered: Dataset, form: str) -> None:
+    table: dict[str, Any] = {"episode": [key for key, _ in EVERY]}
+    table["start"] = [start for _, start in EVERY]
+    options: dict[str, Any] = {}
+    if form == "frames":  # in excerpts that divide episodes
+        table["frames"] = [[start, start + 1] for start in table.pop("start")]
+        options = {"clip_len": None, "memory_limit": "6KiB"}
+    functions = [one_per_episode()] if form == "default" else [table, one_per_episode()]
+    pipe, counts = make(numbered, functions, **options), Counter[Clip]()
+    for _ in range(60):
+        epoch = map_of(pipe)
+        assert [*sorted(key for key, _ in epoch)] == ["set/0", "set/1", "set/2", "set/3"]
+        counts.update(epoch)
+    assert counts["set/2", 0] == 60
+    assert {clip for clip in counts if clip[0] == "set/1"} == {c for c in EVERY if c[0] == "set/1"}
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        every(2),
+        every(3, rotate=True),
+        skip_first(5),
+        skip_last(7),
+        per_episode(lambda samples, *_: samples.filter(samples["start"] % 2 == 0)),
+    ],
+)
+def test_lists_of_frames_start_at_their_first_frame(numbered: Dataset, function: Any) -> None:
+    """As the same samples by `start`; places in excerpts are no frames."""
+    chosen = EVERY[5::3] + EVERY[:40:7]
+    starts: dict[str, Any] = {
+        "episode": [key for key, _ in chosen],
+        "start": [start for _, start in chosen],
+    }
+    frames = [[start, start + 1, start + 2] for start in starts["start"]]
+    lists = {"episode": starts["episode"], "frames": frames}
+    pipe = make(numbered, [starts, function, tagged])
+    listed = make(numbered, [lists, function, tagged], clip_len=None, memory_limit="24KiB")
+    for _ in range(3):
+        expected = sorted(rows_of(pipe, "tag"))
+        assert 0 < len(expected) < len(chosen)
+        assert sorted(rows_of(listed, "tag")) == expected
+
+
+@pytest.fixture(scope="module")
+def labelled(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    """Episodes with subtasks, rewards and metadata."""
+    path = tmp_path_factory.mktemp("labelled") / "records"
+    with SeqRecordWriter(path) as writer:
+        for number, (key, subtasks) in enumerate(SUBTASKS.items()):
+            metadata = {"task": "open" if number else "close", "score": number + 1}
+            with writer.episode(key, metadata=metadata) as episode:
+                for frame, text in enumerate(subtasks):
+                    values = {"frame": np.int64(frame), "reward": np.float32(frame % 4)}
+                    episode.append({**values, "subtask": text, "step": np.int64(frame // 5)})
+    return seqrecord.open(path)
+
+
+SUBTASKS = {"a": "xxxxyyyyyyxxxzzz", "b": "xxxxxxxxx", "c": "yxyxxxyyyyyy"}
+
+
+def clips_of(*windows: int, where: Callable[[str, list[int]], bool]) -> list[Clip]:
+    return [
+        (key, start)
+        for key, texts in SUBTASKS.items()
+        for start in range(len(texts))
+        if (frames := [start + offset for offset in windows])
+        if min(frames) >= 0 and max(frames) < len(texts) and where(key, frames)
+    ]
+
+
+def test_inside_a_segment(labelled: Dataset) -> None:
+    def is_one(key: str, frames: list[int]) -> bool:
+        return len({*SUBTASKS[key][min(frames) : max(frames) + 1]}) == 1
+
+    def step(_: str, frames: list[int]) -> bool:
+        return len({frame // 5 for frame in frames}) == 1
+
+    pipe = SeqRecordPipe(labelled, clip_len=3, samples=inside("subtask"), batch_size=3)
+    assert sorted(map_of(pipe)) == clips_of(0, 1, 2, where=is_one)
+    windows = {"frame": [-1, 3], "reward": [0]}
+    features = ["frame", "reward", "subtask", "step"]
+    options: dict[str, Any] = {"windows": {**windows, "subtask": [0]}, "features": features}
+    for pad, found in ((None, [-1, 0, 3]), ("edge", None)):
+        pipe = SeqRecordPipe(labelled, **options, pad=pad, samples=inside("step"), batch_size=2)
+        expected = clips_of(*(found or [0]), where=step)
+        if found is None:  # padded frames repeat the first or last one
+            expected = [
+                (key, start)
+                for key, start in clips_of(0, where=step)
+                if max(start - 1, 0) // 5 == min(start + 3, len(SUBTASKS[key]) - 1) // 5
+            ]
+        assert sorted(map_of(pipe)) == expected
+    functions = [dilate(1, 2), inside("subtask")]
+    pipe = SeqRecordPipe(labelled, clip_len=3, samples=functions, batch_size=3)
+    for _ in range(3):
+        for batch in pipe:
+            for (key, start), dilation in zip(names(batch), batch["dilation"], strict=True):
+                assert is_one(key, [start, start + 2 * int(dilation)])
+    frames = {"episode": ["a", "a", "c"], "frames": [[6, 4, 9], [0, 2, 10], [3, 5, 4]]}
+    pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")])
+    assert sorted(map_of(pipe)) == [("a", 4), ("c", 3)]
+    frames = {"episode": ["a", "c", "b", "a"], "frames": [[6, 4], [1, 2], [5], [0, 2, 1]]}
+    pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")], ragged="pad")
+    assert sorted(map_of(pipe)) == [("a", 0), ("a", 4), ("b", 5)]
+
+
+@pytest.mark.parametrize("name", ["reward", "score", "task", "subtask", "weight"])
+@pytest.mark.parametrize("power", [1.0, -1.0, 0.0])
+def test_repeats_by_values(labelled: Dataset, name: str, power: float) -> None:
+    def weigh(samples: Samples, *_: Any) -> Samples:
+        return samples.with_columns(weight=samples["start"] % 2 + 1)
+
+    clips = clips_of(0, 1, where=lambda *_: True)
+    scores = {"a": 1, "b": 2, "c": 3}
+    values: list[Any] = [
+        {
+            "reward": start % 4,
+            "score": scores[key],
+            "task": "close" if key == "a" else "open",
+            "subtask": SUBTASKS[key][start],
+            "weight": start % 2 + 1,
+        }[name]
+        for key, start in clips
+    ]
+    if name in ("task", "subtask"):
+        values = [Counter(values)[value] for value in values]
+    functions = [weigh, repeat_by(name, power=power)]
+    options: dict[str, Any] = {"clip_len": 2, "samples": functions, "batch_size": 5}
+    if name == "reward" and power < 0:
+        with pytest.raises(ClipError, match="repeat_by has no share of reward in row 0"):
+            SeqRecordPipe(labelled, **options)
+        return
+    share = np.array(values, float) ** power
+    repeat = share / share.mean()
+    pipe = SeqRecordPipe(labelled, **options)
+    found = Counter(clip for _ in range(40) for clip in map_of(pipe))
+    assert [found[clip] / 40 for clip in clips] == pytest.approx(repeat.tolist(), abs=0.35)
+    assert found.total() / 40 == pytest.approx(len(clips), abs=0.1)
+
+
+def alternate(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+    """Half of an episode's samples, with a text, a draw and the largest start of the episode."""
+    last = samples["start"].max()
+    kept = samples.filter(np.arange(len(samples)) % 2 == epoch % 2 * (len(samples) > 1))
+    columns = {"label": [str(start) for start in kept["start"]], "last": np.full(len(kept), last)}
+    return kept.with_columns(**columns, drawn=rng.integers(1 << 40, size=len(kept)))
+
+
+def test_functions_of_each_episode(numbered: Dataset) -> None:
+    by_episode: dict[str, list[int]] = {}
+    for key, start in EVERY:
+        by_episode.setdefault(key, []).append(start)
+    pipe = make(numbered, [future_goal(), per_episode(alternate)])
+    for epoch in (0, 1):
+        rows = sorted(rows_of(pipe, "label", "last", "drawn", "goal"))
+        expected = [
+            (key, start, str(start), starts[-1])
+            for key, starts in by_episode.items()
+            for start in starts[epoch % 2 * (len(starts) > 1) :: 2]
+        ]
+        assert [row[:4] for row in rows] == expected
+        assert len({row[4] for row in rows}) == len(rows)
+        assert all(start <= goal < LENGTHS[int(key[4:])] for key, start, *_, goal in rows)
+    labels = per_episode(lambda samples, *_: samples.with_columns(tag=samples["start"] * 10))
+    assert sorted(rows_of(make(numbered, labels), "tag")) == [(*c, c[1] * 10) for c in EVERY]
+    with pytest.raises(ClipError, match="returns no table"):
+        make(numbered, per_episode(lambda *_: None))  # type: ignore[arg-type]
+
+
+def test_functions_of_all_rows_have_a_limit() -> None:
+    one = np.ones(1, np.int64)
+    clips = ClipTable(ClipSpec(3), one - 1, one - 1, one - 1, one * (MOST_ROWS + 1))
+    samples = Samples(clips, cast(SampleEpisodes, None))
+    for function in (turned, where(lambda samples: samples["start"] > 2)):
+        with pytest.raises(ClipError, match=r"too many rows.*per_episode.*20,000,001 rows, of"):
+            called([function], samples, 0, 0)
+    found, _ = called([every(7), future_goal()], samples, 0, 0)
+    assert (len(found), len(found.clips.count)) == (MOST_ROWS // 7 + 1, 1)
+
+
+@pytest.mark.parametrize("rename", [None, {"id": "number"}])
+def test_samples_replaced_between_epochs(tmp_path: Path, rename: dict[str, str] | None) -> None:
+    """Frames stay in memory, and a state needs the samples."""
+    dataset = seqrecord.open(encoded(tmp_path))
+    options: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"], "batch_size": 4}
+    pipe = SeqRecordPipe(dataset, **options, rename=rename, seed=3)
+    assert sorted(map_of(pipe)) == EVERY
+    assert pipe.stats()["frames_decoded"]
+    chosen = {"episode": ["set/3", "set/0"], "start": [9, 4], "repeat": [2.0, 1.0]}
+    for samples, expected in (
+        (every(4), [clip for clip in EVERY if clip[1] % 4 == 0]),
+        (tagged, EVERY),
+        (None, EVERY),
+        (chosen, [("set/0", 4), ("set/3", 9), ("set/3", 9)]),
+    ):
+        pipe.set_samples(samples)
+        assert pipe.options.samples is samples or samples is chosen
+        assert pipe.options.rename == rename
+        epoch, state = pipe.state_dict()["epoch"], pipe.state_dict()
+        batches = list(pipe)
+        assert sorted(map_of(batches)) == expected
+        assert pipe.stats()["frames_decoded"] == 0 or samples is chosen
+        if samples is tagged:
+            tags = [tag for batch in batches for tag in batch["tag"].tolist()]
+            assert sorted(tags) == sorted(10 * start + epoch for _, start in EVERY)
+        resumed = SeqRecordPipe(dataset, **options, rename=rename, seed=3, samples=samples)
+        resumed.load_state_dict(state)
+        assert map_of(resumed) == map_of(batches)
+    iterator = iter(pipe)
+    next(iterator)
+    with pytest.raises(StateError, match="inside an epoch"):
+        pipe.set_samples(None)
+
+
+def test_samples_replaced_behind_the_end_of_a_node(numbered: Dataset) -> None:
+    """Its state is at the begin of the next epoch."""
+    node = SeqRecordNode(numbered, clip_len=3, features=["id"], samples=every(4), batch_size=4)
+    node.reset()
+    few = list(iter(node.next, None))
+    node.set_samples(None)
+    state = node.state_dict()
+    assert (state["epoch"], state["batch"]) == (1, 0)
+    node.reset(state)
+    assert len(list(iter(node.next, None))) > len(few)
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
+def test_samples_replaced_with_workers(numbered: Dataset) -> None:
+    """New workers get them; persistent ones cannot."""
+    for persistent in (False, True):
+        pipe = make(numbered, every(2))
+        loader: Any = DataLoader(
+            pipe, batch_size=None, num_workers=1, persistent_workers=persistent
+        )
+        assert {start % 2 for _, start in map_of(loader)} == {0}
+        pipe.set_samples(every(3))
+        if persistent:
+            with pytest.raises(StateError, match="samples were set while persistent workers run"):
+                list(loader)
+        else:
+            assert {start % 3 for _, start in map_of(loader)} == {0}
+
+
+CHOICES: dict[str, Callable[[st.DataObject], Any]] = {
+    "every": lambda data: every(data.draw(st.integers(1, 5))),
+    "rotate": lambda data: every(data.draw(st.integers(1, 4)), rotate=True),
+    "skip_first": lambda data: skip_first(data.draw(st.integers(0, 9))),
+    "skip_last": lambda data: skip_last(data.draw(st.integers(0, 9))),
+    "where": lambda _: where(lambda samples: samples["start"] % 5 != 1),
+    "one": lambda _: one_per_episode(),
+    "goal": lambda data: future_goal(data.draw(st.sampled_from(["uniform", "geometric"]))),
+    "tagged": lambda _: tagged,
+    "turned": lambda _: turned,
+    "alternate": lambda _: per_episode(alternate),
+}
+
+
+@given(st.data())
+def test_any_functions_on_changing_ranks(numbered: Dataset, data: st.DataObject) -> None:
+    """Each sample of the table once, with its columns, whatever ranks read it."""
+    chosen = data.draw(st.lists(st.sampled_from([*CHOICES]), min_size=1, max_size=4, unique=True))
+    functions: list[Any] = [CHOICES[name](data) for name in chosen]
+    if data.draw(st.booleans()):
+        rows = data.draw(st.lists(st.sampled_from(EVERY), min_size=1, max_size=30))
+        key, start = map(list, zip(*rows, strict=True))
+        functions = [{"episode": key, "start": start, "row": [*range(len(rows))]}, *functions]
+    settings: dict[str, Any] = {
+        "shuffle": data.draw(st.booleans()),
+        "memory_limit": data.draw(st.sampled_from([None, "24KiB"])),
+        "seed": data.draw(st.integers(0, 9)),
+        "last_batch": "keep",
+        "stride": 1 if isinstance(functions[0], dict) else data.draw(st.sampled_from([1, 1, 3])),
+    }
+    epoch = data.draw(st.integers(0, 3))
+    dataset, message = None, ""
+    try:
+        dataset = SeqRecordMapDataset(
+            numbered,
+            clip_len=3,
+            features=["id"],
+            samples=functions,
+            **{name: settings[name] for name in ("seed", "stride")},
+        )
+        dataset.set_epoch(epoch)
+    except ClipError as error:
+        message = str(error)
+    if message or dataset is None:
+        assert "leave no sample" in message
+        return
+    columns = [*{*dataset[0]} - {"id", "episode", "start"}]
+    listed = seqrecord.collate(dataset.__getitems__(range(len(dataset))))
+    found, state = Counter[Any](), dict[str, Any]()
+    few = st.tuples(st.integers(1, 3), st.integers(0, 3))
+    for ranks, batches in (*data.draw(st.lists(few, max_size=2)), (1, None)):
+        states = []
+        for rank in range(ranks):
+            pipe = make(numbered, functions, **settings, rank=(rank, ranks))
+            pipe.set_epoch(epoch)
+            if state:
+                pipe.load_state_dict(state)
+            found.update(rows_of(islice(pipe, batches), *columns))
+            states.append(pipe.state_dict())
+        state = min(states, key=lambda one: one["epoch"])
+        if state["epoch"] > epoch:
+            break
+    assert found == Counter(rows_of([listed], *columns))
+
+
+def near_goal(samples: Samples, *_: Any) -> Samples:
+    return samples.with_columns(goal=np.minimum(samples["start"] + 3, samples.num_frames - 1))
+
+
+@pytest.mark.parametrize("within", [None, (0, 20)])
+@pytest.mark.parametrize("function", [near_goal, final_goal()])
+def test_inside_a_segment_of_anchored_frames(labelled: Dataset, function: Any, within: Any) -> None:
+    def goal(key: str, start: int) -> int:
+        last = len(SUBTASKS[key]) - 1
+        return min(start + 3, last) if function is near_goal else last
+
+    windows = {"frame": [0, At("goal", within=within)], "subtask": [0]}
+    options: dict[str, Any] = {"windows": windows, "features": ["frame", "subtask"], "pad": "edge"}
+    functions = [function, inside("subtask")]
+    pipe = SeqRecordPipe(labelled, **options, samples=functions, batch_size=2, last_batch="keep")
+    expected = [
+        (key, start)
+        for key, start in clips_of(0, where=lambda *_: True)
+        if len({*SUBTASKS[key][start : goal(key, start) + 1]}) == 1
+    ]
+    assert sorted(name for batch in pipe for name in names(batch)) == expected
+    with pytest.raises(ClipError, match=r"no integers for At\('goal'\)"):
+        next(iter(SeqRecordPipe(labelled, **options, samples=functions[::-1], batch_size=2)))
+
+
+def test_inside_a_segment_at_each_frame_rate(tmp_path: Path) -> None:
+    with SeqRecordWriter(tmp_path / "rates") as writer:
+        for key, fps in (("slow", 2), ("fast", 8)):
+            with writer.episode(key, fps=fps) as episode:
+                for frame in range(16):
+                    episode.append({"part": np.int64(frame // 8)})
+    pipe = SeqRecordPipe(
+        tmp_path / "rates",
+        windows={"part": Seconds([0, 0.5])},
+        samples=inside("part"),
+        batch_size=2,
+        last_batch="keep",
+    )
+    found = Counter(key for batch in pipe for key in batch["episode"])
+    assert found == {"slow": 14, "fast": 8}  # 1 frame apart, and 4
+
+
+def test_later_epochs_have_other_episodes(tmp_path: Path) -> None:
+    """Arrays have room for the largest frames of all epochs."""
+    with SeqRecordWriter(tmp_path / "sizes", features={"points": {"shape": (None, 3)}}) as writer:
+        for number in range(3):
+            with writer.episode(f"{number}") as episode:
+                for _ in range(2 + number):
+                    points = np.full((1 + 3 * number, 3), number, np.float32)
+                    episode.append({"points": points, "note": "x" * (1 + 200 * number)})
+
+    def shortest(samples: Samples, epoch: int, _: Any) -> Samples:
+        return samples.filter(samples.num_frames <= 2 + epoch)
+
+    options: dict[str, Any] = {"clip_len": 1, "samples": shortest, "ragged": "pad"}
+    pipe = SeqRecordPipe(tmp_path / "sizes", **options, batch_size=1)
+    for epoch in range(3):
+        for batch in pipe:
+            number = int(batch["episode"][0])
+            assert number <= epoch
+            assert tuple(batch["points"].shape) == (1, 1, 7, 3)
+            assert int(batch["points_mask"].sum()) == 1 + 3 * number
+            assert len(batch["note"][0][0]) == 1 + 200 * number
+    clips = SeqRecordMapDataset(tmp_path / "sizes", **options)
+    clips.set_epoch(2)
+    assert {int(clips[i]["points_mask"].sum()) for i in range(len(clips))} == {1, 4, 7}

@@ -1,0 +1,116 @@
+"""Counters, and the bottleneck as text."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from seqrecord.loader.engine.stats import EngineStats, Trace
+from seqrecord.loader.pipes.iterations import Iteration
+
+
+def test_counters_add_up_over_threads() -> None:
+    stats = EngineStats()
+    with ThreadPoolExecutor(4) as pool:
+        for _ in range(4000):
+            pool.submit(stats.add, bytes_read=2, clips=1)
+    assert stats.bytes_read == 8000
+    assert stats.report()["clips"] == 4000
+    for amount in (3, 9, 4):
+        stats.note_resident(amount)
+    assert stats.report()["peak_buffer_bytes"] == 9
+    for _ in range(2):
+        stats.add_decoding({"image": 1.5, "depth": 0.5})
+    report = stats.report()["decode_seconds_by_feature"]
+    assert report == {"image": 3.0, "depth": 1.0}
+    stats.add_decoding({"image": 1.0})
+    assert report["image"] == 3.0  # earlier reports do not change
+    counted = {"requests": 5}  # a storage counts from its creation
+    stats.watch(lambda: counted)
+    counted = {"requests": 12, "retries": 2}
+    assert (stats.report()["requests"], stats.report()["retries"]) == (7, 2)
+
+
+def test_waiting_percent_of_an_epoch() -> None:
+    stats = EngineStats()
+    assert stats.report()["waiting_percent"] == 0
+    for begin in (0, 3, 6):
+        stats.add_waiting(stats.begun + begin, stats.begun + begin + 1)
+    report = stats.report()
+    assert report["data_wait_seconds"] == pytest.approx(3)
+    assert report["epoch_seconds"] == pytest.approx(7)
+    assert report["waiting_percent"] == pytest.approx(300 / 7)
+
+
+class SlowSource:
+    """A source of three batches, and its engine; each call passes seconds of a clock."""
+
+    options = SimpleNamespace(output="torch")
+
+    def __init__(self, clock: list[float]) -> None:
+        self.clock = clock
+
+    def trace(self) -> Trace:
+        return Trace()
+
+    def begin(self, _: Iteration) -> Any:
+        self.clock[0] += 8
+        return SimpleNamespace(num_batches=3, counts={}), (), 0
+
+    def start(self, *_: Any, **__: Any) -> SlowSource:
+        self.clock[0] += 4
+        return self
+
+    def __iter__(self) -> Iterator[int]:
+        for number in range(3):
+            self.clock[0] += 2
+            yield number
+
+    def to_clips(self, number: int, *_: Any) -> list[Any]:
+        self.clock[0] += 1
+        return [{"number": number}]
+
+    def close(self) -> None:
+        self.clock[0] += 0.5
+
+    def drop(self) -> None:
+        """Nothing is left to end."""
+
+
+def test_all_time_inside_next_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
+    source: Any = SlowSource(clock)
+    iteration = Iteration(source)
+    for _ in iteration.clips(source.begin):
+        clock[0] += 100
+    report, inside = iteration.report(), 8 + 4 + 3 * (2 + 1) + 0.5
+    assert (report["data_wait_seconds"], report["epoch_seconds"]) == (inside, inside + 300)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "word"),
+    [
+        ({"waiting_for_consumer_seconds": 2.0, "fetch_seconds": 9.0}, "consumer"),
+        ({"data_wait_seconds": 2.0, "fetch_seconds": 9.0}, "reading"),
+        ({"data_wait_seconds": 2.0, "decode_seconds": 9.0}, "decoding"),
+        ({"data_wait_seconds": 2.0, "gather_seconds": 9.0}, "copying clips"),
+        ({"data_wait_seconds": 2.0, "device_seconds": 9.0}, "the bus"),
+        # Two decoding threads took longer than the copying thread, which never waited for them.
+        ({"decode_seconds": 9.0, "gather_seconds": 6.0}, "copying clips"),
+        (
+            {"decode_seconds": 9.0, "gather_seconds": 6.0, "waiting_for_loads_seconds": 7.0},
+            "decoding",
+        ),
+    ],
+)
+def test_bottleneck(seconds: dict[str, float], word: str) -> None:
+    stats = EngineStats()
+    assert stats.report()["bottleneck"] == "no batch delivered yet"
+    stats.add(clips=1, **seconds)
+    assert word in stats.report()["bottleneck"]

@@ -1,0 +1,532 @@
+"""Windows: offsets, seconds, timestamps, `Latest`, compared with `clip_model`."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import pickle
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Dataset,
+    EngineOptions,
+    Latest,
+    LoaderOptions,
+    Next,
+    Seconds,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    StateError,
+)
+from seqrecord.loader.pipes.select_clips import select
+from seqrecord.loader.sampling.runs import Window
+from seqrecord.samples import dilate, every
+from tests.kit.clip_data import LENGTHS, effective_arguments, expected_frame, names
+from tests.loader.clip_model import FEATURES, GROUPS, Case, write_all
+from tests.loader.resume_contract import check_resume
+
+FIXED = ["image", "flow", "id"]
+WINDOWS: dict[str, Any] = {"image": [-3, 0, 1], "id": range(16), "flow": range(-4, 4, 2)}
+ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
+LOADERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    return seqrecord.open(write_all(tmp_path_factory.mktemp("windows") / "records", GROUPS))
+
+
+def test_state_of_other_windows_is_refused(path: Path, records: Dataset) -> None:
+    latest = {"clip_len": 2, "features": ["gps"], "windows": {"gps": Latest()}}
+    others = [Latest(max_age=3), Latest(unknown="zeros"), Latest([0, 1]), Next()]
+    cases: list[tuple[Any, dict[str, Any], dict[str, Any], str]] = [
+        (path, ASKED, {"windows": {**WINDOWS, "id": range(15)}}, "windows"),
+        (path, ASKED, {"pad": None}, "pad"),
+        (path, ASKED, {"windows": None, "clip_len": 1}, "clip_len, windows"),
+        *((records, latest, {"windows": {"gps": other}}, "windows") for other in others),
+    ]
+    for dataset, options, other, message in cases:
+        state = SeqRecordPipe(dataset, **options).state_dict()
+        if options is ASKED:
+            request = state["sources"][0]["request"]
+            assert request["windows"] == {"image": "-3,0,1", "id": "0:16", "flow": "-4:3:2"}
+        SeqRecordPipe(dataset, **options).load_state_dict(state)
+        with pytest.raises(StateError, match=f"of other settings: {message}"):
+            SeqRecordPipe(dataset, **{**options, **other}).load_state_dict(state)
+
+
+def test_windows_of_transformed_features(path: Path) -> None:
+    """Transforms get whole frames of all windows; no clip has a frame without `flow`."""
+
+    def transform(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"sum": frame["image"].sum(), "id": frame["id"], "flow": frame["flow"]}
+
+    def frames(number: int, start: int, offsets: Sequence[int]) -> list[dict[str, Any]]:
+        last = LENGTHS[number] - 1
+        return [expected_frame(number, min(max(start + offset, 0), last)) for offset in offsets]
+
+    windows = {"sum": [0, 3], "id": [-2, -1], "flow": [0]}
+    every = [
+        (f"set/{number}", start)
+        for number, length in enumerate(LENGTHS)
+        for start in range(length)
+        if all("flow" in frame for frame in frames(number, start, [-2, -1, 0, 3]))
+    ]
+    settings: dict[str, Any] = {"frame_transform": transform, "pad": "edge"}
+    settings["windows"] = {name: windows[name] for name in ("sum", "id")}
+    clips, dataset = list(SeqRecordPipe(path, **settings)), SeqRecordMapDataset(path, **settings)
+    assert sorted(names(clip)[0] for clip in clips) == every
+    for clip in clips:
+        single = dataset[every.index((clip["episode"], int(clip["start"])))]
+        for name, offsets in windows.items():
+            stored = frames(int(clip["episode"][4:]), int(clip["start"]), offsets)
+            values = [transform(frame)[name].tolist() for frame in stored]
+            assert clip[name].tolist() == values == single[name].tolist()
+        assert {name for name in clip if name.endswith("is_pad")} == {"sum_is_pad", "id_is_pad"}
+
+
+def test_phases_and_chosen_clips(records: Dataset) -> None:
+    windows = {"image": [-1, 0], "flow": range(3)}
+    settings: dict[str, Any] = {"features": FIXED, "windows": windows}
+    case, pipe = Case(settings), SeqRecordPipe(records, samples=every(4, rotate=True), **settings)
+    assert sorted(case.check(clip) for _ in range(4) for clip in pipe) == case.clips
+
+    chosen = {"episode": ["lab/0", "kitchen/3", "lab/0"], "start": [5, 8, 18]}
+    with pytest.raises(
+        ClipError, match="without a complete clip in its episode, in row 2"
+    ) as caught:
+        SeqRecordPipe(records, samples=chosen, **settings)
+    assert (caught.value.expected, caught.value.got) == ("1 to 16", 18)
+    case = Case({**settings, "pad": "edge"})
+    padded = SeqRecordPipe(records, samples=chosen, **case.options)
+    assert sorted(map(case.check, padded)) == [(0, 5), (3, 8)]  # frame 18 of lab/0 has no flow
+
+
+def test_small_windows_load_few_images(records: Dataset) -> None:
+    """Later ids and earlier texts keep no images in memory."""
+
+    def peak(**windows: Any) -> int:
+        engine = EngineOptions(num_cursors=2, shuffle_buffer=8)
+        pipe = SeqRecordPipe(records, **windows, batch_size=4, engine=engine)
+        list(pipe)
+        return int(pipe.stats()["peak_buffer_bytes"])
+
+    images: dict[str, Any] = {"features": ["image", "action"]}
+    small = peak(**images, windows={"image": [-1, 0], "action": range(16)})
+    assert small < 0.6 * peak(**images, clip_len=16)
+    # Frames of `say` stay for a whole episode, images do not.
+    text: dict[str, Any] = {"clip_len": 2, "features": ["image", "text"], "episodes": "lab/0"}
+    for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-18, 20))):
+        selection = select(records, LoaderOptions(**text, windows={"text": latest}))
+        windows = [(w.offset, w.span) for w in selection.windows.of_groups(1)]
+        assert windows == [(0, 2), expected]
+
+
+def test_windows_of_groups() -> None:
+    images, actions, sparse = np.array([-1, 0]), np.arange(16), np.array([0, 8, 4])
+    assert Window.around([images], 1, pad=False) == Window(-1, 2, 1, 2)
+    assert Window.around([actions, actions], 1, pad=False) == Window(0, 16, 1, 16)
+    assert Window.around([images, actions], 1, pad=False) == Window(-1, 17, 1, 0)
+    assert Window.around([np.arange(0, 9, 4)], 2, pad=False) == Window(0, 9, 2, 3)
+    assert Window.around([sparse], 4, pad=False) == Window(0, 9, 4, 0)  # in another order
+    assert Window.around([np.arange(0, 9, 4)], 2, pad=True) == Window(0, 9, 1, 0)
+
+
+def test_too_long_range_is_refused_at_once() -> None:
+    """For any length; the range is not iterated."""
+    with pytest.raises(ClipError):  # imports are done before the measurement
+        LoaderOptions(windows={"image": range(1 << 59)})
+    for window in (range(1 << 60), range(0, -(1 << 80), -3)):
+        calls = list[str]()
+        sys.setprofile(lambda *call, calls=calls: calls.append(call[1]))
+        try:
+            with pytest.raises(ClipError) as info:
+                LoaderOptions(windows={"image": window})
+        finally:
+            sys.setprofile(None)
+        assert (len(calls) < 1000, info.value.got) == (True, repr(window))
+        assert "too long" in str(info.value)
+
+
+LATEST = {"gps": Latest([0])}
+BAD: list[tuple[dict[str, Any], str, object]] = [
+    ({}, "neither clip_len nor windows is given", None),
+    ({"windows": {}}, "windows is not valid", "{}"),
+    ({"windows": [0, 1]}, "windows is not valid", "[0, 1]"),
+    ({"windows": {3: [0]}}, "windows is not valid", "{3: [0]}"),
+    ({"windows": {"image": []}}, "is empty or too long", "0 offsets, the largest 0"),
+    ({"windows": {"image": [0.5]}}, "a window is not valid", "[0.5]"),
+    ({"windows": {"image": [True]}}, "a window is not valid", "[True]"),
+    ({"windows": {"image": 3}}, "a window is not valid", "3"),
+    ({"windows": {"image": "0"}}, "a window is not valid", "'0'"),
+    ({"windows": {"image": [1 << 31]}}, "is empty or too long", None),
+    ({"windows": {"depth": [0]}}, "a feature that clips do not have", "depth"),
+    ({"windows": {"image": [0]}, "features": ["id"]}, "clips do not have", "image"),
+    ({"windows": {"image": [0]}, "dilation": 2}, "dilation is that of clip_len", 2),
+    ({"windows": {"image": range(99)}}, "no clip has all of its frames", None),
+    ({"clip_len": 2, "pad": "zero"}, "pad is not valid", "'zero'"),
+    ({"clip_len": 2, "pad": True}, "pad is not valid", "True"),
+    ({"clip_len": 2, "windows": {"gps": Latest(Latest())}}, "window is not valid", None),  # type: ignore[arg-type]
+    ({"clip_len": 2, "windows": {"gps": Latest([])}}, "is empty or too long", None),
+    ({"clip_len": 2, "windows": {"gps": Latest("0")}}, "window is not valid", None),  # type: ignore[arg-type]
+    ({"clip_len": 2, "windows": {"gbs": Latest()}}, "a feature that clips do not", "gbs"),
+    ({"clip_len": 2, "windows": LATEST, "frame_transform": dict}, "frame_transform", None),
+    ({"clip_len": 2, "windows": LATEST, "samples": dilate(1, 2)}, "clip_len frames", None),
+]
+
+
+def test_bad_windows(records: Dataset, tmp_path: Path) -> None:
+    for arguments, message, got in BAD:
+        for take in LOADERS:
+            with pytest.raises(ClipError, match=message) as caught:
+                take(records, **arguments)
+            assert got is None or caught.value.got == got
+            assert got != "gbs" or caught.value.expected == ", ".join(FEATURES)
+    ages: list[dict[str, Any]] = [{"max_age": age} for age in (-1, 1.5, True, 1 << 31)]
+    wrong = [*ages, {"unknown": "mask"}, {"unknown": np.zeros(2)}]
+    cases: list[tuple[Any, dict[str, Any]]] = [(Latest, each) for each in wrong]
+    for kind, arguments in [*cases, (Next, {"max_wait": -1})]:
+        with pytest.raises(
+            ClipError, match=f"{next(iter(arguments))} of {kind.__name__}"
+        ) as caught:
+            kind(**arguments)
+        assert caught.value.got is not None
+
+    taken: dict[str, dict[str, Any]] = {
+        "a_is_pad": {"windows": {"a": [0]}, "pad": "edge"},
+        "a_age": {"windows": {"a": Latest()}},
+    }
+    with SeqRecordWriter(tmp_path) as writer, writer.episode("one") as episode:
+        for i in range(3):
+            episode.append(dict.fromkeys(("a", *taken), np.int64(i)))
+    for name, more in taken.items():
+        for take in LOADERS:
+            assert len(take(tmp_path, clip_len=2)) == 2
+            with pytest.raises(ClipError, match="name of a batch's extra column") as caught:
+                take(tmp_path, clip_len=1, **more)
+            assert caught.value.got == name
+
+
+# ---- the latest value
+
+
+def test_each_chunk_is_read_once(records: Dataset) -> None:
+    """In one run an episode, for any distance back."""
+    case = Case({"clip_len": 3, "features": ["image", "text"], "windows": {"text": Latest()}})
+    pipe = SeqRecordPipe(records, **case.options, batch_size=4, shuffle=False)
+    assert len(list(pipe)) > 3
+    groups = pipe.dataset.contents.index.groups
+    used = {episode for episode, _ in case.clips}
+    chunks = sum(int(groups[group].num_chunks[episode]) for group in (0, 4) for episode in used)
+    assert chunks / 2 < pipe.stats()["loads"] <= chunks
+
+
+def test_function_receives_the_latest_value(records: Dataset) -> None:
+    """Also for the first clip, which has no value."""
+
+    def shift(clip: dict[str, Any], _generator: np.random.Generator) -> dict[str, Any]:
+        assert len(clip["force"]) == 2
+        return {"gps": clip["gps"] * 2, "text": clip["text"], "id": clip["id"]}
+
+    latest = Latest(unknown="zeros")
+    windows = dict.fromkeys(["gps", "text", "force"], latest)
+    case = Case({"clip_len": 2, "features": ["gps", "text", "id"], "windows": windows})
+    features = [*case.features, "force"]
+    options = {**case.options, "features": features, "clip_transform": shift}
+    clips = list(SeqRecordPipe(records, **options))
+    for clip in clips:
+        assert "force" not in clip
+        del clip["force_age"]
+        case.check({**clip, "gps": clip["gps"] / 2})
+    assert len(clips) == len(case.clips)
+
+
+# ---- seconds
+
+
+def test_offsets() -> None:
+    offsets_of: list[tuple[Seconds, float, list[int]]] = [
+        (Seconds(-0.5, 0), 10, [-5, -4, -3, -2, -1, 0]),
+        (Seconds(-0.5, 0), 15, [-7, -6, -5, -4, -3, -2, -1, 0]),
+        (Seconds(0, 0.1), 30, [0, 1, 2, 3]),
+        (Seconds(0, 0), 30, [0]),
+        (Seconds(0.1, 0.4, step=0.1), 30, [3, 6, 9, 12]),
+        (Seconds([0, -0.1, -0.1]), 50, [0, -5, -5]),
+        (Seconds([1 / 3]), 30, [10]),
+        (Seconds([0.099], tolerance=0.01), 10, [1]),
+    ]
+    for seconds, fps, offsets in offsets_of:
+        found = seconds.offsets(fps, "image")
+        assert found.dtype == np.int64
+        assert found.tolist() == offsets
+
+    many, missing = r"too many frames.*at most 1048576", "no frame within the tolerance"
+    errors: list[tuple[Seconds, float, str]] = [
+        (Seconds(-1e8, 1e8), 30, many),
+        (Seconds([1e8]), 240, many),
+        (Seconds(0, 1), 1e300, many),
+        (Seconds([1]), 1e300, many),
+        (Seconds(0, 1e8, step=1e6), 1e3, many),
+        (Seconds([0, 0.15]), 10, f"{missing}.*0.15 s, with the nearest frame at 0.2 s"),
+        (Seconds(0.01, 0.09), 10, "no frame within Seconds"),
+    ]
+    for seconds, fps, message in errors:
+        with pytest.raises(ClipError, match=message) as caught:
+            seconds.offsets(fps, "image")
+        assert caught.value.feature == "image"
+
+
+@given(st.sampled_from([5, 10, 24, 29.97, 30, 60, 1000]), st.integers(-90, 90), st.integers(0, 60))
+def test_frames_between_two_times(fps: float, first: int, count: int) -> None:
+    last = first + count
+    whole = Seconds(first / fps, last / fps).offsets(fps, "a").tolist()
+    assert whole == list(range(first, last + 1))
+    asked = [i / fps for i in whole]
+    assert Seconds(asked).offsets(fps, "a").tolist() == whole
+    within = Seconds((first - 0.5) / fps, (last + 0.5) / fps).offsets(fps, "a").tolist()
+    assert within == whole
+
+
+def test_bad_seconds() -> None:
+    names = ("first", "last", "step", "tolerance", "timestamps", "out_of_range")
+    errors: list[tuple[tuple[Any, ...], str]] = [
+        *(((first,), "two times or a list") for first in (0.5, np.array(0.5), "now")),
+        (([],), "must not be empty"),
+        *((([time],), "not a number of seconds") for time in ("now", math.nan)),
+        *(((first, last), "not a number") for first, last in ((0, math.inf), (True, 2))),
+        ((10**400, 1), "not a number of seconds"),
+        ((0.5, 0), "last is before first"),
+        ((0, 1, -1), "step of Seconds is too small"),
+        (([0], None, 0.1), "excludes step"),
+        ((0, 1, None, -1), "tolerance of Seconds is too small"),
+        ((0, 1, 1e-300), "too many times"),
+        ((itertools.count(),), "too many times"),
+        ((-0.5, 0, None, 1e-4, "time"), "requires a list of times or step"),
+        (([0], None, None, 1e-4, 3), "not a feature's name"),
+        (([0], None, None, 1e-4, None, "pad"), "out_of_range of Seconds"),
+        (([0], None, None, 1e-4, "time", "skip"), "out_of_range of Seconds"),
+    ]
+    for arguments, message in errors:
+        with pytest.raises(ClipError, match=message):
+            Seconds(**dict(zip(names, arguments, strict=False)))
+
+
+def test_repr() -> None:
+    for text in (
+        "Seconds(-0.5, 0)", "Seconds([-0.1, 0.0])", "Seconds(0, 1, step=0.5, tolerance=0.01)"
+    ):  # fmt: skip
+        assert repr(eval(text)) == text
+
+
+def write_rated(path: Path, fps: list[float | None]) -> Path:
+    with SeqRecordWriter(path) as writer:
+        for number, rate in enumerate(fps):
+            with writer.episode(f"{number}", fps=rate) as episode:
+                for i in range(20):
+                    episode.append({"a": np.int64(100 * number + i)})
+    return path
+
+
+def test_seconds_of_a_dataset(tmp_path: Path) -> None:
+    path = write_rated(tmp_path / "same", [10, 10])
+    clips = SeqRecordMapDataset(path, windows={"a": Seconds([-0.2, 0, 0.3])}, pad="edge")
+    assert len(clips) == 40
+    assert clips[39]["a"].tolist() == [117, 119, 119]
+    assert clips[39]["a_is_pad"].tolist() == [False, False, True]
+    assert len(SeqRecordMapDataset(path, windows={"a": Seconds(-0.2, 0.3)})) == 30
+
+    path = write_rated(tmp_path / "other", [10, 30, None])
+    for episodes in (None, ["0", "2"], ["2"]):
+        with pytest.raises(ClipError, match="episodes with an fps") as caught:
+            SeqRecordMapDataset(path, windows={"a": Seconds(0, 1)}, episodes=episodes)
+        assert (caught.value.episode, caught.value.got) == ("2", "none")
+    with pytest.raises(ClipError, match="different numbers of frames") as caught:
+        SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["0", "1"])
+    assert (caught.value.episode, caught.value.feature) == ("1", "a")
+    with pytest.raises(ClipError, match="no frame within the tolerance") as caught:
+        SeqRecordMapDataset(path, windows={"a": Seconds([0.1, 1 / 30])}, episodes=["0", "1"])
+    assert caught.value.episode == "0"
+    assert len(SeqRecordMapDataset(path, windows={"a": Seconds(0, 0.5)}, episodes=["1"])) == 5
+
+
+def test_listed_clips_with_several_frame_rates(records: Dataset) -> None:
+    """Each start is checked with the window of its episode."""
+    windows = {"id": Seconds([0, 0.5]), "note": [0]}
+    options: dict[str, Any] = {"windows": windows, "features": ["id", "note"]}
+    case, keys = Case(options), ["lab/0", "kitchen/3", "kitchen/3"]
+
+    def listed(starts: list[int], **more: Any) -> list[tuple[int, int]]:
+        clips = {"episode": keys, "start": starts}
+        dataset = SeqRecordMapDataset(records, **options, samples=clips, **more)
+        return [case.check(dataset[i]) for i in range(len(dataset))]
+
+    assert listed([6, 3, 14]) == [(0, 6), (3, 3), (3, 14)]
+    assert listed([6, 3, 14], episodes=["kitchen/3"]) == [(3, 3), (3, 14)]
+    for row, starts, most in ((1, [6, 15, 14], 14), (0, [14, 3, 14], 13)):
+        with pytest.raises(
+            ClipError, match=f"complete clip in its episode, in row {row}"
+        ) as caught:
+            listed(starts)
+        assert (caught.value.expected, caught.value.got) == (f"0 to {most}", starts[row])
+
+
+# ---- timestamps
+
+TIMED = (60, 1, 9, 33)
+
+
+def stamps(episode: int) -> npt.NDArray[np.int64]:
+    """Nanoseconds: about ten frames a second, with jitter and a gap."""
+    rng = np.random.default_rng(episode)
+    steps = rng.integers(85_000_000, 115_000_000, TIMED[episode])
+    if episode == 3:
+        steps[20] += 150_000_000
+    found: npt.NDArray[np.int64] = 1_700_000_000_000_000_000 + np.cumsum(steps)
+    return found
+
+
+@pytest.fixture(scope="module")
+def timed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
+    path = tmp_path_factory.mktemp("timed") / "records"
+    features = {"time": {"kind": "timestamp", "unit": "ns"}}
+    with SeqRecordWriter(path, features=features, chunk_frames=8) as writer:
+        for number, length in enumerate(TIMED):
+            with writer.episode(f"{number}") as episode:
+                for i, at in enumerate(stamps(number)):
+                    frame = {"time": at, "imu": np.array([number, i]), "image": np.full((4, 4), i)}
+                    episode.append(frame)
+                assert length == i + 1
+    return seqrecord.open(path)
+
+
+def check(clip: dict[str, Any], times: list[float], tolerance: float) -> tuple[int, int]:
+    """Compare with the nearest frames; return the number of times outside and without a frame."""
+    episode, start = int(clip["episode"]), int(clip["start"])
+    at = (stamps(episode) - stamps(episode)[0]) * 1e-9
+    asked = at[start] + np.array(times)
+    frames = [int(np.argmin(np.abs(at - time))) for time in asked]
+    far = np.abs(at[frames] - asked) > tolerance
+    outside = far & ((asked < at[0]) | (asked > at[-1]))
+    assert clip["imu"].tolist() == [[episode, frame] for frame in frames]
+    assert clip["imu_is_pad"].tolist() == far.tolist()
+    assert clip["image"][:, 0, 0].tolist() == [start]
+    return int(outside.sum()), int((far & ~outside).sum())
+
+
+def split(batches: Any) -> list[dict[str, Any]]:
+    return [
+        {name: batch[name][i] for name in batch}
+        for batch in batches
+        for i in range(len(batch["episode"]))
+    ]
+
+
+@settings(deadline=None)
+@given(
+    times=st.lists(st.floats(-1.5, 1.5), min_size=1, max_size=4),
+    tolerance=st.sampled_from([0.02, 0.06, 0.5]),
+    shuffle=st.booleans(),
+    device=st.sampled_from([None, "cpu"]),
+)
+def test_nearest_frames(
+    timed: Dataset, times: list[float], tolerance: float, shuffle: bool, device: str | None
+) -> None:
+    windows = {"imu": Seconds(times, timestamps="time", tolerance=tolerance, out_of_range="pad")}
+    options: dict[str, Any] = {"features": ["imu", "image"], "windows": windows, "pad": "edge"}
+    order = effective_arguments({"shuffle": shuffle, "shuffle_buffer": 16})
+    pipe = SeqRecordPipe(timed, **options, **order, batch_size=5, device=device)
+    found = [check(clip, times, tolerance) for clip in split(pipe)]
+    assert len(found) == sum(TIMED)
+    assert pipe.stats()["times_without_frame"] == sum(far for _, far in found)
+    for clip in SeqRecordMapDataset(timed, **options).__getitems__([0, 59, 60, 65, 102]):
+        check(clip, times, tolerance)
+
+
+def test_time_without_a_frame_is_an_error(timed: Dataset) -> None:
+    windows = {"imu": Seconds([0, 0.1], timestamps="time", tolerance=0.06)}
+    for make in (
+        lambda: list(SeqRecordPipe(timed, windows=windows, pad="edge", batch_size=4)),
+        lambda: SeqRecordMapDataset(timed, windows=windows, pad="edge", episodes=["3"])[19],
+    ):
+        with pytest.raises(ClipError, match="no frame within the tolerance") as caught:
+            make()
+        error = caught.value
+        assert (error.episode, error.frame, error.feature) == ("3", 19, "time")
+        assert error.expected == "a timestamp 0.1 s from the clip's start, within 0.06 s"
+        assert str(error.got).startswith("the nearest one ")
+    episodes = ["0", "1", "2"]
+    assert list(SeqRecordPipe(timed, windows=windows, pad="edge", episodes=episodes, batch_size=4))
+
+
+def test_clips_stay_inside_their_episodes(timed: Dataset) -> None:
+    """Without padding, clips that might have a frame outside are skipped."""
+    times = [-0.25, 0, 0.1, 0.31]
+    windows = {"imu": Seconds(times, timestamps="time", tolerance=0.06, out_of_range="pad")}
+    pipe = SeqRecordPipe(timed, windows=windows, features=["imu", "image"], batch_size=4)
+    found = [check(clip, times, 0.06) for clip in split(pipe)]
+    assert not any(outside for outside, _ in found)
+    assert len(found) + pipe.stats()["clips_outside"] == sum(TIMED)
+    assert len(found) >= sum(max(0, length - 10) for length in TIMED)
+
+
+def test_resumes_and_runs_in_workers(timed: Dataset) -> None:
+    by_time: Any = {"step": 0.1, "timestamps": "time", "tolerance": 0.2, "out_of_range": "pad"}
+    clips: dict[str, Any] = {"windows": {"imu": Seconds(0, 0.4, **by_time)}, "pad": "edge"}
+    options = {**clips, "batch_size": 8, "engine": EngineOptions(num_cursors=8)}
+    check_resume(
+        lambda: SeqRecordPipe(timed, **options), num_epochs=2, positions=lambda n: [2, n - 2]
+    )
+    stream = SeqRecordIterableDataset(timed, **options)
+    for clip in split(DataLoader(stream, batch_size=None, num_workers=1)):
+        check(clip, [0, 0.1, 0.2, 0.3, 0.4], 0.2)
+    dataset = SeqRecordMapDataset(timed, **clips)
+    assert pickle.loads(pickle.dumps(dataset))[30]["imu"].tolist() == dataset[30]["imu"].tolist()
+
+
+def test_windows_of_invalid_times(tmp_path: Path) -> None:
+    features = {"time": {"kind": "timestamp", "unit": "s"}}
+    for name, episodes in (
+        ("back", [[1, 2, 3], [1, 2, 2]]), ("none", [[1, 2, 3], [1, 0, 3]]), ("one", [[3]])
+    ):  # fmt: skip
+        with SeqRecordWriter(tmp_path / name, features=features, statistics=False) as writer:
+            for number, times in enumerate(episodes):
+                with writer.episode(f"{number}") as episode:
+                    for time in times:
+                        frame = {"time": np.float64(time)} if time else {}
+                        episode.append({**frame, "a": np.int64(time)})
+
+    ascend = "timestamps do not ascend, or are missing in a frame"
+    refused = [("back", "time", ascend), ("none", "time", ascend), ("back", "b", "unknown feature")]
+    refused += [("back", "a", "not a timestamp.*got: kind None, unit None, int64")]
+    for name, by, message in refused:
+        with pytest.raises(ClipError, match=message) as caught:
+            SeqRecordMapDataset(tmp_path / name, windows={"a": Seconds([0.1], timestamps=by)})
+        if by == "time":
+            assert (caught.value.episode, caught.value.feature) == ("1", "time")
+    # Unselected episodes do not matter.
+    windows = {"a": Seconds([1], timestamps="time")}
+    clips = SeqRecordMapDataset(tmp_path / "none", windows=windows, episodes=["0"], pad="edge")
+    assert [clip["a"].tolist() for clip in clips.__getitems__([0, 1, 2])] == [[2], [3], [3]]
+    # In an episode of one frame, no frame silently replaces another.
+    for asked in ([-0.5, 0], [0, 0.5]):
+        windows = {"a": Seconds(asked, timestamps="time")}
+        with pytest.raises(ClipError, match="no clip has all of its frames"):
+            SeqRecordMapDataset(tmp_path / "one", windows=windows)
+        (padded,) = SeqRecordPipe(tmp_path / "one", windows=windows, pad="edge")
+        assert padded["a_is_pad"].tolist() == [time != 0 for time in asked]
+    windows = {"a": Seconds([0], timestamps="time")}
+    assert SeqRecordMapDataset(tmp_path / "one", windows=windows)[0]["a"].tolist() == [3]

@@ -1,6 +1,0 @@
-"""Cases of each source format, one module per format.
-
-A module defines `CASES`, by name; `tests/sources/all_cases.py` collects them. Importing one module
-imports no other format's packages: `make test-lowest` has an environment where h5py cannot be
-imported.
-"""

@@ -1,0 +1,57 @@
+"""Notes of a conversion: files that stay after a resume, features that may be poses."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import convert
+from seqrecord.store.feature_kinds import unknown_pose_kinds
+from seqrecord.store.schema import FeatureSpec, Schema
+from tests.kit.faults import abandon, small_writer
+from tests.kit.made_source import MadeSource
+
+
+def spec(name: str, *shape: int, dtype: str = "<f8", kind: str | None = None) -> FeatureSpec:
+    return FeatureSpec(name, np.dtype(dtype), shape, kind=kind)
+
+
+@pytest.mark.parametrize(
+    ("feature", "is_noted"),
+    [
+        (spec("poses", 7), True),
+        (spec("traj", 4, 4), True),
+        (spec("cameraPose", 3, 4), True),
+        (spec("camera.extrinsics", 16), True),
+        (spec("poses", 7, kind="pose"), False),
+        (spec("poses", 7, dtype="<i8"), False),
+        (spec("poses", 51), False),  # joints of a body
+        (spec("purpose", 7), False),
+        (spec("trajectory", 480, 640), False),
+    ],
+)
+def test_features_that_may_be_poses(feature: FeatureSpec, is_noted: bool) -> None:
+    notes = list(unknown_pose_kinds(Schema([feature])))
+    assert [f"--kind {feature.name}=pose" in note for note in notes] == [True] * is_noted
+
+
+def test_a_resume_names_files_that_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    source = MadeSource((3, 5))
+    first, folder = source.episodes()[0], tmp_path / "records"
+    writer = small_writer(folder, max_file_size=1 << 20)
+    with writer.episode(first.key, metadata=first.metadata) as episode:
+        for frame in source.frames(first):
+            episode.append(frame)
+    abandon(writer)
+    caplog.set_level(logging.WARNING, "seqrecord")
+    convert(source, folder, mode="resume", workers=1, codecs="raw")
+    partial = [path for path in (folder / "records").iterdir() if path.suffix == ".partial"]
+    lines = [r.getMessage() for r in caplog.records if "seqrecord clean" in r.getMessage()]
+    assert bool(partial) == bool(lines)
+    assert partial
+    assert partial[0].name.removesuffix(".partial") in lines[0]
+    assert seqrecord.verify(folder).ok

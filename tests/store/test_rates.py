@@ -1,0 +1,384 @@
+"""Frame rates that timestamps contradict, and timestamps without a unit: windows in seconds select
+the right frames."""
+
+from __future__ import annotations
+
+import json
+import logging
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import (
+    ClipError,
+    Seconds,
+    SeqRecordMapDataset,
+    SeqRecordRecorder,
+    SeqRecordWriter,
+    edit,
+)
+from seqrecord.export import to_files
+from tests.formats.format_cases.mcap import CAMERA, MS, START
+from tests.formats.format_cases.sequences import write_euroc
+from tests.kit.bags import image, write_mcap
+from tests.kit.command_line import run
+from tests.kit.datasets import append, columns, write_dataset, write_episodes
+from tests.kit.lerobot_video_data import unpack
+from tests.kit.video_file_data import pictures, write_video
+
+FPS = 10.0
+STEPS = {"s": 1.0, "ms": 1e3, "us": 1e6, "ns": 1e9}
+
+
+SECONDS: dict[str, Any] = {"kind": "timestamp", "unit": "s"}
+
+
+def written(path: Path, episodes: dict[str, list[dict[str, Any]]], **options: Any) -> Path:
+    write_dataset(path, episodes, **{"fps": FPS, **options})
+    return path
+
+
+def write(
+    path: Path,
+    times: dict[str, list[float]],
+    unit: str | None = "s",
+    dtype: str = "f8",
+    fps: float | None = FPS,
+) -> Path:
+    scale = STEPS[unit or "s"]
+    frames = {
+        key: [
+            {"a": np.int64(n), "timestamp": np.asarray(time * scale).round(6).astype(dtype)}
+            for n, time in enumerate(each)
+        ]
+        for key, each in times.items()
+    }
+    return written(path, frames, features={"timestamp": {**SECONDS, "unit": unit}}, fps=fps)
+
+
+def rates(path: Path) -> list[float | None]:
+    return [episode.fps for episode in seqrecord.open(path).episodes.values()]
+
+
+def clips(path: Path, **options: Any) -> SeqRecordMapDataset:
+    return SeqRecordMapDataset(path, pad="edge", **options)
+
+
+def regular(count: int = 20, fps: float = FPS) -> list[float]:
+    return [i / fps for i in range(count)]
+
+
+def moved(frame: int, by: float) -> list[float]:
+    """Regular times, with one frame `by` steps late."""
+    times = regular()
+    times[frame] += by / FPS
+    return times
+
+
+# ---- an episode has an fps only if its timestamps agree
+
+
+def test_mean_rate_and_longest_step(tmp_path: Path) -> None:
+    fits = [regular(), [5 + time for time in regular()], moved(7, 0.49), moved(7, -0.49), [0.0]]
+    fits += [regular(40, 10.49), regular(40, 9.6), moved(19, -0.4), [0, 0.12], [0, 0.12, 0.22]]
+    others = [moved(7, 0.52), moved(7, -0.52), moved(1, -1.1), regular(200, 10.6)]
+    others += [regular(20, 11.0), regular(200, 9.4), [0, 0.13], [*regular(), *regular()]]
+    every = {str(number): times for number, times in enumerate(fits + others)}
+    for unit, dtype in (("s", "f8"), ("s", "f4"), ("ns", "i8"), ("ms", "i4")):
+        path = write(tmp_path / f"{unit}{dtype}", every, unit, dtype)
+        for _ in range(2):
+            assert rates(path) == [FPS] * len(fits) + [None] * len(others), (unit, dtype)
+            seqrecord.reindex(path)
+        assert not seqrecord.verify(path).problems
+
+
+def test_the_contradiction_is_logged_once(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By the writer and by `convert`, which adds it to the inventory."""
+    caplog.set_level(logging.WARNING, "seqrecord")
+    path = write(tmp_path / "a", {"e": regular(), "f": moved(7, 2), "g": moved(3, 1)}, "ms", "f8")
+    assert rates(path) == [FPS, None, None]
+    [message] = caplog.messages
+    caplog.clear()
+    parts = ("2 episodes", "episode f, frame 7", "0.9 s", "0.7 s", "10 frames", "timestamp in ms")
+    assert all(part in message for part in parts), message
+    report = seqrecord.convert(seqrecord.open_source(path), tmp_path / "b", fps=FPS, workers=1)
+    assert rates(tmp_path / "b") == [FPS, None, None]
+    for texts in (caplog.messages, report.inventory.notes):
+        assert len([text for text in texts if "episode f, frame 7" in text]) == 1
+    assert "episode f, frame 7" in run("info", tmp_path / "b").stdout
+
+
+def test_long_episodes_in_many_files(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Parts written before the contradiction still declare the fps."""
+    options: dict[str, Any] = {"features": {"timestamp": SECONDS}, "codecs": "raw", "fps": FPS}
+    path = tmp_path / "a"
+    late = np.arange(60) == 30
+    frames = {
+        key: columns(x=np.arange(60)[:, None].repeat(300, 1), timestamp=np.arange(60) / FPS + more)
+        for key, more in (("e", 0), ("f", late))
+    }
+    with SeqRecordWriter(path, **options, max_file_size=10_000, chunk_frames=4) as writer:
+        write_episodes(writer, {"e": frames["e"]})
+        write_episodes(writer, {"f": frames["f"]}, flush_at=[0, 20, 40])
+    assert "fps ignored for 1 episode:" in caplog.text  # although a flush found it before the end
+    assert len([*(path / "records").iterdir()]) > 3
+    for _ in range(2):
+        assert rates(path) == [FPS, None]
+        assert not seqrecord.verify(path, deep=True).problems
+        seqrecord.reindex(path)
+    edit.rewrite_files(path)
+    assert rates(path) == [FPS, None]
+
+
+def test_the_clock_is_one_feature(tmp_path: Path) -> None:
+    """Of several features, `timestamp` or `log_time`; otherwise none is used."""
+    for names, expected in (
+        (["timestamp", "other"], None),
+        (["log_time", "other"], None),
+        (["some", "other"], FPS),
+        (["some"], None),
+    ):
+        frames = [dict.fromkeys(names, np.float64(time)) for time in moved(7, 1)]
+        features = dict.fromkeys(names, SECONDS)
+        assert rates(written(tmp_path / "-".join(names), {"e": frames}, features=features)) == [
+            expected
+        ]
+    # Frames without timestamps.
+    for wrong, expected in ((0.0, FPS), (0.4, FPS), (0.6, None)):
+        frames = [
+            {"a": np.int64(i), **({"t": t + wrong / FPS * (i == 9)} if i % 3 == 0 and i else {})}
+            for i, t in enumerate(regular())
+        ]
+        path = written(tmp_path / f"{wrong}", {"e": frames}, features={"t": SECONDS})
+        assert rates(path) == [expected]
+    recorder = SeqRecordRecorder(tmp_path / "recorded", features={"t": SECONDS}, fps=FPS)
+    with recorder, recorder.episode("e") as episode:
+        append(episode, [{"t": np.float64(time)} for time in moved(7, 1)])
+    assert rates(tmp_path / "recorded") == [None]
+
+
+def test_a_timestamp_that_is_added(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = written(tmp_path / "a", {"e": [{"x": np.int64(i)} for i in range(20)]})
+    edit.add_feature(path, "good", lambda _: regular(), **SECONDS)
+    assert rates(path) == [FPS]
+    edit.drop_features(path, "good")
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        edit.add_feature(path, "bad", lambda _: moved(7, 1), **SECONDS)
+    assert "frame 7" in caplog.text
+    for _ in range(2):
+        assert rates(path) == [None]
+        seqrecord.reindex(path)
+
+
+# ---- originals
+
+VARYING = [0, 33, 67, 100, 300, 333, 367, 600, 633, 667]  # milliseconds
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    (tmp_path / "videos").mkdir()
+    write_video(tmp_path / "videos" / "even.mkv", pictures(10))
+    write_video(tmp_path / "videos" / "vary.mkv", pictures(10), times=VARYING)
+    return tmp_path / "videos"
+
+
+def test_video_of_a_varying_rate(
+    video: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """In place and packed, seconds follow the timestamps."""
+    write = ("write", "--src", video, "--quiet", "--dst")
+    run(*write, tmp_path / "packed")
+    for path in (tmp_path / "packed", video):
+        assert rates(path) == [30.0, None]
+        windows = {"timestamp": Seconds([-0.3, 0], tolerance=0.02)}
+        for number, options in ((7, {"episodes": ["vary"]}), (7 + 10, {})):
+            times = clips(path, windows=windows, **options)[number]["timestamp"]
+            assert times.tolist() == pytest.approx([0.3, 0.6])
+        strict = clips(path, windows={"image": Seconds([-0.2, 0])}, episodes=["vary"])
+        with pytest.raises(ClipError, match=r"tolerance=.*timestamps in s"):
+            strict[7]
+        with pytest.raises(ClipError, match="without a list of times or step") as caught:
+            SeqRecordMapDataset(path, windows={"image": Seconds(-0.3, 0)})
+        assert caught.value.episode == "vary"
+    assert "use the timestamps of feature timestamp (s)" in caplog.text
+    # Without timestamps the fps is removed; the error names the episode and the remedy.
+    run(*write, tmp_path / "a", "--features", "image")
+    assert rates(tmp_path / "a") == [30.0, None]
+    with pytest.raises(ClipError, match="episodes with an fps") as caught:
+        clips(tmp_path / "a", windows={"image": Seconds([0.1])})
+    assert caught.value.episode == "vary"
+    assert "timestamp" in str(caught.value.expected)
+    clips(tmp_path / "a", windows={"image": Seconds([0.1])}, episodes=["even"])
+
+
+@pytest.mark.parametrize(
+    "version", ["lerobot_v3", pytest.param("lerobot_v21", marks=pytest.mark.slow)]
+)
+def test_lerobot_of_another_fps(tmp_path: Path, version: str) -> None:
+    root = unpack(tmp_path, version)
+    info = root / "meta" / "info.json"
+    value = json.loads(info.read_text())
+    fps = value["fps"]
+    for features in (None, ["action"]):
+        for name, rate in (("good", fps), ("bad", fps * 2)):
+            info.write_text(json.dumps({**value, "fps": rate}))
+            source = seqrecord.open_source(root, features=features)
+            path = tmp_path / f"{name}{features}"
+            seqrecord.convert(source, path, workers=1)
+            assert {*rates(path)} == {fps if name == "good" else None}
+    windows = {"action": Seconds([0, 1 / fps], tolerance=1e-3)}
+    good, bad = (clips(tmp_path / f"{name}None", windows=windows) for name in ("good", "bad"))
+    assert all(good[i]["action"].equal(bad[i]["action"]) for i in range(len(good)))
+
+
+def test_files_that_declare_a_wrong_rate(tmp_path: Path) -> None:
+    """An edited `seqrecord.json` of an exported folder, and `sensor.yaml` of EuRoC."""
+    path = write(tmp_path / "a", {"e": regular()})
+    to_files(seqrecord.open(path), "e", tmp_path / "files")
+    [description] = (tmp_path / "files").rglob("seqrecord.json")
+    value = json.loads(description.read_text())
+    description.write_text(json.dumps({**value, "fps": 25}))
+    write_euroc(tmp_path / "V1", 0)
+    sensor = next((tmp_path / "V1").rglob("cam0/sensor.yaml"))
+    sensor.write_text(sensor.read_text().replace("rate_hz: 20", "rate_hz: 50"))
+    for name, features in (("files", None), ("V1", None), ("V1", ["image_cam0"])):
+        source = seqrecord.open_source(tmp_path / name, features=features)
+        seqrecord.convert(source, tmp_path / f"{name}{features}", workers=1)
+        assert rates(tmp_path / f"{name}{features}") == [None]
+
+
+def test_mcap_that_drifts(tmp_path: Path) -> None:
+    """Steps of 97 and then 103 ms are no steady clock, but do not contradict `fps=10`."""
+    for name, steps in (("even", [100] * 40), ("drift", [97] * 20 + [103] * 20)):
+        times = np.cumsum([0, *steps]).tolist()
+        messages = [(CAMERA, START + MS * t, image(pictures(1)[0], "rgb8")) for t in times]
+        write_mcap(tmp_path / f"{name}.mcap", messages)
+    found = seqrecord.open_source(tmp_path).episodes()
+    assert {info.key: info.fps for info in found} == {"even": 10.0, "drift": None}
+    seqrecord.convert(seqrecord.open_source(tmp_path), tmp_path / "a", fps=10, workers=1)
+    assert rates(tmp_path / "a") == [10.0, 10.0]
+
+
+# ---- units
+
+
+def test_windows_of_every_unit(tmp_path: Path) -> None:
+    for unit, dtype in (
+        *(("s", "f8"), ("ms", "f8"), ("ms", "i8"), ("us", "i8"), ("ns", "i8"), ("ns", "u8")),
+    ):
+        path = write(tmp_path / f"{unit}{dtype}", {"e": regular()}, unit, dtype, fps=None)
+        for seconds, frames in (
+            (Seconds([-0.2, 0.1]), [8, 11]),
+            (Seconds([-0.2, 0.1], timestamps="timestamp"), [8, 11]),
+            (Seconds(-0.2, 0, step=0.1), [8, 9, 10]),
+        ):
+            assert clips(path, windows={"a": seconds})[10]["a"].tolist() == frames
+
+
+@pytest.mark.parametrize("fps", [None, FPS])
+def test_timestamps_without_a_unit(tmp_path: Path, fps: float | None) -> None:
+    """Implausible seconds are refused; the command in the error fixes it."""
+    windows = {"a": Seconds([0.1], timestamps="timestamp")}
+    for unit in ("ms", "us", "ns"):
+        times = [1e9 + time * STEPS[unit] for time in regular()]
+        path = write(tmp_path / unit, {"e": times}, None, "i8", fps)
+        assert rates(path) == [fps]  # an unknown unit contradicts no fps
+        with pytest.raises(ClipError, match="without a unit") as caught:
+            clips(path, windows=windows)
+        error = caught.value
+        assert (error.episode, error.feature) == ("e", "timestamp")
+        assert "if the unit is s" in str(error.got)
+        command = str(error.expected).partition("`seqrecord ")[2].partition("`")[0]
+        run(*command.replace("=ns", f"={unit}").split())
+        assert clips(path, windows=windows)[3]["a"].tolist() == [4]
+
+
+def test_a_unit_that_is_given_later_counts(tmp_path: Path) -> None:
+    """The fps was stored before the unit."""
+    times = {"e": [1000 * time for time in moved(7, 0.9)], "f": [1000 * time for time in regular()]}
+    path = write(tmp_path / "a", times, None, "i8")
+    assert rates(path) == [FPS, FPS]
+    edit.describe_features(path, units={"timestamp": "ms"})
+    windows = {"a": Seconds([0.1], tolerance=0.01)}
+    assert clips(path, windows=windows, episodes=["f"])[3]["a"] == 4
+    assert clips(path, windows=windows, episodes=["e"])[5]["a"] == 6
+    with pytest.raises(ClipError, match="within the tolerance"):
+        clips(path, windows=windows, episodes=["e"])[6]  # the next frame is 0.2 s later
+
+
+def test_plausible_seconds_need_no_unit_and_other_units_are_no_time(tmp_path: Path) -> None:
+    windows = {"a": Seconds([0.1])}
+    path = write(tmp_path / "a", {"e": regular(), "one": [7.0]}, None, fps=None)
+    assert clips(path, windows=windows)[3]["a"].tolist() == [4]
+    assert rates(write(tmp_path / "b", {"e": moved(7, 1)}, None)) == [None]
+    path = write(tmp_path / "c", {"e": regular()}, "s", fps=None)
+    edit.describe_features(path, units={"timestamp": "m"})
+    with pytest.raises(ClipError, match=r"not a timestamp.*unit m"):
+        clips(path, windows={"a": Seconds([0.1], timestamps="timestamp")})
+    with pytest.raises(ClipError, match="episodes with an fps"):
+        clips(path, windows=windows)
+    # Nanoseconds since 1970: no other unit makes a plausible step of them.
+    times: list[float] = [int(1.7e18 + time * 1e9) for time in regular()]
+    for fps, expected in ((FPS, FPS), (3 * FPS, None)):
+        assert rates(write(tmp_path / f"{fps}", {"e": times}, None, "i8", fps)) == [expected]
+    # Messages name the unit.
+    path = write(tmp_path / "d", {"e": [0.0, 0.1, 0.1, 0.3]}, "ms", fps=None)
+    with pytest.raises(ClipError, match=r"do not ascend.*timestamps in ms"):
+        clips(path, windows=windows)
+    path = write(tmp_path / "f", {"e": [0.0, 0.1, 0.15, 0.3]}, "ns", "i8", fps=None)
+    with pytest.raises(ClipError, match=r"within the tolerance.*timestamps in ns"):
+        clips(path, windows=windows)[2]
+
+
+def test_several_timestamps_require_a_choice(tmp_path: Path) -> None:
+    frames = [{"a": np.int64(i), "one": t, "two": 2 * t} for i, t in enumerate(regular())]
+    features = dict.fromkeys(("one", "two"), SECONDS)
+    path = written(tmp_path / "a", {"e": frames}, features=features, fps=None)
+    with pytest.raises(ClipError, match="episodes with an fps") as caught:
+        clips(path, windows={"a": Seconds([0.1])})
+    assert caught.value.expected == "timestamps= one of one, two"
+    windows = {"a": Seconds([0.2], timestamps="two")}
+    assert clips(path, windows=windows)[3]["a"].tolist() == [4]
+
+
+@pytest.mark.parametrize(("fps", "is_kept"), [(9.6, True), (10.4, True), (9.4, False)])
+def test_recorder_writer_merge_and_edits_agree(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fps: float, is_kept: bool
+) -> None:
+    """A loop that is 4 % slow keeps its rate everywhere; `Seconds` use the timestamps."""
+    now, start = [0.0], time.monotonic()
+    monkeypatch.setattr(time, "monotonic", lambda: start + now[0])
+    paths = [tmp_path / name for name in ("recorded", "written", "merged", "packed")]
+    with SeqRecordRecorder(paths[0], fps=FPS) as recorder, recorder.episode("e") as episode:
+        for number in range(120):
+            episode.append({"a": np.int64(number)})
+            now[0] += 1 / fps
+    write(paths[1], {"e": regular(120, fps)})
+    edit.merge_datasets([paths[0]], paths[2])
+    run("write", "--src", paths[0], "--dst", paths[3], "--quiet")
+    for path in paths:
+        assert rates(path) == [FPS if is_kept else None], path.name
+        seqrecord.reindex(path)
+        edit.trim_episodes(path, ["e"], slice(1, None))
+        assert rates(path) == [FPS if is_kept else None], path.name
+        seconds = clips(path, windows={"a": Seconds([0, 60 / fps], tolerance=0.01)})
+        assert seconds[10]["a"].tolist() == [11, 71]
+
+
+def test_a_flush_before_the_mean_rate_is_known(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The first 10 steps are 10 % long, all together are within 5 %."""
+    times = [0.0, *np.cumsum([0.11] * 10 + [0.1] * 30).tolist()]
+    frames = [{"a": np.int64(n), "timestamp": np.float64(at)} for n, at in enumerate(times)]
+    with SeqRecordWriter(tmp_path, features={"timestamp": SECONDS}, fps=FPS) as writer:
+        write_episodes(writer, {"e": frames}, flush_at=[10])
+    assert not caplog.messages
+    for _ in range(2):
+        assert rates(tmp_path) == [FPS]
+        seqrecord.reindex(tmp_path)
