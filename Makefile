@@ -24,8 +24,9 @@ OWN := layers or docs or messages or simulation or kill or power_loss or two_wri
 OWN += or (test_image_files and (test_refused or cut_or_gone)) or locations_and_options_that_are_wrong
 # CI runs a random share of the slow tests: SLOW='--slow-share 0.34 --slow-seed COMMIT'
 SLOW :=
+PARTS := store, loader, video, in_place, cloud, formats, robots, cuda, tools
 
-.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-area test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants simulate docs check format release clean
+.PHONY: help install install-bench install-ffcv lerobot-env bench bench-results bench-lerobot bench-training services demo lowest lerobot-tools test-lerobot quick test test-part test-removal test-slow test-services test-others test-benchmarks test-torchcodec test-peers test-lowest test-all mutants simulate docs check format release clean
 
 help: ## Show this list
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 16
@@ -121,7 +122,7 @@ demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream 
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
 
 # Keep compiled modules: otherwise each of the 5 runs of CI compiles tests and package for 10 s.
-quick test test-area test-slow test-services test-others test-benchmarks test-lowest test-all: export PYTHONDONTWRITEBYTECODE :=
+quick test test-part test-removal test-slow test-services test-others test-benchmarks test-lowest test-all: export PYTHONDONTWRITEBYTECODE :=
 
 quick: $(INSTALLED) ## Run one case of each fast test that starts no process; before each push
 	$(BIN)/python -m pytest -n $(shell nproc) --maxprocesses 4 --max-worker-restart 0 --dist loadfile -q -r fE --one-case --no-processes --hypothesis-profile=least
@@ -129,8 +130,13 @@ quick: $(INSTALLED) ## Run one case of each fast test that starts no process; be
 test: $(INSTALLED) ## Run the fast tests
 	$(PYTEST) --dist loadfile
 
-test-area: $(INSTALLED) ## Run the fast tests of an area: AREA=core, sources, lerobot, tools or project
-	$(PYTEST) --dist loadfile $(or $(wildcard tests/$(AREA)),$(error AREA is core, sources, lerobot, tools or project))
+# The loader's begin with the golden plan and the model, which find most mistakes.
+test-part: $(INSTALLED) ## Run the fast tests of a part: PART=store, loader, video, in_place, cloud, formats, robots, cuda, tools or project
+	$(if $(filter loader,$(PART)),$(PYTEST) --dist loadfile tests/loader/test_plan.py tests/loader/test_combinations.py)
+	$(PYTEST) --dist loadfile $(or $(wildcard tests/$(PART)),$(error PART is $(PARTS) or project))
+
+test-removal: $(INSTALLED) ## Use the package without each of its optional parts
+	$(PYTEST) --dist worksteal -m '' tests/project/test_removal.py tests/project/test_parts.py
 
 coverage: $(INSTALLED) ## Report the lines that the fast tests execute; builds build/coverage.xml
 	$(PYTEST) --dist loadfile --cov=seqrecord --cov-report=term:skip-covered --cov-report=xml:build/coverage.xml

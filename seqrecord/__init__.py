@@ -68,9 +68,9 @@ if TYPE_CHECKING:
     from seqrecord.tools.profiler.bench import bench as bench
     from seqrecord.tools.recorder import SeqRecordRecorder as SeqRecordRecorder
     from seqrecord.tools.verify import verify as verify
+    from seqrecord.tools.viewer.rerun_log import view_rerun as view_rerun
+    from seqrecord.tools.viewer.view import view as view
     from seqrecord.version import __version__ as __version__
-    from seqrecord.viewer import view as view
-    from seqrecord.viewer import view_rerun as view_rerun
 
 if not TYPE_CHECKING:  # a module `__getattr__` would make type checkers accept any name
     # Modules are imported at first use, because importing torch takes seconds.

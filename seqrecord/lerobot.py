@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from seqrecord.robots.lerobot.dataset import LeRobotDataset
-from seqrecord.robots.lerobot.form import to_lerobot
-from seqrecord.robots.lerobot.marking import mark_dataset
-from seqrecord.robots.lerobot.mix import LeRobotMixDataset
-from seqrecord.robots.lerobot.sampler import PlannedSampler
+from typing import TYPE_CHECKING
 
-__all__ = ["LeRobotDataset", "LeRobotMixDataset", "PlannedSampler", "mark_dataset", "to_lerobot"]
+from seqrecord.store.lazy import lazy
+
+if TYPE_CHECKING:
+    from seqrecord.robots.lerobot.dataset import LeRobotDataset as LeRobotDataset
+    from seqrecord.robots.lerobot.form import to_lerobot as to_lerobot
+    from seqrecord.robots.lerobot.marking import mark_dataset as mark_dataset
+    from seqrecord.robots.lerobot.mix import LeRobotMixDataset as LeRobotMixDataset
+    from seqrecord.robots.lerobot.sampler import PlannedSampler as PlannedSampler
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,5 +1,14 @@
 """Statistics of features: count, mean, deviation, extremes and quantiles."""
 
-from seqrecord.store.statistics.by_feature import FeatureStatistics, Statistics
+from __future__ import annotations
 
-__all__ = ["FeatureStatistics", "Statistics"]
+from typing import TYPE_CHECKING
+
+from seqrecord.store.lazy import lazy
+
+if TYPE_CHECKING:
+    from seqrecord.store.statistics.by_feature import FeatureStatistics as FeatureStatistics
+    from seqrecord.store.statistics.by_feature import Statistics as Statistics
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(__name__)

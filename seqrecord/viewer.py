@@ -1,12 +1,16 @@
 """Plots of clips and quality tables with matplotlib, and episodes in the Rerun viewer."""
 
-from seqrecord.tools.viewer.quality import view_quality
-from seqrecord.tools.viewer.rerun_log import view_rerun
-from seqrecord.tools.viewer.view import DEFAULT_CLIP_LEN, view
+from __future__ import annotations
 
-__all__ = [
-    "DEFAULT_CLIP_LEN",
-    "view",
-    "view_quality",
-    "view_rerun",
-]
+from typing import TYPE_CHECKING
+
+from seqrecord.store.lazy import lazy
+
+if TYPE_CHECKING:
+    from seqrecord.tools.viewer.quality import view_quality as view_quality
+    from seqrecord.tools.viewer.rerun_log import view_rerun as view_rerun
+    from seqrecord.tools.viewer.view import DEFAULT_CLIP_LEN as DEFAULT_CLIP_LEN
+    from seqrecord.tools.viewer.view import view as view
+
+if not TYPE_CHECKING:
+    __getattr__, __dir__, __all__ = lazy(__name__)

@@ -1,1 +1,21 @@
-"""TODO"""
+"""Loader: stream shuffled clips of a dataset into PyTorch.
+
+An epoch is planned as integers: chunks to load, clips to gather, frames to free. Threads of
+the engine execute the plan. A batch is one gather per feature from decoded frames.
+
+Read first, in this order:
+
+- `pipes.loaders`: `SeqRecordPipe` and its siblings; `pipes.options`: their arguments.
+- `pipes.select_clips`: from options to clips; `clips.sample_tables`: tables of samples.
+- `sampling.plan`, `sampling.epoch`, `sampling.runs`: the plan of an epoch.
+- `pipes.epochs`, `pipes.states`: positions, ranks, workers and resume.
+- `engine.executor`: the loop over rounds; `engine.stores`: rows of decoded frames.
+- `engine.chunk_loader`: loads of chunks; `engine.buffers`: gathers into batches.
+
+`mixing` adds mixes of datasets, and `frame_cache` decoded frames on a local disk.
+
+Extend it: a function of samples in `sampling.built_ins`; a step of `clip_transform` in
+`store.clips.transforms` and `engine.crops`.
+
+May import: `store`. Tests: `make test-part PART=loader`, which begins with the golden plan.
+"""

@@ -1,14 +1,16 @@
-"""Entry points of areas. The core imports no area; it loads these when a call needs them.
+"""Entry points of parts, loaded by name when a call needs them.
 
-Areas are source formats, indexes of originals read in place, LeRobot, and tools. Other packages add
-formats by entry points of their own, see `seqrecord.sources.SourceFormat`.
+A part imports only the parts of docs/architecture.md's table; this registry, the only one, has the
+names of what it loads from others. Other packages add formats by entry points of their own, see
+`seqrecord.sources.SourceFormat`.
 """
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Mapping
 from typing import Any
+
+from seqrecord.store.lazy import import_part
 
 DATASET = "seqrecord"
 """Format name of seqrecord datasets, which are detected first, on any storage."""
@@ -40,4 +42,4 @@ IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""
     module, _, name = entry_point.partition(":")
-    return getattr(importlib.import_module(module), name)
+    return getattr(import_part(module), name)

@@ -34,12 +34,31 @@ def lazy(
 
     def found(name: str) -> Any:
         if (module := module_of.get(name, package)) != package:
-            return getattr(importlib.import_module(module), name)
+            return getattr(import_part(module), name)
         if not name.startswith("_") and is_installed(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
     return found, lambda: list(offered), offered
+
+
+def import_part(module: str) -> Any:
+    """Import a module of a part of this package, which a copy of the package may lack.
+
+    Raises `MissingPackageError`, naming the part, if the module's part or another one is missing.
+    """
+    try:
+        return importlib.import_module(module)
+    except ModuleNotFoundError as error:
+        package, _, rest = (error.name or "").partition(".")
+        part = rest.partition(".")[0]
+        if package != "seqrecord" or not part or is_installed(f"seqrecord.{part}"):
+            raise
+        raise MissingPackageError(
+            f"this seqrecord lacks its part `{part}`; pip install --force-reinstall "
+            "seqrecord-torch",
+            file=f"seqrecord/{part}",
+        ) from error
 
 
 def import_extra(module: str, message: str, file: str | None = None) -> Any:

@@ -1,1 +1,20 @@
-"""Video: groups of pictures (GOPs), encoded and decoded with PyAV, imported at first use."""
+"""Video: packets, pages of groups of pictures, decoding.
+
+A video page has the packets of whole groups of pictures (GOP), without a container; docs/format.md
+and docs/codecs.md have the bytes. PyAV, the extra `video`, encodes and decodes.
+
+Read first, in this order:
+
+- `config`: `VideoConfig`, the JSON configuration of a video codec, and named codecs.
+- `gops`: `Gop`, one closed group of pictures as packets.
+- `packets`: packets of H.264, HEVC, AV1, VP9 and FFV1: parameter sets, keyframes, hidden frames.
+- `pages`: a page of GOPs, checked before use.
+- `decoding`: GOPs to frames, into rows; `encoding`: frames to GOPs.
+- `depth`: codes of depth videos to metres.
+- `group`: the writer's group of a video feature.
+- `container`: packets in a container again, for export and torchcodec.
+
+Extend it: a codec is a `VideoConfig`, its packets in `packets`, and a golden file.
+
+May import: `store`. Tests: `make test-part PART=video`.
+"""

@@ -1,8 +1,7 @@
 """Helpers of tests: everything that two test files need, documented like public code.
 
 Test files contain cases and expectations. A builder, model, runner of processes, fault or service
-that two files need is here, at most 4,000 lines of code in all; helpers are at most a quarter of a
-test file (`tests/project/test_size_of_tests.py`). A test writes its dataset in one line:
+that two files need is here. A test writes its dataset in one line:
 
     write_dataset(tmp_path, {"a": 12, "b": columns(x=range(9), image=noise(9, 4, 5, 3))})
 

@@ -14,7 +14,8 @@ FOREIGN = {
     "_sleep",  # torch.cuda
     "_shutdown_workers",  # an iterator of torch's DataLoader
     "_datapipe",  # the dataset of torch's DataLoader
-    "_repr_png_",  # read by IPython from any object
+    "_repr_html_",  # read by IPython from any object
+    "_repr_png_",
     "_worker_info",  # torch.utils.data.get_worker_info
 }
 

@@ -353,3 +353,43 @@ def test_workers_share_the_mapped_index(big: Path, method: str) -> None:
         assert process.exitcode == 0
         receiver.close()
         sender.close()
+
+
+def test_html_for_notebooks_is_read_from_the_index(small: Path) -> None:
+    storage = CountingStorage(LocalStorage(small))
+    dataset = seqrecord.open(storage)
+    storage.reset()
+    html = dataset._repr_html_()
+    for text in (dataset.url, "3: alpha/Easy/P000, alpha/Easy/P001, beta/Hard/P000", "17"):
+        assert text in html
+    rows = _cells(html)
+    assert len(rows) == 1 + len(dataset.features)
+    assert rows[1][:3] == ["image_left", "uint8", "32 x 40 x 3"]
+    html = dataset.select(["flow", "step"]).episodes[KEY]._repr_html_()
+    for text in (KEY, "frames: 11", "difficulty: Easy", "place: Ürümqi"):
+        assert text in html
+    assert [row[-1] for row in _cells(html)] == ["missing", "1", "0"]  # one frame lacks flow
+    assert not storage.ranges
+    assert not storage.sizes
+
+
+def _cells(html: str) -> list[list[str]]:
+    rows = re.sub(r"<(\w+)[^>]*>", r"<\1>", html).split("<tr>")[1:]
+    return [re.findall(r"<t[dh]>([^<]*)<", row) for row in rows]
+
+
+def test_html_for_notebooks_is_escaped_and_small(tmp_path: Path) -> None:
+    key = "<script>alert('key')</script>"
+    metadata: dict[str, Any] = {f"number {i}": i for i in range(1000)}
+    first = {"<b>name</b>": '<img src="x" onerror="alert(1)">', "frames": "&amp;"}
+    metadata = {**first, "long": "x" * 10**5, **metadata}
+    write_dataset(tmp_path / "<i>records", {key: [{"x": np.zeros(2)}]}, metadata={key: metadata})
+    with seqrecord.open(tmp_path / "<i>records") as dataset:
+        for html in (dataset._repr_html_(), dataset.episodes[key]._repr_html_()):
+            tags = set(re.findall(r"</?(\w+)[^>]*>", html))
+            assert tags <= {"div", "strong", "table", "tr", "th", "td"}
+            assert len(html) < 5000
+    assert "&lt;img src=&quot;x&quot;" in html
+    assert "&amp;amp;" in html
+    assert html.count(">number ") == 17
+    assert "983 more" in html

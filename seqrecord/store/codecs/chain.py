@@ -52,6 +52,9 @@ _PARAMETERS: dict[str, Parameters] = {
     **{name: codec.parameters for name, codec in _COMPRESSORS.items()},
     IMAGE: {"format": FORMATS, "quality": range(1, 101), "exif": ("ignore",)},
 }
+CODEC_IDS = (*_PARAMETERS, VIDEO)
+"""The closed list of codecs: every id that a file may contain."""
+
 _REQUIRED = {Delta.codec_id: {"axis"}, IMAGE: {"format"}}
 _CACHED = 2 << 20  # bytes of frames decoded before filtering: they fit into a processor's cache
 _EVERY_NAME = (64, 64, 3)  # a shape that every named codec supports with uint8

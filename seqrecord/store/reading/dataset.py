@@ -15,13 +15,14 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.store.reading.metadata import load, load_version
+from seqrecord.store.reading.notebook import MAX_ROWS, html_card
 from seqrecord.store.reading.resizing import Sizes, resized_schema
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.text import shown_place
-from seqrecord.store.units import Progress
+from seqrecord.store.units import Progress, format_size
 
 if TYPE_CHECKING:
     from seqrecord.in_place.externals import ExternalFiles, Originals
@@ -281,6 +282,19 @@ class Dataset:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
         counts = f"{len(self.episodes)} episodes, {self.num_frames} frames"
         return f"Dataset({shown_place(self.url)!r}, {counts}){features}"
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks. Reads no files."""
+        keys = self.contents.index.keys[:MAX_ROWS].to_pylist()
+        ellipsis = ", …" if len(self.episodes) > len(keys) else ""
+        files = self.contents.manifest.record_files
+        size = format_size(sum(file.size for file in files))
+        facts = [
+            ("episodes", f"{len(self.episodes):,}: {', '.join(keys)}{ellipsis}"),
+            ("frames", f"{self.num_frames:,}"),
+            ("record files", f"{len(files):,}, {size}"),
+        ]
+        return html_card(shown_place(self.url), facts, self.features.values())
 
 
 def skipping_bad_episodes(dataset: Dataset) -> Dataset:

@@ -14,6 +14,7 @@ from seqrecord.errors import ClipError
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.format.index import Index
 from seqrecord.store.reading.chunks import ChunkReader
+from seqrecord.store.reading.notebook import MAX_ROWS, html_card
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.raw_frames import frame_runs
 from seqrecord.store.schema import FeatureSpec, Schema
@@ -205,6 +206,15 @@ class Episode:
 
     def __repr__(self) -> str:
         return f"Episode({self.key!r}, {len(self)} frames)"
+
+    def _repr_html_(self) -> str:
+        """HTML for notebooks. Reads no frames."""
+        metadata = [(name, str(value)) for name, value in self.metadata.items()]
+        facts = [("frames", f"{len(self):,}"), *metadata[:MAX_ROWS]]
+        if len(metadata) > MAX_ROWS:
+            facts.append(("…", f"{len(metadata) - MAX_ROWS} more"))
+        missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
+        return html_card(self.key, facts, self.features.values(), {"missing": missing})
 
 
 def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> Iterator[Any]:

@@ -1,0 +1,123 @@
+"""Store and loader work without the other parts, which a copy of the package may lack."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from tests.kit.processes import run_python
+from tests.project.source_code import PACKAGE
+from tests.project.test_parts import may_import
+
+IMPORTED = {"video", "in_place", "cloud", "cuda"}
+"""Parts that store and loader still import: `DEBTS` of `test_parts`. Only remove from this set."""
+
+OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
+
+USE = """
+import pkgutil, sys
+from importlib import import_module
+from pathlib import Path
+
+import numpy as np
+import seqrecord
+
+folder, lacking, dependent = Path(sys.argv[1]), sys.argv[2].split(), sys.argv[3].split()
+assert Path(seqrecord.__file__).is_relative_to(folder), seqrecord.__file__
+for module in pkgutil.walk_packages(seqrecord.__path__, "seqrecord."):
+    if module.name != "seqrecord.__main__":
+        try:
+            import_module(module.name)
+        except ImportError as error:
+            assert module.name.split(".")[1] in dependent, (module.name, error)
+            named = error.name or str(error)
+            assert any(f"seqrecord.{part}" in named or f"`{part}`" in named for part in lacking)
+
+for public in [seqrecord, *map(import_module, ("seqrecord.types", "seqrecord.sources"))]:
+    for name in public.__all__:
+        try:
+            getattr(public, name)
+        except seqrecord.errors.MissingPackageError as error:
+            assert any(f"`{part}`" in str(error) for part in lacking), error
+
+path = folder / "records"
+with seqrecord.SeqRecordWriter(path, codecs={"image": "raw", "depth": "balanced"}) as writer:
+    for key in ("a", "b"):
+        with writer.episode(key) as episode:
+            for i in range(20):
+                image = np.full((24, 32, 3), 100 * (key == "b") + i, np.uint8)
+                episode.append({"image": image, "depth": image[..., 0] / np.float32(8)})
+with seqrecord.open(path) as dataset:
+    assert dataset.episodes["b"][3]["image"][0, 0, 0] == 103
+
+options = {"clip_len": 4, "batch_size": 2, "seed": 1}
+pipe = seqrecord.SeqRecordPipe(path, **options)
+batches = list(pipe)
+assert {int(s) for batch in batches for s in batch["start"]} == {*range(17)}
+for batch in batches:
+    for key, start, image in zip(batch["episode"], batch["start"], batch["image"], strict=True):
+        expected = 100 * (key == "b") + int(start) + np.arange(4)
+        assert (image[:, 0, 0, 0].numpy() == expected).all()
+
+interrupted = seqrecord.SeqRecordPipe(path, **options)
+iterator = iter(interrupted)
+for _ in range(5):
+    next(iterator)
+state = interrupted.state_dict()
+iterator.close()
+resumed = seqrecord.SeqRecordPipe(path, **options)
+resumed.load_state_dict(state)
+rest = [batch["start"].tolist() for batch in resumed]
+assert rest == [batch["start"].tolist() for batch in batches[5:]]
+
+clip = seqrecord.SeqRecordMapDataset(path, clip_len=4)[3]
+assert clip["image"].shape == (4, 24, 32, 3)
+sources = {name: seqrecord.SeqRecordPipe(path, clip_len=4) for name in ("one", "two")}
+mix = seqrecord.SeqRecordMix(sources, batch_size=2)
+assert {name for batch in mix for name in batch["source"]} == {"one", "two"}
+
+[record] = (path / "records").glob("*.seqrec")
+content = bytearray(record.read_bytes())
+at = content.index(bytes([103]) * 100)
+content[at] ^= 1
+record.write_bytes(content)
+try:
+    seqrecord.open(path).episodes["b"][3]
+except seqrecord.errors.ChecksumError:
+    print("done")
+"""
+
+
+def run_without(parts: list[str], folder: Path) -> None:
+    """Copy the package without some parts, and use the rest in a process.
+
+    Modules of parts that may import a missing part, by the table, may need it.
+    """
+    shutil.copytree(PACKAGE, folder / "seqrecord", ignore=shutil.ignore_patterns("__pycache__"))
+    for part in parts:
+        shutil.rmtree(folder / "seqrecord" / part)
+    dependent = {part for part, imports in may_import().items() if imports & {*parts}}
+    lists = " ".join(parts), " ".join(dependent)
+    done = run_python("-c", USE, folder, *lists, cwd=folder, environment={"PYTHONPATH": ""})
+    assert done.stdout == "done\n", done.stderr
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        pytest.param(part, marks=pytest.mark.xfail(reason="imports listed in DEBTS"))
+        if part in IMPORTED
+        else part
+        for part in OPTIONAL
+    ],
+)
+@pytest.mark.slow
+def test_the_rest_works_without_a_part(part: str, tmp_path: Path) -> None:
+    run_without([part], tmp_path)
+
+
+@pytest.mark.xfail(reason="imports listed in DEBTS")
+def test_store_and_loader_work_alone(tmp_path: Path) -> None:
+    run_without(OPTIONAL, tmp_path)
