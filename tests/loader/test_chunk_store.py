@@ -330,6 +330,29 @@ def test_cancelled_request_is_made_again(slow: SlowStorage) -> None:
     assert all(isinstance(item, (bytes, StorageError)) for item in others)
 
 
+def test_entries_before_and_after_a_dropped_one(slow: SlowStorage) -> None:
+    """A new entry that replaces one before it keeps its place in the file."""
+    slow.may_go.set()
+    store = ChunkStore(slow)
+    edges = np.arange(0, FILE_BYTES + 1, 1 << 13)  # eight pieces of 8 KiB, room for three
+    store.begin(30_000, {"a.seqrec": (edges[:-1], edges[1:])})
+    content = bytes(range(256)) * 256
+    for start, stop in [(0, 100), (24576, 24600), (8192, 8193), (8193, 16384), (16384, 16400)]:
+        assert read_range(store, start, stop) == content[start:stop]
+    read = slow.count
+    for start, stop in [(16400, 24576), (24600, 32768), (100, 8192)]:
+        assert read_range(store, start, stop) == content[start:stop]
+    assert slow.count == read
+
+
+def test_no_memory_for_an_entry(slow: SlowStorage) -> None:
+    slow.may_go.set()
+    store = ChunkStore(slow)
+    store.begin(1 << 62, {"a.seqrec": (np.array([0, 100]), np.array([90, 1 << 60]))})
+    assert read_range(store, 0, 300) == (bytes(range(256)) * 2)[:300]
+    assert store.used_bytes < 1 << 16
+
+
 @given(data=st.data())
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], deadline=None)
 def test_any_reads(tmp_path: Path, data: Any) -> None:
@@ -339,12 +362,12 @@ def test_any_reads(tmp_path: Path, data: Any) -> None:
     storage = CountingStorage(open_storage(str(tmp_path)))
     store = ChunkStore(storage)
     for _ in range(data.draw(st.integers(1, 3))):
-        edges = sorted(data.draw(st.sets(st.integers(0, FILE_BYTES), max_size=10)))
+        edges = sorted(data.draw(st.sets(st.integers(0, FILE_BYTES), max_size=30)))
         pairs = np.array(edges[: len(edges) // 2 * 2], np.int64).reshape(-1, 2)
         capacity = data.draw(st.sampled_from([0, 3000, 20_000, 1 << 17]))
         store.begin(capacity, {"a.seqrec": (pairs[:, 0], pairs[:, 1])})
         assert store.used_bytes <= capacity
-        for _ in range(data.draw(st.integers(1, 8))):
+        for _ in range(data.draw(st.integers(1, 20))):
             bounds = data.draw(st.lists(st.integers(0, FILE_BYTES), min_size=2, max_size=2))
             start, stop = sorted(bounds)
             if data.draw(st.booleans()):

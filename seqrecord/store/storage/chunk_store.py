@@ -187,8 +187,12 @@ class _Contents:
         is_short = not unread and stop - start < _MIN_BYTES
         if is_short or not self._make_room(stop - start + _ENTRY_BYTES, may_replace):
             return None, stop
-        data = np.empty(stop - start, np.uint8)
+        try:
+            data = np.empty(stop - start, np.uint8)
+        except MemoryError:  # the system has less than the limit: nobody may wait for this entry
+            return None, stop
         entry = _Entry(path, start, stop, data, unread)
+        number = bisect_left(starts, start)  # dropped entries may have been before it
         starts.insert(number, start)
         entries.insert(number, entry)
         if not unread:
