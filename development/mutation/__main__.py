@@ -31,7 +31,10 @@ from development.mutation.trying import (
 )
 
 ROOT = Path(__file__).parents[2]
-ROOMS = "engine,pipes,sampling,reading,writing,edit,export"
+ROOMS = (
+    "loader/engine,loader/pipes,loader/mixing,loader/sampling,store/reading,store/writing,"
+    "tools/edit,formats/export"
+)
 
 
 def main(arguments: Sequence[str]) -> None:
@@ -87,7 +90,7 @@ def main(arguments: Sequence[str]) -> None:
 def parsed(arguments: Sequence[str]) -> argparse.Namespace:
     parser = argparse.ArgumentParser(prog="python -m development.mutation", description=__doc__)
     add = parser.add_argument
-    add("--rooms", default=ROOMS, help="folders of seqrecord/, with commas between them")
+    add("--rooms", default=ROOMS, help="folders below seqrecord/, with commas between them")
     add("--count", type=int, default=100, help="mutants in each room")
     add("--seed", type=int, default=0, help="seed of the draw")
     add("--cap", type=int, default=100, help="maximum number of tests per mutant")
