@@ -194,7 +194,7 @@ class ClipLoader:
             plan, segments, on_device=on_device, in_worker=in_worker
         )
         self._iteration.frames_stay = bool(rows)
-        self._note_decoding(plan.shard.count, stats)
+        _note_decoding(self.planner, self._iteration, plan.shard.count, stats)
         if self._store is not None:
             room = 0 if rows else self.planner.store_bytes(plan, memory, nbytes)
             self._begin_store(self._store, plan, min(room, spare_memory(nbytes, self.machine_part)))
@@ -230,30 +230,6 @@ class ClipLoader:
                     "per machine",
                     *(shown_place(self.selection.dataset.url), shards),
                 )
-
-    def _note_decoding(self, num_shards: int, stats: EngineStats) -> None:
-        """Log once, as a second epoch begins, that each epoch decodes its frames again."""
-        last, self._iteration.stats = self._iteration.stats, stats
-        dataset, transform = self.selection.dataset, self.selection.frames.transform
-        cache, iteration = dataset.contents.frame_cache, self._iteration
-        if last is None or not last.frames_decoded or iteration.frames_stay or iteration.is_noted:
-            return
-        from seqrecord.loader.frame_cache import is_costly
-
-        is_filled = cache is not None and cache.is_filling
-        if is_filled or transform is not None or not any(map(is_costly, dataset.features.values())):
-            return
-        iteration.is_noted = True
-        remedies = ["frame_cache= decodes them once per dataset"]
-        if cache is not None:
-            remedies = ["a larger limit of frame_cache"]
-        if self.planner.limit_in is None and (limit := self.planner.limit_to_stay(num_shards)):
-            remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
-        count = max(last.frames_decoded, last.video_frames_decoded)
-        _logger.info(
-            "%s: each epoch decodes frames again, %d in the last one; %s",
-            *(shown_place(dataset.url), count, ", or ".join(remedies)),
-        )
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
@@ -406,6 +382,33 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
+
+
+def _note_decoding(
+    planner: EpochPlanner, iteration: _Iteration, num_shards: int, stats: EngineStats
+) -> None:
+    """Log once, as a second epoch begins, that each epoch decodes its frames again."""
+    last, iteration.stats = iteration.stats, stats
+    dataset, transform = planner.selection.dataset, planner.selection.frames.transform
+    cache = dataset.contents.frame_cache
+    if last is None or not last.frames_decoded or iteration.frames_stay or iteration.is_noted:
+        return
+    from seqrecord.loader.frame_cache import is_costly
+
+    is_filled = cache is not None and cache.is_filling
+    if is_filled or transform is not None or not any(map(is_costly, dataset.features.values())):
+        return
+    iteration.is_noted = True
+    remedies = ["frame_cache= decodes them once per dataset"]
+    if cache is not None:
+        remedies = ["a larger limit of frame_cache"]
+    if planner.limit_in is None and (limit := planner.limit_to_stay(num_shards)):
+        remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
+    count = max(last.frames_decoded, last.video_frames_decoded)
+    _logger.info(
+        "%s: each epoch decodes frames again, %d in the last one; %s",
+        *(shown_place(dataset.url), count, ", or ".join(remedies)),
+    )
 
 
 def _sizes_in(selection: Selection, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:

@@ -205,12 +205,12 @@ class Epochs:
             position = _placed(replace(position, worker=None), batches, batch_size)
             given, most = self._given(position, shard.rank)
             is_over = given == most
-        return self._to_json(position.following if is_over else position)
+        return _to_json(self.loader, position.following if is_over else position)
 
     def shared_position(self, shard: Shard) -> dict[str, Any]:
         """The position as JSON; with workers, the start of the epoch that they have begun last."""
         self._follow_workers()
-        return self._to_json(self._here(shard)) if self._num_workers else self.state(shard)
+        return _to_json(self.loader, self._here(shard)) if self._num_workers else self.state(shard)
 
     def load(
         self,
@@ -251,7 +251,7 @@ class Epochs:
                 if not (at_end and self._is_at_end(saved, shard)):
                     self._conflict = _differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
-        if self._has_batches_of(saved):
+        if _has_batches_of(self.loader, saved):
             plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]
             for (source, _), of_source in zip(pairs, plans, strict=True):
                 source.planner.keep(of_source)
@@ -304,7 +304,7 @@ class Epochs:
         """A position with these ranks and workers; see `BatchSource.after_change`."""
         is_inside = position.is_saved and (position.batch or position.segments)
         is_same = (position.ranks, position.workers) == (rank.count, workers)
-        if is_inside and not (is_same and self._has_batches_of(position)):
+        if is_inside and not (is_same and _has_batches_of(self.loader, position)):
             position.check_of_rank()
             position = self.loader.after_change(position)
         return replace(position, ranks=rank.count, workers=workers)
@@ -328,29 +328,19 @@ class Epochs:
             return self.loader.in_excerpts_of(saved)
         except MemoryLimitError:
             # A whole epoch needs them only to have the saved order.
-            if is_inside or (saved.num_shards == shard.count and self._has_batches_of(saved)):
+            if is_inside or (
+                saved.num_shards == shard.count and _has_batches_of(self.loader, saved)
+            ):
                 raise
         return self.loader
 
     def _is_at_end(self, saved: State, shard: Shard) -> bool:
         """Whether all batches of its epoch were delivered at a saved position of these ranks."""
         is_same = (saved.ranks, saved.worker) == (shard.rank.count, None)
-        if not is_same or not self._has_batches_of(saved):
+        if not is_same or not _has_batches_of(self.loader, saved):
             return False
         given, most = self._given(saved, shard.rank)
         return given == most
-
-    def _has_batches_of(self, state: State) -> bool:
-        """Whether a state counts batches of the loader's size."""
-        sizes = [source.planner.settings.batch_size for source in self.loader.sources]
-        return sizes == [source.settings.batch_size for source in state.sources]
-
-    def _to_json(self, position: State) -> dict[str, Any]:
-        """A position with the inputs of the order."""
-        place = position.num_shards, position.epoch, position.segments
-        sources = tuple(source.state(*place) for source in self.loader.sources)
-        arguments = self.loader.shared_arguments()
-        return replace(position, shared_arguments=arguments, sources=sources).to_json()
 
     # ---- with worker processes
 
@@ -387,6 +377,20 @@ class Epochs:
         """Whether the training process has called `set_epoch` with another epoch than this."""
         start = self._workers.start
         return self._workers.is_set and not start.is_saved and start.epoch != epoch
+
+
+def _to_json(loader: BatchSource, position: State) -> dict[str, Any]:
+    """A position with the inputs of the order."""
+    place = position.num_shards, position.epoch, position.segments
+    sources = tuple(source.state(*place) for source in loader.sources)
+    arguments = loader.shared_arguments()
+    return replace(position, shared_arguments=arguments, sources=sources).to_json()
+
+
+def _has_batches_of(loader: BatchSource, state: State) -> bool:
+    """Whether a state counts batches of the loader's size."""
+    sizes = [source.planner.settings.batch_size for source in loader.sources]
+    return sizes == [source.settings.batch_size for source in state.sources]
 
 
 def _placed(position: State, batches: int, batch_size: int | None) -> State:

@@ -26,7 +26,7 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.pages import Chunk, Page
 from seqrecord.store.reading.raw_frames import RawFrames
 from seqrecord.store.reading.resizing import resize_frame, temporary_frame
-from seqrecord.store.schema import Schema
+from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.base import Storage, state_of, worth_rereading
 from seqrecord.store.storage.ranges import ByteRange, coalesce
 
@@ -248,11 +248,7 @@ class ChunkReader:
         if is_wrong and worth_rereading(self._storage, path, [item]):
             self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
         if not np.array_equal(stored, actual):
-            at = int(np.argmin(stored == actual))
-            offset, pair = page.sums - page.start + 4 * at, (int(actual[at]), int(stored[at]))
-            message = "the checksums of a page's slices do not match it"
-            error = ChecksumError.of(message, *pair, offset=offset)
-            raise self.located(page, error)
+            raise self.located(page, slice_error(page.sums - page.start, stored, actual))
 
     def _verify(self, page: Page, data: memoryview) -> None:
         actual, place = crc32c(data), ByteRange(page.start, page.stop)
@@ -263,16 +259,7 @@ class ChunkReader:
             error = ChecksumError.of("a page does not match its checksum", page.crc32c, actual)
             raise self.located(page, error)
         if self._checks_digests and not has_digest(page, data):
-            digest = page_digest(data, page.chunk.num_frames, page.present)
-            raise self.located(
-                page,
-                ChecksumError(
-                    "a page does not match its digest",
-                    offset=0,
-                    expected=page.digest.hex(),
-                    got=digest.hex(),
-                ),
-            )
+            raise self.located(page, digest_error(page, data))
 
     def decode(
         self,
@@ -303,7 +290,7 @@ class ChunkReader:
                 return
             for target, position in zip(out, positions, strict=True):
                 shape = codec.shape_of(count, position, data)
-                self._check_largest(page, [shape], is_whole=False)
+                check_largest(page, self.features[page.feature], [shape], is_whole=False)
                 frame = temporary_frame(shape, spec.dtype)
                 codec.decode_into(data, count, [frame], [position], offsets)
                 resize_frame(spec, frame, target)
@@ -350,25 +337,11 @@ class ChunkReader:
         elif shapes is None:
             try:
                 shapes = self._codecs[page.feature].shapes(data, page.num_present)
-                self._check_largest(page, shapes, is_whole=True)
+                check_largest(page, self.features[page.feature], shapes, is_whole=True)
             except FormatError as error:
                 raise self.located(page, error) from error.__cause__
         page.memo["shapes"] = shapes
         return shapes
-
-    def _check_largest(
-        self, page: Page, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
-    ) -> None:
-        """Raise `FormatError` for frames larger than their reserved memory."""
-        if page.largest is None or not shapes:
-            return
-        found = max(map(math.prod, shapes)) * self.features[page.feature].dtype.itemsize
-        if found > page.largest or (is_whole and found != page.largest):
-            raise FormatError(
-                "the largest frame of a page differs in size from the index",
-                expected=f"{page.largest} bytes",
-                got=f"{found} bytes",
-            )
 
     def value(self, page: Page, array: npt.NDArray[Any], frame: int) -> Any:
         """Convert a frame's array to the user's value: the array, `str` or `bytes`.
@@ -379,14 +352,11 @@ class ChunkReader:
         if kind == "array":
             return array
         data = array.tobytes()
-        if kind == "bytes":
-            return data
         try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            wrong = CodecError("text that is not UTF-8", expected="UTF-8", got=data[:50])
-            wrong.frame = page.chunk.first_frame + frame
-            raise self.located(page, wrong) from error
+            return data if kind == "bytes" else text_of(data)
+        except CodecError as error:
+            error.frame = page.chunk.first_frame + frame
+            raise self.located(page, error) from error.__cause__
 
     def located(self, page: Page, error: SeqRecordError) -> SeqRecordError:
         """Add place, episode and feature to an error about a page."""
@@ -397,6 +367,49 @@ class ChunkReader:
         place = self.external.files.place_of(reference, at)
         error.located(**place, feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))
+
+
+def check_largest(
+    page: Page, spec: FeatureSpec, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
+) -> None:
+    """Raise `FormatError` for frames larger than their reserved memory."""
+    if page.largest is None or not shapes:
+        return
+    nbytes = max(map(math.prod, shapes)) * spec.dtype.itemsize
+    if nbytes > page.largest or (is_whole and nbytes != page.largest):
+        raise FormatError(
+            "the largest frame of a page differs in size from the index",
+            expected=f"{page.largest} bytes",
+            got=f"{nbytes} bytes",
+        )
+
+
+def digest_error(page: Page, data: memoryview) -> ChecksumError:
+    """The error of a page whose bytes do not have the digest of the index."""
+    return ChecksumError(
+        "a page does not match its digest",
+        offset=0,
+        expected=page.digest.hex(),
+        got=page_digest(data, page.chunk.num_frames, page.present).hex(),
+    )
+
+
+def slice_error(
+    start: int, stored: npt.NDArray[np.uint32], actual: npt.NDArray[np.uint32]
+) -> ChecksumError:
+    """The error of the first slice that does not match its checksum, stored from `start` on."""
+    at = int(np.argmin(stored == actual))
+    message = "the checksums of a page's slices do not match it"
+    return ChecksumError.of(message, int(actual[at]), int(stored[at]), offset=start + 4 * at)
+
+
+def text_of(data: bytes) -> str:
+    """Decode UTF-8. Raises `CodecError` for other bytes."""
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        message = "text that is not UTF-8"
+        raise CodecError(message, expected="UTF-8", got=data[:50]) from error
 
 
 def has_digest(page: Page, data: memoryview) -> bool:
