@@ -20,7 +20,7 @@ from seqrecord.errors import MissingPackageError, SourceError
 from tests.formats.cases import index_source
 from tests.formats.image_data import exr, saved
 from tests.kit.image_layouts import pixels_of, png_layouts, tiff_layouts
-from tests.kit.tiff_files import DEFLATE, LZW, tiff_file
+from tests.kit.tiff_files import DEFLATE, LZW, RAW, tiff_file
 
 Array = npt.NDArray[Any]
 
@@ -57,6 +57,13 @@ def test_tiffs_have_the_stored_values_or_are_refused(tmp_path: Path, step: int) 
             values_of(path, data)
         assert caught.value.file == str(path), name
     assert min(results[True], results[False]) > 300 // step
+
+
+@pytest.mark.parametrize("compression", [RAW, LZW, DEFLATE])
+def test_a_fourth_plane_without_a_tag_changes_no_colours(tmp_path: Path, compression: int) -> None:
+    pixels = pixels_of("u1", 5, 7, 4)
+    data = tiff_file(pixels, compression=compression, has_planes=True, t338=[])
+    np.testing.assert_array_equal(values_of(tmp_path / "src/run/image/0.tif", data), pixels)
 
 
 def test_pngs_have_the_stored_values(tmp_path: Path) -> None:

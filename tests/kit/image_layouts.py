@@ -54,6 +54,12 @@ def tiff_layouts() -> Read:
             pixels = pixels_of(dtype, 5, 7, channels)
             data = tiff_file(pixels, order, compression=compression, t338=[extra])
             yield f"{order}{dtype} {compression=} {extra=} {channels=}", data, pixels
+    for order, dtype, compression, has_planes in itertools.product(
+        "<>", ("u1", "u2"), (RAW, LZW, DEFLATE), (False, True)
+    ):
+        pixels = pixels_of(dtype, 5, 7, 4)
+        data = tiff_file(pixels, order, compression=compression, has_planes=has_planes, t338=[])
+        yield f"{order}{dtype} {compression=} {has_planes=} without extra", data, pixels
 
 
 def png(pixels: Array, bits: int, colour: int, *more: tuple[bytes, bytes]) -> bytes:

@@ -38,7 +38,7 @@ def tiff_file(
 ) -> bytes:
     """A file of pixels [H, W] or [H, W, C], in strips of `rows` or square tiles of a side.
 
-    `more` are other tags by number, `t338=[0]`.
+    `more` are other tags by number, `t338=[0]`; an empty list leaves the tag out.
     """
     whole = pixels.reshape(*pixels.shape[:2], -1)
     height, width, channels = whole.shape
@@ -65,6 +65,7 @@ def tiff_file(
         tags |= {322: [tile], 323: [tile], 324: offsets[:-1], 325: sizes}
     tags |= {338: [2]} if channels in (2, 4) else {}
     tags |= {int(name[1:]): [*values] for name, values in more.items()}
+    tags = {tag: values for tag, values in tags.items() if values}
     return _joined(b"".join(blobs), tags, order)
 
 

@@ -339,14 +339,17 @@ def _is_wrong_by_pillow(image: Any, dtype: np.dtype[Any], shape: tuple[int, ...]
     """
     tags = image.tag_v2
     if shape[2:] == _CHANNELS[image.mode]:
+        is_compressed = tags.get(_TIFF_COMPRESSION, 1) != 1
         if not shape[2:]:
             # Pillow swaps what libtiff has swapped; its modes of 16 bits know the byte order.
             is_swapped = dtype.itemsize > 1 and not image.mode.startswith("I;16")
-            is_compressed = tags.get(_TIFF_COMPRESSION, 1) != 1
             return is_swapped and is_compressed and tags.prefix == _TIFF_BIG_ENDIAN
-        is_grey_in_planes = shape[2] == 2 and tags.get(_TIFF_PLANES) == _TIFF_HAS_PLANES
+        has_planes = tags.get(_TIFF_PLANES) == _TIFF_HAS_PLANES
+        is_grey_in_planes = shape[2] == 2 and has_planes
+        # Pillow divides compressed planes by a fourth one that no tag describes.
+        is_divided = shape[2] == 4 and has_planes and is_compressed and _TIFF_EXTRA not in tags
         is_premultiplied = _TIFF_IS_PREMULTIPLIED in tags.get(_TIFF_EXTRA, ())
-        return dtype.itemsize > 1 or is_grey_in_planes or is_premultiplied
+        return dtype.itemsize > 1 or is_grey_in_planes or is_divided or is_premultiplied
     return True
 
 
