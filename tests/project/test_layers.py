@@ -38,7 +38,6 @@ COMPLEX = {
     "formats.converting.convert._report",
     "formats.converting.convert.convert",
     "formats.converting.convert_jobs._write_frames",
-    "formats.converting.dataset_source._copied_chunk",
     "formats.export.lerobot_meta._column",
     "formats.indexing.originals._referring",
     "formats.sources.common.frame_names.files_by_feature",

@@ -281,13 +281,10 @@ class DatasetSource:
             if present is not None:
                 gaps[self.target.position(name)] = present[some]
             if not spec.is_fixed:
-                most = 0 if page is None else page.largest or 0
+                nbytes = 0 if page is None else page.largest or 0
                 if page is not None and page in data and not is_whole:
-                    there = filter(page.has, shown)
-                    shapes = reader.shapes(page, data[page])
-                    sizes = (math.prod(shapes[int(page.positions(i))]) for i in there)
-                    most = max(sizes, default=0) * spec.dtype.itemsize
-                largest.append(most)
+                    nbytes = self._largest_shown(page, data[page], shown) * spec.dtype.itemsize
+                largest.append(nbytes)
             if page is not None and is_whole and self.keeps_references:
                 external += page.external
         for name in timestamp_features(specs):
@@ -303,6 +300,12 @@ class DatasetSource:
         places = [self.target.position(name) for name in specs]
         stored = StoredChunk.of(number, specs, places, span, gaps, parts, largest, external)
         return stored, times
+
+    def _largest_shown(self, page: Page, data: memoryview, shown: range) -> int:
+        """Number of elements of the largest shown frame of a page with variable shapes."""
+        shapes = self.reader.contents.chunks.shapes(page, data)
+        counts = (math.prod(shapes[int(page.positions(i))]) for i in shown if page.has(i))
+        return max(counts, default=0)
 
     def _key(self, info: EpisodeInfo) -> str:
         return info.key[len(self.prefix) :]

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,6 +58,7 @@ from seqrecord.store.reading.home import (
     private_folder,
 )
 from seqrecord.store.reading.opening import FoundIndex
+from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.opening import StorageLike, open_storage
@@ -179,19 +180,7 @@ def _referring(source: Any) -> Any:
     ):
         for error in unreadable.values():
             raise error
-        sizes = [name for name in large if not schema[name].is_fixed]
-        pictures = [name for name, spec in schema.items() if spec.kind in PIXEL_KINDS]
-        problem = "it has large features that are neither video, nor images or arrays in files of "
-        problem += "their own or parts of files"
-        if sizes:
-            problem = "frames of one feature differ in size"
-        raise SourceError(
-            f"this original cannot be read in place: {problem}; select others (--features), or "
-            "pack it with `seqrecord write --src`",
-            feature=sizes[0] if sizes else None,
-            expected="video or images of one size, and other features of at most 64 KiB a frame",
-            got=", ".join(str(schema[name]) for name in sizes or large or pictures) or "neither",
-        )
+        raise _unsuitable(schema, large)
     if not large:
         return source
     reasons = {
@@ -205,6 +194,23 @@ def _referring(source: Any) -> Any:
             name: SourceError(f"{reason}: `seqrecord write` packs it", feature=name)
             for name, reason in reasons.items()
         }
+    )
+
+
+def _unsuitable(schema: Schema, large: Sequence[str]) -> SourceError:
+    """The error of an original that an index cannot refer to, with its `large` features."""
+    variable = [name for name in large if not schema[name].is_fixed]
+    pictures = [name for name, spec in schema.items() if spec.kind in PIXEL_KINDS]
+    problem = "it has large features that are neither video, nor images or arrays in files of "
+    problem += "their own or parts of files"
+    if variable:
+        problem = "frames of one feature differ in size"
+    return SourceError(
+        f"this original cannot be read in place: {problem}; select others (--features), or "
+        "pack it with `seqrecord write --src`",
+        feature=variable[0] if variable else None,
+        expected="video or images of one size, and other features of at most 64 KiB a frame",
+        got=", ".join(str(schema[name]) for name in variable or large or pictures) or "neither",
     )
 
 
