@@ -15,13 +15,17 @@ from tests.kit.cut_video_data import (
     FRAMES,
     Made,
     Result,
+    avi_parts,
     declare,
     file_maker,
     files_with_gaps,
     files_with_sound,
+    fragments_of,
     hole,
     joined,
     packed,
+    renumbered,
+    riff_chunk,
 )
 from tests.kit.video_file_data import decoded
 
@@ -135,6 +139,78 @@ def test_lost_transport_packets_are_refused(tmp_path: Path, made: Made) -> None:
     for number, (start, stop) in enumerate(((middle, middle + 188 * 3), (188 * 4, 188 * 6))):
         result = packed(data[:start] + data[stop:], tmp_path / f"{number}", ".ts")
         assert result.error is not None
+
+
+@pytest.mark.parametrize("name", ["h264.fragmented", "vp9.fragmented"])
+def test_lost_fragments_are_refused(tmp_path: Path, made: Made, name: str) -> None:
+    data = made(name).read_bytes().replace(b"sidx", b"free")  # sizes of segments tell, too
+    head, fragments, rest = fragments_of(data)
+    lost = fragments[:2] + fragments[3:]
+    for number, (parts, said) in enumerate(
+        (
+            ([head, *lost], "their numbers skip"),
+            ([head, *lost, rest], "no fragment where its list has one"),
+            ([head, *fragments[:-1], rest], "no fragment where its list has one"),
+        )
+    ):
+        result = packed(b"".join(parts), tmp_path / f"{number}", ".mp4")
+        assert result.error is not None, number
+        assert said in result.error.message
+
+
+def test_skipped_numbers_or_a_pause_alone_are_no_lost_fragments(tmp_path: Path, made: Made) -> None:
+    path = made("h264.fragmented")
+    head, fragments, rest = fragments_of(path.read_bytes())
+    whole, space = decoded(path)[1], struct.pack(">I4s", 24, b"free") + bytes(16)
+    for name, parts in {
+        "no list": fragments,
+        "other tracks left out": [renumbered(f, 2 * i) for i, f in enumerate(fragments)],
+        "one left out": [renumbered(f, i + (i > 1)) for i, f in enumerate(fragments)],
+        "not counted": [renumbered(f, 1) for f in fragments],
+        "a list of before the head grew": [space, *fragments, rest],
+    }.items():
+        result = packed(b"".join([head, *parts]), tmp_path / name, ".mp4")
+        np.testing.assert_array_equal(result.frames, whole, err_msg=f"{name}: {result.error}")
+
+
+def test_frames_of_an_avi_index_must_be_there(tmp_path: Path, made: Made) -> None:
+    head, chunks, index = avi_parts(made("mpeg4.avi").read_bytes())
+    frames = riff_chunk(b"LIST", b"movi" + b"".join(chunks[:9] + chunks[10:]))
+    result = packed(riff_chunk(b"RIFF", head + frames + index), tmp_path / "lost", ".avi")
+    assert result.error is not None
+    assert "its index has more frames" in result.error.message
+    assert (result.error.expected, result.error.got) == ("24 frames", 23)
+
+
+def test_an_avi_file_has_all_parts_that_its_head_lists(tmp_path: Path, made: Made) -> None:
+    head, chunks, index = avi_parts(made("mpeg4.avi").read_bytes())
+    at = head.index(b"JUNK")  # room for the list of parts, in the stream's head
+    frames = riff_chunk(b"LIST", b"movi" + b"".join(chunks))
+    for begin in (100, 1 << 20):
+        entry = struct.pack("<QII", begin, 32, 12)
+        parts = struct.pack("<HBBI4s12x", 4, 0, 0, 1, b"00dc") + entry
+        changed = head[:at] + b"indx" + head[at + 4 : at + 8] + parts + head[at + 8 + len(parts) :]
+        data = riff_chunk(b"RIFF", changed + frames + index)
+        result = packed(data, tmp_path / f"{begin}", ".avi")
+        assert (result.error is None) == (begin == 100), result.error
+        assert result.error is None or "a part of its index" in result.error.message
+
+
+def test_unusual_avi_files_stay_accepted(tmp_path: Path, made: Made) -> None:
+    head, chunks, index = avi_parts(made("mpeg4.avi").read_bytes())
+    first, second = (riff_chunk(b"LIST", b"movi" + b"".join(c)) for c in (chunks[:9], chunks[9:]))
+    first_index = riff_chunk(b"idx1", index[8 : 8 + 16 * 9])
+    frames = riff_chunk(b"LIST", b"movi" + b"".join(chunks))
+    again = riff_chunk(b"idx1", index[8:40] + index[24:])  # an entry for a dropped frame
+    files = {
+        "no index": riff_chunk(b"RIFF", head + frames),
+        "an entry twice": riff_chunk(b"RIFF", head + frames + again),
+        "two lists, no index of the second": riff_chunk(b"RIFF", head + first + first_index)
+        + riff_chunk(b"RIFF", b"AVIX" + second),
+    }
+    for name, data in files.items():
+        result = packed(data, tmp_path / name, ".avi")
+        assert len(result.frames) == FRAMES, (name, result.error)
 
 
 def test_an_early_end_is_noted(

@@ -138,6 +138,37 @@ def declare(path: Path, kind: bytes, at: int, value: int) -> bytes:
     return bytes(data)
 
 
+def fragments_of(data: bytes) -> tuple[bytes, list[bytes], bytes]:
+    """Split a fragmented MP4 file into its head, its fragments, and the rest."""
+    begins, at = [], 0
+    while at < len(data):
+        kind = data[at + 4 : at + 8]
+        begins += [at] if kind in (b"moof", b"mfra") else []
+        at += int.from_bytes(data[at : at + 4], "big")
+    parts = [data[i:j] for i, j in zip(begins, [*begins[1:], len(data)], strict=True)]
+    return data[: begins[0]], parts[:-1], parts[-1]
+
+
+def renumbered(fragment: bytes, number: int) -> bytes:
+    at = fragment.index(b"mfhd") + 8
+    return fragment[:at] + struct.pack(">I", number) + fragment[at + 4 :]
+
+
+def riff_chunk(kind: bytes, content: bytes) -> bytes:
+    return kind + struct.pack("<I", len(content)) + content + bytes(len(content) % 2)
+
+
+def avi_parts(data: bytes) -> tuple[bytes, list[bytes], bytes]:
+    """Split an AVI file into the content before its frames, the frames' chunks, and its index."""
+    movie, index = data.index(b"movi") + 4, data.rindex(b"idx1")
+    chunks, at = [], movie
+    while at < index:
+        size = struct.unpack_from("<I", data, at + 4)[0]
+        chunks.append(data[at : at + 8 + size + size % 2])
+        at += len(chunks[-1])
+    return data[8 : movie - 12], chunks, data[index:]
+
+
 def joined(made: Made, root: Path) -> dict[str, tuple[bytes, int]]:
     """MPEG-TS files joined by `cat`, with their numbers of frames."""
     whole = made("h264.mp4")

@@ -15,6 +15,7 @@ from seqrecord.formats.sources.video.file_bytes import (
 _HEAD = 8
 _LIST_HEAD = 12
 _ENTRY = 16
+_PARTS_HEAD = 24
 _MAX_CHUNKS = 1 << 22
 _FORMS = (b"AVI ", b"AVIX")
 _UNKNOWN = (0, 0xFFFFFFFF)
@@ -25,12 +26,12 @@ _MOST_DIFFERENT = 2  # frames
 def check_avi(data: FileBytes, stream: StreamFacts) -> Contents:
     """Return what a file of complete chunks contains.
 
-    Raises `SourceError` for a chunk that ends behind the file, and for chunks whose sequence is
-    broken, if the index does not agree with them either.
+    Raises `SourceError` for a chunk that ends behind the file, for chunks whose sequence is broken,
+    if the index does not agree with them either, and for an index with more frames than there are.
     """
     checker = _Chunks(data, stream)
     checker.check()
-    return Contents(tuple(checker.notes))
+    return Contents(tuple(checker.notes), checker.packets)
 
 
 class _Chunks:
@@ -39,10 +40,18 @@ class _Chunks:
         self.notes: list[str] = []
         self._chunks = self._frames = 0
         self._headers = self._declared = 0
-        self._broken: int | None = None  # offset of the first bytes that are no chunk
+        self._filled = 0  # frames that are not empty: those are packets
+        self._has_all = False  # chunks
+        self._codes = {b"%02d%s" % (stream.position, kind) for kind in (b"dc", b"db")}
+
+    @property
+    def packets(self) -> int | None:
+        """The stream's number of packets; `None` if some chunks were not read."""
+        return self._filled if self._has_all else None
 
     def check(self) -> None:
         data, at = self._data, 0
+        self._has_all = data.is_whole
         while at < data.nbytes:
             head = data.read(at, _LIST_HEAD)
             if head[:4] != b"RIFF" or head[8:] not in _FORMS:
@@ -62,11 +71,12 @@ class _Chunks:
                 return
             self._check_riff(at + _LIST_HEAD, min(stop, data.nbytes), is_open=size in _UNKNOWN)
             at = stop + stop % 2
-        if self._broken is None and self._declared - self._frames > _MOST_DIFFERENT:
+        if self._has_all and self._declared - self._frames > _MOST_DIFFERENT:
             self.notes.append(f"{self._frames} frames, of {self._declared} that are declared")
 
     def _check_riff(self, at: int, stop: int, *, is_open: bool) -> None:
         data, movie, index, broken = self._data, None, None, None
+        before = self._filled
         while at < stop:
             kind, size = self._head(at, stop)
             start, end = at + _HEAD, at + _HEAD + size
@@ -90,6 +100,11 @@ class _Chunks:
         ):
             got = data.read(broken, 4).hex()
             raise data.damaged("no chunk where one must begin", broken, "a FourCC", got)
+        if index is not None and self._has_all:
+            listed, there = self._listed(*index), self._filled - before
+            if listed > there:
+                message = "its index has more frames than its list of frames"
+                raise data.damaged(message, index[0], f"{listed} frames", there)
 
     def _head(self, at: int, stop: int) -> tuple[bytes, int]:
         head = self._data.read(at, _HEAD)
@@ -116,20 +131,20 @@ class _Chunks:
                 is_padding = is_open and data.are_zeros(at)
                 if is_padding:
                     self.notes.append(data.rest(at))
+                self._has_all &= is_padding
                 return end + end % 2, None if is_padding else at
             if at + _HEAD + size > data.nbytes:
                 raise data.truncated(at, f"chunk {kind.decode('ascii')!r}", at + _HEAD + size)
             self._chunks += 1
             if self._chunks > _MAX_CHUNKS:
                 self.notes.append(f"not checked from byte {at} on: more than {_MAX_CHUNKS} chunks")
+                self._has_all = False
                 return end + end % 2, None
             if kind == b"LIST":
                 at += _LIST_HEAD  # `rec `: chunks that are read together
                 continue
-            self._frames += kind in (
-                b"%02ddc" % self._stream.position,
-                b"%02ddb" % self._stream.position,
-            )
+            self._frames += kind in self._codes
+            self._filled += kind in self._codes and size > 0
             at += _HEAD + size + size % 2
         return end + end % 2, None
 
@@ -144,7 +159,33 @@ class _Chunks:
                 if self._headers == self._stream.position and self._data.read(at + 8, 4) == b"vids":
                     self._declared = int.from_bytes(self._data.read(at + 40, 4), "little")
                 self._headers += 1
+            elif kind == b"indx":
+                self._check_parts(at, min(size, stop - at - _HEAD))
             at += _HEAD + size + size % 2
+
+    def _check_parts(self, at: int, size: int) -> None:
+        """Compare a stream's list of indexes, one for each RIFF chunk (OpenDML), with the file."""
+        body = self._data.read(at + _HEAD, size)
+        if len(body) < _PARTS_HEAD or body[3]:
+            return  # an index of chunks
+        count = int.from_bytes(body[4:8], "little")
+        for part in range(_PARTS_HEAD, len(body) - _ENTRY + 1, _ENTRY)[:count]:
+            begin = int.from_bytes(body[part : part + 8], "little")
+            stop = begin + int.from_bytes(body[part + 8 : part + 12], "little")
+            if stop > self._data.nbytes:
+                raise self._data.truncated(at, "a part of its index", stop)
+
+    def _listed(self, start: int, stop: int) -> int:
+        """Return how many of the stream's frames an index has: places that are not empty.
+
+        Some writers repeat the entry of a frame for those that were dropped.
+        """
+        places = set()
+        for at in range(start, stop - _ENTRY + 1, _ENTRY):
+            entry = self._data.read(at, _ENTRY)
+            if entry[:4] in self._codes and any(entry[12:]):
+                places.add(entry[8:12])
+        return len(places)
 
     def _is_indexed(self, movie: int, start: int, stop: int) -> bool:
         """Return whether all chunks of the index are where it says.

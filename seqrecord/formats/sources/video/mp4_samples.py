@@ -14,6 +14,7 @@ import numpy.typing as npt
 
 from seqrecord.formats.sources.video.file_bytes import Contents, FileBytes, StreamFacts, early_end
 from seqrecord.formats.sources.video.mp4_boxes import MAX_PACKETS
+from seqrecord.formats.sources.video.mp4_fragments import FragmentOrder, listed_fragments
 
 Ints = npt.NDArray[np.int64]
 
@@ -29,7 +30,7 @@ _HEAD = 8
 _MAX_TABLE = 1 << 28  # bytes; `check_boxes` limits the entries
 _MOST_UNTIMED = 2  # samples; some writers count one more or less
 _RUN_FIELDS = (0x100, 0x200, 0x400, 0x800)  # duration, size, flags, composition offset
-_SIZE_FIELD = 0x200
+_DURATION_FIELD, _SIZE_FIELD = 0x100, 0x200
 
 
 class _Box(NamedTuple):
@@ -48,10 +49,19 @@ class _Track:
         self.sample_bytes = 0
 
 
+class _Defaults(NamedTuple):
+    """What runs without a field of these have."""
+
+    duration: int = 0
+    size: int = 0
+
+
 class _Run:
     """What the runs of a track's fragment have in common."""
 
-    track = size = 0
+    track = duration = size = 0
+    begin: int | None = None  # in ticks of the track
+    ticks = 0  # of all samples
 
     def __init__(self, base: int) -> None:
         self.base = base
@@ -74,7 +84,8 @@ class _Tables:
         self._notes: list[str] = []
         self._movie: dict[bytes, bytes] = {}
         self._tracks: dict[int, _Track] = {}
-        self._defaults: dict[int, int] = {}  # sample bytes by track
+        self._defaults: dict[int, _Defaults] = {}  # by track
+        self._order = FragmentOrder(data)
         self._is_fragmented = False
         self._has_edits = False
         self._samples = 0  # of the stream, in fragments
@@ -110,12 +121,15 @@ class _Tables:
                 self._expected = 0
             elif box.kind == b"mfra":
                 has_list = True
+                self._read_list(box)
             elif box.kind == b"sidx":
                 self._check_sidx(box)
             elif box.kind == b"ftyp" and at and has_movie and not self._is_fragmented:
                 self._notes.append(f"another file from byte {at} on, not read")
                 break
             at = box.stop
+        if fragments and data.is_whole:
+            self._order.check()
         if fragments and data.is_whole and self._unused:
             self._notes.append(f"{self._unused} bytes of fragments belong to no frame")
         if fragments and not has_list:
@@ -177,13 +191,15 @@ class _Tables:
                 for inner in self._children(box):
                     if inner.kind == b"trex":
                         body = self._content(inner)
-                        self._defaults[_number(body, 4)] = _number(body, 16)
+                        self._defaults[_number(body, 4)] = _Defaults(
+                            _number(body, 12), _number(body, 16)
+                        )
             elif box.kind == b"trak":
                 track = _Track()
                 self._read_track(box, track, 0)
                 body = track.tables.get(b"tkhd", b"")
                 track.id = _number(body, 20 if body[:1] == b"\1" else 12)
-                self._defaults.setdefault(track.id, 0)
+                self._defaults.setdefault(track.id, _Defaults())
                 if track.id == self._stream.id:
                     self._check_track(track, box)
 
@@ -255,9 +271,17 @@ class _Tables:
                     self._notes += [f"{each} of an edit list" for each in note]
                     return
 
+    def _read_list(self, tables: _Box) -> None:
+        for box in self._children(tables):
+            if box.kind == b"tfra":
+                self._order.listed.update(listed_fragments(self._content(box)))
+
     def _check_fragment(self, fragment: _Box) -> None:
+        self._order.begin(fragment.at)
         for box in self._children(fragment):
-            if box.kind == b"traf":
+            if box.kind == b"mfhd":
+                self._order.number(_number(self._content(box), 4))
+            elif box.kind == b"traf":
                 self._check_runs(fragment, box)
 
     def _check_runs(self, fragment: _Box, track: _Box) -> None:
@@ -272,14 +296,21 @@ class _Tables:
                     expected = f"one of {sorted(self._defaults)[:_MOST_SHOWN]}"
                     message = "a fragment of no track"
                     raise self._data.damaged(message, box.at, expected, run.track)
-                run.size = self._defaults[run.track]
+                run.duration, run.size = self._defaults[run.track]
                 if flags & 0x1:
                     run.base, at = _number(body, 8, 8), 16
-                at += 4 * bool(flags & 0x2) + 4 * bool(flags & 0x8)
+                at += 4 * bool(flags & 0x2)
+                if flags & 0x8:
+                    run.duration, at = _number(body, at), at + 4
                 if flags & 0x10:
                     run.size = _number(body, at)
+            elif box.kind == b"tfdt":
+                body = self._content(box)
+                run.begin = _number(body, 4, 8 if body[:1] == b"\1" else 4)
             elif box.kind == b"trun":
                 position = self._check_run(box, run, position)
+        if run.track == self._stream.id and run.begin is not None:
+            self._order.time(run.begin, run.ticks)
 
     def _check_run(self, box: _Box, run: _Run, position: int | None) -> int:
         """Return the end of a run of samples."""
@@ -302,6 +333,8 @@ class _Tables:
             total, filled = count * run.size, count * bool(run.size)
         if start + total > data.nbytes:
             raise data.truncated(box.at, "the samples of a fragment", start + total)
+        has_durations = _DURATION_FIELD in fields
+        run.ticks += int(rows[:, 0].sum()) if has_durations else count * run.duration
         self._expected += total
         self._samples += filled * (run.track == self._stream.id)
         return start + total
