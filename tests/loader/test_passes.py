@@ -78,6 +78,43 @@ def test_ranks_share_copies_evenly(path: Path, ranks: int, options: Any) -> None
             assert abs(share - 0.5) < 2 * (LENGTH - CLIP + 1) / len(mine)  # two passes
 
 
+@pytest.mark.parametrize("ranks", [2, 8])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_copies_are_spread_in_the_batches_of_each_rank(path: Path, ranks: int, seed: int) -> None:
+    """Cursors advance in step, so that a batch has its share of copies on any rank."""
+    pipes = [balanced(path, rank=(rank, ranks), seed=seed, **STREAMED) for rank in range(ranks)]
+    for pipe in pipes:
+        for _ in range(3):
+            rare = rare_clips(pipe)
+            assert rare.std() < 1.5 * np.sqrt(SIZE / 4)
+            for part in np.array_split(rare, 10):
+                assert abs(part.mean() / SIZE - 0.5) < 4 * 0.5 / np.sqrt(SIZE * len(part))
+        assert pipe.stats()["frames_decoded"] < 3 * 2.3 * pipe.num_clips
+
+
+@pytest.mark.parametrize("options", [STREAMED, {}], ids=["streamed", "resident"])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_rows_listed_several_times_are_copies(path: Path, options: Any, ranks: int) -> None:
+    """They are spread like copies by `repeat`."""
+    keys = [f"e{number:03d}" for number in range(NUM_EPISODES)]
+    rows = [
+        (key, start)
+        for number, key in enumerate(keys)
+        for start in range(LENGTH - CLIP + 1)
+        for _ in range(50 if key in RARE else (number + start) % 2)
+    ]
+    table = {"episode": [key for key, _ in rows], "start": [start for _, start in rows]}
+    found = Counter[tuple[str, int]]()
+    for rank in range(ranks):
+        settings: Any = {"clip_len": CLIP, "batch_size": SIZE, "rank": (rank, ranks), **options}
+        pipe = SeqRecordPipe(path, samples=table, last_batch="keep", **settings)
+        batches = [list(zip(b["episode"], b["start"].tolist(), strict=True)) for b in pipe]
+        found.update(name for batch in batches for name in batch)
+        rare = np.array([sum(key in RARE for key, _ in b) for b in batches if len(b) == SIZE])
+        assert rare.std() < 1.5 * np.sqrt(SIZE / 4)
+    assert found == Counter(rows)
+
+
 def test_an_epoch_has_each_clip_as_often_as_before(path: Path) -> None:
     table = {"episode": ["e000"] * 3 + ["e001"] * 2, "start": [0, 4, 4, 1, 9]}
     table |= {"repeat": [3, 40, 1, 77, 300]}
@@ -162,6 +199,9 @@ def test_plans_have_each_copy_once_within_their_bound_of_frames(number: int) -> 
         if rng.random() < 0.7
     ]
     episode, start, times = np.array(rows).T
+    if number % 2:  # listed several times, instead of repeated
+        again = np.repeat(np.arange(len(times)), times)
+        episode, start, times = episode[again], start[again], np.ones(times.sum(), np.int64)
     table = listed_clips(ClipSpec(size), len(lengths), episode, start, times)
     layout = episode_table(lengths, [chunk] * len(lengths))
     settings = PlanSettings(

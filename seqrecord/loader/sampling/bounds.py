@@ -34,6 +34,7 @@ from math import gcd
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.passes import PASSES_OF_CURSOR, num_passes
 from seqrecord.loader.sampling.runs import Window, cut_group
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
@@ -159,6 +160,7 @@ class ClipStats:
     most_keyframes: int = 0  # frames of the largest of them
     any_clips: bool = False  # whether an epoch may leave out some of the clips
     repeats: bool = False  # whether any clip is there more than once
+    num_passes: int = 0  # of episodes, if so
     by_frame: bool = False  # whether frames are read without the rest of their chunk
     in_memory: bool = False  # whether a shard keeps all frames that it has loaded
     uncut: bool = False  # whether runs are cut only where shards begin
@@ -217,6 +219,7 @@ class ClipStats:
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
             repeats=repeats or table.repeats,
+            num_passes=num_passes(table),
             keyframes=keyframes,
             most_keyframes=int(gops.max(initial=0)),
             by_frame=cut.by_frame,
@@ -282,9 +285,13 @@ class ClipStats:
 
     def reread(self, cursors: int, num_shards: int) -> float:
         """Fraction of all frames read twice with this number of cursors and shards."""
-        if cursors == self.whole_cursors(num_shards):
+        if cursors == self.whole_cursors(num_shards) or cursors <= self.pass_cursors(num_shards):
             return 0.0
         return self.reread_by_one(num_shards) * cursors + self.reread_by_shards(num_shards)
+
+    def pass_cursors(self, num_shards: int) -> int:
+        """The greatest number of cursors of a shard that begin with passes, see `passes`."""
+        return self.num_passes // (PASSES_OF_CURSOR * num_shards)
 
     def whole_cursors(self, num_shards: int) -> int:
         """The number of cursors of a shard that read one whole episode each; 0 if episodes do not

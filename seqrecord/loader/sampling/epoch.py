@@ -48,7 +48,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.loader.sampling.cursors import Blocks, Cursors
-from seqrecord.loader.sampling.passes import in_step, passes
+from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.plan import Clips, Plan
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.loader.sampling.runs import (
@@ -177,9 +177,10 @@ class EpochLayout:
         # One round of all clips shuffles all copies, of frames that are loaded once.
         in_one_round = settings.first_block_frames >= self.stats.whole_block()
         begins: IntArray | None = None
-        has_passes = settings.shuffle and not in_one_round and bool(runs.copy.any())
-        if has_passes:
+        num_copies: IntArray | None = None
+        if settings.shuffle and not in_one_round and table.repeats:
             runs = passes(runs)
+            num_copies = copies(runs)
         key, frames_stay = self.key, settings.num_shares is not None
         if settings.shuffle and len(runs):
             anywhere = self.num_shards == 1 and frames_stay
@@ -191,8 +192,9 @@ class EpochLayout:
                 num_shares = self.num_shards * settings.shares
                 cuts = cut(anywhere=anywhere)
                 runs = shuffle_runs(runs, settings.run_frames, cuts, key, num_shares=num_shares)
-            if has_passes:
-                runs, begins = in_step(runs, key, self.num_shards, settings.cursors)
+            if num_copies is not None:
+                of_runs = num_copies, self._lengths(runs)
+                runs, begins = in_step(runs, *of_runs, key, self.num_shards, settings.cursors)
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         return runs, shares_of(
             runs,
@@ -204,6 +206,14 @@ class EpochLayout:
             num_shares=settings.shares,
             begins=begins,
         )
+
+    def _lengths(self, runs: Runs) -> IntArray:
+        """How many frames each run counts with its gap, int64[runs]; see `Cursors`."""
+        sizes = self.sizes
+        apart = runs.first_start[1:] - runs.last_start[:-1] - runs.stride
+        apart[np.diff(runs.run) != 0] = sizes.gap
+        counted = runs.count * sizes.clip + np.append(sizes.gap, np.minimum(apart, sizes.gap))
+        return np.bincount(runs.run, counted).astype(np.int64)
 
     def num_clips(self, shares: CursorShares, batches: Sequence[ShardBatches]) -> IntArray:
         """The number of clips that shards with these shares emit; int64[shards].

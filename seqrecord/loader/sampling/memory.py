@@ -361,14 +361,14 @@ class MemoryRequest:
             first = max(first, whole)
 
         def has_room(tried: int) -> bool:
-            held = self._by_cursor(tried)
-            return cursors * held <= max_held and (
-                tried <= self._block_to_mix(cursors)
-                or (
-                    2 * cursors * held <= max_arena
-                    and cursors * tried <= buffer * spec.stride
-                    and tried < 2 * longest
-                )
+            held, needed = self._by_cursor(tried), self._block_to_mix(cursors)
+            if cursors * held > max_held or tried <= needed:
+                return cursors * held <= max_held
+            # Of chunks that are loaded for a few clips, more clips need no more memory.
+            return (
+                (2 * cursors * held <= max_arena or held <= self._by_cursor(needed))
+                and cursors * tried <= buffer * spec.stride
+                and tried < 2 * longest
             )
 
         # The first that does not fit, in steps of which each halves the rest.
@@ -522,7 +522,7 @@ class MemoryRequest:
             shortest = 2 * -(-stats.most_keyframes // stats.spec.stride) + 1
             wanted = max(1, min(wanted, stats.num_clips // (num_shards * shortest)))
         affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
-        return max(affordable, whole)
+        return max(affordable, whole, min(wanted, stats.pass_cursors(num_shards)))
 
     def _by_cursor(self, block_frames: int) -> int:
         """The greatest bytes of frames per cursor with blocks of this length; at least 1."""

@@ -1,10 +1,10 @@
 """Passes: an epoch walks an episode once for each copy of its clips, at distant places.
 
 Copies of a clip in one round would fill batches with one episode. So each copy is in a run of its
-own, which reads its frames again unless they stay in memory. Each run gets a time in the epoch: the
-runs of an episode are at even distances, and so are all runs of episodes with equally many. Cursors
-take runs in turn, equally many of each kind, and order them by time. So at any time, the cursors'
-runs are a fair share of the epoch::
+own, which reads its frames again unless they stay in memory. Shards get equally many runs of each
+kind, which is the number of copies of the episode. In a shard, the runs of each kind are at even
+distances in time, and those of an episode too. The cursor that ends first takes the next run. So at
+any time, the cursors' runs are a fair share of the epoch::
 
     episode A, 4 copies; B to E, one copy
     times               A   B   A   C   A   D   A   E
@@ -14,22 +14,40 @@ runs are a fair share of the epoch::
 
 from __future__ import annotations
 
+import heapq
+from typing import Any
+
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, uniform
 from seqrecord.loader.sampling.runs import Runs
-from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.clips.grids import frame_keys, ragged_arange
+from seqrecord.store.clips.tables import ClipTable, IntArray
 
-_RUNS = 4  # of a cursor, at least
+PASSES_OF_CURSOR = 4  # where they decide how many cursors there are
+_LEAST = 2  # … and else. Fewer: equal shares, which are cut
+
+
+def num_passes(table: ClipTable) -> int:
+    """The number of passes of all episodes, or 0 for a table that has each clip once."""
+    if table.samples is None or not table.repeats:
+        return 0
+    return len(_episodes(passes(Runs.of(table))))
 
 
 def passes(runs: Runs) -> Runs:
-    """The same clips, in a run for each episode and copy."""
-    copy = runs.copy
-    row = np.lexsort((runs.first_sample, copy, runs.episode))
-    columns = runs.episode, runs.first_start, runs.count, copy, runs.first_sample
-    episode, start, count, copy, sample = (column[row] for column in columns)
+    """The same clips, in a run for each episode and copy; samples with equal clips are copies."""
+    columns = runs.episode, runs.first_start, runs.count, runs.copy, runs.first_sample
+    episode, start, count, copy, sample = _sorted(*columns)
+    again = (start + (count - 1) * runs.stride)[:-1] >= start[1:]
+    if (again & (np.diff(episode) == 0) & (np.diff(copy) == 0)).any():  # listed several times
+        row, inside = ragged_arange(count)
+        episode, start = episode[row], start[row] + inside * runs.stride
+        sample = sample[row] + inside * runs.sample_step
+        copy = _number_in(frame_keys(episode, start), sample)
+        columns = episode, start, np.ones_like(row), copy, sample
+        episode, start, count, copy, sample = _sorted(*columns)
     new = (np.diff(episode, prepend=-1) != 0) | (np.diff(copy, prepend=-1) != 0)
     opens = new.copy()
     opens[1:] |= (start + count * runs.stride)[:-1] != start[1:]
@@ -46,51 +64,138 @@ def passes(runs: Runs) -> Runs:
     )
 
 
+def copies(passes: Runs) -> IntArray:
+    """The number of copies of each episode, int64[episodes]; 0 for episodes without clips."""
+    found: IntArray = np.bincount(_episodes(passes)).astype(np.int64)
+    return found
+
+
+def _episodes(runs: Runs) -> IntArray:
+    """The episode of each run; int64[runs]."""
+    found: IntArray = runs.episode[np.diff(runs.run, prepend=-1) != 0]
+    return found
+
+
+def _sorted(
+    episode: IntArray, start: IntArray, count: IntArray, copy: IntArray, sample: IntArray
+) -> tuple[IntArray, ...]:
+    """Rows by episode, copy and sample; int64[n] each."""
+    row = np.lexsort((sample, copy, episode))
+    return tuple(column[row] for column in (episode, start, count, copy, sample))
+
+
 def in_step(
-    runs: Runs, key: int, num_shards: int, num_cursors: int
+    runs: Runs,
+    num_copies: IntArray,
+    lengths: IntArray,
+    key: int,
+    num_shards: int,
+    num_cursors: int,
 ) -> tuple[Runs, IntArray | None]:
     """The runs in the order of the cursors of one shard after the other, and the first clip of each
     cursor, int64[shards, cursors]; `None` for too few runs for so many cursors.
+
+    Args:
+        num_copies: see `copies`.
+        lengths: frames by which a cursor advances in each run, int64[runs].
+        key: of all random numbers.
+        num_shards: shards of the epoch.
+        num_cursors: cursors of each shard.
     """
     clips = np.bincount(runs.run, runs.count).astype(np.int64)
-    times, kind = _times(runs, key)
-    by_time = np.argsort(times, kind="stable")
-    # Equally many clips, and runs of each kind.
-    weight = (clips / clips.mean() + kind / kind.mean())[by_time]
-    drawn = hash64(key_of(Purpose.PASS_CURSORS, key), by_time)
-    shard_of = _dealt(weight, drawn, num_shards)
+    kind, place = _places_in_kinds(runs, num_copies, key)
+    shard_of = _shards(clips, kind, place, key, num_shards)
+    order, totals = list[IntArray](), list[IntArray]()
     by_shard = np.argsort(shard_of, kind="stable")
     ends = np.cumsum(np.bincount(shard_of, minlength=num_shards))
-    order, counts = list[IntArray](), list[IntArray]()
-    for own in np.split(by_shard, ends[:-1]):
-        cursor_of = _dealt(weight[own], drawn[own], num_cursors)
-        totals = np.bincount(cursor_of, clips[by_time[own]], num_cursors).astype(np.int64)
-        places = _places(totals)
-        order.append(by_time[own[np.argsort(places[cursor_of], kind="stable")]])
-        counts.append(totals[np.argsort(places)])
+    for shard, own in enumerate(np.split(by_shard, ends[:-1])):
+        times = _times(kind[own], place[own], key_of(Purpose.PASS_TIMES, key, shard))
+        mine = own[np.argsort(times, kind="stable")]
+        cursor_of = _cursors(lengths[mine], num_cursors)
+        order.append(mine[np.argsort(cursor_of, kind="stable")])
+        totals.append(np.bincount(cursor_of, clips[mine], num_cursors).astype(np.int64))
+    # Shares of equally many clips then begin near the shards' first runs.
+    shards = np.argsort(_even_places(np.array([some.sum() for some in totals])))
     number = np.empty(len(clips), np.int64)
-    number[np.concatenate(order)] = np.arange(len(clips))
-    before = np.cumsum(np.concatenate(counts)) - np.concatenate(counts)
-    has_many = len(clips) >= _RUNS * num_shards * num_cursors
+    number[np.concatenate([order[shard] for shard in shards])] = np.arange(len(clips))
+    counts = np.concatenate([totals[shard] for shard in shards])
+    before = np.cumsum(counts) - counts
+    has_many = len(clips) >= _LEAST * num_shards * num_cursors
     return runs.ordered(number), before.reshape(num_shards, -1) if has_many else None
 
 
-def _dealt(weight: npt.NDArray[np.float64], drawn: npt.NDArray[np.uint64], number: int) -> IntArray:
-    """The owner of each run, int64[n]: owners take one in turn, and the heaviest goes to the owner
-    with the least weight.
+def _places_in_kinds(runs: Runs, num_copies: IntArray, key: int) -> tuple[IntArray, IntArray]:
+    """The kind of each run, which is the number of copies of its episode, and its place among all
+    runs of its kind; int64[runs] each.
+
+    The runs of an episode are at even distances.
     """
-    owner, totals = np.zeros(len(weight), np.int64), np.zeros(number)
-    for first in range(0, len(weight) if number > 1 else 0, number):
-        some = slice(first, first + number)
-        heaviest = first + np.lexsort((drawn[some], -weight[some]))
+    episode = _episodes(runs)
+    drawn = hash64(key_of(Purpose.PASS_ORDER, key), np.arange(len(episode)))
+    jitter = uniform(key_of(Purpose.PASS_PLACES, key), np.arange(len(episode)))
+    when = (_number_in(episode, drawn) + jitter) / np.bincount(episode)[episode]
+    kind = num_copies[episode]
+    return kind, _number_in(kind, when)
+
+
+def _number_in(group: IntArray, key: npt.NDArray[Any]) -> IntArray:
+    """The place of each element among those of its group, sorted by `key`; int64[n]."""
+    order = np.lexsort((key, group))
+    _, count = np.unique(group, return_counts=True)
+    number = np.empty(len(group), np.int64)
+    number[order] = ragged_arange(count)[1]
+    return number
+
+
+def _shards(
+    clips: IntArray, kind: IntArray, place: IntArray, key: int, num_shards: int
+) -> IntArray:
+    """The shard of each run, int64[runs].
+
+    Each shard has one of each `num_shards` runs of a kind, by place. The longest goes to the shard
+    with the fewest clips.
+    """
+    shard, totals = np.zeros(len(clips), np.int64), np.zeros(num_shards, np.int64)
+    if num_shards == 1:
+        return shard
+    drawn = hash64(key_of(Purpose.PASS_SHARDS, key), np.arange(len(clips)))
+    group = place // num_shards
+    size = np.bincount(kind)[kind]
+    some = (group + 1) * num_shards > size
+    order = np.lexsort((drawn, -clips, group, kind, some))  # incomplete groups make totals equal
+    bounds = np.flatnonzero(
+        (np.diff(group[order], prepend=-1) != 0) | (np.diff(kind[order], prepend=-1) != 0)
+    )
+    for number, mine in enumerate(np.split(order, bounds[1:])):
         # Equal totals are in another order each time.
-        least = np.lexsort((np.roll(np.arange(number), first // number), totals))[: len(heaviest)]
-        owner[heaviest] = least
-        totals[least] += weight[heaviest]
-    return owner
+        ties = np.roll(np.arange(num_shards), number)
+        least = np.lexsort((ties, totals))[: len(mine)]
+        shard[mine] = least
+        totals[least] += clips[mine]
+    return shard
 
 
-def _places(totals: IntArray) -> IntArray:
+def _times(kind: IntArray, place: IntArray, key: int) -> npt.NDArray[np.float64]:
+    """When to begin each run of a shard, float64[runs] in [0, 1): evenly spaced for each kind."""
+    number = _number_in(kind, place)
+    first = uniform(key, kind)
+    return (number + first) / np.bincount(kind)[kind]
+
+
+def _cursors(lengths: IntArray, num_cursors: int) -> IntArray:
+    """The cursor of each run, int64[runs], in the order of runs: the one that ends first takes it.
+
+    All cursors are at the same time of the epoch then, with runs of any lengths.
+    """
+    free = [(0, cursor) for cursor in range(num_cursors)]
+    cursor_of = np.empty(len(lengths), np.int64)
+    for i, length in enumerate(lengths.tolist()):
+        end, cursor_of[i] = free[0]
+        heapq.heapreplace(free, (end + length, int(cursor_of[i])))
+    return cursor_of
+
+
+def _even_places(totals: IntArray) -> IntArray:
     """The places of numbers in an order in which the first n sum to about n times the mean."""
     order, mean, excess = np.argsort(totals, kind="stable").tolist(), totals.mean(), 0.0
     places = np.empty(len(order), np.int64)
@@ -99,25 +204,3 @@ def _places(totals: IntArray) -> IntArray:
         places[chosen] = place
         excess += totals[chosen] - mean
     return places
-
-
-def _times(runs: Runs, key: int) -> tuple[npt.NDArray[np.float64], IntArray]:
-    """When to begin each run, float64[runs] in [0, 1), and its kind: the number of its episode's
-    runs.
-
-    Times are evenly spaced for each episode, and for each kind.
-    """
-    episode = runs.episode[np.diff(runs.run, prepend=-1) != 0]
-    drawn = hash64(key_of(Purpose.PASS_ORDER, key), np.arange(len(episode)))
-    order = np.lexsort((drawn, episode))
-    _, first, number = np.unique(episode[order], return_index=True, return_counts=True)
-    rank, size = np.empty_like(order), np.empty_like(order)
-    rank[order] = np.arange(len(order)) - np.repeat(first, number)
-    size[order] = np.repeat(number, number)
-    order = np.lexsort((drawn, rank, size))
-    _, first, number = np.unique(size[order], return_index=True, return_counts=True)
-    inside = np.arange(len(order)) - np.repeat(first, number)
-    jitter = uniform(key_of(Purpose.PASS_TIMES, key), order)
-    times = np.empty(len(order))
-    times[order] = (inside + jitter) / np.repeat(number, number)
-    return times, size

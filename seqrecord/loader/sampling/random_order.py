@@ -90,7 +90,8 @@ class Purpose(IntEnum):
     MIX_SEEDS = 32
     PASS_ORDER = 33
     PASS_TIMES = 34
-    PASS_CURSORS = 35
+    PASS_SHARDS = 35
+    PASS_PLACES = 36
 
 
 def key_of(purpose: Purpose, *values: int) -> int:
