@@ -113,6 +113,26 @@ def test_little_memory(remote: CountingStorage, limit: str) -> None:
         assert stats["bytes_read"] <= remote.bytes_read
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"clip_len": 1, "batch_size": 4},
+        {"clip_len": 1, "batch_size": 16},
+        {"clip_len": 6, "stride": 3, "batch_size": 4},
+        {"clip_len": 4, "dilation": 5, "batch_size": 4},
+    ],
+    ids=str,
+)
+def test_a_limit_above_the_data(remote: CountingStorage, options: dict[str, Any]) -> None:
+    """The plan's bound exceeds what a short epoch takes: the store has the rest."""
+    pipe = SeqRecordPipe(remote, **options, memory_limit="64MiB")  # 2.8 times the data
+    first, *later = read_shares(remote, pipe)
+    assert 0.9 < first <= 1.05
+    assert later == [0, 0]
+    stats = pipe.stats()
+    assert stats["peak_buffer_bytes"] + stats["peak_chunk_store_bytes"] <= stats["memory_limit"]
+
+
 def test_later_epochs_find_a_part(remote: CountingStorage) -> None:
     options: dict[str, Any] = {"clip_len": 1, "batch_size": 4, "shuffle": False}
     pipe = SeqRecordPipe(remote, **options, memory_limit="24MiB")

@@ -34,7 +34,7 @@ from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.tables import ClipTable
-from seqrecord.store.storage.chunk_store import ChunkStore
+from seqrecord.store.storage.chunk_store import ChunkStore, Pieces
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted, shown_place
 from seqrecord.store.units import format_size
@@ -196,8 +196,12 @@ class ClipLoader:
         self._iteration.frames_stay = bool(rows)
         _note_decoding(self.planner, self._iteration, plan.shard.count, stats)
         if self._store is not None:
+            pieces: Pieces = {} if rows else needed_in(self.selection, plan)
+            if wanted := sum(int((stop - start).sum()) for start, stop in pieces.values()):
+                memory, nbytes = self.planner.leave_room(plan, segments, memory, wanted)
             room = 0 if rows else self.planner.store_bytes(plan, memory, nbytes)
-            self._begin_store(self._store, plan, min(room, spare_memory(nbytes, self.machine_part)))
+            room = min(room, spare_memory(nbytes, self.machine_part))
+            self._begin_store(self._store, plan, room, pieces if room else {})
         if not on_device and self.planner.limit_in is None:
             check_machine(nbytes, self.selection.dataset.url)
         tuning = self.options.tuning
@@ -214,13 +218,13 @@ class ClipLoader:
             rows=rows,
         )
 
-    def _begin_store(self, store: ChunkStore, plan: Plan, capacity: int) -> None:
+    def _begin_store(self, store: ChunkStore, plan: Plan, capacity: int, pieces: Pieces) -> None:
         """Give the store of remote chunks its memory, and the bytes that the plan needs.
 
         It has none beside resident frames: these are loaded once.
         """
         shards = plan.shard.count
-        store.begin(capacity, needed_in(self.selection, plan) if capacity else {})
+        store.begin(capacity, pieces)
         if shards > 1 and not store.has_disk_cache and not self._iteration.are_shards_noted:
             self._iteration.are_shards_noted = True
             if plan.shard.index == 0:

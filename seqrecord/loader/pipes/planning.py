@@ -20,6 +20,7 @@ from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import (
+    MOST_CLIPS,
     FrameSizes,
     Memory,
     MemoryPlan,
@@ -229,6 +230,27 @@ class EpochPlanner:
             nbytes -= memory.max_read_ahead * self._sizes.chunk
         return max(0, self.limit(plan.shard.count) - nbytes)
 
+    def leave_room(
+        self, plan: Plan, segments: Segments, memory: Memory, wanted: int
+    ) -> tuple[Memory, int]:
+        """Reduce arenas for a store of `wanted` bytes of remote chunks, all that the plan needs.
+
+        A short epoch never fills an arena: its cursors load fewer frames than their rings have
+        rows. Returns `memory` and its greatest size in bytes as in `execution_memory`.
+        """
+        fitted = self.plan_memory(plan.shard.count, plan.epoch, segments)
+        nbytes = fitted.nbytes(memory)
+        has_room = self.store_bytes(plan, memory, nbytes) >= wanted
+        if has_room or wanted > self.limit(plan.shard.count) or plan.num_clips > MOST_CLIPS:
+            return memory, nbytes
+        cursors = max(1, plan.num_cursors)
+        rows = tuple(
+            min(most, cursors * _rounded(count))
+            for most, count in zip(memory.num_rows, plan.most_loaded(), strict=True)
+        )
+        memory = replace(memory, num_rows=rows)
+        return memory, fitted.nbytes(memory)
+
     def keep(self, plans: MemoryPlans) -> None:
         """Use these settings from now on."""
         self._memory_plans.update(plans)
@@ -375,3 +397,9 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
         planner.execution_memory(plan, on_device=False, in_worker=workers > 0)[1] for plan in plans
     )
     return max(1, workers) * max(sizes)
+
+
+def _rounded(count: int) -> int:
+    """At least `count`, by at most an eighth more: similar epochs have arenas of one size."""
+    step = 1 << max(0, count.bit_length() - 4)
+    return max(1, -(-count // step) * step)

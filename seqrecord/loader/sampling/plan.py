@@ -246,6 +246,14 @@ class Plan(ABC):
         """Used frames of a group, given by its place: see `CursorSchedule.used`."""
         return self._cursors.used(group)
 
+    def most_loaded(self) -> tuple[int, ...]:
+        """For each group, the most frames that any cursor loads in the epoch. Plans all rounds."""
+        counts = [np.zeros(max(1, self.num_cursors), np.int64) for _ in self.groups]
+        for begin, end in self.spans():
+            for count, todo in zip(counts, self.merged(begin, end).groups, strict=True):
+                np.add.at(count, todo.loads.cursor, todo.loads.count)
+        return tuple(int(count.max()) for count in counts)
+
     def rounds(self, start: int = 0, stop: int | None = None) -> Iterator[Round]:
         """Yield the rounds `[start, stop)`, computed on demand."""
         for begin, end in self.spans(start, stop):
