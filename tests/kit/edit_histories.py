@@ -5,6 +5,7 @@ from __future__ import annotations
 import copy
 import logging
 import random
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -124,17 +125,30 @@ class History:
             assert not has_statistics or "x" in dataset.statistics
 
     def check(self) -> None:
+        actual = content_of(self.path)
+        assert actual == self.content
         with seqrecord.open(self.path) as dataset:
-            actual = {
-                key: {name: episode[:][name].tolist() for name in dataset.features}
-                for key, episode in dataset.episodes.items()
-            }
-            assert actual == self.content
             self.versions[dataset.version] = copy.deepcopy(actual), "x" in dataset.statistics
             if "x" in dataset.statistics:
                 values = [value for item in actual.values() for value in item["x"]]
                 assert dataset.statistics["x"].mean == pytest.approx(np.mean(values))
         assert seqrecord.verify(self.path).ok
+
+    def check_without_manifest(self) -> None:
+        copied = self.path.with_name("copied")
+        shutil.copytree(self.path, copied)
+        (copied / "manifest.json").unlink()
+        seqrecord.reindex(copied)
+        assert content_of(copied) == self.content
+        shutil.rmtree(copied)
+
+
+def content_of(path: Path) -> Content:
+    with seqrecord.open(path) as dataset:
+        return {
+            key: {name: episode[:][name].tolist() for name in dataset.features}
+            for key, episode in dataset.episodes.items()
+        }
 
 
 STEPS: tuple[Callable[[History], None], ...] = (
@@ -154,3 +168,4 @@ def run_history(path: Path, seed: int, num_steps: int) -> None:
         logging.getLogger("seqrecord").info("step %s", step.__name__)
         step(history)
         history.check()
+    history.check_without_manifest()

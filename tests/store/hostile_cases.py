@@ -544,6 +544,8 @@ _FILES = [
         for frames in ([1, 1], [-1, 1], [0, 2147483648], [0, True], [0.0, 1], 7)
     ),
     Case("schema of an edit", _edit("features", schema=[{"name": "x"}]), "schema"),
+    Case("edits of a reset", _edit("reset", edits=["../x.json"], left_out=[]), "bad edits"),
+    Case("record files of a reset", _edit("reset", edits=[], left_out=["x"]), "bad left_out"),
     Case("features of an edit", _edit("features", schema=_MANY[:1]), "schemas"),
     Case("edits that are damaged", _edits(_file_of(), 0), "checksum", error=ChecksumError),
     Case("record file twice", _second_file(lambda p: None), "record files with the same id"),

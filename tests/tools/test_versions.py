@@ -36,7 +36,7 @@ from seqrecord.storage import LocalStorage
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, contents, write_dataset
 from tests.kit.faults import FailAt, FaultyStorage
-from tests.kit.tiny import change_manifest
+from tests.kit.tiny import change_manifest, copy_dataset
 
 
 @pytest.fixture
@@ -58,6 +58,14 @@ def content(path: Path, version: str | None = None) -> dict[str, bytes]:
         copy = pickle.loads(pickle.dumps(dataset))
         assert list(copy.episodes) == list(dataset.episodes)
         return {key: item[:]["x"].tobytes() for key, item in dataset.episodes.items()}
+
+
+def values_of(path: Path) -> dict[str, dict[str, bytes]]:
+    with seqrecord.open(path) as dataset:
+        return {
+            key: {name: item[:][name].tobytes() for name in dataset.features}
+            for key, item in dataset.episodes.items()
+        }
 
 
 def test_each_version_opens_unchanged(path: Path) -> None:
@@ -341,6 +349,61 @@ def test_edits_after_restorations_use_files_of_their_version(
     write_dataset(path, {"e": [{"x": np.zeros(500, np.float32), "y": np.int64(1)}]}, mode="append")
     assert content(path).keys() == set("bcde")
     assert "interrupted" not in caplog.text
+
+
+def test_a_lost_manifest_after_restorations(path: Path) -> None:
+    """Edits and record files of undone versions stay undone, in both directions."""
+    first = version_of(path)
+    rename_episodes(path, {"a": "d"})
+    trim_episodes(path, "b", slice(1, None))
+    add_feature(path, "y", lambda episode: np.arange(len(episode)))
+    drop_features(path, "x")
+    rewrite_files(path, min_unused=0.01)
+    write_dataset(path, {"e": [{"y": np.int64(1)}]}, mode="append")
+    delete_episodes(path, "c")
+    last = version_of(path)
+    for version in (first, last, first):
+        restore_version(path, version)
+        expected = values_of(path)
+        copied = copy_dataset(path, path.with_name(f"copied-{version_of(path)}"))
+        (copied / "manifest.json").unlink()
+        for _ in range(2):
+            seqrecord.reindex(copied)
+            assert values_of(copied) == expected
+        set_metadata(copied, None, {"site": "lab"})
+        (copied / "manifest.json").unlink()
+        seqrecord.reindex(copied)
+        assert values_of(copied) == expected
+
+
+def test_a_lost_manifest_after_an_interrupted_edit(path: Path) -> None:
+    """The next edit says which edits count, so an interrupted one does not."""
+    set_metadata(path, None, {"x": 1})
+    base = (path / "manifest.json").read_bytes()
+    delete_episodes(path, "a")
+    (path / "manifest.json").write_bytes(base)  # as if interrupted before its commit
+    set_metadata(path, None, {"x": 2})
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    with seqrecord.open(path) as dataset:
+        assert {key: item.metadata["x"] for key, item in dataset.episodes.items()} == {
+            "a": 2,
+            "b": 2,
+            "c": 2,
+        }
+
+
+def test_a_lost_manifest_and_lost_edits(path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    set_metadata(path, None, {"x": 1})
+    version = version_of(path)
+    delete_episodes(path, "a")
+    restore_version(path, version)
+    first = min((path / "edits").iterdir())
+    first.unlink()
+    (path / "manifest.json").unlink()
+    seqrecord.reindex(path)
+    assert content(path).keys() == set("abc")
+    assert f"lost 1 file of edits: edits/{first.name}" in caplog.text
 
 
 def test_verification_of_files_that_only_earlier_versions_name(path: Path, tmp_path: Path) -> None:

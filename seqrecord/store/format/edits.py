@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, fields
 from typing import Any
 
 from seqrecord.errors import FormatError
-from seqrecord.store.format.manifest import SPLIT_NAME
+from seqrecord.store.format.manifest import EDIT_PATH, MOST_FILES, RECORD_PATH, SPLIT_NAME
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.store.format.text import (
     ID,
@@ -83,6 +83,17 @@ class Features(Edit):
         return {"op": "features", "schema": self.schema.to_json()}
 
 
+@dataclass(frozen=True)
+class Reset(Edit):
+    """Undoes edits: of the files of edits before this one, only these count, by path.
+
+    `left_out` are paths of record files of undone versions.
+    """
+
+    edits: tuple[str, ...]
+    left_out: tuple[str, ...]
+
+
 _EDITS = {kind.__name__.lower(): kind for kind in Edit.__subclasses__()}
 
 
@@ -93,7 +104,7 @@ class Edits:
     `deleted` are uids, `splits` the split by uid, `names` the split names in order of their first
     use. `keys`, `metadata` and `frames` are by uid, only for episodes that differ from their record
     files; `frames` are the frames `[start, stop)` of a trimmed episode. `schema` is set if features
-    were added, dropped or changed.
+    were added, dropped or changed. `left_out` are paths of record files of undone versions.
     """
 
     deleted: frozenset[str] = frozenset()
@@ -103,6 +114,7 @@ class Edits:
     metadata: Mapping[str, str] = field(default_factory=dict)
     frames: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     schema: Schema | None = None
+    left_out: frozenset[str] = frozenset()
 
     @classmethod
     def of(cls, edits: Iterable[Edit]) -> Edits:
@@ -111,9 +123,12 @@ class Edits:
         names: dict[str, None] = {}
         by_uid: dict[str, dict[str, Any]] = {"keys": {}, "metadata": {}, "frames": {}}
         schema = None
+        left_out: set[str] = set()
         for edit in edits:
             if isinstance(edit, Delete):
                 deleted.update(edit.uids)
+            elif isinstance(edit, Reset):  # undone edits are not in a manifest
+                left_out.update(edit.left_out)
             elif isinstance(edit, Features):
                 schema = edit.schema
             elif isinstance(edit, Split):
@@ -125,7 +140,28 @@ class Edits:
             else:
                 for name, values in vars(edit).items():
                     by_uid[name].update(values)
-        return cls(frozenset(deleted), splits, tuple(names), schema=schema, **by_uid)
+        return cls(
+            frozenset(deleted),
+            splits,
+            tuple(names),
+            schema=schema,
+            left_out=frozenset(left_out),
+            **by_uid,
+        )
+
+
+def valid_edits(files: Mapping[str, Sequence[Edit]]) -> list[str]:
+    """Paths of the files of edits that count where no manifest names them, in order.
+
+    `files` are all files of edits by path. Paths may be among them that are missing.
+    """
+    valid: list[str] = []
+    for path in sorted(files):
+        for edit in files[path]:
+            if isinstance(edit, Reset):
+                valid = [*edit.edits]
+        valid.append(path)
+    return valid
 
 
 def encode_edit(edits: Sequence[Edit]) -> bytes:
@@ -174,6 +210,10 @@ def _value(edit: JsonObject, name: str) -> Any:
         return parse_schema(value, "an edit")
     if name == "uids":
         return edit.texts("uids", ID)
+    if name == "edits":
+        return edit.texts("edits", EDIT_PATH, MOST_FILES)
+    if name == "left_out":
+        return edit.texts("left_out", RECORD_PATH, MOST_FILES)
     if name == "split":
         return None if value is None else edit.text("split", SPLIT_NAME)
     if not isinstance(value, dict) or not all(map(ID.fullmatch, value)):

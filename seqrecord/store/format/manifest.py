@@ -39,20 +39,20 @@ VERSIONS = "manifests"  # folder of replaced manifests
 KEPT_VERSIONS = 10  # number of replaced manifests kept
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
-MAX_RECORD_FILES = _MOST_FILES = 200_000
+MAX_RECORD_FILES = MOST_FILES = 200_000
 MAX_EPISODES = 2**31 - 1
 MAX_CREATED_BY_LENGTH = 200
 MAX_SPLITS = 4096
 MAX_EARLIER_COMMITS = 100
 MAX_COMMAND_LENGTH = 1000
 
-_RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
+RECORD_PATH = re.compile(r"records/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.seqrec")
 _INDEX_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.arrow")
 _STATISTICS_PATH = re.compile(r"index/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
-_EDIT_PATH = re.compile(r"edits/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
+EDIT_PATH = re.compile(r"edits/[A-Za-z0-9_][A-Za-z0-9_.-]{0,199}\.json")
 _IN_INDEX = re.compile(f"{_INDEX_PATH.pattern}|{_STATISTICS_PATH.pattern}")
 FILE_PATH = re.compile(
-    "|".join(p.pattern for p in (_RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, _EDIT_PATH))
+    "|".join(p.pattern for p in (RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, EDIT_PATH))
 )
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
@@ -198,16 +198,16 @@ class Manifest:
             created_by=found.text("created_by", _CREATED_BY),
             splits=found.texts("splits", SPLIT_NAME, MAX_SPLITS),
             statistics=None if statistics is None else _statistics_file(statistics),
-            edits=tuple(_file(edit, _EDIT_PATH) for edit in found.list("edits", 0, _MOST_FILES)),
+            edits=tuple(_file(edit, EDIT_PATH) for edit in found.list("edits", 0, MOST_FILES)),
             inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
             copied=None if "copied" not in value else _copied(value["copied"]),
             next_ordinal=found.integer("next_ordinal", most=MAX_ORDINAL + 1),
-            left_out=found.texts("left_out", ID, _MOST_FILES),
-            removed=found.texts("removed", FILE_PATH, _MOST_FILES),
+            left_out=found.texts("left_out", ID, MOST_FILES),
+            removed=found.texts("removed", FILE_PATH, MOST_FILES),
             command=found.text("command", _COMMAND) if "command" in value else "",
             commit=found.text("commit", ID),
             earlier_commits=found.texts("earlier_commits", ID, MAX_EARLIER_COMMITS),
-            superseded=found.texts("superseded", _IN_INDEX, _MOST_FILES),
+            superseded=found.texts("superseded", _IN_INDEX, MOST_FILES),
         )
         for what, each in (
             ("path of a record file", [file.path for file in manifest.record_files]),
@@ -229,11 +229,11 @@ def _plain(value: object) -> Any:
 
 def check_record_path(storage: Storage, path: str) -> None:
     """Raise `FormatError` unless `path` is a valid record file path."""
-    if not _RECORD_PATH.fullmatch(path):
+    if not RECORD_PATH.fullmatch(path):
         raise FormatError(
             "not a valid record file name; rename the file",
             file=f"{storage.url}/{path}",
-            expected=_RECORD_PATH.pattern,
+            expected=RECORD_PATH.pattern,
         )
 
 
@@ -368,7 +368,7 @@ def _check_end(data: bytes) -> None:
 def _record_file(value: object) -> RecordFile:
     found = JsonObject(value, ("path", "size", "file_id"), "a record file in the manifest")
     return RecordFile(
-        found.text("path", _RECORD_PATH), found.integer("size"), found.text("file_id", ID)
+        found.text("path", RECORD_PATH), found.integer("size"), found.text("file_id", ID)
     )
 
 

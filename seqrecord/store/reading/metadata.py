@@ -40,6 +40,7 @@ from seqrecord.store.format.footer import (
 )
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.manifest import (
+    EDITS,
     IndexFile,
     Manifest,
     check_size,
@@ -52,6 +53,7 @@ from seqrecord.store.storage.base import Storage, short_read, worth_rereading
 from seqrecord.store.storage.open_files import with_descriptor
 from seqrecord.store.storage.parallel import map_files, request_threads
 from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.text import counted, first_of
 
 if TYPE_CHECKING:
     from seqrecord.store.format.edits import Edit, Edits
@@ -312,6 +314,30 @@ def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
 
     found = map_files(storage, read, by_path)
     return Edits.of(edit for file in files for edit in found[file.path])
+
+
+def loose_edits(storage: Storage) -> list[IndexFile]:
+    """The files of edits on a storage that count where no manifest names them, in order.
+
+    The log names files that an edit needs and that are missing. Raises `FormatError` with the file.
+    """
+    from seqrecord.store.format.edits import MAX_EDIT_BYTES, parse_edit, valid_edits
+
+    files: dict[str, IndexFile] = {}
+    edits: dict[str, list[Edit]] = {}
+    for path in sorted(file.path for file in storage.files(EDITS)):
+        if path.endswith(".json"):
+            data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
+            files[path] = IndexFile(path, len(data), f"{crc32c(data):08x}")
+            with located(FormatError, file=f"{storage.url}/{path}"):
+                edits[path] = parse_edit(data)
+    valid = [*dict.fromkeys(valid_edits(edits))]
+    if gone := [path for path in valid if path not in files]:
+        _logger.warning(
+            "%s: lost %s of edits: %s",
+            *(storage.url, counted(len(gone), "file"), first_of(gone, 3)),
+        )
+    return [files[path] for path in valid if path in files]
 
 
 def record_sizes(storage: Storage) -> dict[str, int]:

@@ -13,15 +13,12 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ConflictError, FormatError, NotFoundError, StorageError
-from seqrecord.store.checksum import crc32c
-from seqrecord.store.format.edits import MAX_EDIT_BYTES, Edits
+from seqrecord.store.format.edits import Edits
 from seqrecord.store.format.footer import RECORDS, Footer
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.inventory import Inventory, encode_inventories
 from seqrecord.store.format.manifest import (
-    EDITS,
     CopiedFiles,
-    IndexFile,
     Manifest,
     RecordFile,
     check_record_path,
@@ -44,6 +41,7 @@ from seqrecord.store.writing.committing import (
     Base,
     SmallFiles,
     commit,
+    edits_of,
     loose_files,
     put_retired_note,
     read_base,
@@ -73,25 +71,13 @@ class Version:
         return Version(self.index, replace(self.manifest, **fields))
 
 
-def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
-    """The dataset's files of edits; without a manifest, all files of edits on the storage."""
-    if base.manifest is not None:
-        return base.manifest.edits
-    found = []
-    for path in sorted(file.path for file in storage.files(EDITS)):
-        if path.endswith(".json"):
-            data, _ = storage.read_whole(path, MAX_EDIT_BYTES)
-            found.append(IndexFile(path, len(data), f"{crc32c(data):08x}"))
-    return tuple(found)
-
-
 def rebuilt(
     storage: Storage, base: Base, footers: Mapping[str, Footer], sizes: Mapping[str, int]
 ) -> Version:
     """Build the version with all complete episodes in these record files.
 
     If several episodes have the same key, one is kept, and the log names the others; see
-    `build_index`. The dataset's edits apply, or all edits on the storage if there is no manifest.
+    `build_index`. The dataset's edits apply, or those on the storage if there is no manifest.
     Statistics stay if the content is unchanged. Raises `FormatError` as `build_index` does.
     """
     old = base.manifest
@@ -171,7 +157,6 @@ def put_version(
     inventories: Sequence[Inventory] = (),
     created_by: str = CREATED_BY,
     refused: str = _REFUSED,
-    undone: Collection[str] | None = None,
 ) -> Manifest:
     """Commit: write the index under new names, then replace the manifest in one step.
 
@@ -179,8 +164,7 @@ def put_version(
     replace the files of `version`.
 
     Record files that leave the dataset stay on the storage for readers that have them open; a note
-    records the time. With `undone`, record files of undone versions, the note also lists these, and
-    no reindex recovers any of them. The log names statistics that the new version lacks. Raises as
+    records the time. The log names statistics that the new version lacks. Raises as
     `commit` does, with the message `refused` if another writer committed first.
     """
     storage, index, manifest = own.storage, version.index, version.manifest
@@ -193,9 +177,8 @@ def put_version(
     if inventories:
         data = encode_inventories(inventories)
         manifest = replace(manifest, inventory=own.put_index("inventory.json", data))
-    left = {*base.files, *(undone or ())} - {file.path for file in manifest.record_files}
-    if left:
-        put_retired_note(own, sorted(left), is_final=undone is not None)
+    if left := base.files.keys() - {file.path for file in manifest.record_files}:
+        put_retired_note(own, sorted(left))
     known = base.manifest.removed if base.manifest else ()
     removed = (path for path in manifest.removed if path not in known)
     manifest = replace(
@@ -301,7 +284,7 @@ def _reindex(
             version = version.with_fields(copied=CopiedFiles(found))
     if base.manifest is None and (edits := version.manifest.edits):
         _logger.warning(
-            "%s: no manifest lists the committed edits; applied all %s of edits: %s",
+            "%s: no manifest lists the committed edits; applied %s of edits: %s",
             *(storage.url, counted(len(edits), "file")),
             first_of([file.path for file in edits], _MAX_SHOWN),
         )

@@ -51,7 +51,12 @@ from seqrecord.store.format.manifest import (
     version_path,
 )
 from seqrecord.store.format.statistics_file import encode_statistics
-from seqrecord.store.reading.metadata import explain_missing_file, load_index
+from seqrecord.store.reading.metadata import (
+    explain_missing_file,
+    load_index,
+    loose_edits,
+    read_edits,
+)
 from seqrecord.store.reading.versions import read_version
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
@@ -64,7 +69,6 @@ _NAME = re.compile(
     r"|edits/\d{8,}-([0-9a-f]{16})\.json)"
 )
 WRITER_DIGITS = 16  # of an id; a commit id begins with its writer's
-_FINAL = "final"
 _LEFT = re.compile(rf"{RECORDS}/[0-9a-f]{{32}}\.left")
 
 _logger = logging.getLogger("seqrecord")
@@ -167,15 +171,11 @@ def tidy(storage: Storage, paths: Iterable[str]) -> None:
 
 @dataclass(frozen=True)
 class RetiredFiles:
-    """A note of record files that left the dataset; `modified` is in seconds since 1970.
-
-    `is_final` is whether they were left on purpose: nothing recovers them.
-    """
+    """A note of record files that left the dataset; `modified` is in seconds since 1970."""
 
     path: str
     modified: float
     files: frozenset[str]
-    is_final: bool
 
 
 def is_retired_note(path: str) -> bool:
@@ -183,10 +183,9 @@ def is_retired_note(path: str) -> bool:
     return _LEFT.fullmatch(path) is not None
 
 
-def put_retired_note(own: SmallFiles, files: Sequence[str], *, is_final: bool = False) -> None:
+def put_retired_note(own: SmallFiles, files: Sequence[str]) -> None:
     """Write a note of these record files, just before the commit that leaves them out."""
-    lines = [*files, *([_FINAL] if is_final else [])]
-    own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{line}\n" for line in lines).encode())
+    own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{line}\n" for line in files).encode())
 
 
 def retired_files(storage: Storage) -> list[RetiredFiles]:
@@ -201,7 +200,7 @@ def retired_files(storage: Storage) -> list[RetiredFiles]:
                 continue
             lines = data.decode(errors="replace").splitlines()
             named = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
-            found.append(RetiredFiles(file.path, file.modified, named, _FINAL in lines))
+            found.append(RetiredFiles(file.path, file.modified, named))
     return found
 
 
@@ -251,15 +250,24 @@ def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]
 
     A writer commits once. Other files of a writer that has committed are duplicates of a job that a
     cluster ran again, unless a note names them: they left the dataset later, for example by damage.
+    Files of undone versions stay undone.
     """
     ignored = {*base.files, *(base.manifest.removed if base.manifest else ())}
     loose = [path for path in paths if path not in ignored]
     ended = {commit[:WRITER_DIGITS] for commit in (_ids(base.manifest) if base.manifest else ())}
     late = {path for path in loose if writer_of(path) in ended}
-    notes = retired_files(storage) if ended and loose else []
-    for note in sorted(notes, key=lambda note: note.modified):
-        late = late | (note.files & set(loose)) if note.is_final else late - note.files
-    return [path for path in loose if path not in late]
+    for note in retired_files(storage) if late else ():
+        late -= note.files
+    undone = frozenset[str]()
+    if loose:
+        with suppress(FormatError, NotFoundError):  # whoever adds the files reads the edits again
+            undone = read_edits(storage, edits_of(storage, base)).left_out
+    return [path for path in loose if path not in late and path not in undone]
+
+
+def edits_of(storage: Storage, base: Base) -> tuple[IndexFile, ...]:
+    """The dataset's files of edits; without a manifest, those on the storage that count."""
+    return base.manifest.edits if base.manifest is not None else tuple(loose_edits(storage))
 
 
 def read_dataset(storage: Storage) -> tuple[Base, Manifest]:

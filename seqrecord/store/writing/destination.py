@@ -39,6 +39,7 @@ from seqrecord.store.storage.parallel import map_files
 from seqrecord.store.text import counted, repr_of
 from seqrecord.store.writing.committing import (
     SmallFiles,
+    edits_of,
     loose_files,
     new_writer_id,
     own_sizes,
@@ -131,7 +132,6 @@ class Destination:
         """Find complete episodes in files with these footers, and in unfinished files."""
         # Most writers create a dataset.
         from seqrecord.store.reading.index_building import matching_footers
-        from seqrecord.store.writing.commits import edits_of
         from seqrecord.store.writing.recovery import recover
 
         storage, base = self.storage, self._base

@@ -14,7 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.format.edits import Delete, Edit, Relabel, Rename, Split, Trim, encode_edit
+from seqrecord.store.format.edits import (
+    Delete,
+    Edit,
+    Relabel,
+    Rename,
+    Reset,
+    Split,
+    Trim,
+    encode_edit,
+)
 from seqrecord.store.format.index import NO_SPLIT, Index
 from seqrecord.store.format.manifest import EDITS, SPLIT_NAME, IndexFile
 from seqrecord.store.storage.base import Storage
@@ -47,7 +56,7 @@ def put_splits(own: SmallFiles, version: Version, splits: Mapping[str, str]) -> 
     names = tuple(dict.fromkeys((*manifest.splits, *new.values())))
     numbers = index.split.astype(np.int64)
     numbers[[index.positions[key] for key in new]] = [names.index(name) for name in new.values()]
-    files = put_edits(own, split_edits(index, numbers, names), len(manifest.edits))
+    files = put_edits(own, split_edits(index, numbers, names), manifest.edits)
     manifest = replace(manifest, splits=names, edits=(*manifest.edits, *files))
     return Version(replace(index, split=numbers.astype(np.uint16)), manifest)
 
@@ -67,13 +76,27 @@ def split_edits(index: Index, new: npt.NDArray[np.int64], names: Sequence[str]) 
     ]
 
 
-def put_edits(own: SmallFiles, edits: Sequence[Edit], number: int) -> list[IndexFile]:
-    """Write files of edits. Their numbered names come after `number` other files.
+def put_edits(
+    own: SmallFiles,
+    edits: Sequence[Edit],
+    named: Sequence[IndexFile],
+    *,
+    left_out: Sequence[str] | None = None,
+) -> list[IndexFile]:
+    """Write files of edits that follow the files `named` by the manifest.
 
-    Names also come after any existing file, even of an interrupted edit: if the manifest is lost,
-    the file with the last name wins.
+    Their numbered names come after any existing file. If there are files behind the named ones, of
+    undone versions or interrupted edits, a `Reset` comes first: without it they would count where
+    the manifest is lost. With `left_out`, record files of undone versions, it is written also
+    without edits.
     """
-    number = max(number, next_number(own.storage))
+    number = max(len(named), next_number(own.storage))
+    if left_out is None and not edits:
+        return []
+    after = named[-1].path if named else ""
+    if left_out or any(file.path > after for file in own.storage.files(EDITS)):
+        reset = Reset(tuple(file.path for file in named), tuple(sorted(left_out or ())))
+        edits = [reset, *edits]
     pieces = (piece for edit in edits for piece in _pieces(edit))
     return [
         own.put(edit_path(i, own.writer), encode_edit([edit]))

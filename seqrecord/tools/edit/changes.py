@@ -29,6 +29,7 @@ from seqrecord.store.writing.committing import (
     Base,
     SmallFiles,
     own_sizes,
+    read_base,
     read_consistent,
     read_indexed,
     recorded,
@@ -74,7 +75,7 @@ class EditedDataset:
         with SmallFiles(storage, writer) as own:
             changed = replace(
                 manifest,
-                edits=(*manifest.edits, *put_edits(own, edits, len(manifest.edits))),
+                edits=(*manifest.edits, *put_edits(own, edits, manifest.edits)),
                 record_files=(*kept, *new),
             )
             lengths = {file.path: file.size for file in changed.record_files}
@@ -153,6 +154,8 @@ def read_existing(storage: Storage) -> EditedDataset:
     try:
         return read_consistent(storage, look)
     except NotFoundError as error:
+        if read_base(storage, accept_damaged=True).tag is not None:
+            raise  # a dataset that lacks a file
         if not load_entry(IS_ORIGINAL)(storage):
             raise
         raise NotFoundError(
@@ -202,8 +205,8 @@ def restore_version(
 
     Episodes, frames, features and splits are as in `version`; `list_versions` has its id. The
     versions in between are kept, so a restoration can be undone by another one. Episodes that were
-    added since are deleted, and a `reindex` does not bring them back. Statistics are restored
-    unless `clean` has removed their file. No record file is rewritten.
+    added since are deleted, and a `reindex` does not bring them back, also without a manifest.
+    Statistics are restored unless `clean` has removed their file. No record file is rewritten.
 
     Arguments and errors as for `delete_episodes`; also raises `NotFoundError` for an unknown
     version, and for one with files that `clean` has removed.
@@ -229,7 +232,10 @@ def restore_version(
                 inventories = read_inventories(storage, old.inventory)
         added = sorted(_uids(index) - _uids(old_index))
         with SmallFiles(storage) as own:
-            edits = put_edits(own, [Delete(tuple(added))] if added else [], len(old.edits))
+            deletions = [Delete(tuple(added))] if added else []
+            undone = _files_since(storage, current, version)
+            undone -= {file.path for file in old.record_files}
+            edits = put_edits(own, deletions, old.edits, left_out=sorted(undone))
             restored = replace(
                 old,
                 next_ordinal=max(current.next_ordinal, old.next_ordinal),
@@ -242,7 +248,6 @@ def restore_version(
                 *(own, base, Version(old_index, restored), statistics),
                 inventories=inventories,
                 refused=_REFUSED,
-                undone=_files_since(storage, current, version),
             )
             return done.commit
 
