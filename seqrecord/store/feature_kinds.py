@@ -432,6 +432,11 @@ def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
     return spec.dtype.kind in "fi"
 
 
+def is_normals(spec: Pixels, kind: str | None) -> bool:
+    """Whether the first of the channels is a normal's x; `kind` is the result of `known_kind`."""
+    return kind == "normals" and len(spec.shape) > 2
+
+
 def partner_of(name: str, names: Collection[str]) -> str | None:
     """Name of the right camera of a left one, if `names` has it; else `None`.
 

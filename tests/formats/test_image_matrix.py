@@ -56,6 +56,7 @@ def test_tiffs_have_the_stored_values_or_are_refused(tmp_path: Path, step: int) 
         with pytest.raises(SourceError) as caught:
             values_of(path, data)
         assert caught.value.file == str(path), name
+        assert caught.value.expected, name
     assert min(results[True], results[False]) > 300 // step
 
 

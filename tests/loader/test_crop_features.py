@@ -233,6 +233,32 @@ def test_variable_images(tmp_path: Path) -> None:
             assert np.array_equal(first_frame(batch, "points"), value_of(specs[3], size, frame))
 
 
+def test_rows_of_a_variable_number_without_a_kind(tmp_path: Path) -> None:
+    """They may be pixels: an error names their kind, which decides."""
+    for kind in (None, "state"):
+        path = tmp_path / str(kind)
+        specs = [spec_of("image", (None, 16, 3), "image"), spec_of("tokens", (None, 16), kind)]
+        with SeqRecordWriter(path, schema=Schema(specs)) as writer, writer.episode("a") as episode:
+            for length in range(1, 4):
+                frame = {"tokens": value_of(specs[1], (length, 16), 0)}
+                episode.append({"image": value_of(specs[0], (12, 16), 0), **frame})
+        if kind is None:
+            with pytest.raises(ClipError, match=r"its kind.*features=") as caught:
+                batches(path, "pipe", CenterCrop(3))
+            assert caught.value.feature == "tokens"
+        else:
+            assert first_frame(batches(path, "pipe", CenterCrop(3))[1], "tokens").shape[1] == 16
+
+
+def test_flips_of_normals_without_channels(tmp_path: Path) -> None:
+    """Angles: the sign of no column changes."""
+    specs = [spec_of("angle", (12, 16), "normals")]
+    write(tmp_path / "r", specs, [(12, 16)])
+    (batch, *_) = batches(tmp_path / "r", "pipe", HorizontalFlip(1))
+    want = value_of(specs[0], (12, 16), int(batch["start"][0]))[:, ::-1]
+    assert np.array_equal(first_frame(batch, "angle"), want)
+
+
 def test_images_of_different_sizes_are_refused(tmp_path: Path) -> None:
     forms: list[Shape] = [(12, 16, 3), (12, 18, 3), (None, 16, 3), (None, 18, 3), (None, None, 3)]
     for number, (one, other) in enumerate(itertools.combinations(forms, 2)):
@@ -258,6 +284,7 @@ def test_features_chosen_by_their_size_are_logged(
     specs = [
         spec_of("image", (12, 16, 3), "image"),
         spec_of("confidence", (12, 16), None),
+        spec_of("heat", (12, 16), "thermal"),
         spec_of("cloud", (12, 16, 3), "points"),
         spec_of("depth", (6, 8), "depth"),
         spec_of("seen_mask", (12, 16), None),
@@ -268,6 +295,7 @@ def test_features_chosen_by_their_size_are_logged(
         SeqRecordPipe(tmp_path / "r", clip_len=1, clip_transform=CenterCrop(3))
     (message,) = caplog.messages
     assert "confidence has no kind" in message
+    assert "heat has kind thermal" in message
     assert "cloud is unchanged" in message
     assert "depth float32 [6, 8] is unchanged" in message
     assert "seen_mask" not in message

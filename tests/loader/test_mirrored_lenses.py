@@ -160,6 +160,28 @@ def test_lenses_of_unknown_models(tmp_path: Path, caplog: pytest.LogCaptureFixtu
     assert any("distortion is unchanged" in message for message in caplog.messages)
 
 
+@pytest.mark.parametrize(
+    ("model", "sign"),
+    [("OPENCV", -1), ("RadTan", -1), ("Brown Conrady", -1), ("Kannala-Brandt", 1), ("FISHEYE", 1)],
+)
+def test_names_of_models(tmp_path: Path, model: str, sign: int) -> None:
+    lens = {"distortion_model": model, "distortion_coefficients": list(NUMBERS[:4])}
+    clips = SeqRecordMapDataset(
+        write(tmp_path / "r", lens), clip_len=1, clip_transform=HorizontalFlip(1)
+    )
+    assert clips[0]["distortion"][:4].tolist() == [*NUMBERS[:3], sign * NUMBERS[3]]
+
+
+@pytest.mark.parametrize("lens", [{}, {"distortion_model": "fov"}])
+def test_metadata_of_unknown_models(
+    tmp_path: Path, lens: dict[str, Any], caplog: pytest.LogCaptureFixture
+) -> None:
+    path = write(tmp_path / "r", {**lens, "distortion_coefficients": list(NUMBERS[:4])})
+    clips = SeqRecordMapDataset(path, clip_len=1, clip_transform=HorizontalFlip(1))
+    assert "distortion" not in clips[0]
+    assert any("no column distortion" in message for message in caplog.messages)
+
+
 def test_episodes_without_a_lens(tmp_path: Path) -> None:
     lens = {"distortion_model": "opencv", "distortion_coefficients": [0.1, 0, 0.01, 0.02]}
     cameras: dict[str, Any] = {"a": {**PINHOLE, **lens}, "b": PINHOLE, "c": None}

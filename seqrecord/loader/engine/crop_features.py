@@ -110,7 +110,8 @@ def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
         elif matches:
             followers.append(name)
             if not has_kind:
-                notes.append(f"{name} has no kind and is changed like {sized[0]}, by its size")
+                own = "no kind" if kind is None else f"kind {kind}, not one of this package,"
+                notes.append(f"{name} has {own} and is changed like {sized[0]}, by its size")
         elif has_kind:
             notes.append(f"{name} {spec} is unchanged: its size is not that of {sized[0]}")
     return CropFeatures(tuple(followers), frame, "; ".join(notes) or None)

@@ -33,7 +33,7 @@ from seqrecord.store.clips.transforms import (
     Resize,
 )
 from seqrecord.store.codecs.resizing import nearest_pixels
-from seqrecord.store.feature_kinds import is_flow, is_image, known_kind
+from seqrecord.store.feature_kinds import is_flow, is_image, is_normals, known_kind
 from seqrecord.store.reading.array_specs import ArraySpec
 
 _FEW_CHANNELS = 4  # NumPy is slow for items that are not 1, 2, 4 or 8 bytes
@@ -86,7 +86,7 @@ class ClipCrops:
             chosen.frame,
             camera.features[0] if camera.is_named and camera.features else None,
             frozenset(name for name in features if found[name] == "disparity"),
-            frozenset(name for name in features if found[name] == "normals"),
+            frozenset(name for name in features if is_normals(arrays[name], found[name])),
             chosen.note,
         )
         crops.size  # noqa: B018 - raises errors early

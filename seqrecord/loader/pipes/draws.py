@@ -32,7 +32,16 @@ from seqrecord.store.clips.cameras import (
     followed_feature,
     known_cameras,
 )
-from seqrecord.store.clips.distortion import FISHEYE, MODEL, OPENCV, lens_model, mirror_factors
+from seqrecord.store.clips.distortion import (
+    COEFFICIENTS,
+    FISHEYE,
+    MAX_COEFFICIENTS,
+    MODEL,
+    OPENCV,
+    lens_model,
+    lens_of,
+    mirror_factors,
+)
 from seqrecord.store.clips.frames import ClipKeys, ClipSteps
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
@@ -113,9 +122,9 @@ class CropSampler:
                         raise ClipError(
                             "frames of an episode differ in size, and clips have one window",
                             **self._place(row, name),  # type: ignore[arg-type]
-                            expected="{} x {} pixels, as of its other frames and features".format(
-                                *known[row].tolist()
-                            ),
+                            expected="{} x {} pixels, as of its other frames and features; if {} "
+                            "has no pixels, its kind, such as state; or steps with features=[…] "
+                            "without it".format(*known[row].tolist(), name),
                             got=f"{height} x {width} in the clip that starts at frame "
                             f"{start[clip]}",
                         )
@@ -246,6 +255,8 @@ class AugmentationSampler(NoDraws):
                 f"by feature: {repr_of(camera, 200)}"
             )
         _warn_of_pairs(self.crops, dataset.url)
+        known = [*self._resized, *(each for one in self._cameras for each in one.known)]
+        _warn_of_lenses(known, camera, dataset.url)
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -426,6 +437,18 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
             warn_once(
                 f"{url}: HorizontalFlip mirrors {left} and {right}: in flipped clips the left "
                 "camera is the right one, so exchange the two where they are flipped"
+            )
+
+
+def _warn_of_lenses(cameras: Sequence[EpisodeCamera], metadata: Any, url: str) -> None:
+    """Log cameras whose coefficients are in no column, by an episode's metadata `camera`."""
+    for camera in cameras:
+        own = camera.own(metadata)
+        if own.get(COEFFICIENTS) and lens_of(own) is None:
+            warn_once(
+                f"{url}: no column {camera.lens_column}: the metadata `camera` has "
+                f"{COEFFICIENTS} of no known lens; expected {MODEL}: {OPENCV} or {FISHEYE}, and at "
+                f"most {MAX_COEFFICIENTS} numbers; got {repr_of(own.get(MODEL), 50)}"
             )
 
 

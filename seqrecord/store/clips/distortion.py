@@ -8,6 +8,7 @@ Coefficients have OpenCV's order, https://docs.opencv.org/4.x/d9/d0c/group__cali
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any, TypeAlias
 
@@ -26,6 +27,12 @@ MODELS = {
 }
 """Distortion models by their names in ROS, EuRoC and Kalibr."""
 
+_OTHER_NAMES = {  # in COLMAP, RealSense, OpenCV's and others' documentation
+    **{name.replace("-", "_"): model for name, model in MODELS.items()},
+    **dict.fromkeys((OPENCV, "full_opencv", "brown_conrady", "radialtangential"), OPENCV),
+    **dict.fromkeys((FISHEYE, "kannala_brandt", "kannala_brandt4"), FISHEYE),
+}
+
 MODEL, COEFFICIENTS = "distortion_model", "distortion_coefficients"
 """Entries of a camera in the metadata `camera`."""
 
@@ -39,12 +46,13 @@ _MIRRORED = (3, 8, 9, 13)  # p2, s1, s2 and ty: the terms that are odd in x
 def lens_model(camera: Any, count: int) -> str | None:
     """The model of `count` coefficients, by a camera of the metadata; `None` if unknown.
 
-    Without a name, more than four coefficients can only be OpenCV's.
+    Upper case, spaces and hyphens of a name do not matter. Without a name, more than four
+    coefficients can only be OpenCV's.
     """
     name = camera.get(MODEL) if isinstance(camera, Mapping) else None
     if name is None:
         return OPENCV if count > _FISHEYE_COEFFICIENTS else None
-    return name if name in (OPENCV, FISHEYE) else MODELS.get(str(name))
+    return _OTHER_NAMES.get(re.sub("[- ]", "_", str(name).strip().lower()))
 
 
 def mirror_factors(model: str, count: int) -> FloatArray:

@@ -259,7 +259,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
 
     The image is `None` for Netpbm, which Pillow does not decode.
     """
-    from PIL import Image  # here, since not all sources have images
+    from PIL import Image, UnidentifiedImageError  # here, since not all sources have images
 
     head = stream.read(64)
     stream.seek(0)
@@ -270,6 +270,13 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
         return header, None
     try:
         image = Image.open(stream, formats=(format_.upper(),))
+    except UnidentifiedImageError as error:
+        raise SourceError(
+            "cannot decode the image",
+            expected=f"an undamaged {format_} image with values and channels as in "
+            "docs/reference/sources.md, Folders",
+            got="a header that Pillow does not read",
+        ) from error
     except Exception as error:
         raise _undecodable(error) from error
     mode = image.mode
