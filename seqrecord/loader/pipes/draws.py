@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import chain
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -247,16 +248,15 @@ class AugmentationSampler(NoDraws):
         resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         self._resized = _without_features(resized, own, arrays)
         self._url = dataset.url
-        found = (*(one.known for one in self._cameras), self._resized, own)
-        if camera is not None and not any(found):
+        known_columns = (*(one.known for one in self._cameras), self._resized)
+        if camera is not None and not any((*known_columns, own)):
             warn_once(
                 f"{dataset.url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
         _warn_of_pairs(self.crops, dataset.url)
-        known = [*self._resized, *(each for one in self._cameras for each in one.known)]
-        _warn_of_lenses(known, camera, dataset.url)
+        _warn_of_lenses(known_columns, camera, dataset.url)
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -440,9 +440,9 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
             )
 
 
-def _warn_of_lenses(cameras: Sequence[EpisodeCamera], metadata: Any, url: str) -> None:
+def _warn_of_lenses(cameras: Sequence[Sequence[EpisodeCamera]], metadata: Any, url: str) -> None:
     """Log cameras whose coefficients are in no column, by an episode's metadata `camera`."""
-    for camera in cameras:
+    for camera in chain.from_iterable(cameras):
         own = camera.own(metadata)
         if own.get(COEFFICIENTS) and lens_of(own) is None:
             warn_once(
