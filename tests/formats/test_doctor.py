@@ -215,6 +215,13 @@ BROKEN = [
         rows(column("timestamp", lambda times: [1.02 * t for t in times])),
         "frame: 1; expected: a frame within 0.0001 s of 0.102000 s; got: 0.100000 s",
     ),
+    broken(
+        "time_jitter time_jitter time_jitter statistics",
+        rows(
+            column("timestamp", lambda times: [t + 2e-3 * (i % 3 > 1) for i, t in enumerate(times)])
+        ),
+        "by up to 2.0 ms; each row has the frame of its number; lerobot-train needs --tolerance_s",
+    ),
     broken("stream", filmed(pictures(15)[:, :24]), "expected: [48, 64, 3]; got: [24, 64]"),
     broken(
         "keyframes unnamed_frames",
@@ -237,7 +244,15 @@ BROKEN = [
         "episode: episode_000000; feature: action; frame: 3; got: 1 of 15 rows",
     ),
 ]
-WARNINGS = ("unnamed_rows", "unnamed_frames", "unnamed_file", "keyframes", "black", "frozen")
+WARNINGS = [
+    "unnamed_rows",
+    "unnamed_frames",
+    "unnamed_file",
+    "keyframes",
+    "black",
+    "frozen",
+    "time_jitter",
+]
 STATISTICS: list[tuple[Callable[[Any], Any], str]] = [
     (lambda found: found["action"].update(mean=[9, 9]), "got: mean of element 0: 9"),
     (lambda found: found["action"].update(count=[9]), "expected: 15 rows; got: 9 rows"),

@@ -487,14 +487,17 @@ def test_rows_that_jitter_have_the_frames_of_their_number(
     images = with_video(root, COUNTS)
     rewrite(root / "data/chunk-000/file-000.parquet", column("timestamp", jitter))
     out = root.parent / "out"
-    seqrecord.convert(open_source(root), out, in_place=in_place, workers=1)
+    report = seqrecord.convert(open_source(root), out, in_place=in_place, workers=1)
     with seqrecord.open(out) as dataset:
         episode = dataset.episodes["episode_000000"][:]
     np.testing.assert_array_equal(episode[VIDEO], images[:5])
     np.testing.assert_allclose(np.diff(episode["timestamp"])[:2], [0.1021, 0.0962], atol=1e-6)
     warnings = [text for text in caplog.messages if "jitter" in text]
     assert len(warnings) == 1
-    assert "up to 2.1 ms" in warnings[0]
+    assert "in 3 episodes, by up to 2.4 ms" in warnings[0]  # the largest is not in the first one
+    assert "--tolerance_s=0.0025" in warnings[0]
+    assert report.inventory is not None
+    assert warnings[0].endswith(report.inventory.notes[0])
 
 
 @pytest.mark.parametrize(

@@ -18,6 +18,7 @@ from seqrecord.formats.sources.lerobot.layout import (
     number_columns,
     read_texts,
 )
+from seqrecord.formats.sources.lerobot.pairing import jitter_note, pair_in_order
 from seqrecord.formats.sources.lerobot.rows import array_of, number_column
 from seqrecord.formats.sources.lerobot.stats import add_moments
 from seqrecord.formats.sources.video.streams import TOLERANCE
@@ -225,6 +226,9 @@ class RowChecker:
                 got=f"{times[at + 1]:.6f} s",
                 **facts,
             )
+        elif (paired := pair_in_order(times, wanted, 0.0, 1 / self._info.fps)) is not None:
+            note = jitter_note("this episode", paired[1])
+            self._findings.add("time_jitter", note, severity="warning", **facts)
         else:
             at = int(np.argmax(off))
             self._findings.add(

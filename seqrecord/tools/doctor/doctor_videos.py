@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
+from seqrecord.formats.sources.lerobot.pairing import pair_in_order
 from seqrecord.formats.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE, read_frames
 from seqrecord.formats.sources.video.tables import PacketTable, packets_of_rows, read_table
@@ -129,12 +130,15 @@ class VideoChecker:
         shared_with: str | None = None
         for episode in (each for each in episodes if each.length):
             wanted = times.get(episode.index, np.arange(episode.length) / self._fps)
-            wanted = wanted + episode.videos[self._name].begin
+            first = episode.videos[self._name].begin
+            wanted = wanted + first
             begin, end = np.searchsorted(seconds, [wanted[0] - half, wanted[-1] + half])
             if shared_with is None and uses[begin:end].any():
                 shared_with = episode.key
             uses[begin:end] += 1
-            self._check_rows(video, table, wanted, seconds, {"episode": episode.key, **facts})
+            self._check_rows(
+                video, table, wanted, seconds, first, {"episode": episode.key, **facts}
+            )
         if shared := int((uses > 1).sum()):
             self._findings.add(
                 "shared_frames",
@@ -158,6 +162,7 @@ class VideoChecker:
         table: PacketTable,
         wanted: FloatArray,
         seconds: FloatArray,
+        begin: float,
         facts: Mapping[str, Any],
     ) -> None:
         """Report at most one finding: rows of an episode without frames."""
@@ -174,6 +179,8 @@ class VideoChecker:
                 **facts,
             )
             return
+        if pair_in_order(wanted, seconds, begin, 1 / self._fps) is not None:
+            return  # jitter, which the rows tell
         with self._findings.caught("no_frame", **facts):
             packets_of_rows(video, table, wanted, TOLERANCE)
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+import logging
+from collections.abc import Callable, Collection, Iterable, Mapping
+from functools import partial
 from pathlib import Path
 
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable
 from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
-from seqrecord.formats.sources.lerobot.counts import frames_in_files
 from seqrecord.formats.sources.lerobot.language import PERSISTENT
 from seqrecord.formats.sources.lerobot.layout import (
     EPISODES,
@@ -23,6 +24,7 @@ from seqrecord.formats.sources.lerobot.layout import (
     episode_tables,
     listed_columns,
 )
+from seqrecord.formats.sources.lerobot.pairing import Jitter
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.notes import FileNotes
 from seqrecord.in_place.boundary import skipping_unreadable
@@ -30,6 +32,8 @@ from seqrecord.in_place.files import is_file
 from seqrecord.in_place.remote import remote_files
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import counted
+
+_logger = logging.getLogger("seqrecord")
 
 _USED = {"episode_index", "length", "tasks", "dataset_from_index", "dataset_to_index"}
 _USED_GROUPS = ("data/", "videos/", "meta/", "stats/")
@@ -44,6 +48,7 @@ def account_of(
     derived: Collection[str],
     numbered: Mapping[str, str],
     language: Mapping[str, object],
+    jitter: Jitter,
 ) -> Account:
     """Return the account of a dataset.
 
@@ -54,6 +59,7 @@ def account_of(
         derived: columns that the dataset does not store, since they follow from a frame's position.
         numbered: index column by text feature.
         language: resolver by text feature.
+        jitter: takes the episodes of all videos.
     """
     good = [each for each in episodes if each.error is None]
     num_frames = sum(each.length for each in good)
@@ -100,28 +106,48 @@ def account_of(
     irregular = FileNotes()
     for name in info.videos:
         if name in schema:
-            places = frames_in_files(episodes, lambda each: each.videos[name].file)  # noqa: B023
+            places = _by_file(good, name)
             if remote_files(root) is not None:  # opening takes a request per file
                 notes.append(f"{name}: frames outside of episodes are not counted on a URL")
-            elif extra := _extra_frames(root, places, irregular):
+                continue
+            extra = _extra_frames(root, places, irregular, partial(jitter.add, name))
+            if extra and len(good) == len(episodes):
                 left_out.append(
                     LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
                 )
     notes += irregular.lines()
+    for note in jitter.lines():
+        _logger.warning("%s: %s", root, note)
+        notes.append(note)
     reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
     return Account(reason, _places(schema, info, numbered, language), tuple(left_out), tuple(notes))
 
 
-def _extra_frames(root: Path, listed: Mapping[str, int], irregular: FileNotes) -> int:
+def _by_file(episodes: Iterable[LeRobotEpisode], name: str) -> dict[str, list[LeRobotEpisode]]:
+    """Return the episodes of each file of a video feature."""
+    places: dict[str, list[LeRobotEpisode]] = {}
+    for each in episodes:
+        if name in each.videos:
+            places.setdefault(each.videos[name].file, []).append(each)
+    return places
+
+
+def _extra_frames(
+    root: Path,
+    places: Mapping[str, Collection[LeRobotEpisode]],
+    irregular: FileNotes,
+    look: Callable[[VideoFile, Collection[LeRobotEpisode]], None],
+) -> int:
     """Count frames in video files beyond the episodes' frames, if the files' tables have counts.
 
-    `irregular` collects the files' notes.
+    `irregular` collects the files' notes; `look` is called with each file and its episodes.
     """
     extra = 0
-    for place, count in listed.items():
+    for place, episodes in places.items():
         with skipping_unreadable(), VideoFile(root / place) as file:  # raised by reading
-            extra += max(0, (file.known_count() or 0) - count)
+            extra += max(0, (file.known_count() or 0) - sum(e.length for e in episodes))
             irregular.add(file)
+            look(file, episodes)
     return extra
 
 

@@ -6,13 +6,36 @@ by a few milliseconds, although row i is taken with frame i.
 
 from __future__ import annotations
 
+import math
+from collections.abc import Callable, Iterable
+
 import numpy as np
 import numpy.typing as npt
+
+from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode
+from seqrecord.formats.sources.video.files import VideoFile
+from seqrecord.formats.sources.video.streams import TOLERANCE
+from seqrecord.in_place.boundary import skipping_unreadable
+from seqrecord.store.text import counted
 
 FloatArray = npt.NDArray[np.float64]
 
 _MOST_SPREAD = 0.25  # steps between the largest and the smallest difference
 _MOST_MEDIAN = 1e-3  # seconds
+
+
+def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool:
+    """Return whether a frame is within `tolerance` seconds of the time of each row.
+
+    Args:
+        times: seconds of rows: float64 [rows].
+        frames: ascending seconds of frames: float64 [frames], at least one.
+        tolerance: seconds.
+    """
+    after = np.searchsorted(frames, times).clip(1, len(frames)) - 1
+    before, after = frames[after], frames[(after + 1).clip(0, len(frames) - 1)]
+    away = np.minimum(np.abs(before - times), np.abs(after - times))
+    return bool(away.max(initial=0) < tolerance)
 
 
 def pair_in_order(
@@ -39,3 +62,55 @@ def pair_in_order(
     if not np.ptp(away) < _MOST_SPREAD * step or not abs(np.median(away)) < _MOST_MEDIAN:
         return None
     return own, float(np.abs(away).max())
+
+
+def jitter_note(where: str, largest: float) -> str:
+    """Return a note on rows that jitter; `largest` is in seconds."""
+    enough = (math.floor(largest * 1e4 + 0.5) + 1) / 1e4
+    return (
+        f"times of rows jitter in {where}, by up to {1e3 * largest:.1f} ms; each row has the frame "
+        f"of its number; lerobot-train needs --tolerance_s={enough:.4g}"
+    )
+
+
+class Jitter:
+    """The largest difference between the times of rows that jitter and those of their frames.
+
+    Args:
+        fps: frames per second.
+        times_of: returns the seconds of an episode's rows: float64 [T].
+        tolerance: of the user, in seconds; then rows are not paired in order.
+    """
+
+    def __init__(
+        self,
+        fps: float,
+        times_of: Callable[[LeRobotEpisode], FloatArray],
+        tolerance: float | None,
+    ) -> None:
+        self._step, self._times_of, self._tolerance = 1 / fps, times_of, tolerance
+        self._episodes: set[str] = set()
+        self._largest = 0.0
+
+    def add(self, name: str, file: VideoFile, episodes: Iterable[LeRobotEpisode]) -> None:
+        """Take the episodes whose frames of the feature `name` are in a file."""
+        if self._tolerance is not None:
+            return
+        ticks = sorted(each.timestamp for each in file.entries() if not each.is_discard)
+        frames = np.array(ticks or file.ticks()) * file.tick
+        for episode in episodes:
+            with skipping_unreadable():  # raised by reading
+                self._take(episode, episode.videos[name].begin, frames)
+
+    def _take(self, episode: LeRobotEpisode, begin: float, frames: FloatArray) -> None:
+        times = self._times_of(episode) + begin
+        if not len(frames) or have_frames(times, frames, TOLERANCE):
+            return
+        if (paired := pair_in_order(times, frames, begin, self._step)) is not None:
+            self._episodes.add(episode.key)
+            self._largest = max(self._largest, paired[1])
+
+    def lines(self) -> list[str]:
+        """Return a note if there is jitter."""
+        where = counted(len(self._episodes), "episode")
+        return [jitter_note(where, self._largest)] if self._episodes else []

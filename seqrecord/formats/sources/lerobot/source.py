@@ -42,6 +42,7 @@ from seqrecord.formats.sources.lerobot.layout import (
     read_texts,
 )
 from seqrecord.formats.sources.lerobot.lerobot_account import account_of
+from seqrecord.formats.sources.lerobot.pairing import Jitter
 from seqrecord.formats.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.formats.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
 from seqrecord.in_place.boundary import skipping_unreadable
@@ -151,6 +152,7 @@ class LeRobotSource(InPlace):
             derived=_DERIVED,
             numbered=self._numbered,
             language=self._resolvers,
+            jitter=Jitter(self._info.fps, self._rows.times, self.tolerance),
         )
 
     def is_whole(self) -> bool:

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.specs import UnsupportedError
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode, LeRobotFeature
-from seqrecord.formats.sources.lerobot.pairing import pair_in_order
+from seqrecord.formats.sources.lerobot.pairing import have_frames, jitter_note, pair_in_order
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import TOLERANCE, own_config, read_gops, video_spec
 from seqrecord.formats.sources.video.tables import PacketTable, read_references, read_table
@@ -83,21 +83,14 @@ class LeRobotVideos:
         if self._tolerance is not None or not (frames := self._frame_times(file, times - begin)):
             return times
         shown = np.array(frames) * file.tick
-        after = np.searchsorted(shown, times).clip(1, len(shown)) - 1
-        before, after = shown[after], shown[(after + 1).clip(0, len(shown) - 1)]
-        if np.minimum(np.abs(before - times), np.abs(after - times)).max() < TOLERANCE:
+        if have_frames(times, shown, TOLERANCE):
             return times
         if (paired := pair_in_order(times, shown, begin, self._step)) is None:
             return times
-        frame_times, largest = paired
-        if not self._has_jitter:
-            _logger.warning(
-                "%s: times of rows jitter; each row has the frame of its number. In the first such "
-                "episode they are up to %.1f ms apart; lerobot-train needs --tolerance_s=%.2g",
-                *(file.path, 1e3 * largest, self._step / 4),
-            )
-        self._has_jitter = True
-        return frame_times
+        if remote_files(self._root) is not None and not self._has_jitter:  # else the account tells
+            self._has_jitter = True
+            _logger.warning("%s: %s", file.path, jitter_note("the first such episode", paired[1]))
+        return paired[0]
 
     def _frame_times(self, file: VideoFile, times: npt.NDArray[np.float64]) -> list[int]:
         """Return ticks of all frames in ascending order; empty if they are not needed.
