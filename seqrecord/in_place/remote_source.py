@@ -10,12 +10,15 @@ from typing import Any, cast
 
 from seqrecord.errors import LocationError, SeqRecordError, SourceError
 from seqrecord.in_place.file_types import explained
+from seqrecord.in_place.files import NoOriginalError
 from seqrecord.in_place.remote import RemoteFiles
 from seqrecord.store.originals.inventory import format_of
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
 from seqrecord.store.schema import Frame, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import open_storage
+
+_NOTHING, _ORIGINAL = "nothing at the URL", "a folder or a file"
 
 
 def open_remote(
@@ -24,7 +27,7 @@ def open_remote(
     """Open the source that `find` detects below a URL or in an open storage.
 
     `find` gets the path that stands for the URL. Raises `LocationError` for an unclear URL and
-    `SourceError` if it contains nothing.
+    `NoOriginalError` if it contains nothing.
     """
     files = RemoteFiles(open_storage(url, storage_options))
     path = files.root
@@ -36,7 +39,7 @@ def open_remote(
         files, path = _beside(url, storage_options)
     with _urls_in_errors(files):
         if files.entry(path) is None:
-            raise SourceError("nothing at the URL", file=str(path), expected="a folder or a file")
+            raise NoOriginalError(_NOTHING, file=str(path), expected=_ORIGINAL)
         source = find(path)
     return RemoteSource(files, source)
 
@@ -46,7 +49,7 @@ def _beside(url: str, options: Mapping[str, Any] | None) -> tuple[RemoteFiles, P
     place, mark, query = url.partition("?")
     above, _, name = place.rstrip("/").rpartition("/")
     if not name or above.endswith((":/", ":")):
-        raise SourceError("nothing at the URL", file=place.rpartition("@")[2])
+        raise NoOriginalError(_NOTHING, file=place.rpartition("@")[2], expected=_ORIGINAL)
     files = RemoteFiles(open_storage(above + mark + query, options))
     return files, files.root / name
 

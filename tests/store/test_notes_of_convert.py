@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import convert
+from seqrecord import SeqRecordWriter, convert
 from seqrecord.store.feature_kinds import unknown_pose_kinds
 from seqrecord.store.schema import FeatureSpec, Schema
 from tests.kit.faults import abandon, small_writer
@@ -39,7 +39,10 @@ def test_features_that_may_be_poses(feature: FeatureSpec, is_noted: bool) -> Non
     assert [f"--kind {feature.name}=pose" in note for note in notes] == [True] * is_noted
 
 
-def test_a_resume_names_files_that_stay(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("by_convert", [True, False])
+def test_a_resume_names_files_that_stay(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, by_convert: bool
+) -> None:
     source = MadeSource((3, 5))
     first, folder = source.episodes()[0], tmp_path / "records"
     writer = small_writer(folder, max_file_size=1 << 20)
@@ -48,10 +51,19 @@ def test_a_resume_names_files_that_stay(tmp_path: Path, caplog: pytest.LogCaptur
             episode.append(frame)
     abandon(writer)
     caplog.set_level(logging.WARNING, "seqrecord")
-    convert(source, folder, mode="resume", workers=1, codecs="raw")
+    if by_convert:
+        convert(source, folder, mode="resume", workers=1, codecs="raw")
+    else:
+        second = source.episodes()[1]
+        with (
+            SeqRecordWriter(folder, mode="resume", codecs="raw") as writer,
+            writer.episode(second.key, metadata=second.metadata) as episode,
+        ):
+            for frame in source.frames(second):
+                episode.append(frame)
     partial = [path for path in (folder / "records").iterdir() if path.suffix == ".partial"]
     lines = [r.getMessage() for r in caplog.records if "seqrecord clean" in r.getMessage()]
-    assert bool(partial) == bool(lines)
+    assert len(lines) == 1
     assert partial
     assert partial[0].name.removesuffix(".partial") in lines[0]
     assert seqrecord.verify(folder).ok

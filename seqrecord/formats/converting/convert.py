@@ -6,7 +6,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
@@ -17,7 +17,6 @@ from seqrecord.errors import (
     DestinationError,
     FormatError,
     SchemaError,
-    SeqRecordError,
     SourceError,
 )
 from seqrecord.formats.converting.clusters import open_workers
@@ -38,7 +37,6 @@ from seqrecord.in_place.boundary import boundary, check_unexpected
 from seqrecord.in_place.external_lists import put_copied, put_lists
 from seqrecord.in_place.file_types import explained
 from seqrecord.store.feature_kinds import check_kinds_and_units, unknown_pose_kinds
-from seqrecord.store.format.footer import RECORDS
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.inventory import Inventory, LeftOut
 from seqrecord.store.format.manifest import CopiedFiles, Manifest
@@ -52,10 +50,9 @@ from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import counted, shown_place
-from seqrecord.store.units import Progress, format_size
+from seqrecord.store.text import counted
+from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.edit_files import check_split_name
 from seqrecord.store.writing.rates import irregular_note
@@ -289,33 +286,16 @@ def convert(
             requested = chosen if isinstance(chosen, list | tuple) else ()
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
-            report = _report(
+            return _report(
                 *(target, episodes, todo, written, unlisted, known, inventory, commit),
                 schema=schema,
                 inventories=inventories,
             )
-            if mode == "resume":
-                _name_unfinished(target.storage)
-            return report
         except BaseException as error:
             target.give_up(error)
             raise
         finally:
             target.release()
-
-
-def _name_unfinished(storage: Storage) -> None:
-    """Log the unfinished files that stay after a resume: another writer may still use them."""
-    with suppress(SeqRecordError):  # the dataset is committed
-        uploads = storage.unfinished(RECORDS)
-        nbytes = sum(max((size for size, _ in u.checkpoints()), default=0) for u in uploads)
-        if uploads:
-            _logger.warning(
-                "%s: %s left by interrupted runs, at least %s, the first: %s; when no other writer "
-                "is running, `seqrecord clean --older-than 0 %s` deletes them",
-                *(storage.url, counted(len(uploads), "unfinished file"), format_size(nbytes)),
-                *(uploads[0].path, shown_place(storage.url)),
-            )
 
 
 @contextmanager

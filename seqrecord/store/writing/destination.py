@@ -76,7 +76,7 @@ class Destination:
 
     def __init__(self, storage: Storage, mode: WriteMode) -> None:
         check_mode(mode)
-        self.storage = storage
+        self.storage, self._mode = storage, mode
         self.writer = new_writer_id()
         self._missing = missing_folders(storage, RECORDS)
         try:
@@ -231,6 +231,10 @@ class Destination:
             every = (*known, *inventories)
             manifest = put_version(small, self._base, version, together, inventories=every)
         tidy(self.storage, unused)
+        if self._mode == "resume":
+            from seqrecord.store.writing.recovery import name_unfinished
+
+            name_unfinished(self.storage)
         return manifest
 
     def _inventories(self) -> tuple[Inventory, ...]:

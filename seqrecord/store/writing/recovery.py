@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
-from seqrecord.errors import FormatError, NotFoundError
-from seqrecord.store.format.footer import EpisodePart, Footer, parse_footer, parse_header
+from seqrecord.errors import FormatError, NotFoundError, SeqRecordError
+from seqrecord.store.format.footer import RECORDS, EpisodePart, Footer, parse_footer, parse_header
 from seqrecord.store.format.pages import aligned
 from seqrecord.store.format.rows import HEADER_BYTES
 from seqrecord.store.reading.index_building import complete_episodes
@@ -15,6 +16,8 @@ from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage, Unfinished
 from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.store.text import counted, shown_place
+from seqrecord.store.units import format_size
 from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.store.writing.record_files import ChunkWriter
 from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE
@@ -86,6 +89,20 @@ def recover(
     for files in writers.values():
         files.close()
     return whole
+
+
+def name_unfinished(storage: Storage) -> None:
+    """Log the unfinished files that stay after a resume: another writer may still use them."""
+    with suppress(SeqRecordError):  # the dataset is committed
+        uploads = storage.unfinished(RECORDS)
+        nbytes = sum(max((size for size, _ in u.checkpoints()), default=0) for u in uploads)
+        if uploads:
+            _logger.warning(
+                "%s: %s left by interrupted runs, at least %s, the first: %s; when no other writer "
+                "is running, `seqrecord clean --older-than 0 %s` deletes them",
+                *(storage.url, counted(len(uploads), "unfinished file"), format_size(nbytes)),
+                *(uploads[0].path, shown_place(storage.url)),
+            )
 
 
 @dataclass(frozen=True)
