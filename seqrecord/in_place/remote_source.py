@@ -8,7 +8,7 @@ from dataclasses import dataclass, is_dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
-from seqrecord.errors import LocationError, SeqRecordError, SourceError
+from seqrecord.errors import LocationError, SeqRecordError
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.files import NoOriginalError
 from seqrecord.in_place.remote import RemoteFiles
