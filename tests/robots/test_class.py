@@ -23,10 +23,11 @@ import pyarrow.parquet as pq
 import pytest
 import torch
 from torch.utils.data import BatchSampler, DataLoader, get_worker_info
+from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import samples
-from seqrecord.errors import ClipError, MissingPackageError, SourceError
+from seqrecord.errors import ClipError, MissingPackageError, SourceError, StateError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE
@@ -184,7 +185,7 @@ def test_episodes_that_cannot_be_read(tmp_path: Path) -> None:
         order = list(PlannedSampler(ours, batch_size=2))
         assert sorted(order) == [*range(12)]
         assert [item["index"] for item in ours.__getitems__(order)] == [rows[i] for i in order]
-    ours = dataset(root, episodes=[1, 2], skip_bad_episodes=True)
+    ours = dataset(root, episodes=[0, 1], skip_bad_episodes=True)
     assert [item["index"] for item in ours[:]] == rows[5:]
 
 
@@ -480,6 +481,46 @@ def test_a_state_resumes_at_any_item(root: Path, ranks: int, workers: int) -> No
         assert list(resumed) == whole[1][start:], start
     sampler.set_epoch(0)
     assert list(sampler) == whole[0]
+
+
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata calls it
+@pytest.mark.parametrize("size", [None, 4])
+@pytest.mark.parametrize("workers", [0, pytest.param(2, marks=pytest.mark.slow)])
+def test_a_stateful_loader_saves_the_place_in_the_epoch(
+    root: Path, workers: int, size: int | None
+) -> None:
+    """Its state has that of the sampler, which is the next epoch, and that of the iteration."""
+
+    def loader(epoch: int | None = None, state: Any = None) -> Any:
+        ours = dataset(root, episodes=[0, 1])
+        sampler = PlannedSampler(ours, batch_size=4, num_workers=workers)
+        made: Any = StatefulDataLoader(ours, batch_size=size, num_workers=workers, sampler=sampler)
+        if state is not None:
+            made.load_state_dict(state)
+        if epoch is not None:
+            sampler.set_epoch(epoch)
+        return made
+
+    def order(items: Any) -> list[int]:
+        return [index for item in items for index in item["index"].reshape(-1).tolist()]
+
+    sampler = PlannedSampler(dataset(root, episodes=[0, 1]), batch_size=4, num_workers=workers)
+    epochs = [list(sampler) for _ in range(3)]
+    for count in (0, 3, None):
+        running = loader(1)
+        taken = order(islice(iterator := iter(running), count))
+        state = json.loads(json.dumps(running.state_dict()))
+        del iterator
+        later = [epochs[1][len(taken) :], epochs[2]][count is None :]
+        for epoch in (None, 1):
+            resumed = loader(epoch, state)
+            assert [order(resumed) for _ in later] == later
+        resumed = loader(2, state)
+        if count is not None:
+            with pytest.raises(StateError, match=r"expected: set_epoch\(1\), or no call"):
+                next(iter(resumed))
+        if count is None or not workers:  # torchdata's workers load the state again
+            assert order(resumed) == epochs[2]
 
 
 @pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.slow)])

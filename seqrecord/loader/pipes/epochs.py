@@ -249,7 +249,7 @@ class Epochs:
             self._follow_workers()
             if not self._is_begun and self._differs_from_set(saved.epoch):
                 if not (at_end and self._is_at_end(saved, shard)):
-                    self._conflict = _differing_epochs(saved.epoch, self._workers.start.epoch)
+                    self._conflict = differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
         if _has_batches_of(self.loader, saved):
             plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]
@@ -359,7 +359,7 @@ class Epochs:
         if self._is_assigned:
             if self._differs_from_set(self._position.epoch):
                 self._is_assigned = False  # the next iteration has the epoch that was set
-                raise _differing_epochs(self._position.epoch, epoch)
+                raise differing_epochs(self._position.epoch, epoch)
         elif is_used and self.loader.differs_by_epoch:
             raise StateError(
                 "an iteration in DataLoader workers needs its epoch",
@@ -410,7 +410,8 @@ def _not_the_chains(buffering_pipe: str, remedy: str) -> StateError:
     )
 
 
-def _differing_epochs(saved: int, epoch: int) -> StateError:
+def differing_epochs(saved: int, epoch: int) -> StateError:
+    """The error of an iteration for which `set_epoch` and a loaded state disagree."""
     return StateError(
         "set_epoch and a state that a StatefulDataLoader or node has loaded have different epochs",
         expected=f"set_epoch({saved}), or no call, before the iteration that resumes",

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, replace
+from functools import partial
 from itertools import chain, count, islice
 from typing import Any
 
 import torch.distributed
 from torch.utils.data import Sampler
 
+from seqrecord.errors import StateError
+from seqrecord.loader.pipes.epochs import differing_epochs
 from seqrecord.loader.pipes.rank_check import compare_ranks
 from seqrecord.loader.sampling.sample_functions import SampleFunctions
 from seqrecord.robots.lerobot.items import PlannedDataset
@@ -96,20 +99,24 @@ class PlannedSampler(Sampler[int]):
         self._loader = self._planner.loader(self._order)
         self._is_rest_given = rank is None
         self._epoch, self._start = 0, 0
+        self._set_epoch: int | None = None  # by `set_epoch`, until an iteration has begun
         self._is_compared = False  # with other ranks
 
     def __len__(self) -> int:
         """The number of items of a whole epoch, also while resuming one."""
+        return self._num_given(self._epoch)
+
+    def _num_given(self, epoch: int) -> int:
         if self._is_rest_given:
-            return self._planner.num_items(self._loader, self._order, self._epoch)
-        return self._num_turns(self._epoch) * self._order.batch_size
+            return self._planner.num_items(self._loader, self._order, epoch)
+        return self._num_turns(epoch) * self._order.batch_size
 
     def _num_turns(self, epoch: int) -> int:
         return self._planner.num_turns(self._loader, self._order, self._shares, epoch)
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch of the next iteration."""
-        self._epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
+        self._epoch = self._set_epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
 
     def state_dict(self) -> dict[str, int]:
         """Return the start of the next iteration: `epoch`, and `start_index`, the number of items
@@ -119,26 +126,40 @@ class PlannedSampler(Sampler[int]):
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Set the start of the next iteration; arguments and dataset must be the same."""
-        start = check_integer("start_index", state["start_index"], least=0, most=MAX_INT)
-        self.set_epoch(state["epoch"])
-        self._start = start
+        self._epoch, self._start = _position_in(state)
 
-    def __iter__(self) -> Iterator[int]:
-        """Iterate over one epoch; the next call begins the next one, even if this one is
-        unfinished.
+    def __iter__(self) -> PlannedIteration:
+        """Iterate over one epoch; the next iteration begins the next one, even if this one is
+        unfinished. An iteration begins with its first item: torch makes some that never begin.
         """
-        epoch, start = self._epoch, self._start
+        return PlannedIteration(self)
+
+    def begin(self, epoch: int, start: int) -> Iterator[int]:
+        """Begin an iteration: the item numbers of an epoch after `start` ones."""
         if not self._is_compared and self._order.ranks == _num_ranks() > 1:
-            compare_ranks(self._position)
+            compare_ranks(partial(self._inputs, epoch, start))
             self._is_compared = True
-        self._epoch, self._start = epoch + 1, 0
+        self._epoch, self._start, self._set_epoch = epoch + 1, 0, None
         return self._numbers(epoch, start)
 
-    def _position(self) -> dict[str, Any]:
-        """The position and the inputs of the order."""
+    def resume(self, epoch: int, start: int) -> StateError | None:
+        """Set the iteration after one that a loader resumes, as it starts.
+
+        Return the error if `set_epoch` has set another epoch, and `start` items are not all.
+        """
+        self._epoch, self._start = epoch + 1, 0
+        if self._set_epoch in (None, epoch):
+            return None
+        self._epoch = self._set_epoch
+        is_inside = start < self._num_given(epoch)
+        return differing_epochs(epoch, self._set_epoch) if is_inside else None
+
+    def _inputs(self, epoch: int, start: int) -> dict[str, Any]:
+        """A position and the inputs of the order."""
         sources = [asdict(one.state(self._order.shards)) for one in self._loader.sources]
         return {
-            **self.state_dict(),
+            "epoch": epoch,
+            "start_index": start,
             "order": asdict(replace(self._order, functions=())),
             "sources": sources,
         }
@@ -160,6 +181,50 @@ class PlannedSampler(Sampler[int]):
         numbers = self._planner.numbers(self._loader, share, first)
         for clip, number in enumerate(numbers, first):
             yield PlannedIndex.of(number, share, clip)
+
+
+class PlannedIteration(Iterator[int]):
+    """The item numbers of an epoch, with the position that a StatefulDataLoader saves and loads."""
+
+    def __init__(self, sampler: PlannedSampler) -> None:
+        self._sampler = sampler
+        self._position: tuple[int, int] | None = None  # the sampler's until the first item
+        self._numbers: Iterator[int] | None = None
+        self._error: StateError | None = None
+
+    def __next__(self) -> int:
+        if self._error:
+            raise self._error
+        epoch, start = self._place()
+        if self._numbers is None:
+            self._numbers = self._sampler.begin(epoch, start)
+            self._position = epoch, start
+        number = next(self._numbers)
+        self._position = epoch, start + 1
+        return number
+
+    def _place(self) -> tuple[int, int]:
+        return self._position or _position_in(self._sampler.state_dict())
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the position: `epoch`, and `start_index`, the number of items before it."""
+        epoch, start = self._place()
+        return {"epoch": epoch, "start_index": start}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue at a position. The first `next` raises `StateError` if `set_epoch` of the
+        sampler has set another epoch, and the position is inside one.
+        """
+        epoch, start = self._position = _position_in(state)
+        self._error, self._numbers = self._sampler.resume(epoch, start), None
+
+
+def _position_in(state: dict[str, Any]) -> tuple[int, int]:
+    """Epoch and number of items of a saved position."""
+    epoch, start = (
+        check_integer(name, state[name], least=0, most=MAX_INT) for name in ("epoch", "start_index")
+    )
+    return epoch, start
 
 
 def _num_ranks() -> int:
