@@ -368,6 +368,11 @@ def test_recorder_writer_merge_and_edits_agree(
         assert rates(path) == [FPS if is_kept else None], path.name
         seconds = clips(path, windows={"a": Seconds([0, 60 / fps], tolerance=0.01)})
         assert seconds[10]["a"].tolist() == [11, 71]
+        if is_kept:  # the nearest frames, without a tolerance
+            near = 11 + round(6 * fps)
+            assert clips(path, windows={"a": Seconds([0, 6])})[10]["a"].tolist() == [11, near]
+            every = clips(path, windows={"a": Seconds(0, 6)})[10]["a"].tolist()
+            assert (len(every), every[0], every[-1]) == (61, 11, near)
 
 
 def test_a_flush_before_the_mean_rate_is_known(

@@ -436,9 +436,11 @@ def test_columns_are_renamed(tmp_path: Path, caplog: pytest.LogCaptureFixture) -
         {"state": "timestamp"},
         {"state": "task"},
         {"state": "a/b"},
+        {"state": 3},
+        ["state"],
     ):
         with pytest.raises(SchemaError):
-            to_lerobot(path, tmp_path / "wrong", rename=wrong)
+            to_lerobot(path, tmp_path / "wrong", rename=wrong)  # type: ignore[arg-type]
         assert not (tmp_path / "wrong").exists()
     run("export", path, "*", tmp_path / "files", "--rename", "state=x", code=2)
 

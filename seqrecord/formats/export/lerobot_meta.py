@@ -155,6 +155,13 @@ def plan_columns(
 
 
 def _check_names(features: Schema, rename: Mapping[str, str]) -> None:
+    is_names = isinstance(rename, Mapping)
+    if not is_names or not all(isinstance(name, str) for pair in rename.items() for name in pair):
+        raise SchemaError(
+            "rename is not a map of names",
+            expected='columns by feature, such as {"state": "observation.state"}',
+            got=repr_of(rename, 100),
+        )
     if rename:
         features.select(list(rename))  # raises for unknown features
     names = [rename.get(name, name) for name in features]

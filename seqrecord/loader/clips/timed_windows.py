@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -14,6 +15,7 @@ from seqrecord.store.clips.frames import OffsetWindow, TimedWindow
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.windows import Seconds
 from seqrecord.store.feature_kinds import size_in
+from seqrecord.store.format.frame_rates import MAX_DRIFT, MAX_EXTRA, MAX_OFF
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.time_spans import (
     clock_of,
@@ -54,6 +56,8 @@ def with_clock(
             "feature of kind timestamp, and Seconds(…, timestamps=feature)",
             got="none",
         )
+    if _keep_rate(index, clock, selected):
+        windows = {**windows, **{n: _nearest(windows[n], index, selected, n) for n in timed}}
     if unlisted := [n for n in timed if windows[n].times is None and windows[n].step is None]:
         raise ClipError(
             "Seconds without a list of times or step need episodes with a regular fps",
@@ -200,6 +204,30 @@ class Timestamps:
             )
             near, far = int(least.min()), int(most.max()) + 1
         return (near, far) if time > 0 else (-far, -near)
+
+
+def _keep_rate(index: Index, clock: str, selected: IntArray) -> bool:
+    """Whether the mean rate of all episodes is near their fps, as in a slow loop."""
+    if index.time_spans is None or not index.fps[selected].all():
+        return False
+    place, size = timestamp_features(index.schema).index(clock), index.schema[clock].unit
+    steps = index.time_spans.mean_steps(selected, place) * (size_in(size, "s") or 1.0)
+    drift = np.abs(steps * index.fps[selected] - 1)
+    allowed = np.maximum(MAX_DRIFT, MAX_OFF / np.maximum(index.num_frames[selected] - 1, 1))
+    return bool((~np.isfinite(steps) | (drift <= allowed * (1 + 1e-6))).all())
+
+
+def _nearest(window: Seconds, index: Index, selected: IntArray, feature: str) -> Seconds:
+    """The window for the nearest frames, all within a step that fits the episodes' fps.
+
+    From first to last without a step, it has the times i / fps. Raises `ClipError` for none.
+    """
+    rates = np.unique(index.fps[selected])
+    near = max(window.tolerance, (1 + MAX_EXTRA) / 2 / float(rates[0]))
+    if window.times is None and window.step is None and len(rates) == 1:
+        times = window.offsets(float(rates[0]), feature) / float(rates[0])
+        return Seconds(times.tolist(), tolerance=near)
+    return replace(window, tolerance=near)
 
 
 def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.NDArray[np.bool_]:

@@ -39,7 +39,9 @@ class Seconds:
         first: first time in seconds; or a list of times, without `last`.
         last: last time in seconds, inclusive.
         step: seconds between times. Default: all frames from `first` to `last`.
-        tolerance: largest difference in seconds between a time and its frame.
+        tolerance: largest difference in seconds between a time and its frame. Unless `timestamps`
+            is given, episodes with an fps from which their timestamps drift, as of a slow loop,
+            have the nearest frames.
         timestamps: feature of kind `timestamp`, one number per frame. Each time selects the frame
             with the nearest timestamp. Requires a list of times or `step`. The loader's `features`
             need not include it.

@@ -17,7 +17,7 @@ from seqrecord.store.format.time_spans import signed
 
 MAX_DRIFT = 0.05  # of the mean rate
 MAX_EXTRA = 0.5  # frame periods of a step beyond the frames in it
-_QUARTER = 0.25  # frame periods
+MAX_OFF = 0.25  # frame periods of the last timestamp in short episodes
 _ROUNDING = 1 + 1e-6
 
 
@@ -101,7 +101,7 @@ class RateComparison:
     def contradiction(self) -> Contradiction | None:
         """What contradicts the fps in the timestamps so far, if anything."""
         periods, frames = self._last
-        allowed = max(MAX_DRIFT * frames, _QUARTER) * _ROUNDING
+        allowed = max(MAX_DRIFT * frames, MAX_OFF) * _ROUNDING
         if self._step is not None or self._first is None or not abs(periods - frames) > allowed:
             return self._step
         rate = f"{frames / periods * self._fps:.6g}" if periods else "no"
