@@ -415,14 +415,23 @@ def test_invalid_options_of_an_original_are_named(tmp_path: Path) -> None:
         with pytest.raises(SourceError, match="not a resolver of language columns") as caught:
             seqrecord.open(root, language={"sub": text})
         assert text in str(caught.value)
+    text_only: Any = "active_at(t)"
+    with pytest.raises(SourceError, match=r"language is not valid.* got: 'active_at\(t\)'"):
+        seqrecord.open(root, language=text_only)
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path / "gone", language={"sub": "wrong"})
 
 
 def test_an_edit_of_an_original_names_it(tmp_path: Path) -> None:
     root = made(tmp_path / "original", "lerobot with video")
-    with pytest.raises(NotFoundError, match="but an original, which is never edited"):
-        seqrecord.edit.delete_episodes(root, ["episode_000000"])
+    for change in (
+        lambda: seqrecord.edit.delete_episodes(root, ["episode_000000"]),
+        lambda: seqrecord.edit.clean(root, older_than=0),
+        lambda: seqrecord.edit.rewrite_files(root),
+        lambda: seqrecord.edit.merge_datasets([root], tmp_path / "merged"),
+    ):
+        with pytest.raises(NotFoundError, match="but an original, which is never edited"):
+            change()
     (tmp_path / "empty").mkdir()
     with pytest.raises(NotFoundError, match="neither a manifest"):
         seqrecord.edit.delete_episodes(tmp_path / "empty", ["episode_000000"])

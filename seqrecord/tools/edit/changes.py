@@ -29,7 +29,6 @@ from seqrecord.store.writing.committing import (
     Base,
     SmallFiles,
     own_sizes,
-    read_base,
     read_consistent,
     read_indexed,
     recorded,
@@ -151,11 +150,16 @@ def read_existing(storage: Storage) -> EditedDataset:
         index = load_index(storage, manifest)
         return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
 
-    try:
+    with originals_named(storage):
         return read_consistent(storage, look)
+
+
+@contextmanager
+def originals_named(storage: Storage) -> Iterator[None]:
+    """Tell of an original in the block that there is no dataset, and what to do."""
+    try:
+        yield
     except NotFoundError as error:
-        if read_base(storage, accept_damaged=True).tag is not None:
-            raise  # a dataset that lacks a file
         if not load_entry(IS_ORIGINAL)(storage):
             raise
         raise NotFoundError(

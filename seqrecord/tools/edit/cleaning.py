@@ -60,7 +60,7 @@ from seqrecord.store.writing.committing import (
 from seqrecord.store.writing.edit_files import batched
 from seqrecord.store.writing.record_files import ChunkWriter
 from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
-from seqrecord.tools.edit.changes import read_existing
+from seqrecord.tools.edit.changes import originals_named, read_existing
 
 MIN_UNUSED = 0.25  # share of a record file's bytes that makes a rewrite worth it
 
@@ -131,7 +131,8 @@ def rewrite_files(
         raise ValueError(f"min_unused must be above 0 and at most 1, not {min_unused}")
     file_bytes, most_bytes = check_sizes(None, max_file_size), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
-        _, manifest = read_dataset(storage)
+        with originals_named(storage):
+            _, manifest = read_dataset(storage)
         edits = read_edits(storage, manifest.edits)
         if not (edits.deleted or edits.frames) and manifest.schema.active == manifest.schema:
             return RewriteReport((), (), 0, 0)  # without reading footers
@@ -325,7 +326,8 @@ def clean(
     if not 0 <= keep_versions <= KEPT_VERSIONS:
         raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
     with closing(open_storage(location, storage_options)) as storage:
-        base, manifest = read_dataset(storage)
+        with originals_named(storage):
+            base, manifest = read_dataset(storage)
         notes = retired_files(storage)
         items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
         sizes = record_sizes(storage)

@@ -5,24 +5,26 @@ from __future__ import annotations
 import logging
 import shlex
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass
 from os import PathLike
 from typing import Any
 
-from seqrecord.errors import DestinationError, SchemaError
+from seqrecord.errors import DestinationError, NotFoundError, SchemaError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.dataset_source import DatasetSource, MergedSource
 from seqrecord.store.feature_kinds import differences
 from seqrecord.store.format.text import check_key
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import codec_text
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode
 from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages, loses_data
+from seqrecord.tools.edit.changes import originals_named
 
 _logger = logging.getLogger("seqrecord")
 
@@ -96,11 +98,7 @@ def merge_datasets(
             message = "wrong number of prefixes, one for each dataset"
             raise DestinationError(message, file=target.url, expected=len(sources), got=len(named))
         readers = [
-            stack.enter_context(
-                open_packed(
-                    location, features=features, storage_options=options, check_originals=False
-                )
-            )
+            stack.enter_context(_opened(location, options, features=features))
             for location, options in locations
         ]
         parts = [
@@ -131,6 +129,19 @@ def merge_datasets(
         elif mode != "resume":  # a resume would begin to copy
             Destination(target, mode)
         return report
+
+
+def _opened(location: StorageLike, storage_options: Any, **options: Any) -> Dataset:
+    """Open a dataset of record files. Raises `NotFoundError` that names an original as such."""
+    try:
+        return open_packed(
+            location, storage_options=storage_options, check_originals=False, **options
+        )
+    except NotFoundError:
+        if isinstance(location, Storage):  # closed by now
+            raise
+        with closing(open_storage(location, storage_options)) as storage, originals_named(storage):
+            raise
 
 
 def _with_options(

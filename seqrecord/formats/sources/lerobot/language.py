@@ -16,6 +16,7 @@ import json
 import re
 from bisect import bisect_left, bisect_right
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any, TypeAlias
@@ -162,10 +163,8 @@ def _order(row: Mapping[str, Any]) -> tuple[float, str, str]:
 def parse_resolvers(given: object) -> dict[str, Resolver]:
     """Check the option `language`: resolvers by feature, or the same as JSON."""
     if isinstance(given, str):
-        try:
+        with suppress(ValueError):  # refused below
             given = json.loads(given)
-        except ValueError:
-            given = None
     if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
         raise SourceError(
             "language is not valid",
