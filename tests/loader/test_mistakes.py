@@ -63,6 +63,8 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"world_size": 2}, ClipError, r"no argument of a loader; expected: rank=\(rank, world_size"),
     ({"num_replicas": 2}, ClipError, r"no argument of a loader; expected: rank=\(rank, world_size"),
     ({"num_workers": 2}, ClipError, r"expected: DataLoader\(loader, batch_size=None, num_work"),
+    ({"workers": 2}, ClipError, r"expected: DataLoader\(loader, batch_size=None, num_work"),
+    ({"drop_last": True}, ClipError, 'no argument of a loader; expected: last_batch="drop"'),
     ({"chunk_size": 16}, ClipError, r"expected: windows=\{feature: range\(chunk_size\)\}"),
     ({"skip_bad_episodes": 1}, ClipError, "skip_bad_episodes.*True or False"),
     ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, clip_len"),

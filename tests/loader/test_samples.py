@@ -1098,6 +1098,24 @@ def test_segments_repeat_each_clip_and_combine_with_functions(each: Dataset) -> 
     assert [clip["start"] for clip in (clips[0], clips[7])] == [5, 0]
 
 
+def test_tables_of_polars_and_segments_of_a_file(each: Dataset, tmp_path: Path) -> None:
+    """Texts of Polars are views, which older Arrow lacks."""
+    table = {"episode": ["set/3", "set/0"], "start": [5, 0], "label": ["a", None]}
+    texts = {name: pa.array(table[name], pa.string_view()) for name in ("episode", "label")}
+    options: dict[str, Any] = {"features": ["id"], "clip_len": 4, "shuffle": False}
+    for form in (table | texts, pa.table(table | texts)):
+        clips = list(SeqRecordPipe(each, samples=form, **options))
+        assert [clip["label"] for clip in clips] == [None, "a"]
+    spans = pa.table({**table, **texts, "stop": [10, 5]})
+    path = tmp_path / "spans.parquet"
+    pq.write_table(spans, path)
+    expected = [("set/0", 0), ("set/0", 1), ("set/3", 5), ("set/3", 6)]
+    for spans_of in (spans, path, str(path)):
+        clips = list(SeqRecordPipe(each, samples=segments(spans_of), **options))
+        assert [(clip["episode"], clip["start"]) for clip in clips] == expected
+    assert len(SeqRecordMapDataset(each, clip_len=4, samples=segments(str(path)))) == 4
+
+
 def begun_state(pipe: SeqRecordPipe) -> dict[str, Any]:
     next(iter(pipe))
     return pipe.state_dict()

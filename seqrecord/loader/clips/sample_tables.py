@@ -281,6 +281,8 @@ def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa
         content, expected, is_right = _RESERVED.get(name, _OWN)
         if pa.types.is_dictionary(column.type):
             column = columns[name] = column.cast(column.type.value_type)
+        if str(column.type) == "string_view":  # of Polars; the type is younger than Arrow 15
+            column = columns[name] = column.cast(pa.string())
         if len(column) and not is_right(column.type):
             problem = f"samples has no {content} in column {name}"
             raise ClipError(problem, expected=expected, got=str(column.type))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from os import PathLike
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -11,6 +13,7 @@ import pyarrow as pa
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.sample_tables import TableLike, find_episodes, table_columns
 from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.storage.url import local_path
 
 _STOPS = ("stop", "end")
 
@@ -25,17 +28,19 @@ class Segments:
 def segments(table: TableLike) -> Segments:
     """All clips inside spans of episodes, for the argument `samples`, alone or before functions.
 
-    The table has the columns `episode`, keys, and `start` and `stop` (or `end`), the frames
-    [start, stop) of each span. A clip is inside if all frames that it needs are; clips start every
-    `stride` frames from the first such start on. Other columns hold for each clip of their span, so
-    `repeat` is the mean number of times that each clip comes. Spans may overlap.
+    The table, or Parquet file, has the columns `episode`, keys, and `start` and `stop` (or `end`),
+    the frames [start, stop) of each span. A clip is inside if all frames that it needs are; clips
+    start every `stride` frames from the first such start on. Other columns hold for each clip of
+    their span, so `repeat` is the mean number of times that each clip comes. Spans may overlap.
 
     Example:
         spans = {"episode": ["demo/000"], "start": [0], "stop": [8], "label": ["reach"]}
         spans = seqrecord.samples.segments(spans)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=spans, batch_size=2)
     """
-    return Segments(table)
+    given: Any = table
+    is_path = isinstance(table, (str, PathLike))
+    return Segments(local_path(given, "table") if is_path else given)
 
 
 def segment_columns(segments: Segments) -> dict[str, pa.Array]:

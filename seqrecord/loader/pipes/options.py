@@ -844,8 +844,12 @@ _OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
 
 _OF_OTHERS = {
     **dict.fromkeys(("world_size", "num_replicas"), "rank=(rank, world_size), or none"),
-    "num_workers": "DataLoader(loader, batch_size=None, num_workers=…) around it; its own threads: "
-    "engine=seqrecord.EngineOptions(num_threads=…)",
+    **dict.fromkeys(
+        ("num_workers", "workers"),
+        "DataLoader(loader, batch_size=None, num_workers=…) around it; its own threads: "
+        "engine=seqrecord.EngineOptions(num_threads=…)",
+    ),
+    "drop_last": 'last_batch="drop"',
     "chunk_size": "windows={feature: range(chunk_size)} for chunks of a feature, such as actions; "
     "clip_len=… for all features",
 }
