@@ -365,6 +365,21 @@ def test_entries_before_and_after_a_dropped_one(slow: SlowStorage) -> None:
     assert slow.count == read
 
 
+def test_bytes_read_for_want_of_room_are_not_read_again(tmp_path: Path) -> None:
+    content = bytes(range(256)) * (FILE_BYTES // 256)
+    (tmp_path / "a.seqrec").write_bytes(content)
+    storage = CountingStorage(open_storage(str(tmp_path)))
+    store = ChunkStore(storage)
+    edges = np.array([0, 16384, 32768])  # two pieces, and room for one
+    store.begin(20_000, {"a.seqrec": (edges[:-1], edges[1:])})
+    reads = [(0, 100), (24000, 25000), (100, 16384), (16384, 16500), (25000, 32768), (16500, 24000)]
+    for start, stop in reads:  # the second one has no room; two cursors walk the second piece
+        assert read_range(store, start, stop) == content[start:stop]
+        assert store.peak_bytes <= 20_000
+    assert storage.bytes_read == 32768
+    assert read_range(store, 16384, 32768) == content[16384:32768]
+
+
 def test_no_memory_for_an_entry(slow: SlowStorage) -> None:
     slow.may_go.set()
     store = ChunkStore(slow)

@@ -17,6 +17,7 @@ import copy
 import threading
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
@@ -92,6 +93,8 @@ class _Contents:
         self.used = self.peak = 0  # bytes
         self.from_memory = self.surplus = 0  # bytes; see `ChunkStore`
         self._pieces: Pieces = {}
+        # Start and stop of what was read of each piece without an entry; int64[2, pieces].
+        self._direct: dict[str, npt.NDArray[np.int64]] = {}
         self._starts: dict[str, list[int]] = {}  # of listed entries, ascending
         self._entries: dict[str, list[_Entry]] = {}  # the same order
         self._spent: list[_Entry] = []  # listed, not needed any more; the latest is last
@@ -99,7 +102,7 @@ class _Contents:
     def begin(self, capacity: int, pieces: Pieces) -> None:
         """Set the size, and the bytes that an epoch needs."""
         with self.lock:
-            self.capacity, self._pieces = capacity, pieces
+            self.capacity, self._pieces, self._direct = capacity, pieces, {}
             entries = [entry for some in self._entries.values() for entry in some]
             for entry in entries:
                 entry.unread = self._needed(entry.path, entry.start, entry.stop)
@@ -173,9 +176,19 @@ class _Contents:
         low = entries[number - 1].stop if number else 0
         high = entries[number].start if number < len(entries) else _FAR
         begins, ends = self._pieces.get(path, (_NOTHING, _NOTHING))
-        place = int(ends.searchsorted(at, "right"))
+        place, direct = int(ends.searchsorted(at, "right")), None
         if place < len(ends) and begins[place] <= at:
+            if (direct := self._direct.get(path)) is None:
+                direct = self._direct[path] = np.stack((ends, begins))
+            # Not again what was read for want of room.
+            first, last = direct[:, place].tolist()
             start, stop = max(low, int(begins[place])), min(high, int(ends[place]))
+            if at >= last:
+                start = max(start, last)
+            elif at < first:
+                stop = min(stop, first)
+            else:
+                start, stop = at, min(stop, item.stop)
             unread = stop - start
         else:
             following = int(begins[place]) if place < len(begins) else _FAR
@@ -185,11 +198,15 @@ class _Contents:
         is_completed = item.start <= start and stop <= item.stop and not is_ahead
         may_replace = unread > 0 and not is_completed
         is_short = not unread and stop - start < _MIN_BYTES
-        if is_short or not self._make_room(stop - start + _ENTRY_BYTES, may_replace):
-            return None, stop
-        try:
-            data = np.empty(stop - start, np.uint8)
-        except MemoryError:  # the system has less than the limit: nobody may wait for this entry
+        data = None
+        if not is_short and self._make_room(stop - start + _ENTRY_BYTES, may_replace):
+            # The system may have less than the limit; nobody may wait for an entry without memory.
+            with suppress(MemoryError):
+                data = np.empty(stop - start, np.uint8)
+        if data is None:
+            if direct is not None and not is_ahead:
+                direct[0, place] = min(int(direct[0, place]), at)
+                direct[1, place] = max(int(direct[1, place]), min(stop, item.stop))
             return None, stop
         entry = _Entry(path, start, stop, data, unread)
         number = bisect_left(starts, start)  # dropped entries may have been before it
