@@ -196,6 +196,26 @@ def test_episodes_without_a_lens(tmp_path: Path) -> None:
     assert found["c"].isnan().all()
 
 
+def test_a_lens_that_the_first_episode_lacks(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    lens = {"distortion_model": "opencv", "distortion_coefficients": [0.1, 0, 0.01, 0.02]}
+    image = np.zeros((HEIGHT, WIDTH, 3), np.uint8)
+    cameras = {"a": PINHOLE, "b": {**PINHOLE, **lens}}
+    metadata = {key: {"camera": camera} for key, camera in cameras.items()}
+    write_dataset(tmp_path / "r", dict.fromkeys("ab", columns(image=[image])), metadata=metadata)
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1}
+    pipe = SeqRecordPipe(tmp_path / "r", clip_transform=HorizontalFlip(1), **options)
+    assert not any("distortion" in batch for batch in pipe)
+    (message,) = [m for m in caplog.messages if "distortion" in m]
+    assert "such as 'b'" in message
+
+    caplog.clear()  # a feature has the coefficients
+    path = write(tmp_path / "feature", lens, distortion=[np.array(NUMBERS[:5])] * LENGTH)
+    list(SeqRecordPipe(path, clip_transform=HorizontalFlip(1), **options))
+    assert not any("no column" in message for message in caplog.messages)
+
+
 def test_skew_of_resized_images(tmp_path: Path) -> None:
     """The same from stored and from loaded sizes."""
     lens = {"skew": 1.5, "width": WIDTH, "height": HEIGHT}

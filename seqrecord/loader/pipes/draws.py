@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import chain
+from itertools import chain, product
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -256,7 +256,7 @@ class AugmentationSampler(NoDraws):
                 f"by feature: {repr_of(camera, 200)}"
             )
         _warn_of_pairs(self.crops, dataset.url)
-        _warn_of_lenses(known_columns, camera, dataset.url)
+        _warn_of_lenses(known_columns, camera, arrays, dataset.url)
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -334,6 +334,8 @@ class AugmentationSampler(NoDraws):
             columns |= tensors(resized.columns(None, cameras))
         parts = {} if drawn.crop is None else drawn.crop.parts
         for camera in self._cameras if parts else ():
+            known = [one for one in camera.known if one.lens_column not in self.made]
+            _warn_of_late_lenses(known, metadata, self._url)
             _, windows = parts[min(camera.crops.features)]
             columns |= camera.columns(windows, cameras, episode)
         return columns
@@ -440,16 +442,34 @@ def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
             )
 
 
-def _warn_of_lenses(cameras: Sequence[Sequence[EpisodeCamera]], metadata: Any, url: str) -> None:
-    """Log cameras whose coefficients are in no column, by an episode's metadata `camera`."""
+def _warn_of_lenses(
+    cameras: Sequence[Sequence[EpisodeCamera]], metadata: Any, features: Collection[str], url: str
+) -> None:
+    """Log cameras whose coefficients are in no column or feature, by an episode's `camera`."""
     for camera in chain.from_iterable(cameras):
         own = camera.own(metadata)
-        if own.get(COEFFICIENTS) and lens_of(own) is None:
+        is_lost = camera.lens_column not in features and lens_of(own) is None
+        if is_lost and own.get(COEFFICIENTS):
             warn_once(
                 f"{url}: no column {camera.lens_column}: the metadata `camera` has "
                 f"{COEFFICIENTS} of no known lens; expected {MODEL}: {OPENCV} or {FISHEYE}, and at "
                 f"most {MAX_COEFFICIENTS} numbers; got {repr_of(own.get(MODEL), 50)}"
             )
+
+
+def _warn_of_late_lenses(
+    cameras: Sequence[EpisodeCamera], episodes: Sequence[EpisodeMetadata], url: str
+) -> None:
+    """Log the first of `episodes` with a lens if the batches have no column for it."""
+    for camera, episode in product(cameras, episodes):
+        own = camera.own(episode.metadata.get("camera"))
+        if not camera.has_distortion and own is not None and any(own.get(COEFFICIENTS) or ()):
+            warn_once(
+                f"{url}: no column {camera.lens_column}: the first episode has no known lens, but "
+                f"others have {COEFFICIENTS}, such as {repr_of(episode.key, 100)}; load them "
+                "separately, for example by episodes="
+            )
+            return
 
 
 @dataclass(frozen=True, eq=False)
