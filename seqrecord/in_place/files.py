@@ -7,7 +7,8 @@ import io
 import json
 import os
 import stat
-from collections.abc import Callable, Iterator, Sequence
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, cast
@@ -161,6 +162,20 @@ def size_of(path: Path) -> int:
         return _status(path).st_size
     with files.open(path) as file:
         return file.seek(0, os.SEEK_END)
+
+
+def version_of(path: Path) -> Hashable:
+    """Return a value that differs if the file was replaced, for caches. Raises `SourceError`.
+
+    At a URL it is that of one opening of the original, which lists each folder once.
+    """
+    if (files := remote_files(path)) is not None:
+        return weakref.ref(files)
+    try:
+        status = _status(path)
+    except OSError as error:
+        raise unreadable(path, error) from error
+    return status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino
 
 
 def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:

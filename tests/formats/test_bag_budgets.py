@@ -64,3 +64,13 @@ def test_views_and_other_tables_beside_the_messages(tmp_path: Path) -> None:
     seqrecord.convert(open_source(tmp_path, clock="/a"), tmp_path / "r", workers=1)
     with seqrecord.open(tmp_path / "r") as dataset:
         assert dataset.num_frames == 1
+
+
+def test_many_topics(tmp_path: Path) -> None:
+    """The time of a list of topics is proportional to its length."""
+    numbers = f"{ENDLESS[:-1]} WHERE x < 40000)"
+    others = f"INSERT INTO topics {numbers} SELECT x + 1, '/t' || x, 'a/msg/B', 'cdr', '' FROM c;"
+    write(tmp_path / "a.db3", TOPICS + MESSAGES + others)
+    begin = time.process_time()
+    assert list(open_source(tmp_path, clock="/a").schema()) == ["a", "log_time"]
+    assert time.process_time() - begin < 5

@@ -12,9 +12,12 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import SourceError
+from seqrecord.formats.sources.lerobot import layout
 from seqrecord.sources import inventory_of
-from tests.formats.cases import index_source
+from tests.formats.cases import index_source, upload
 from tests.formats.failing_source import Counting, failing, write_scenes
+from tests.kit.command_line import fail, run
+from tests.kit.lerobot_video_data import unpack
 
 RAW = [
     *(ZeroDivisionError("x"), KeyError("x"), IndexError("x"), TypeError("x"), ValueError("x")),
@@ -87,6 +90,35 @@ def test_a_conversion_without_a_readable_episode_is_an_error(tmp_path: Path, cou
     source = failing(tmp_path / "scenes", {number: KeyError("x") for number in range(count)})
     with pytest.raises(SourceError, match="KeyError"):
         seqrecord.convert(source, tmp_path / "r", skip_bad_episodes=True)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_an_original_that_is_not_converted(
+    tmp_path: Path, memory_url: str, monkeypatch: pytest.MonkeyPatch, is_remote: bool
+) -> None:
+    """Opening it in place, `info` and `doctor` have the boundary too."""
+    root = unpack(tmp_path, "lerobot_video_v3")
+    place = upload(root, memory_url) if is_remote else root
+    with monkeypatch.context() as patch:
+        patch.setattr(layout, "_features", lambda _: {}["x"])
+        for command in (["info", place], ["doctor", place], ["index", place, "-o", tmp_path / "i"]):
+            assert "KeyError" in fail(*command)
+    parse = layout._episode
+
+    def failing_for_one(row: Any, info: Any) -> Any:
+        if row["episode_index"] == 1:
+            raise KeyError("x")
+        return parse(row, info)
+
+    monkeypatch.setattr(layout, "_episode", failing_for_one)
+    with pytest.raises(SourceError, match="1 selected episode cannot be read: episode_000001"):
+        seqrecord.open(place)
+    with seqrecord.open(place, skip_bad_episodes=True) as dataset:
+        assert (len(dataset.episodes), [*dataset.bad_episodes]) == (2, ["episode_000001"])
+    assert "episode_000001" in run("info", place).output
+    assert re.search(r"KeyError at [\w.]+:\d+", run("doctor", place, code=1).output)
+    table = tmp_path / "quality.parquet"
+    assert "KeyError" in run("doctor", place, "--quality", table).output
 
 
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])

@@ -82,7 +82,9 @@ def test_a_rotation_that_is_none_is_an_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("first", [False, True])
-def test_messages_of_poses_that_are_not_finite(tmp_path: Path, first: bool) -> None:
+def test_messages_of_poses_that_are_not_finite(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, first: bool
+) -> None:
     def pose(x: float) -> Any:
         parts = [("Point", [x, 2.0, 3.0]), ("Quaternion", TURN)]
         made = [message(f"geometry_msgs/msg/{name}", *values) for name, values in parts]
@@ -94,6 +96,7 @@ def test_messages_of_poses_that_are_not_finite(tmp_path: Path, first: bool) -> N
     messages = [("/pose", START + n * STEP, pose(x)) for n, x in enumerate(values)]
     frames = frames_of(open_source(write_mcap(tmp_path / "a.mcap", messages)))
     assert ["pose" in frame for frame in frames] == [not first, first]
+    assert "1 of 2 frames of a lack pose: translations that are not finite" in caplog.text
 
 
 SHORTS = np.arange(12, dtype=np.uint16).reshape(3, 4)

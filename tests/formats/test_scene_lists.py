@@ -16,6 +16,7 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import SceneSource, inventory_of
+from tests.formats.cases import upload
 from tests.formats.format_cases.scenes import write_co3d, write_nerfstudio, write_realestate10k
 from tests.kit.datasets import encoded
 from tests.kit.source_faults import check_refused
@@ -108,11 +109,25 @@ def test_folders_of_rigs_are_no_euroc(tmp_path: Path) -> None:
     assert source.episodes()[0].num_frames == 4
 
 
+def test_two_cameras_of_one_id(tmp_path: Path) -> None:
+    write_colmap(tmp_path / "b", row(1), "1 PINHOLE 16 12 9 9 8 6\n1 PINHOLE 16 12 5 5 8 6\n")
+    write_colmap(tmp_path / "a", row(1))
+    check_refused(open_source(tmp_path), ["b"], "two cameras have the same ID")
+
+
+@pytest.mark.parametrize("parameters", ["9 9 8", "9 9 8 6 0.1"])
+def test_parameters_of_a_camera(tmp_path: Path, parameters: str) -> None:
+    write_colmap(tmp_path / "b", row(1), f"# c\n1 PINHOLE 16 12 {parameters}\n")
+    write_colmap(tmp_path / "a", row(1))
+    check_refused(open_source(tmp_path), ["b"], "invalid row in line 2")
+
+
 Edit = Callable[[list[str]], list[str]]
 CLIPS: dict[str, Edit] = {
     "without the line of the URL": lambda lines: lines[1:],
     "an empty line first": lambda lines: ["", *lines[1:]],
     "blank lines": lambda lines: [*lines[:2], "", *lines[2:], ""],
+    "blank lines and comments first": lambda lines: ["", "# a", "", "# b", *lines],
 }
 BAD_CLIPS: dict[str, tuple[Edit, str]] = {
     "empty": (lambda _: [], "without frames"),
@@ -124,6 +139,10 @@ BAD_CLIPS: dict[str, tuple[Edit, str]] = {
     "a time of 1.5": (lambda lines: [*lines[:2], lines[1].replace(" ", ".5 ", 1)], "line 3;"),
     "a time beyond int64": (lambda lines: [*lines, "9" + lines[1].replace(" ", "9" * 9 + " ", 1)],
                             "line 8;"),
+    "a word in the first row, no URL": (
+        lambda lines: [lines[1].replace(" 0", " o", 1), *lines[2:]], "line 1;"),
+    "a time of 1.5 in the first row, no URL": (
+        lambda lines: [lines[1].replace(" ", ".5 ", 1), *lines[2:]], "line 1;"),
     "infinity": (lambda lines: [lines[0], lines[1].rpartition(" ")[0] + " inf"], "line 2;"),
 }  # fmt: skip
 
@@ -150,6 +169,18 @@ def test_lines_of_realestate10k(tmp_path: Path, case: str, name: str) -> None:
     for frame, known in zip(source.frames(info), expected, strict=True):
         np.testing.assert_array_equal(frame["pose"], known["pose"])
         assert frame["timestamp"] == known["timestamp"]
+
+
+def _break_first_row(lines: list[str]) -> list[str]:
+    return [lines[0], lines[1].replace(" ", " x", 1), *lines[2:]]
+
+
+def test_a_broken_first_row_of_a_clip_of_another_name(tmp_path: Path) -> None:
+    """It is an error, not a folder without poses."""
+    write_realestate10k(tmp_path / "good", seed=1)
+    write_realestate10k(tmp_path / "bad")
+    edit_clip(tmp_path / "bad", _break_first_row, "kitchen")
+    check_refused(open_source(tmp_path), ["bad/kitchen"], "line 2;")
 
 
 @pytest.mark.parametrize("case", BAD_CLIPS)
@@ -253,6 +284,26 @@ def test_damaged_annotations_of_a_category_of_co3d(tmp_path: Path, case: str) ->
     check_refused(source, ["bad/apple"], match, file=bad)
     report = seqrecord.convert(source, tmp_path / "r", workers=1, skip_bad_episodes=True)
     assert (*report.written,) == (*good,)
+
+
+@pytest.mark.parametrize("is_remote", [False, True])
+def test_annotations_that_were_replaced_are_read_again(
+    tmp_path: Path, memory_url: str, is_remote: bool
+) -> None:
+    """Also by sources of one process, and with as many bytes and times as before."""
+    folder, keys = tmp_path / "co3d", []
+    write_co3d(folder)
+    for shift in (0.0, 0.0, 1.0):
+
+        def move(annotations: Any, shift: float = shift) -> None:
+            annotations[0]["viewpoint"]["T"][0] = shift
+
+        edit_co3d(folder, move)
+        place = upload(folder, memory_url) if is_remote else folder
+        source = open_source(place, features=["image", "pose"])
+        info = source.episodes()[0]
+        keys.append(np.asarray(next(iter(source.frames(info)))["pose"]).tolist())
+    assert keys[0] == keys[1] != keys[2]
 
 
 def test_folders_with_strange_names_are_no_models(tmp_path: Path) -> None:

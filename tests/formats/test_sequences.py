@@ -362,6 +362,7 @@ STAMP = "1403636579813555584"
 RGB, DEPTH = "rgb/1305031102.033000.png", "depth/1305031102.065500.png"
 CAM0, CAM1 = (f"mav0/cam{i}/data/{STAMP}.png" for i in (0, 1))
 CSV, YAML, TIMES = "mav0/cam0/data.csv", "mav0/cam0/sensor.yaml", "sequences/00/times.txt"
+CALIB = "sequences/00/calib.txt"
 IMAGE, SCAN = "sequences/00/image_3/000001.png", "sequences/00/velodyne/000001.bin"
 
 BROKEN = {
@@ -395,6 +396,7 @@ BROKEN = {
         fault(cut(SCAN, -7), SCAN, "truncated", frame=1),
         fault(_replace("poses/00.txt", "\n", "\n1 2 3\n"), "poses/00.txt", "invalid row"),
         fault(_back(TIMES), TIMES, "not ascending"),
+        fault(_replace(CALIB, "P1:", "P0:"), CALIB, "invalid row in line 2"),
     ],
 }
 

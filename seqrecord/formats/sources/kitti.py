@@ -163,6 +163,8 @@ def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
         if not words[0][:1].isalpha():  # else a matrix or another named value
             raise rows.invalid(number, words, "a name such as P0:, and its numbers")
         if name := _MATRIX.fullmatch(words[0]):
+            if name[1] in found:
+                raise rows.invalid(number, words, f"{name[1]} once")
             found[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
     images = [c for n, c in columns.items() if n in _IMAGES and isinstance(c, Images)]
     if "P0" in found and images:

@@ -23,6 +23,7 @@ MAX_INVENTORIES = 100
 
 _TEXT = re.compile(r"[^\ud800-\udfff]{0,4000}", re.DOTALL)
 _VERSION = 1
+_MOST_LINES = 1 << 10  # more do not fit the file
 _SHOWN_NAMES = 80  # characters of feature names in one line
 
 
@@ -178,7 +179,7 @@ def _is_long(inventory: Inventory) -> bool:
 
 def _shortened(inventory: Inventory) -> Inventory:
     """Return the inventory without the last quarter of its lists, with a note."""
-    kept = [len(each) * 3 // 4 for each in (inventory.left_out, inventory.notes)]
+    kept = [min(len(each) * 3 // 4, _MOST_LINES) for each in (inventory.left_out, inventory.notes)]
     left, notes = inventory.left_out[: kept[0]], inventory.notes[: kept[1]]
     more = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"
     return replace(

@@ -162,7 +162,7 @@ def read_rows(
     for number, line in lines if separator else ():
         words = [word.strip() for word in line.split(";" if ";" in line else None)]
         found = [word for word in words if _DECIMAL_COMMA.fullmatch(word)]
-        if found and len(words) > 1 and all(w in found or _is_number(w) for w in words):
+        if found and len(words) > 1 and all(w in found or is_number(w) for w in words):
             raise SourceError(
                 f"decimal comma in line {number}; replace commas by points, e.g. "
                 "`sed -i 's/,/./g' FILE`",
@@ -256,7 +256,7 @@ def read_numbers(path: Path) -> NumberTable:
     has_names = len(rows) > 1 and _are_names(rows[0]) and len(rows[0]) == len(rows[1])
     names, rows = (rows[0], rows[1:]) if has_names else ((), rows)
     for words in rows:
-        if not all(map(_is_number, words)):
+        if not all(map(is_number, words)):
             raise _no_numbers(path, table.shown(words))
     if len({*map(len, rows)}) != 1:
         raise _no_numbers(path, "rows of different numbers of columns" if rows else "no rows")
@@ -278,7 +278,7 @@ def count_rows(path: Path) -> int:
     Raises `SourceError` unless the last one is numeric.
     """
     rows = read_rows(path, MAX_BYTES, _ANY_COMMENTS)
-    if not rows.words or not all(map(_is_number, rows.words[-1])):
+    if not rows.words or not all(map(is_number, rows.words[-1])):
         raise _no_numbers(path, rows.shown(rows.words[-1]) if rows.words else "no rows")
     return len(rows.words)
 
@@ -361,7 +361,8 @@ def _split(line: str, separator: str | None) -> list[str]:
     return words[:-1] if len(words) > 1 and not words[-1] else words
 
 
-def _is_number(word: str) -> bool:
+def is_number(word: str) -> bool:
+    """Return whether a word is a number, infinity and NaN included."""
     try:
         float(word)
     except ValueError:
@@ -371,7 +372,7 @@ def _is_number(word: str) -> bool:
 
 def _are_names(words: Sequence[str]) -> bool:
     """Return whether these are column names: none is a number, or all but the first are 0, 1, …"""
-    numbers = [word for word in words if _is_number(word)]
+    numbers = [word for word in words if is_number(word)]
     return not numbers or (
         numbers == [str(n) for n in range(len(words) - 1)] and numbers == list(words[1:])
     )

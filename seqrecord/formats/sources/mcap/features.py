@@ -57,6 +57,11 @@ class TopicFeatures:
                 spec = feature_spec(name, data.dtype, shape, path, kind=kind, unit=unit)
             self.specs[suffix] = spec
 
+    @property
+    def poses(self) -> set[str]:
+        """Names of poses, which a message whose translation is not finite lacks."""
+        return {spec.name for spec in self.specs.values() if spec.kind == "pose"}
+
     def frame(
         self, message: Message, path: Path, exif: str | None
     ) -> dict[str, npt.NDArray[Any] | EncodedImage | str]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -113,12 +114,20 @@ class McapSource(TopicSource):
             picked = (each for each in checked if each[0] in aligned.picks)
             messages = decoded(picked, videos)
             poses = self._poses_of(recording, aligned)
+            lost = Counter[str]()
             for row, values in enumerate(aligned.frames(messages, read)):
                 frame: dict[str, Any] = {self.time_name: np.array(aligned.clock[row], "<i8")}
                 frame |= {n: each[row] for n, each in poses.items() if np.isfinite(each[row]).all()}
-                for each in values.values():
+                for topic, each in values.items():
                     frame |= each
+                    if topic in self.topics:
+                        lost.update(self.topics[topic].poses - each.keys())
                 yield {name: frame[name] for name in self.schema() if name in frame}
+            for name, count in lost.items():
+                _logger.warning(
+                    "%s: %d of %d frames of %s lack %s: translations that are not finite",
+                    *(self.root, count, len(aligned.clock), info.key, name),
+                )
 
     def _poses_of(
         self, recording: Recording, aligned: AlignedMessages

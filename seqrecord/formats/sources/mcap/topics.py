@@ -98,7 +98,7 @@ class TopicSource(Originals):
                 for name, topic in self.offered.items()
                 if topic.type != CAMERA_INFO
             }
-        refused = [topic for topic in chosen if not can_read(self.offered[topic])]
+        refused = {topic: None for topic in chosen if not can_read(self.offered[topic])}
         if self.map is None and len(refused) < len(chosen):
             chosen = {topic: name for topic, name in chosen.items() if topic not in refused}
         elif refused:

@@ -83,6 +83,8 @@ def _read(model: Path) -> Scene:
     cameras, views = {}, []
     with opened(paths[1]) as file, well_formed(paths[1], "a camera's ID, model, size, parameters"):
         for number, name, size, numbers in read_cameras(file):
+            if number in cameras:
+                raise SourceError("two cameras have the same ID; remove one of them", got=number)
             cameras[number] = _camera(name, size, numbers, paths[1])
     with opened(paths[0]) as file, well_formed(paths[0], "an image's pose, camera and name"):
         for numbers, camera, name in read_images(file):
@@ -95,6 +97,11 @@ def _read(model: Path) -> Scene:
     return Scene(_CONVENTION, views, paths)
 
 
+def _num_parameters(name: str) -> int:
+    focal, _, coefficients = _KNOWN[name]
+    return focal + 2 + len(coefficients.split())
+
+
 def _camera(name: str, size: tuple[int, int], numbers: list[float], path: Path) -> Camera:
     if name not in _KNOWN:
         raise SourceError(
@@ -104,10 +111,8 @@ def _camera(name: str, size: tuple[int, int], numbers: list[float], path: Path) 
             expected=f"any of {', '.join(_KNOWN)}",
             got=name,
         )
-    focal, model, names = _KNOWN[name]
+    focal, model, _ = _KNOWN[name]
     coefficients = numbers[focal + 2 :]
-    if len(coefficients) != len(names.split()):
-        raise ValueError(f"{len(numbers)} parameters of {name}")
     coefficients += [0.0] * (_LEAST[model] - len(coefficients))
     intrinsics = [numbers[0], numbers[focal - 1], *numbers[focal : focal + 2]]
     return Camera.of(intrinsics, size, path, centre=0.5, model=model, coefficients=coefficients)
@@ -124,6 +129,8 @@ def _text_cameras(file: BinaryIO) -> _Cameras:
                 words = text.split()
                 number, width, height = parsed([words[0], words[2], words[3]], int)
                 parameters = parsed(words[4:])
+                if words[1] in _KNOWN and len(parameters) != _num_parameters(words[1]):
+                    raise ValueError(f"{len(parameters)} parameters of {words[1]}")
             yield number, words[1], (width, height), parameters
 
 

@@ -14,8 +14,9 @@ import gzip
 import json
 import re
 import zlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from functools import lru_cache, partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +30,8 @@ from seqrecord.formats.sources.common.images import decode_image
 from seqrecord.formats.sources.common.sequences import DecodedFile, image_size
 from seqrecord.formats.sources.common.tables import (
     Rows,
+    is_number,
+    is_row,
     parsed,
     read_numbers,
     read_rows,
@@ -50,6 +53,7 @@ from seqrecord.in_place.files import (
     opened,
     read_bytes,
     size_of,
+    version_of,
 )
 from seqrecord.in_place.limits import check_size
 from seqrecord.store.clips.distortion import OPENCV
@@ -63,7 +67,7 @@ _CLIP = re.compile(r"[0-9a-f]{16}")
 _MICROSECONDS = re.compile(r"[0-9]{1,19}")
 _MOST_MICROSECONDS = ((1 << 63) - 1) // 1000
 _ROW = 19  # numbers
-_MOST_OF_LINE = 4096
+_HEAD = 16 << 10  # bytes of a list, about 100 rows
 _ANNOTATIONS = "frame_annotations.jgz"
 _NAME = re.compile(r"[^/\0]+")
 _FREE_BYTES = 16 << 20  # of annotations; decoded, text of JSON takes up to 24 times its size
@@ -145,12 +149,16 @@ def _re10k_places(folder: Path) -> Mapping[str, Path]:
 
 
 def _has_rows(path: Path) -> bool:
-    """Return whether one of the first two lines of a list is a row of RealEstate10K."""
+    """Return whether one of the first three lines of a list is a row of RealEstate10K.
+
+    They are those of the URL and two rows, one of which may be broken. Comments do not count.
+    """
     if not is_file(path):
         return False
     with opened(path) as file:
-        lines = [file.readline(_MOST_OF_LINE).decode("ascii", "replace").split() for _ in range(2)]
-    return any(len(words) == _ROW and _is_re10k_row(words) for words in lines)
+        lines = file.read(_HEAD).decode("ascii", "replace").splitlines()
+    words_of_lines = (line.split() for line in lines if is_row(line.strip()))
+    return any(len(words) == _ROW and _is_re10k_row(words) for words in islice(words_of_lines, 3))
 
 
 def _is_re10k_row(words: Sequence[str]) -> bool:
@@ -162,12 +170,17 @@ def _is_re10k_row(words: Sequence[str]) -> bool:
     return _MICROSECONDS.fullmatch(words[0]) is not None
 
 
+def _are_mostly_numbers(words: Sequence[str]) -> bool:
+    """Return whether a line is a row, perhaps a broken one, and no URL or title."""
+    return 2 * sum(map(is_number, words)) > len(words)
+
+
 def _read_re10k(path: Path) -> Scene:
     folder = path.with_suffix("")
     images = images_in(folder)
     size = image_size(next(iter(images.values()))) if images else (0, 0)
     rows, url = read_rows(path), ""
-    if rows.words and not _is_re10k_row(rows.words[0]):  # else a list without the line of its URL
+    if rows.words and not _are_mostly_numbers(rows.words[0]):  # else a list without its URL
         url = " ".join(rows.words[0])
         rows = Rows(path, rows.words[1:], rows.lines[1:])
     if not rows.words:
@@ -205,9 +218,13 @@ def _co3d_places(folder: Path) -> Mapping[str, Path]:
     return {name: folder / name for name in _annotations(folder / _ANNOTATIONS)}
 
 
-@lru_cache(maxsize=1)
 def _annotations(path: Path) -> dict[str, list[Any]]:
     """Return the frames of a category by sequence."""
+    return _annotations_of(path, version_of(path))
+
+
+@lru_cache(maxsize=1)  # each sequence of a category asks for them
+def _annotations_of(path: Path, _version: Hashable) -> dict[str, list[Any]]:
     found: dict[str, list[Any]] = {}
     with (
         well_formed(path, "a gzip file of a JSON list of frames"),
