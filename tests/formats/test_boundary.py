@@ -100,7 +100,7 @@ def test_an_original_that_is_not_converted(
     root = unpack(tmp_path, "lerobot_video_v3")
     place = upload(root, memory_url) if is_remote else root
     with monkeypatch.context() as patch:
-        patch.setattr(layout, "_features", lambda _: {}["x"])
+        patch.setattr(layout, "_features", lambda features: features["absent"])
         for command in (["info", place], ["doctor", place], ["index", place, "-o", tmp_path / "i"]):
             assert "KeyError" in fail(*command)
     parse = layout._episode
