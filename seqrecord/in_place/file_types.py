@@ -10,13 +10,15 @@ from seqrecord.errors import SourceError
 from seqrecord.in_place.files import is_file, open_file, size_of
 
 _HEAD = 512
+_GZIP = b"\x1f\x8b"
+_READ_AS_GZIP = ".jgz"  # ending of Co3D's annotations
 
 _TYPES: tuple[tuple[bytes, str], ...] = (
     (
         b"version https://git-lfs.github.com/spec/",
         "a Git LFS pointer instead of the data: run `git lfs pull`",
     ),
-    (b"\x1f\x8b", "compressed with gzip: unpack it (`tar -xzf FILE`, or `gunzip FILE`)"),
+    (_GZIP, "compressed with gzip: unpack it (`tar -xzf FILE`, or `gunzip FILE`)"),
     (b"\x28\xb5\x2f\xfd", "compressed with Zstandard: unpack it (`zstd -d FILE`)"),
     (b"BZh", "compressed with bzip2: unpack it (`bunzip2 FILE`)"),
     (b"\xfd7zXZ\0", "compressed with xz: unpack it (`xz -d FILE`)"),
@@ -62,6 +64,8 @@ def file_type(path: Path) -> str | None:
 
 def type_of(head: bytes, name: str) -> str | None:
     """Like `file_type`, from the first bytes; `name` is the file's name in the remedy."""
+    if head.startswith(_GZIP) and name.endswith(_READ_AS_GZIP):
+        return None
     for magic, text in _TYPES:
         if head.startswith(magic):
             return text.replace("FILE", name)

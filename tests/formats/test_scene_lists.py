@@ -261,6 +261,10 @@ ANNOTATIONS: dict[str, tuple[Callable[[], bytes], str]] = {
     "nesting": (lambda: zipped("[" * 100_000), "missing or wrong value"),
     "a large object": (lambda: zipped('[{"a": "%s"}]' % ("x" * 70_000)), "missing or wrong value"),
     "text after the list": (lambda: zipped("[] []"), "missing or wrong value"),
+    "a comma after the last frame": (
+        lambda: zipped('[{"sequence_name": "a"}, ]'),
+        "missing or wrong value",
+    ),
     "no list": (lambda: zipped("{}"), "missing or wrong value"),
     "not UTF-8": (lambda: gzip.compress(b"[\xff]"), "missing or wrong value"),
     "a path outside": (lambda: zipped('[{"sequence_name": "../../x"}]'), "name of a folder"),
@@ -282,6 +286,9 @@ def test_damaged_annotations_of_a_category_of_co3d(tmp_path: Path, case: str) ->
     good = [info.key for info in source.episodes() if info.key.startswith("good")]
     assert len(good) == 2
     check_refused(source, ["bad/apple"], match, file=bad)
+    with pytest.raises(SourceError) as refused:
+        seqrecord.convert(source, tmp_path / "all", workers=1)
+    assert "unpack it" not in str(refused.value)
     report = seqrecord.convert(source, tmp_path / "r", workers=1, skip_bad_episodes=True)
     assert (*report.written,) == (*good,)
 

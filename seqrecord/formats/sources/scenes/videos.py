@@ -264,7 +264,10 @@ def _elements(text: str) -> Iterator[dict[str, Any]]:
             raise ValueError(f"expected an object of a frame at character {at}")
         yield value
         at = _after(text, end, "")
-        at = at if text.startswith("]", at) else _after(text, at, ",")
+        if not text.startswith("]", at):
+            at = _after(text, at, ",")
+            if text.startswith("]", at):
+                raise ValueError(f"expected an object of a frame at character {at}")
     if text[at + 1 :].strip():
         raise ValueError(f"text after the list, at character {at + 1}")
 
