@@ -167,7 +167,7 @@ def size_of(path: Path) -> int:
 def version_of(path: Path) -> Hashable:
     """Return a value that differs if the file was replaced, for caches. Raises `SourceError`.
 
-    At a URL it is that of one opening of the original, which lists each folder once.
+    At a URL it stands for one opening of the original, which lists each folder once.
     """
     if (files := remote_files(path)) is not None:
         return weakref.ref(files)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import struct
 import zlib
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,6 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import SourceError
-from seqrecord.formats.sources.lerobot import layout
 from seqrecord.sources import inventory_of
 from tests.formats.cases import index_source, upload
 from tests.formats.failing_source import Counting, failing, write_scenes
@@ -99,6 +99,7 @@ def test_an_original_that_is_not_converted(
     """Opening it in place, `info` and `doctor` have the boundary too."""
     root = unpack(tmp_path, "lerobot_video_v3")
     place = upload(root, memory_url) if is_remote else root
+    layout = import_module("seqrecord.formats.sources.lerobot.layout")
     with monkeypatch.context() as patch:
         patch.setattr(layout, "_features", lambda features: features["absent"])
         for command in (["info", place], ["doctor", place], ["index", place, "-o", tmp_path / "i"]):
@@ -124,7 +125,7 @@ def test_an_original_that_is_not_converted(
 @pytest.mark.parametrize("workers", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_source_of_a_user(tmp_path: Path, workers: int) -> None:
     options: dict[str, Any] = {"workers": workers, "max_file_size": 1 << 10}
-    with pytest.raises(SourceError, match=r"KeyError at tests\.sources\.failing_source:\d+") as one:
+    with pytest.raises(SourceError, match=r"KeyError at tests\.formats\.failing_source:\d+") as one:
         seqrecord.convert(Counting(), tmp_path / "r", **options)
     assert one.value.episode == "e2"
     report = seqrecord.convert(Counting(), tmp_path / "s", skip_bad_episodes=True, **options)

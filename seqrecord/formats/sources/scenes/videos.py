@@ -151,7 +151,7 @@ def _re10k_places(folder: Path) -> Mapping[str, Path]:
 def _has_rows(path: Path) -> bool:
     """Return whether one of the first three lines of a list is a row of RealEstate10K.
 
-    They are those of the URL and two rows, one of which may be broken. Comments do not count.
+    A line of the URL and a broken row may be above it. Comments do not count.
     """
     if not is_file(path):
         return False
