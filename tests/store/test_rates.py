@@ -375,6 +375,18 @@ def test_recorder_writer_merge_and_edits_agree(
             assert (len(every), every[0], every[-1]) == (61, 11, near)
 
 
+@pytest.mark.parametrize(("nan_at", "gap"), [(0, 1.2), (10, 0.0), (119, 1.2), (60, 1.2)])
+def test_nan_counts_as_a_missing_timestamp(tmp_path: Path, nan_at: int, gap: float) -> None:
+    """It neither contradicts a rate nor hides a long step or a wrong mean."""
+    times = np.arange(120) * 0.1 * (gap if nan_at in (0, 119) else 1)
+    times[nan_at + 1 :] += 0.06 if nan_at == 60 else 0
+    times[nan_at] = np.nan
+    frames = [{"a": np.int64(n), "timestamp": np.float64(at)} for n, at in enumerate(times)]
+    with SeqRecordWriter(tmp_path, features={"timestamp": SECONDS}, fps=FPS) as writer:
+        write_episodes(writer, {"e": frames})
+    assert rates(tmp_path) == [None if gap else FPS]
+
+
 def test_a_flush_before_the_mean_rate_is_known(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -72,6 +72,8 @@ class RateComparison:
 
     def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
         """Add timestamps, a real dtype [n], and their frame numbers, int64 [n], in order."""
+        if times.dtype.kind == "f" and np.isnan(times).any():  # as frames without a timestamp
+            times, numbers = times[~np.isnan(times)], numbers[~np.isnan(times)]
         if not len(times) or self._step is not None:
             return
         times = signed(times)
