@@ -38,14 +38,18 @@ class FsspecReader:
         self.clients = Clients(make, is_reread=is_reread)
 
     def size(self, path: str) -> int:
+        return self.size_and_tag(path)[0]
+
+    def size_and_tag(self, path: str) -> tuple[int, str | None]:
+        """Size of a file, and its strong e-tag without quotes, `None` if the client has none."""
         check_path(path)
         try:
-            return self.length(path)
+            return self._size_and_tag(path)
         except NotFoundError:
             pass
         # An error of reading distinguishes a missing container from a missing file.
         self.read(path, (ByteRange(0, 1), [memoryview(bytearray(1))]))
-        return self.length(path)  # the file was created meanwhile
+        return self._size_and_tag(path)  # the file was created meanwhile
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -58,8 +62,7 @@ class FsspecReader:
         for items, views in parts:
             self.read(path, (ByteRange(items[0].start, items[-1].stop), views))
 
-    def length(self, path: str) -> int:
-        """Size of a file in bytes, requested without its content."""
+    def _size_and_tag(self, path: str) -> tuple[int, str | None]:
         full, shown = self.full(path), f"{self._shown}/{path}"
 
         def info(fs: Any) -> dict[str, Any]:
@@ -73,7 +76,7 @@ class FsspecReader:
             raise NotFoundError("no such file", file=shown)
         if found.get("size") is None:
             raise StorageError("the server does not report the file's size", file=shown)
-        return int(found["size"])
+        return int(found["size"]), found.get("strong_etag")
 
     def read(self, path: str, request: Request) -> None:
         """Make one request; fills all views or raises."""

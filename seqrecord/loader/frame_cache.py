@@ -22,7 +22,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import threading
 import time
+import weakref
 from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
@@ -36,6 +38,7 @@ from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.codecs.images import IMAGE
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.references import Reference
+from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunks import ChunkReader, has_digest
 from seqrecord.store.reading.pages import Page
@@ -55,8 +58,8 @@ _TAG_BYTES = 8  # of a page's digest in the name of an entry's file
 def frame_folder(path: Path, limit: int) -> CacheFolder:
     """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
 
-    Frames that were not used since this call make room for others, but not for other frames of
-    their dataset. If none is left, nothing is added for ten minutes.
+    Frames that were not used since this call make room for others, but not frames of a dataset
+    that this process has read since. If none is left, nothing is added for ten minutes.
     """
     since = time.time_ns()
     return CacheFolder(
@@ -121,6 +124,9 @@ class CachedFrames:
         self.features: dict[int, list[str]] = {}
         """Names of the features, or results, of each group that has any."""
         self._kept: dict[str, _Kept] = {}
+        self._tags: dict[tuple[int, int], npt.NDArray[np.uint64]] = {}
+        self._last_use = time.time_ns()
+        _register(self)
         self._known: dict[tuple[int, str], _Sources] = {}
         self._results: dict[Any, CachedFrames] = {}
         for name, spec in reader.features.items():
@@ -268,6 +274,7 @@ class CachedFrames:
 
     def _entry(self, name: str, row: int) -> CacheEntry | None:
         """The entry of a chunk's frames; `None` if a file that it depends on has no identity."""
+        self._last_use = time.time_ns()
         kept, sources = self._kept[name], self._sources(name, row)
         states = [self._reader.file_state(page.group, page.row) for page in sources.raw]
         for reference in sources.references:
@@ -326,18 +333,39 @@ class CachedFrames:
         return feature, schema.position(feature)
 
     def _protected(self, place: str, names: list[str]) -> Bools:
-        """Whether files, in the folder of a place, are of this dataset, bool[n]; see `CacheFolder`.
+        """Whether files, in the folder of a place, are of datasets in use, bool[n].
+
+        See `CacheFolder`. In use are this one and those that this process has read since the cache
+        was opened: without the others, sources of a mix would evict one another.
+        """
+        found, since = np.zeros(len(names), np.bool_), self._cache.keep_since
+        for user in _users_of(self._cache):
+            if user is self or user._last_use >= since:
+                found |= user._has_files(place, names)
+        return found
+
+    def _has_files(self, place: str, names: list[str]) -> Bools:
+        """Whether files, in the folder of a place, are of this dataset, bool[n].
 
         By their tags: one in 2^64 / chunks may be of another dataset.
         """
         found = np.zeros(len(names), np.bool_)
         for kept in self._kept.values():
             if hash_of_place(kept.place) == place:
-                tags = [bytes.fromhex(name[: 2 * _TAG_BYTES]) for name in names]
-                table = self._index.groups[kept.group].page_digest[:, self._tagged(kept)[1]]
-                own = np.ascontiguousarray(table[:, :_TAG_BYTES]).view(np.uint64).reshape(-1)
-                found |= np.isin(np.frombuffer(b"".join(tags), np.uint64), own)
+                tags = b"".join(bytes.fromhex(name[: 2 * _TAG_BYTES]) for name in names)
+                numbers, own = np.frombuffer(tags, np.uint64), self._sorted_tags(kept)
+                nearest = np.searchsorted(own, numbers).clip(max=len(own) - 1)
+                found |= own[nearest] == numbers
         return found
+
+    def _sorted_tags(self, kept: _Kept) -> npt.NDArray[np.uint64]:
+        """The tags of a cached name's entries: sorted once, since each eviction looks here."""
+        column = self._tagged(kept)[1]
+        if (tags := self._tags.get((kept.group, column))) is None:
+            digests = self._index.groups[kept.group].page_digest[:, column, :_TAG_BYTES]
+            tags = np.sort(np.ascontiguousarray(digests).view(np.uint64).reshape(-1))
+            self._tags[kept.group, column] = tags
+        return tags
 
     def _pages_beside(self, group: int, row: int, feature: str) -> Iterator[PageKey]:
         """The pages of a feature that have frames of a chunk."""
@@ -347,6 +375,21 @@ class CachedFrames:
         ends = np.array([max(first, 0), first + int(table.num_frames[row]) - 1])
         begin, last = others.chunks_of(episode, ends).tolist()
         yield from (PageKey(other, number, feature) for number in range(begin, last + 1))
+
+
+_users: weakref.WeakSet[CachedFrames] = weakref.WeakSet()
+_users_lock = PerProcess(threading.Lock)
+
+
+def _register(user: CachedFrames) -> None:
+    with _users_lock.get():
+        _users.add(user)
+
+
+def _users_of(cache: CacheFolder) -> list[CachedFrames]:
+    """The users of a folder in this process."""
+    with _users_lock.get():
+        return [user for user in _users if user._cache.path == cache.path]
 
 
 def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:

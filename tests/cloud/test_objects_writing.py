@@ -13,7 +13,7 @@ import pytest
 import seqrecord
 from seqrecord import convert, errors
 from seqrecord.cloud.clients import RUNTIME
-from seqrecord.storage import Storage, open_storage
+from seqrecord.storage import Storage, identity_of, open_storage
 from seqrecord.store.storage.ranges import unwanted_if
 from tests.kit.made_source import MadeSource
 from tests.kit.processes import in_fork, own_threads, wait_for
@@ -212,6 +212,8 @@ def test_permanent_errors_are_raised_at_once(place: Place) -> None:
 @pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
 def test_a_forked_child_reads_and_cannot_write(place: Place, storage: Storage) -> None:
     put(storage, "records/other", DATA)
+    identity = identity_of(storage, "records/other")
+    assert identity[1] is not None
     upload = storage.create(PATH)
     upload.write(DATA)
     upload.checkpoint(b"one")
@@ -225,6 +227,7 @@ def test_a_forked_child_reads_and_cannot_write(place: Place, storage: Storage) -
         ):
             with pytest.raises(errors.StorageError, match="spawned"):
                 action()
+        assert identity_of(storage, "records/other") == identity
         found = get(storage, "records/other", 5, 50)
         storage.close()  # the parent's upload continues
         return found == DATA[5:50]

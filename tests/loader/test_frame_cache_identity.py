@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import random
 import shutil
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,8 @@ from seqrecord.edit import delete_episodes, trim_episodes
 from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import crc32c
 from tests.kit.faults import CountingStorage
+from tests.kit.services.local_server import Handler
+from tests.kit.services.web_server import WebFolder
 from tests.kit.tiny import RecordParts, change_record
 
 IMAGES = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
@@ -181,6 +183,30 @@ def test_entries_are_shared_by_copies_and_not_by_positions(tmp_path: Path) -> No
 def save(folder: Path, number: int, image: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     Image.fromarray(IMAGES[image]).save(folder / f"{number:03d}.png", compress_level=0)
+
+
+@pytest.mark.parametrize("tag", ["strong", "weak", "none"])
+def test_raw_pages_of_a_web_server(
+    tag: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their identity is the e-tag of the record file; without one they are not kept."""
+    send = Handler.send_range
+
+    def send_range(self: Handler, data: bytes, headers: Mapping[str, str] = {}) -> int:
+        others = {name: value for name, value in headers.items() if name != "ETag"}
+        weak = {"ETag": f"W/{headers['ETag']}"} if tag == "weak" else {}
+        return send(self, data, headers if tag == "strong" else {**others, **weak})
+
+    monkeypatch.setattr(Handler, "send_range", send_range)
+    cache, some = tmp_path / "cache", {"resize": SIZE}
+    with WebFolder(tmp_path) as server:
+        for turn in range(2):
+            path = write(tmp_path / "a", rows_of("0120"[turn:]), 4, codecs={"image": "raw"})
+            expected = frames(path, None, **some)
+            assert frames(f"{server.endpoint}/a", cache, **some) == expected
+            hits = len(expected) if tag == "strong" else 0
+            assert from_cache(f"{server.endpoint}/a", cache, **some) == hits
+            shutil.rmtree(path)
 
 
 @pytest.mark.parametrize("is_indexed_again", [False, True])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from collections.abc import Callable, Iterator
@@ -17,6 +18,7 @@ from seqrecord import SeqRecordWriter
 from seqrecord.cloud.mounts import MountStorage
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
+from seqrecord.store.checksum import crc32c
 from tests.kit.command_line import main
 from tests.kit.datasets import append, contents, write_dataset, write_episodes
 from tests.kit.faults import abandon, abandonable
@@ -125,6 +127,23 @@ def test_pages_and_notes_are_verified(cut: Path, caplog: pytest.LogCaptureFixtur
     write(cut / "other", "e0")
     header = partial(cut / "other").read_bytes()[:64]
     assert changed(cut, pages, header + data[64:]) == [], "the notes belong to another file"
+
+
+def test_digests_are_verified(cut: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A copy has the digests of the note, which caches trust."""
+    notes = partial(cut).with_suffix(".notes")
+    first, second = notes.read_bytes().splitlines(keepends=True)
+    entry = json.loads(first)
+    note = bytearray.fromhex(entry["note"])
+    page = partial(cut).read_bytes()[64:88]  # two frames of `raw`
+    digest = hashlib.sha256(page + b"\3" + (2).to_bytes(4, "little")).digest()[:16]
+    note[note.index(digest)] ^= 1
+    length = int.from_bytes(note[-24:-16], "little")
+    note[-16:-12] = crc32c(note[: length + 8]).to_bytes(4, "little")
+    changed_note = json.dumps({**entry, "note": note.hex()}).encode() + b"\n"
+    assert changed(cut, notes, changed_note + second) == ["e1"]
+    assert "episode e0 lost 5 flushed frames" in caplog.text
+    assert "a page does not match its digest" in caplog.text
 
 
 @pytest.mark.parametrize("lost", [0, 1])

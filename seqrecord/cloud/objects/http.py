@@ -77,15 +77,19 @@ class HttpFiles:
         self._tags.pop(path, None)
         try:
             with self._ask("HEAD", path, {"Accept-Encoding": "identity"}) as answer:
-                length = answer.headers.get("Content-Length", "")
+                length, tag = answer.headers.get("Content-Length", ""), _strong_tag(answer)
         except HTTPError as error:
             if error.status not in (405, 501):
                 raise
-            length = ""
+            length, tag = "", None
         if not length.isdecimal():
             with self._ask("GET", path, {"Range": "bytes=0-0"}) as answer:
                 length = answer.headers.get("Content-Range", "").rpartition("/")[2]
-        return {"size": int(length) if length.isdecimal() else None}
+                tag = _strong_tag(answer)
+        return {
+            "size": int(length) if length.isdecimal() else None,
+            "strong_etag": tag and tag.strip('"'),
+        }
 
     def cat_file(self, path: str, start: int, end: int) -> bytearray:
         """Read a range; empty if the response has another range."""
@@ -109,8 +113,7 @@ class HttpFiles:
                     "it would send whole files",
                     file=shown,
                 )
-            tag = answer.headers.get("ETag", "W/")
-            if not tag.startswith("W/"):  # weak e-tags do not support `If-Match`
+            if (tag := _strong_tag(answer)) is not None:
                 self._tags.setdefault(path, tag)
             if int(content_range[1]) != start or int(content_range[2]) >= end:
                 return bytearray()
@@ -136,6 +139,12 @@ class HttpFiles:
             return answer
         with answer:
             raise HTTPError(answer)
+
+
+def _strong_tag(answer: Any) -> str | None:
+    """The e-tag of a response; weak ones do not support `If-Match`, nor prove equal bytes."""
+    tag: str = answer.headers.get("ETag", "")
+    return tag if tag and not tag.startswith("W/") else None
 
 
 @functools.cache

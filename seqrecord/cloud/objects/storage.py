@@ -92,8 +92,13 @@ class ObjectStorage(WholeFileStorage):
         raise ConflictError("another writer has replaced or removed it", file=file)
 
     def identity(self, path: str) -> tuple[int, str | None]:
-        """Size and e-tag; see `identity_of`."""
-        key = self.bucket.key(check_path(path))
+        """Size and e-tag; see `identity_of`. From the reader if it has e-tags: in a forked process
+        obstore cannot be used, and web servers have no other client.
+        """
+        size, tag = self._reader.size_and_tag(check_path(path))
+        if tag is not None or not self.bucket.is_writable:
+            return size, tag
+        key = self.bucket.key(path)
         meta = self._ask(path, lambda store: store.head(key))
         return int(meta["size"]), _identity(meta)
 

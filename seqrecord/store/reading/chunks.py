@@ -93,7 +93,7 @@ class ChunkReader:
             self.external.files.close()
 
     def file_state(self, group: int, row: int) -> list[Any] | None:
-        """Return the state of a chunk's record file, see `state_of`.
+        """Return the state of a chunk's record file, see `state_of`; `None` if unavailable.
 
         Elsewhere than on a local disk, it is asked for once: record files are never changed.
         """
@@ -101,7 +101,10 @@ class ChunkReader:
         if self.has_path:
             return state_of(self._storage, path)
         if path not in self._states:
-            self._states[path] = state_of(self._storage, path)
+            try:
+                self._states[path] = state_of(self._storage, path)
+            except SeqRecordError:  # reading may succeed, for example where HEAD is refused
+                self._states[path] = None
         return self._states[path]
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:

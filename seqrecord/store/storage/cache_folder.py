@@ -125,7 +125,7 @@ class CacheFolder:
         pause: float = 0.0,
         keep_since: float = float("inf"),
     ) -> None:
-        self.path, self.limit, self._keep_since = path, limit, keep_since
+        self.path, self.limit, self.keep_since = path, limit, keep_since
         self.patience, self.pause = patience, pause
         self.counts = Counter[str]()
         """`evictions`, `damaged` slots, `failures` of the disk, timeouts of the lock (`busy`)."""
@@ -138,7 +138,7 @@ class CacheFolder:
         self._ignored: set[str] = set()  # damaged entries that could not be removed or replaced
 
     def __reduce__(self) -> tuple[Any, ...]:
-        since = self._keep_since
+        since = self.keep_since
         make = functools.partial(
             CacheFolder, patience=self.patience, pause=self.pause, keep_since=since
         )
@@ -372,6 +372,8 @@ class CacheFolder:
                 return False
             if taken.is_known and self._oldest:
                 oldest = self._oldest.popleft()
+                if protected is not None and protected(oldest.place, [oldest.name])[0]:
+                    continue  # its dataset is in use only since the scan
                 path = Path(oldest.path)
                 with contextlib.suppress(FileNotFoundError):
                     if path.stat().st_mtime_ns == oldest.used:  # not used since the scan
@@ -389,16 +391,15 @@ class CacheFolder:
     def _evictable(self, entries: list[_Found], protected: Protected | None) -> list[_Found]:
         """The entries that are neither in use nor protected, in their order."""
         most = time.time_ns() + _AHEAD_NS
-        unused = [each for each in entries if not self._keep_since <= each.used <= most]
+        unused = [each for each in entries if not self.keep_since <= each.used <= most]
         if protected is None:
             return unused
         numbers: dict[str, list[int]] = {}
         for number, found in enumerate(unused):
-            numbers.setdefault(found.path.split("/")[-2], []).append(number)
+            numbers.setdefault(found.place, []).append(number)
         kept: set[int] = set()
         for place, some in numbers.items():
-            names = [unused[number].path.rpartition("/")[2] for number in some]
-            is_kept = protected(place, names).tolist()
+            is_kept = protected(place, [unused[number].name for number in some]).tolist()
             kept.update(number for number, keep in zip(some, is_kept, strict=True) if keep)
         return [found for number, found in enumerate(unused) if number not in kept]
 
@@ -418,6 +419,16 @@ class _Found(NamedTuple):
     used: int
     path: str
     size: int
+
+    @property
+    def place(self) -> str:
+        """The hash of its place: the name of its folder."""
+        return self.path.split("/")[-2]
+
+    @property
+    def name(self) -> str:
+        """The name of its file."""
+        return self.path.rpartition("/")[2]
 
 
 def hash_of_place(place: str) -> str:

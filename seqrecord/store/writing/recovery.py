@@ -7,10 +7,11 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 
-from seqrecord.errors import FormatError, NotFoundError, SeqRecordError
+from seqrecord.errors import ChecksumError, FormatError, NotFoundError, SeqRecordError
+from seqrecord.store.checksum import Buffer
 from seqrecord.store.format.footer import RECORDS, EpisodePart, Footer, parse_footer, parse_header
-from seqrecord.store.format.pages import aligned
-from seqrecord.store.format.rows import HEADER_BYTES
+from seqrecord.store.format.pages import aligned, page_digest
+from seqrecord.store.format.rows import HEADER_BYTES, features_of
 from seqrecord.store.reading.index_building import complete_episodes
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.schema import Schema
@@ -118,12 +119,33 @@ class _EpisodeNote:
         return part
 
     def chunk(self, group: int, number: int) -> StoredChunk:
-        """Read a chunk. Raises `ChecksumError` for a damaged page."""
+        """Read a chunk. Raises `ChecksumError` for a page without its CRC32C or digest."""
         ranges = page_ranges(self.footer.chunks[group][number])
         first = ranges[0].start
         data = _read(self.upload, ByteRange(first, ranges[-1].stop))
         pages = [data[item.start - first : item.stop - first] for item in ranges]
-        return stored_chunk(self.footer, self.footer.schema, group, number, pages)
+        chunk = stored_chunk(self.footer, self.footer.schema, group, number, pages)
+        _check_digests(chunk, self.footer.schema, ranges, pages)
+        return chunk
+
+
+def _check_digests(
+    chunk: StoredChunk, schema: Schema, ranges: Sequence[ByteRange], pages: Sequence[Buffer]
+) -> None:
+    """Raise `ChecksumError` for a page that does not match its digest, which is copied too."""
+    num_frames, specs = int(chunk.row["num_frames"][0]), schema.group(chunk.group)
+    places = features_of(schema)[chunk.group].tolist()
+    for column, (name, place) in enumerate(zip(specs, places, strict=True)):
+        digest = page_digest(pages[column], num_frames, chunk.gaps.get(place))
+        stored = chunk.row["pages"]["digest"][0, column].tobytes()
+        if digest != stored and not specs[name].is_dropped:
+            raise ChecksumError(
+                "a page does not match its digest",
+                offset=ranges[column].start,
+                feature=name,
+                expected=stored.hex(),
+                got=digest.hex(),
+            )
 
 
 def _chunks(notes: Sequence[_EpisodeNote], num_frames: int) -> Iterator[StoredChunk]:
