@@ -101,10 +101,7 @@ class ChunkReader:
         if self.has_path:
             return state_of(self._storage, path)
         if path not in self._states:
-            try:
-                self._states[path] = state_of(self._storage, path)
-            except SeqRecordError:  # reading may succeed, for example where HEAD is refused
-                self._states[path] = None
+            self._states[path] = _state_if_known(self._storage, path)
         return self._states[path]
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
@@ -413,6 +410,13 @@ def text_of(data: bytes) -> str:
     except UnicodeDecodeError as error:
         message = "text that is not UTF-8"
         raise CodecError(message, expected="UTF-8", got=data[:50]) from error
+
+
+def _state_if_known(storage: Storage, path: str) -> list[Any] | None:
+    try:
+        return state_of(storage, path)
+    except SeqRecordError:  # reading may succeed, for example where HEAD is refused
+        return None
 
 
 def has_digest(page: Page, data: memoryview) -> bool:
