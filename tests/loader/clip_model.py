@@ -37,7 +37,7 @@ from seqrecord import (
     SeqRecordWriter,
     collate,
 )
-from seqrecord.samples import BuiltIn, dilate, every, reverse, skip_last
+from seqrecord.samples import BuiltIn, SampleRandom, Samples, dilate, every, reverse, skip_last
 from tests.kit.clip_data import minimum_memory
 
 __all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
@@ -132,6 +132,17 @@ def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
 
 
 @dataclass(frozen=True)
+class Copies:
+    """A function of samples: `repeat` by the start of a clip."""
+
+    times: tuple[int, ...]
+    name = "copies"
+
+    def __call__(self, samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
+        return samples.with_columns(repeat=np.resize(self.times, 99)[samples["start"]])
+
+
+@dataclass(frozen=True)
 class Case:
     """A loader's arguments, and the clips expected from them."""
 
@@ -177,6 +188,14 @@ class Case:
     def clips_of(self, remainder: int) -> list[tuple[int, int]]:
         """The clips of an epoch, in order."""
         return [clip for clip in self.clips if clip[1] % self.every == remainder]
+
+    def repeated(self, clips: list[tuple[int, int]]) -> list[tuple[int, int]]:
+        """Each of `clips` as often as an epoch has it."""
+        for one in self.options.get("samples") or ():
+            if isinstance(one, Copies):
+                times = one.times
+                return [clip for clip in clips for _ in range(times[clip[1] % len(times)])]
+        return clips
 
     @property
     def stride(self) -> int:
@@ -407,8 +426,11 @@ SPAN = 16
 
 
 @st.composite
-def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
-    """Loader arguments without a rank; `rated` are windows in seconds of different frame rates."""
+def cases(draw: st.DrawFn, *, rated: bool = False, has_copies: bool = False) -> Case:
+    """Loader arguments without a rank; `rated` are windows in seconds of different frame rates.
+
+    With `has_copies`, functions may repeat clips.
+    """
 
     def maybe(tenths: int) -> bool:
         return draw(st.integers(1, 10)) > 10 - tenths
@@ -467,7 +489,7 @@ def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
     if maybe(4) and {*IMAGES} & {*features}:
         crop = choose(RandomCrop((5, 7)), CenterCrop((12, 3)))
         options["clip_transform"] = some([crop, HorizontalFlip(0.5)], 1, 2)
-    functions = [skip_last(draw(st.integers(1, 5)))] if maybe(3) else []
+    functions: list[Any] = [skip_last(draw(st.integers(1, 5)))] if maybe(3) else []
     engine: dict[str, Any] = {"num_threads": draw(st.integers(1, 3))}
     if options["batch_size"] and maybe(3):
         options["order"] = "sequences"
@@ -479,6 +501,11 @@ def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
             engine |= {"num_cursors": choose(1, 5), "shuffle_buffer": choose(1, 5, 64)}
     if maybe(3):
         functions.append(every(choose(2, 3, 4, 25), rotate=maybe(7)))
+    options["last_batch"] = choose("repeat", "keep", "drop")
+    # A clip that evens out ranks would look like a copy.
+    if has_copies and "order" not in options and options["last_batch"] != "repeat" and maybe(5):
+        functions = [one for one in functions if one.name != "every"]
+        functions.append(Copies(choose((1, 2), (2,), (9, 1, 1), (1, 1, 40, 1, 1, 1, 1))))
     if functions:
         options["samples"] = functions
     options["engine"] = EngineOptions(**engine)
@@ -486,7 +513,6 @@ def cases(draw: st.DrawFn, *, rated: bool = False) -> Case:
         options["device"] = "cpu"
     if maybe(3):
         options["memory_limit"] = "least"
-    options["last_batch"] = choose("repeat", "keep", "drop")
     return Case(options)
 
 

@@ -11,8 +11,9 @@ Interface of the machine. `job` draws arguments and begins; the rules then act o
 Invariants, after any rules:
 
 - Every value, mask and column of a clip equals the model of `clip_model`, which reads no file.
-- An epoch has every clip of the model exactly once over all ranks and parts; a part is the yield of
-  equal ranks. Duplicates only even out ranks, and `last_batch` determines their number.
+- An epoch has every clip of the model, and each copy of it, exactly once over all ranks and parts;
+  a part is the yield of equal ranks. Duplicates only even out ranks, and `last_batch` determines
+  their number.
 - Batches and their order equal an uninterrupted run of the part, with any class of loader.
 - Ranks have equal numbers of batches (`last_batch="keep"`: at most one more) and equal states.
 - `len`, `stats()` and the peak memory agree with the batches.
@@ -51,7 +52,7 @@ from seqrecord import (
 )
 from seqrecord.samples import every, skip_last
 from tests.kit.clip_data import minimum_memory
-from tests.loader.clip_model import Case, cases, check_by_number, check_rows, equal
+from tests.loader.clip_model import Case, Copies, cases, check_by_number, check_rows, equal
 from tests.loader.resume_contract import Direct
 
 Clip = tuple[int, int]
@@ -59,7 +60,7 @@ KINDS: Any = {"pipe": SeqRecordPipe, "stream": SeqRecordIterableDataset, "node":
 SIZES = (1, 3, 4, 7)
 MOST_RANKS = 4
 FOLDERS = ("lab", "kitchen")
-SAMPLES = (None, [every(2)], [every(3, rotate=True)], [skip_last(2)])
+SAMPLES = (None, [every(2)], [every(3, rotate=True)], [skip_last(2)], [Copies((1, 3))])
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,7 @@ class LoaderMachine(RuleBasedStateMachine):
         self.remainders: dict[str, dict[int, int]] = {}  # samples: epoch: remainder
 
     @initialize(
-        case=st.booleans().flatmap(lambda rated: cases(rated=rated)),
+        case=st.booleans().flatmap(lambda rated: cases(rated=rated, has_copies=True)),
         kind=st.sampled_from([*KINDS]),
         ranks=st.integers(1, MOST_RANKS),
         workers=st.integers(0, 2),
@@ -132,7 +133,8 @@ class LoaderMachine(RuleBasedStateMachine):
             least < MOST_RANKS * max(SIZES) * max(1, self.most_workers)
             and options["last_batch"] == "drop"
         ):
-            options["last_batch"] = "repeat"  # or an epoch may have no batch
+            is_once = case.repeated(case.clips) == case.clips
+            options["last_batch"] = "repeat" if is_once else "keep"  # or it may have no batch
         part = Part(options, 0, ranks, workers=min(workers, self.most_workers))
         self.go(kind, Place(part))
         note(f"{kind} {part}")
@@ -145,10 +147,12 @@ class LoaderMachine(RuleBasedStateMachine):
         return [KINDS[kind](self.records, **options, rank=(rank, ranks)) for rank in range(ranks)]
 
     def clips(self, part: Part) -> list[Clip]:
-        """The clips of a part's epoch in order; with `every(…, rotate=True)` of its remainder."""
+        """The clips of a part's epoch in order, with copies; with `every(…, rotate=True)` of its
+        remainder.
+        """
         case = Case(part.options)
         if len(case.remainders) == 1:
-            return case.clips
+            return case.repeated(case.clips)
         group = self.remainders.setdefault(repr(part.options.get("samples")), {})
         if part.epoch not in group:
             (stream,) = self.make(replace(part, ranks=1), last_batch="keep")
@@ -164,9 +168,13 @@ class LoaderMachine(RuleBasedStateMachine):
         case = Case(part.options)
         return [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
 
+    def rest(self, part: Part) -> Counter[Clip]:
+        """How often a part has each clip."""
+        return Counter(self.clips(part)) - Counter(part.given)
+
     def counts(self, part: Part) -> tuple[int, int]:
         """The least and the greatest number of clips of a rank, or of a worker."""
-        total = len(set(self.clips(part)) - set(part.given))
+        total = self.rest(part).total()
         least, most = total // part.shards, -(-total // part.shards)
         last_batch, size = part.options["last_batch"], part.options["batch_size"] or 1
         if last_batch == "keep":
@@ -176,7 +184,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def has_batches(self, part: Part) -> bool:
         """Whether enough clips remain, or none."""
-        is_over = {*part.given} >= {*self.clips(part)}
+        is_over = not self.rest(part)
         return part.options["last_batch"] != "drop" or self.counts(part)[0] > 0 or is_over
 
     def whole(self, part: Part) -> list[list[Any]]:
@@ -214,15 +222,15 @@ class LoaderMachine(RuleBasedStateMachine):
         found = Counter(clip for rank in of_ranks for clip in rank)
         assert found.keys() <= set(clips)
         least, most = self.counts(part)
-        repeated = found.total() - len(found)
+        rest = self.rest(part)
+        repeated = (found - rest).total()
         if not (case.in_rows and part.given):
-            assert not found.keys() & set(part.given)
+            assert found.keys() <= rest.keys()
             is_even = not (case.in_rows and part.options["last_batch"] == "keep")
             workers = max(1, part.workers)
             counts = range(least * workers, most * workers + 1)
             assert all(len(rank) in counts for rank in of_ranks) or not is_even
-            missing = set(clips) - found.keys() - set(part.given)
-            assert not missing or part.options["last_batch"] == "drop"
+            assert not rest - found or part.options["last_batch"] == "drop"
             assert repeated <= (part.shards - 1 if part.options["last_batch"] == "repeat" else 0)
         if part.workers:
             return of_ranks
@@ -242,7 +250,7 @@ class LoaderMachine(RuleBasedStateMachine):
         found = [clip for own in clips for clip in own]
         if not part.given:
             repeated = sum(stream.stats()["duplicate_clips"] for stream in streams)
-            assert repeated == len(found) - len({*found})
+            assert repeated == (Counter(found) - Counter(every)).total()
         if not part.given and part.ranks == 1:
             assert streams[0].stats()["clips_dropped"] == len(every) - len(found)
         case = Case(part.options)
@@ -270,6 +278,11 @@ class LoaderMachine(RuleBasedStateMachine):
         self.iterators: list[Any] | None = None
         self.is_begun = False
         self.is_over = False
+
+    @staticmethod
+    def has_copies(part: Part) -> bool:
+        """Whether functions repeat clips."""
+        return any(isinstance(one, Copies) for one in part.options.get("samples") or ())
 
     @property
     def takes_samples(self) -> bool:
@@ -424,12 +437,16 @@ class LoaderMachine(RuleBasedStateMachine):
             return
         options = {**place.part.options, "samples": samples}
         part = replace(place.part, options=options)
+        if self.has_copies(part) and (Case(options).in_rows or options["last_batch"] == "repeat"):
+            return
         if Case(options).clips and self.has_batches(part):
             for loader in self.loaders:
                 loader.set_samples(samples)
             self.go(self.kind, Place(part), self.loaders)
 
-    @precondition(lambda self: self.wholes and not self.is_mix)
+    @precondition(
+        lambda self: self.wholes and not self.is_mix and not self.has_copies(self.place.part)
+    )
     @rule(number=st.integers(0, 99))
     def read_by_number(self, number: int) -> None:
         """The map-style dataset has the epoch's clips in the order of the model."""
