@@ -3,8 +3,8 @@
 Copies of a clip in one round would fill batches with one episode. So each copy is in a run of its
 own, which reads its frames again unless they stay in memory. Shards get equally many runs of each
 kind, which is the number of copies of the episode. In a shard, the runs of each kind are at even
-distances in time, and those of an episode too. The cursor that ends first takes the next run. So at
-any time, the cursors' runs are a fair share of the epoch::
+distances in time, as are the runs of an episode. The cursor that ends first takes the next run. So
+at any time, the cursors' runs are a fair share of the epoch::
 
     episode A, 4 copies; B to E, one copy
     times               A   B   A   C   A   D   A   E
@@ -139,7 +139,7 @@ def _places_in_kinds(runs: Runs, num_copies: IntArray, key: int) -> tuple[IntArr
 
 
 def _number_in(group: IntArray, key: npt.NDArray[Any]) -> IntArray:
-    """The place of each element among those of its group, sorted by `key`; int64[n]."""
+    """The place of each element in its group, sorted by `key`; int64[n]."""
     order = np.lexsort((key, group))
     _, count = np.unique(group, return_counts=True)
     number = np.empty(len(group), np.int64)
