@@ -28,9 +28,9 @@ from seqrecord import (
 )
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.storage import CachedStorage, open_storage
+from seqrecord.store.storage.chunk_store import ChunkStore
 from tests.kit.chunk_stores import (
     FILE_BYTES,
-    ChunkStore,
     Readers,
     SlowStorage,
     forget_range,

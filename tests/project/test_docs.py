@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import seqrecord
+import seqrecord.storage
 from seqrecord import LoaderOptions
 from seqrecord.cli import main
 

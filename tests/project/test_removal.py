@@ -42,6 +42,17 @@ for public in [seqrecord, *map(import_module, ("seqrecord.types", "seqrecord.sou
         except seqrecord.errors.MissingPackageError as error:
             assert any(f"`{part}`" in str(error) for part in lacking), error
 
+if "formats" in lacking:  # loaded by name
+    (folder / "original").mkdir()
+    (folder / "original/pose_left.txt").touch()
+    for call in (seqrecord.open, lambda place: seqrecord.open_source(place)):
+        try:
+            call(folder / "original")
+        except seqrecord.errors.MissingPackageError as error:
+            assert "lacks its part `formats`" in str(error), error
+        else:
+            raise AssertionError("no error")
+
 path = folder / "records"
 with seqrecord.SeqRecordWriter(path, codecs={"image": "raw", "depth": "balanced"}) as writer:
     for key in ("a", "b"):
@@ -76,7 +87,7 @@ clip = seqrecord.SeqRecordMapDataset(path, clip_len=4)[3]
 assert clip["image"].shape == (4, 24, 32, 3)
 sources = {name: seqrecord.SeqRecordPipe(path, clip_len=4) for name in ("one", "two")}
 mix = seqrecord.SeqRecordMix(sources, batch_size=2)
-assert {name for batch in mix for name in batch["source"]} == {"one", "two"}
+assert {name for batch in mix for name in batch["dataset"]} == {"one", "two"}
 
 [record] = (path / "records").glob("*.seqrec")
 content = bytearray(record.read_bytes())

@@ -223,17 +223,10 @@ class ClipLoader:
 
         It has none beside resident frames: these are loaded once.
         """
-        shards = plan.shard.count
         store.begin(capacity, pieces)
-        if shards > 1 and not store.has_disk_cache and not self._iteration.are_shards_noted:
+        if plan.shard.count > 1 and not (store.has_disk_cache or self._iteration.are_shards_noted):
             self._iteration.are_shards_noted = True
-            if plan.shard.index == 0:
-                _logger.info(
-                    "%s: each of %d shards reads its own frames from remote storage in every "
-                    "epoch, except bytes still in memory_limit; cache_dir= reads each byte once "
-                    "per machine",
-                    *(shown_place(self.selection.dataset.url), shards),
-                )
+            _note_shards(self.selection.dataset.url, plan.shard)
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
@@ -386,6 +379,16 @@ class ClipLoader:
                 got=device,
             )
         return find_device(device)
+
+
+def _note_shards(url: str, shard: Shard) -> None:
+    """Log, in the first shard, that each shard reads its own frames from remote storage."""
+    if shard.index == 0:
+        _logger.info(
+            "%s: each of %d shards reads its own frames from remote storage in every epoch, except "
+            "bytes still in memory_limit; cache_dir= reads each byte once per machine",
+            *(shown_place(url), shard.count),
+        )
 
 
 def _note_decoding(

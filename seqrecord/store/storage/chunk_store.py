@@ -175,38 +175,14 @@ class _Contents:
             return entries[number - 1], entries[number - 1].stop
         low = entries[number - 1].stop if number else 0
         high = entries[number].start if number < len(entries) else _FAR
-        begins, ends = self._pieces.get(path, (_NOTHING, _NOTHING))
-        place, direct = int(ends.searchsorted(at, "right")), None
-        if place < len(ends) and begins[place] <= at:
-            if (direct := self._direct.get(path)) is None:
-                direct = self._direct[path] = np.stack((ends, begins))
-            # Not again what was read for want of room.
-            first, last = direct[:, place].tolist()
-            start, stop = max(low, int(begins[place])), min(high, int(ends[place]))
-            if at >= last:
-                start = max(start, last)
-            elif at < first:
-                stop = min(stop, first)
-            else:
-                start, stop = at, min(stop, item.stop)
-            unread = stop - start
-        else:
-            following = int(begins[place]) if place < len(begins) else _FAR
-            start, stop = at, min(high, following, item.stop)
-            unread = 0
-        # An entry that this read completes, or that no piece covers, replaces no other one.
-        is_completed = item.start <= start and stop <= item.stop and not is_ahead
-        may_replace = unread > 0 and not is_completed
-        is_short = not unread and stop - start < _MIN_BYTES
-        data = None
-        if not is_short and self._make_room(stop - start + _ENTRY_BYTES, may_replace):
-            # The system may have less than the limit; nobody may wait for an entry without memory.
-            with suppress(MemoryError):
-                data = np.empty(stop - start, np.uint8)
+        start, stop, piece = self._span(path, at, item, low, high)
+        unread = 0 if piece is None else stop - start
+        data = self._memory_of(item, start, stop, unread, is_ahead)
         if data is None:
-            if direct is not None and not is_ahead:
-                direct[0, place] = min(int(direct[0, place]), at)
-                direct[1, place] = max(int(direct[1, place]), min(stop, item.stop))
+            if piece is not None and not is_ahead:
+                direct = self._direct[path]
+                direct[0, piece] = min(int(direct[0, piece]), at)
+                direct[1, piece] = max(int(direct[1, piece]), min(stop, item.stop))
             return None, stop
         entry = _Entry(path, start, stop, data, unread)
         number = bisect_left(starts, start)  # dropped entries may have been before it
@@ -218,6 +194,43 @@ class _Contents:
         self.peak = max(self.peak, self.used)
         claim.fetches.append(entry)
         return entry, stop
+
+    def _span(
+        self, path: str, at: int, item: ByteRange, low: int, high: int
+    ) -> tuple[int, int, int | None]:
+        """Bounds of a new entry with byte `at`, inside `low` and `high`, and its piece.
+
+        Outside of all pieces, the entry has bytes of `item` only.
+        """
+        begins, ends = self._pieces.get(path, (_NOTHING, _NOTHING))
+        piece = int(ends.searchsorted(at, "right"))
+        if piece == len(ends) or begins[piece] > at:
+            following = int(begins[piece]) if piece < len(begins) else _FAR
+            return at, min(high, following, item.stop), None
+        direct = self._direct.setdefault(path, np.stack((ends, begins)))
+        # Not again what was read for want of room.
+        first, last = direct[:, piece].tolist()
+        start, stop = max(low, int(begins[piece])), min(high, int(ends[piece]))
+        if at >= last:
+            return max(start, last), stop, piece
+        if at < first:
+            return start, min(stop, first), piece
+        return at, min(stop, item.stop), piece
+
+    def _memory_of(
+        self, item: ByteRange, start: int, stop: int, unread: int, is_ahead: bool
+    ) -> npt.NDArray[np.uint8] | None:
+        """Memory for a new entry, or `None` if there is no room for it."""
+        # An entry that this read completes, or that no piece covers, replaces no other one.
+        is_completed = item.start <= start and stop <= item.stop and not is_ahead
+        is_short = not unread and stop - start < _MIN_BYTES
+        may_replace = unread > 0 and not is_completed
+        if is_short or not self._make_room(stop - start + _ENTRY_BYTES, may_replace):
+            return None
+        # The system may have less than the limit; nobody may wait for an entry without memory.
+        with suppress(MemoryError):
+            return np.empty(stop - start, np.uint8)
+        return None
 
     def _make_room(self, nbytes: int, may_replace: bool) -> bool:
         """Whether `nbytes` more fit, after dropping spent entries if `may_replace`.
