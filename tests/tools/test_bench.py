@@ -177,6 +177,28 @@ def test_a_slow_loader(dataset: Path, pass_time: Callable[[float], None]) -> Non
     assert report.clips_per_second == pytest.approx(3 / report.steady_seconds)
 
 
+def test_decoding_in_a_frame_transform(dataset: Path) -> None:
+    """Its time is of no feature: no advice may name one, or divide by their sum."""
+
+    def slow(frame: dict[str, Any]) -> dict[str, Any]:
+        time.sleep(0.005)
+        return {"image": frame["image_left"], "range": frame["flow"]}
+
+    options: dict[str, Any] = {"clip_len": 4, "batch_size": 3, "frame_transform": slow}
+    report = bench(dataset, features=["image_left", "flow"], **options)
+    assert {*report.stats["decode_seconds_by_feature"].values()} == {0.0}
+    assert "Decoding is the bottleneck" in report.advice[0]
+    assert "Write smaller frames" in report.advice[0]
+
+
+@pytest.mark.usefixtures("pass_time")
+def test_steps_shorter_than_the_tick_of_the_clock(dataset: Path) -> None:
+    report = bench(dataset, clip_len=4, max_batches=3)
+    assert (report.seconds, report.steady_seconds) == (0, 0)
+    assert np.isfinite([report.clips_per_second, report.bytes_per_second]).all()
+    assert "clips " in str(report)
+
+
 def test_copies_are_timed_separately(dataset: Path, pass_time: Callable[[float], None]) -> None:
     options = BenchOptions(clip_len=4, max_batches=12, batch_size=1, device="cpu")
     stream = SeqRecordIterableDataset(dataset, clip_len=4, batch_size=1)
@@ -218,6 +240,7 @@ def test_step_times() -> None:
 LOADS: dict[str, Any] = {"waiting_for_loads_seconds": 5.0, "gather_seconds": 1.0, "batches": 50}
 DECODES = {**LOADS, "decode_seconds": 9.0, "fetch_seconds": 1.0}
 BY_FEATURE = {**DECODES, "decode_seconds_by_feature": {"image": 2.0, "flow": 6.0}}
+NOT_BY_FEATURE = {"decode_seconds_by_feature": {"image": 0.0, "flow": 0.0}}
 
 
 GIB = 1 << 30
@@ -254,6 +277,8 @@ ADVICE: list[tuple[dict[str, Any], tuple[int, int, int], list[str]]] = [
     (LONG_READS, (9, 0, 1), ["Reading", "80 %", "Copy the dataset (20.0 GiB) to a local disk"]),
     ({**LONG_READS, "is_local": True}, (9, 0, 1), ["larger chunks", "--codec stored_image=small"]),
     ({**DECODES, "gather_seconds": 6.0}, (9, 0, 1), ["Copying clips into batches", "60 %"]),
+    ({**BY_FEATURE, **NOT_BY_FEATURE}, (9, 0, 1), ["Decoding", "time. Write smaller frames"]),
+    ({**DECODES, "decode_seconds_by_feature": {}}, (9, 0, 1), ["time. Write smaller frames"]),
     ({"batches": 50}, (9, 0, 1), ["waits for data 90 %"]),  # an engine with fewer counters
     ({"batches": 50}, (0, 0, 0), ["the consumer is the bottleneck"]),
 ]

@@ -147,8 +147,9 @@ def _recommendation(
     if stage == "decode":
         more = f"more threads ({threads} of {cores} cores are in use)"
         less = "fewer features"
-        found = stats.get("decode_seconds_by_feature", {"": 0.0})
-        name = max(found, key=found.__getitem__)
+        # `frame_transform` is not timed by feature, nor are raw features that are read in place.
+        found = {n: s for n, s in stats.get("decode_seconds_by_feature", {}).items() if s}
+        name = max(found, key=found.__getitem__, default="")
         total = sum(found.values())
         most = f", {percent(found[name] / total)} of that for {name}" if len(found) > 1 else ""
         return (

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
 
 _ALONE = 20  # steps with one batch
 _CLIP_LEN, _BATCH_SIZE = 16, 4
+_LEAST_SECONDS = 1e-9  # that rates divide by; steps may be shorter than the clock's tick
 _REPORTED = (
     *("clip_len", "dilation", "features", "order", "shuffle", "seed", "batch_size"),
     *("split", "pad", "last_batch", "memory_limit"),
@@ -301,7 +302,7 @@ class BenchReport:
 
     @property
     def clips_per_second(self) -> float:
-        return self.steady_clips / self.steady_seconds
+        return self.steady_clips / max(self.steady_seconds, _LEAST_SECONDS)
 
     @property
     def frames_per_second(self) -> float:
@@ -339,7 +340,7 @@ class BenchReport:
             f"{self.frames_per_second:,.0f} frames/s",
             f"{self.bytes_per_second / 1e9:.2f} GB/s",
         )
-        reading = f"{format_size(read)}, {read / self.seconds / 1e6:,.0f} MB/s"
+        reading = f"{format_size(read)}, {read / max(self.seconds, _LEAST_SECONDS) / 1e6:,.0f} MB/s"
         first, opened = f"{self.first_batch_seconds:.2f} s", f"{self.open_seconds:.2f} s"
         lines = [
             f"{shown_place(self.url)}: {batches}, {clips} in {self.seconds:.1f} s",
