@@ -243,6 +243,43 @@ def test_damaged_files(tmp_path: Path) -> None:
         check_refused(open_source(root), bad, file=listed)
 
 
+BAD_IMAGES: list[Any] = [b"GIF89a", b"", None, png(BLACK), png(np.zeros((6, 8), np.uint8))]
+
+
+@pytest.mark.parametrize("data", BAD_IMAGES, ids=["gif", "empty", "null", "size", "grey"])
+def test_a_bad_first_image_refuses_its_episode_only(tmp_path: Path, data: bytes | None) -> None:
+    """One table has all episodes; the others give the schema."""
+    root = unpack(tmp_path)
+    rewrite(root / ROWS, column(IMAGES, at(0, {"bytes": data, "path": "0.png"})))
+    check_refused(open_source(root), ["episode_000000"], file=root / ROWS)
+    rewrite(root / ROWS, column(IMAGES, lambda values: [values[0]] * len(values)))
+    with pytest.raises(SourceError):
+        open_source(root).schema()
+
+
+def damage_group(path: Path, name: str) -> None:
+    """Overwrite a column of the first row group."""
+    group = pq.ParquetFile(path).metadata.row_group(0)
+    [found] = [
+        one for one in map(group.column, range(group.num_columns)) if one.path_in_schema == name
+    ]
+    start = min(found.dictionary_page_offset or found.data_page_offset, found.data_page_offset)
+    data = bytearray(path.read_bytes())
+    data[start : start + found.total_compressed_size] = b"\xff" * found.total_compressed_size
+    path.write_bytes(data)
+
+
+def test_a_damaged_first_row_group(tmp_path: Path) -> None:
+    root, bad = unpack(tmp_path), ["episode_000000"]
+    path = root / ROWS
+    rewrite(path, lambda table: table, row_group_size=5)
+    damage_group(path, f"{IMAGES}.bytes")
+    check_refused(open_source(root), bad, "damaged Parquet file", file=path)
+    seqrecord.convert(open_source(root), tmp_path / "r", workers=1, skip_bad_episodes=True)
+    with seqrecord.open(tmp_path / "r") as dataset:
+        assert [*dataset.episodes] == ["episode_000001", "episode_000002"]
+
+
 def declared(dtype: Any, *shape: int) -> dict[str, Any]:
     return {"features": {"action": {"dtype": dtype, "shape": [*shape]}}}
 
@@ -808,3 +845,23 @@ def test_resolvers_that_are_refused(tmp_path: Path) -> None:
     plain = unpack(tmp_path / "plain")
     with pytest.raises(SourceError, match="the dataset has no language_persistent"):
         of_first(plain, said=RESOLVED[0][0])
+
+
+def test_unreadable_language_refuses_its_episode_only(tmp_path: Path) -> None:
+    """And no other episode loses its rows."""
+    root, bad = annotated(tmp_path), ["episode_000000"]
+    whole = open_source(root).episodes()[1:]
+    assert all(info.metadata["language_persistent"] for info in whole)
+    path, language = root / ROWS, {"memory": "active_at(t, style=memory)"}
+    # The second group begins with the last row of the first episode.
+    rewrite(path, lambda table: table, row_group_size=4, compression="none", use_dictionary=False)
+    data = path.read_bytes()
+    for name in ("content", "timestamp"):
+        path.write_bytes(data)
+        damage_group(path, f"language_persistent.list.element.{name}")
+        check_refused(open_source(root), bad, "damaged Parquet file", file=path)
+        check_refused(open_source(root, language=language), bad, feature="language_persistent")
+        assert open_source(root).episodes()[1:] == whole
+    path.write_bytes(data.replace(b"reached", b"\xff\xfeached"))
+    check_refused(open_source(root), bad, "text is not UTF-8", feature="language_persistent")
+    assert open_source(root).episodes()[1:] == whole

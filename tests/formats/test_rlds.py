@@ -225,6 +225,24 @@ def test_shards(tmp_path: Path) -> None:
 # --- broken datasets -------------------------------------------------------------------------
 
 
+def test_a_bad_first_record_of_the_only_shard(tmp_path: Path) -> None:
+    """Later records give the schema."""
+    steps = {
+        **STATE,
+        "image": {"image": {"dtype": "uint8", "shape": {"dimensions": ["2", "2", "3"]}}},
+    }
+    good: dict[str, list[Any]] = {"steps/state": [1.0, 2.0], "steps/image": [png(GREY[:, :2])]}
+    for image in ([b"GIF89a"], [b""], [1]):
+        records = [example(good | {"steps/image": image}), example(good)]
+        source = open_source(write_set(tmp_path, records, steps))
+        check_refused(source, ["train/000000"])
+    records = [example(good), example(good)]
+    root = write_set(tmp_path, records, steps)
+    [shard] = root.glob("*.tfrecord-*")
+    shard.write_bytes(flipped(30)(shard.read_bytes()))
+    check_refused(open_source(root), ["train/000000"], "checksum mismatch of a record;")
+
+
 def test_damaged_files(tmp_path: Path) -> None:
     root, one, two = unpack(tmp_path), "train/000000", "train/000001"
     whole = (root / TRAIN).read_bytes()

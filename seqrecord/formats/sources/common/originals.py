@@ -171,6 +171,7 @@ class FirstError:
 
     def __init__(self) -> None:
         self.first: SourceError | None = None
+        self.count = 0
 
     @contextmanager
     def skipped(self, then: Callable[[], None] = lambda: None, **facts: Any) -> Iterator[None]:
@@ -180,6 +181,7 @@ class FirstError:
                 yield
         except SourceError as error:
             self.first = self.first or error
+            self.count += 1
             then()
 
 

@@ -39,6 +39,10 @@ class ParquetTable:
     def num_rows(self) -> int:
         return int(self._file.metadata.num_rows)
 
+    @property
+    def num_groups(self) -> int:
+        return int(self._file.metadata.num_row_groups)
+
     def batches(
         self,
         columns: Sequence[str] | None = None,
@@ -46,6 +50,7 @@ class ParquetTable:
         features: Container[str] = (),
         rows: int = 65536,
         first: int = 0,
+        group: int | None = None,
         numbers: Mapping[str, int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
         """Yield batches of rows, smaller ones if a few stored bytes may expand to many.
@@ -55,6 +60,7 @@ class ParquetTable:
             features: columns that are features; errors name them so.
             rows: maximum rows of a batch.
             first: number of the first row. Row groups before it are not read.
+            group: number of the only row group to read.
             numbers: maximum numbers per row, by column.
 
         Raises `SourceError` for a damaged file or a missing column.
@@ -73,8 +79,10 @@ class ParquetTable:
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
         groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
         skipped = first - sum(sizes[: groups[0]] if groups else sizes)
-        for group in groups:
-            rows = self._fitting(rows, metadata.row_group(group), columns, numbers or {})
+        if group is not None:
+            groups, skipped = [group], 0
+        for i in groups:
+            rows = self._fitting(rows, metadata.row_group(i), columns, numbers or {})
         try:
             for batch in self._file.iter_batches(
                 rows, row_groups=groups, columns=columns, use_threads=False

@@ -22,9 +22,10 @@ from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.errors import SourceError, located
+from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable, python_values
 from seqrecord.store.text import repr_of
 
@@ -211,29 +212,41 @@ def _parsed(call: str) -> Any:
 def persistent_rows(path: Path) -> Iterator[tuple[int, Rows | SourceError]]:
     """Yield the persistent rows of each episode in a file, by number.
 
-    An episode whose frames differ has an error.
+    An episode whose rows cannot be read, or whose frames differ, has an error, also after rows.
     """
-    last, first = -1, pa.array([])
-    with located(SourceError, file=str(path), feature=PERSISTENT):
-        for batch in ParquetTable(path).batches(["episode_index", PERSISTENT], rows=512):
-            numbers = np.asarray(batch.column(0))
-            column = batch.column(1)
-            ends = [*np.flatnonzero(np.diff(numbers)).tolist(), len(numbers) - 1]
-            begin = 0
-            for end in ends:
-                count, number = end - begin, int(numbers[begin])
-                if number != last:
+    last, first, bad = -1, pa.array([]), set[int]()
+    facts: dict[str, Any] = {"file": str(path), "feature": PERSISTENT}
+    for numbers, column in _by_group(ParquetTable(path)):
+        ends = [*np.flatnonzero(np.diff(numbers)).tolist(), len(numbers) - 1]
+        begin = 0
+        for end in ends:
+            count, number = end - begin, int(numbers[begin])
+            try:
+                if isinstance(column, SourceError):
+                    raise column
+                if number != last and number not in bad:
                     last, first = number, column.slice(begin, 1)
                     yield number, rows_of_frames(first, PERSISTENT)[0]
                 same = column.slice(begin + 1, count).equals(column.slice(begin, count))
-                if not same or not column.slice(begin, 1).equals(first):
-                    yield (
-                        number,
-                        SourceError(
-                            "frames of an episode have different persistent rows of language",
-                            file=str(path),
-                            feature=PERSISTENT,
-                            expected="equal rows in all frames of an episode",
-                        ),
+                if number == last and not (same and column.slice(begin, 1).equals(first)):
+                    raise SourceError(
+                        "frames of an episode have different persistent rows of language",
+                        expected="equal rows in all frames of an episode",
                     )
-                begin = end + 1
+            except SourceError as error:
+                bad.add(number)
+                yield number, SourceError(error.message, **{**facts, **error.context()})
+            begin = end + 1
+
+
+def _by_group(
+    table: ParquetTable,
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array | SourceError]]:
+    """Yield episode numbers with their persistent rows; an error for those of a damaged group."""
+    for group in range(table.num_groups):
+        try:
+            for batch in table.batches(["episode_index", PERSISTENT], rows=512, group=group):
+                yield np.asarray(batch.column(0)), batch.column(1)
+        except SourceError as error:
+            for batch in table.batches(["episode_index"], group=group):
+                yield np.asarray(batch.column(0)), error

@@ -240,12 +240,12 @@ class _Episodes:
         return begin, times
 
 
-def image_bytes(path: Path, name: str) -> bytes:
-    """Return the first image of a column."""
+def image_bytes(path: Path, name: str, row: int) -> bytes:
+    """Return a row's image of a column."""
     with located(SourceError, file=str(path)):
-        for batch in ParquetTable(path).batches([name], rows=1):
+        for batch in ParquetTable(path).batches([name], rows=1, first=row):
             return _image(batch.column(0), 0)
-        raise SourceError("Parquet file without rows")
+        raise SourceError(f"Parquet file without row {row}")
 
 
 def _image(column: pa.Array, row: int) -> bytes:

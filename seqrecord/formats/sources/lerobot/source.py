@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -57,6 +58,7 @@ from seqrecord.video.gops import DecodedFrame, Gop
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
 """Columns that are not packed: a row's position, or a number that stands for a text."""
 
+_MOST_TRIED = 32  # episodes of a table whose first image is tried
 _NO_FEATURES = {*_DERIVED, PERSISTENT}
 
 _AXES = {"height", "width", "channel", "channels"}
@@ -206,11 +208,11 @@ class LeRobotSource(InPlace):
         episode = self._episodes.get(info.key)
         if episode is None:
             raise SourceError("no such episode", file=str(self.root), episode=info.key)
-        if episode.error is not None:
-            facts = {**episode.error.context(), "episode": info.key}
-            raise SourceError(episode.error.message, **facts) from episode.error
-        if isinstance(error := self._persistent.get(episode.index), SourceError):
-            raise error
+        persistent = self._persistent.get(episode.index)
+        error = episode.error or (persistent if isinstance(persistent, SourceError) else None)
+        if error is not None:
+            facts = {**error.context(), "episode": info.key}
+            raise SourceError(error.message, **facts) from error
         if not episode.length:
             file = str(self.path / episode.file)
             raise SourceError("episode without frames", file=file, episode=info.key)
@@ -339,28 +341,33 @@ class LeRobotSource(InPlace):
             ) from error
 
     def _first_spec(self, feature: LeRobotFeature) -> FeatureSpec:
-        """Return the spec from the first readable episode: the declared shape may be [C, H, W]."""
+        """Return the spec from the first readable episode: the declared shape may be [C, H, W].
+
+        A file of many episodes may be damaged in one of them.
+        """
         is_video = feature.dtype == "video"
-        errors, tried = FirstError(), set()
+        errors, tried, rows = FirstError(), Counter[str](), Counter[str]()
         for episode in self._episodes.values():
             if episode.error is not None:  # without files
                 continue
             file = episode.videos[feature.name].file if is_video else episode.file
-            if file in tried:
+            first = rows[file]
+            rows[file] += episode.length
+            # A video has one table for all its episodes; a table has images of each.
+            if tried[file] >= (1 if is_video else _MOST_TRIED):
                 continue
-            tried.add(file)
-            path, spec = self.path / file, None
+            tried[file] += 1
+            path = self.path / file
             with errors.skipped(episode=episode.key, feature=feature.name):
                 if is_video:
                     spec = read_spec(feature, path, self.path / INFO)
                 else:
-                    data = image_bytes(path, feature.name)
+                    data = image_bytes(path, feature.name, first)
                     keep = self.keep_encoded
                     spec = embedded_spec(
                         feature.name, data, path, keep_encoded=keep, exif=self.exif
                     )
                     spec = replace(spec, **feature.depth_meaning)
-            if spec is not None:
                 feature.check_size(spec, path)
                 return spec
         raise errors.first or SourceError("LeRobot dataset without episodes", file=str(self.root))

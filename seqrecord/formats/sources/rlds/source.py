@@ -50,6 +50,7 @@ from seqrecord.store.text import counted
 
 _DECLARED = INFO  # metadata key: numbers of declared and found records
 _MAX_VALUES = 64
+_MOST_TRIED = 32  # unreadable records of a shard before its images are given up
 _MAX_TEXT = 4096  # bytes of a text in the metadata
 
 
@@ -174,15 +175,19 @@ class RldsSource(Originals):
         errors = FirstError()
         for shard in find_shards(self._folder):
             path = self._folder / shard.file
+            before = errors.count
             with errors.skipped(), TfRecordFile(path) as file:
                 for record in file.records():
-                    with _examples(path, record.offset):
-                        values = parse_example(file.read(record)).get(feature.key)
-                    if isinstance(values, list) and values:
-                        data, keep = bytes(values[0]), self.keep_encoded
-                        return embedded_spec(
-                            feature.name, data, path, keep_encoded=keep, exif=self.exif
-                        )
+                    with errors.skipped():
+                        with _examples(path, record.offset):
+                            values = parse_example(file.read(record)).get(feature.key)
+                        if isinstance(values, list) and values:
+                            data, keep = bytes(values[0]), self.keep_encoded
+                            return embedded_spec(
+                                feature.name, data, path, keep_encoded=keep, exif=self.exif
+                            )
+                    if errors.count - before >= _MOST_TRIED:
+                        break
         raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
 
     # --- episodes: read as little as possible of a record -----------------------------------
