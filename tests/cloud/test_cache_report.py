@@ -21,6 +21,7 @@ import seqrecord
 from seqrecord.errors import LocationError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage, StorageWrapper, open_storage
 from seqrecord.store.storage.cache_folder import CacheFolder
+from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.ranges import ByteRange
 from tests.cloud.test_cache import CALLS, Cached, entries
 from tests.kit.clip_data import digests
@@ -198,6 +199,13 @@ def fill(location: Any, cache: Path) -> None:
 # Opening with a cache
 
 
+def inner_storage(loader: Any) -> Storage:
+    """The storage below the loader's chunks in memory."""
+    store = loader.dataset.contents.storage
+    assert isinstance(store, ChunkStore)
+    return store.inner
+
+
 def test_a_dataset_keeps_its_cache_in_every_loader(remote: str, tmp_path: Path) -> None:
     cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": 1 << 24}
     dataset = seqrecord.open(remote, **cache)
@@ -210,9 +218,9 @@ def test_a_dataset_keeps_its_cache_in_every_loader(remote: str, tmp_path: Path) 
     settings: dict[str, Any] = {"clip_len": 2, "features": ["pose"]}
     for make in makers:
         loader = make(dataset, **settings)
-        assert isinstance(loader.dataset.contents.storage, CachedStorage), make
+        assert isinstance(inner_storage(loader), CachedStorage), make
     cached, plain = (seqrecord.SeqRecordPipe(each, **settings) for each in (dataset, remote))
-    assert not isinstance(plain.dataset.contents.storage, CachedStorage)
+    assert not isinstance(inner_storage(plain), CachedStorage)
     clips = iter(cached)
     for _ in range(3):
         next(clips)

@@ -185,7 +185,7 @@ def test_episodes_that_cannot_be_read(tmp_path: Path) -> None:
         order = list(PlannedSampler(ours, batch_size=2))
         assert sorted(order) == [*range(12)]
         assert [item["index"] for item in ours.__getitems__(order)] == [rows[i] for i in order]
-    ours = dataset(root, episodes=[0, 1], skip_bad_episodes=True)
+    ours = dataset(root, episodes=[1, 2], skip_bad_episodes=True)
     assert [item["index"] for item in ours[:]] == rows[5:]
 
 

@@ -138,8 +138,8 @@ class RecordingReader(FsspecReader):
         super().__init__(object, "", "")
         self.asked: list[ByteRange] = []
 
-    def length(self, path: str) -> int:
-        return len(DATA)
+    def size_and_tag(self, path: str) -> tuple[int, str | None]:
+        return len(DATA), None
 
     def read(self, path: str, request: tuple[ByteRange, list[memoryview]]) -> None:
         item, views = request

@@ -177,6 +177,8 @@ def test_an_append_merges_and_an_empty_append_keeps_them(tmp_path: Path) -> None
     assert_close(kept(tmp_path / "d"), kept(write(tmp_path / "whole", "abcd")))
     assert old.exists()  # for readers of the previous manifest
     write(tmp_path / "d", "e", mode="append")
+    assert old.exists()  # to restore an earlier version
+    edit.clean(tmp_path / "d", older_than=0)
     assert not old.exists()
     assert file_of(tmp_path / "d").exists()
     before = kept(tmp_path / "d").to_json()

@@ -29,6 +29,7 @@ from seqrecord.store.writing.committing import (
     Base,
     SmallFiles,
     own_sizes,
+    read_base,
     read_consistent,
     read_indexed,
     recorded,
@@ -160,7 +161,8 @@ def originals_named(storage: Storage) -> Iterator[None]:
     try:
         yield
     except NotFoundError as error:
-        if not load_entry(IS_ORIGINAL)(storage):
+        is_dataset = read_base(storage, accept_damaged=True).tag is not None  # it lacks a file
+        if is_dataset or not load_entry(IS_ORIGINAL)(storage):
             raise
         raise NotFoundError(
             "no dataset here, but an original, which is never edited; pack it "
