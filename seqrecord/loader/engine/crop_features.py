@@ -66,11 +66,69 @@ def crop_features(
     return chosen._replace(names=(*chosen.names, *_padding_masks(chosen, arrays)))
 
 
+class _Feature(NamedTuple):
+    """What the kind and shape of a feature say about a window."""
+
+    name: str
+    spec: ArraySpec
+    kind: str | None
+    may_have_pixels: bool
+    is_image: bool
+    has_pixel_kind: bool
+
+    @classmethod
+    def of(cls, name: str, spec: ArraySpec, declared: str | None) -> _Feature:
+        kind, may = known_kind(name, spec, declared), may_have_pixels(spec, declared)
+        is_image = may and is_camera_image(name, spec, declared)
+        return cls(name, spec, kind, may, is_image, kind in PIXEL_KINDS)
+
+    @property
+    def size(self) -> FrameSize:
+        return _size(self.spec)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its kind alone says that it has pixels."""
+        return self.is_image or self.has_pixel_kind
+
+    @property
+    def is_map(self) -> bool:
+        """Whether it has another kind with pixels than images."""
+        return self.may_have_pixels and self.has_pixel_kind and not self.is_image
+
+    @property
+    def own_kind(self) -> str:
+        return "no kind" if self.kind is None else f"kind {self.kind}, not one of this package,"
+
+    def is_doubtful(self, frame: FrameSize | None) -> bool:
+        """Whether its variable size may be that of the images, which does not vary."""
+        if not self.is_map or frame is None or None in frame:
+            return False
+        return None in self.size and _common([self.size, frame]) is not None
+
+    def fits(self, sizes: Collection[FrameSize], frame: FrameSize) -> bool:
+        """Whether it has a size of the window; of variable ones, if its kind has pixels."""
+        if not has_pixels(self.spec):
+            return False
+        is_variable = None in frame and None in self.size and self.is_known
+        return self.size in sizes or (is_variable and _common([frame, self.size]) is not None)
+
+
+_NOTES = {
+    (False, True, False): "{name} is unchanged: kind {kind} has no pixels",
+    (False, True, True): "{name} is unchanged: kind {kind} has no pixels",
+    (True, True, False): "{name} has {own} and is changed like {first}, by its size",
+    (True, False, True): "{name} {spec} is unchanged: its size is not that of {first}",
+}
+"""Notes by: the feature may have pixels, it has the size of the window, its kind has pixels.
+
+It follows if the first two hold.
+"""
+
+
 def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -> CropFeatures:
-    pixels = {n: s for n, s in arrays.items() if may_have_pixels(s, kinds.get(n))}
-    images = [n for n, s in pixels.items() if is_camera_image(n, s, kinds.get(n))]
-    of_pixel_kind = [n for n, s in pixels.items() if known_kind(n, s, kinds.get(n)) in PIXEL_KINDS]
-    sources = images or of_pixel_kind
+    features = [_Feature.of(n, spec, kinds.get(n)) for n, spec in arrays.items()]
+    sources = _sources(features)
     if not sources:
         raise ClipError(
             "clip_transform: no feature is an image, or has another kind with pixels",
@@ -78,43 +136,35 @@ def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
             "`seqrecord edit describe PATH --kind NAME=image`",
             got=_listed(arrays, arrays, kinds) or "no arrays",
         )
-    sized = [n for n in sources if None in _size(arrays[n])]
-    if not sized:
-        largest = max((_size(arrays[n]) for n in sources), key=_area)
-        sized = [n for n in sources if _size(arrays[n]) == largest]
-    frame = _common(_size(arrays[n]) for n in sized)
-    doubtful = [
-        n for n in of_pixel_kind if n not in images and _is_doubtful(_size(arrays[n]), frame)
-    ]
-    others = [n for n in images if n not in sized] + doubtful
+    names, sizes = [each.name for each in sources], {each.size for each in sources}
+    frame = _common(each.size for each in sources)
+    others = [each.name for each in features if each.is_image and each.name not in names]
+    others += [each.name for each in features if each.is_doubtful(frame)]
     if frame is None or others:
         raise ClipError(
             "clip_transform: images of different sizes",
             expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
-            f"Resize(224)}}; or steps with features={sized}, which do not change the others",
-            got=_listed([*sized, *others], arrays, kinds),
+            f"Resize(224)}}; or steps with features={names}, which do not change the others",
+            got=_listed([*names, *others], arrays, kinds),
         )
-    sizes = {_size(arrays[n]) for n in sized}
-    is_variable = None in frame
     followers, notes = [], []
-    for name, spec in arrays.items():
-        size: tuple[int | None, ...] = _size(spec) if has_pixels(spec) else ()
-        kind = known_kind(name, spec, kinds.get(name))
-        has_kind = name in images or kind in PIXEL_KINDS
-        matches = size in sizes or (
-            has_kind and is_variable and None in size and _common([frame, size]) is not None
-        )
-        if name not in pixels:
-            if matches:
-                notes.append(f"{name} is unchanged: kind {kind} has no pixels")
-        elif matches:
-            followers.append(name)
-            if not has_kind:
-                own = "no kind" if kind is None else f"kind {kind}, not one of this package,"
-                notes.append(f"{name} has {own} and is changed like {sized[0]}, by its size")
-        elif has_kind:
-            notes.append(f"{name} {spec} is unchanged: its size is not that of {sized[0]}")
+    for each in features:
+        fits = each.fits(sizes, frame)
+        if fits and each.may_have_pixels:
+            followers.append(each.name)
+        if note := _NOTES.get((each.may_have_pixels, fits, each.is_known)):
+            notes.append(note.format(**each._asdict(), own=each.own_kind, first=names[0]))
     return CropFeatures(tuple(followers), frame, "; ".join(notes) or None)
+
+
+def _sources(features: Sequence[_Feature]) -> list[_Feature]:
+    """The features that define the window: of variable size, or else of the largest one."""
+    images = [each for each in features if each.is_image]
+    sources = images or [each for each in features if each.is_map]
+    largest = max((each.size for each in sources), key=_area, default=None)
+    return [each for each in sources if None in each.size] or [
+        each for each in sources if each.size == largest
+    ]
 
 
 def _by_name(
@@ -188,13 +238,6 @@ def _common(sizes: Iterable[Sequence[int | None]]) -> FrameSize | None:
         return None
     height, width = (None if None in lengths else lengths.pop() for lengths in sides)
     return height, width
-
-
-def _is_doubtful(size: FrameSize, frame: FrameSize | None) -> bool:
-    """Whether frames of a variable size may have that of images, which does not vary."""
-    if frame is None or None in frame:
-        return False
-    return None in size and _common([size, frame]) is not None
 
 
 def _listed(

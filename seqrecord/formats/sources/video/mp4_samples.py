@@ -6,7 +6,7 @@ boxes of fragmented files must follow each other up to the end. Format: ISO/IEC 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -86,7 +86,8 @@ class _Tables:
         self._tracks: dict[int, _Track] = {}
         self._defaults: dict[int, _Defaults] = {}  # by track
         self._order = FragmentOrder(data)
-        self._is_fragmented = False
+        self._is_fragmented = self._has_movie = self._has_list = False
+        self._fragments = 0
         self._has_edits = False
         self._samples = 0  # of the stream, in fragments
         self._expected = self._unused = 0  # bytes of a fragment's samples, and outside of samples
@@ -98,45 +99,32 @@ class _Tables:
         return self._samples if is_counted else None
 
     def check(self) -> list[str]:
-        data = self._data
-        at = fragments = 0
-        has_movie = has_list = False
+        data, at = self._data, 0
+        rules: dict[bytes, Callable[[_Box], bool | None]] = {
+            b"moov": self._read_movie,
+            b"moof": self._check_fragment,
+            b"mdat": self._count_unused,
+            b"mfra": self._read_list,
+            b"sidx": self._check_sidx,
+            b"ftyp": self._is_another_file,
+        }
         while at < data.nbytes:
-            box = self._top(at, has_movie=has_movie)
+            box = self._top(at)
             if box is None:
                 self._notes.append(data.rest(at))
                 break
-            if box.kind == b"moov" and not has_movie:
-                has_movie = True
-                self._read_movie(box)
-                if self._is_fragmented and not data.is_whole:
-                    break
-            elif box.kind == b"moof":
-                fragments += 1
-                if fragments > _MAX_FRAGMENTS or not data.is_whole:
-                    break
-                self._check_fragment(box)
-            elif box.kind == b"mdat":
-                self._unused += bool(fragments) * (box.stop - box.start - self._expected)
-                self._expected = 0
-            elif box.kind == b"mfra":
-                has_list = True
-                self._read_list(box)
-            elif box.kind == b"sidx":
-                self._check_sidx(box)
-            elif box.kind == b"ftyp" and at and has_movie and not self._is_fragmented:
-                self._notes.append(f"another file from byte {at} on, not read")
+            if box.kind in rules and rules[box.kind](box):
                 break
             at = box.stop
-        if fragments and data.is_whole:
+        if self._fragments and data.is_whole:
             self._order.check()
-        if fragments and data.is_whole and self._unused:
-            self._notes.append(f"{self._unused} bytes of fragments belong to no frame")
-        if fragments and not has_list:
+            if self._unused:
+                self._notes.append(f"{self._unused} bytes of fragments belong to no frame")
+        if self._fragments and not self._has_list:
             self._notes.append("its end is not verifiable: no table lists its fragments")
         return self._notes
 
-    def _top(self, at: int, *, has_movie: bool) -> _Box | None:
+    def _top(self, at: int) -> _Box | None:
         """Return the box at an offset of the file; `None` for bytes after all boxes."""
         data = self._data
         head = data.read(at, _HEAD)
@@ -148,9 +136,9 @@ class _Tables:
         is_box = len(kind) == 4 and kind.isalnum() and stop >= start
         if is_box and stop <= data.nbytes:
             return _Box(kind, at, start, stop)
-        if is_box and (kind in _KINDS or not has_movie):
+        if is_box and (kind in _KINDS or not self._has_movie):
             raise data.truncated(at, f"the box {kind.decode('latin-1')}", stop)
-        if has_movie and self._is_rest(at, head):
+        if self._has_movie and self._is_rest(at, head):
             return None
         if len(head) < _HEAD:
             raise data.truncated(at, "the head of a box", at + _HEAD)
@@ -182,7 +170,11 @@ class _Tables:
             yield _Box(kind, at, start, stop)
             at = stop
 
-    def _read_movie(self, movie: _Box) -> None:
+    def _read_movie(self, movie: _Box) -> bool:
+        """Read the first movie's tables; return whether the rest of the file is not read."""
+        if self._has_movie:
+            return False
+        self._has_movie = True
         for box in self._children(movie):
             if box.kind == b"mvhd":
                 self._movie[box.kind] = self._content(box)
@@ -202,6 +194,18 @@ class _Tables:
                 self._defaults.setdefault(track.id, _Defaults())
                 if track.id == self._stream.id:
                     self._check_track(track, box)
+        return self._is_fragmented and not self._data.is_whole
+
+    def _is_another_file(self, box: _Box) -> bool:
+        """Return whether another file follows, which is not read."""
+        is_another = bool(box.at) and self._has_movie and not self._is_fragmented
+        if is_another:
+            self._notes.append(f"another file from byte {box.at} on, not read")
+        return is_another
+
+    def _count_unused(self, box: _Box) -> None:
+        self._unused += bool(self._fragments) * (box.stop - box.start - self._expected)
+        self._expected = 0
 
     def _read_track(self, parent: _Box, track: _Track, level: int) -> None:
         for box in self._children(parent):
@@ -249,40 +253,26 @@ class _Tables:
         if outside.any():
             at = int(np.argmax(outside))
             raise data.truncated(int(chunks[at]), "a chunk of samples", int(stops[at]))
-        self._note_duration(track, len(sizes))
-
-    def _note_duration(self, track: _Track, samples: int) -> None:
-        header = track.tables.get(b"mdhd", b"")
-        is_wide = header[:1] == b"\1"
-        scale = _scale_of(header)
-        declared = _number(header, 24, 8) if is_wide else _number(header, 16)
-        stored = _last_time(track.tables, samples)
-        if not stored:
-            return
-        step = stored / samples / scale
-        if declared < (1 << 32) - 1:
-            self._notes += early_end(declared / scale, stored / scale, step)
-        movie = self._movie.get(b"mvhd", b"")
-        movie_scale = _scale_of(movie)
-        for begin, duration in _edits(track.tables.get(b"elst", b"")):
-            if begin >= 0 and movie_scale and duration < (1 << 32) - 1:
-                end = begin / scale + duration / movie_scale
-                if note := early_end(end, stored / scale + step, step):
-                    self._notes += [f"{each} of an edit list" for each in note]
-                    return
+        self._notes += _duration_notes(track, self._movie.get(b"mvhd", b""), len(sizes))
 
     def _read_list(self, tables: _Box) -> None:
+        self._has_list = True
         for box in self._children(tables):
             if box.kind == b"tfra":
                 self._order.listed.update(listed_fragments(self._content(box)))
 
-    def _check_fragment(self, fragment: _Box) -> None:
+    def _check_fragment(self, fragment: _Box) -> bool:
+        """Check a fragment; return whether it and the rest of the file are not read."""
+        self._fragments += 1
+        if self._fragments > _MAX_FRAGMENTS or not self._data.is_whole:
+            return True
         self._order.begin(fragment.at)
         for box in self._children(fragment):
             if box.kind == b"mfhd":
                 self._order.number(_number(self._content(box), 4))
             elif box.kind == b"traf":
                 self._check_runs(fragment, box)
+        return False
 
     def _check_runs(self, fragment: _Box, track: _Box) -> None:
         """Compare the samples of a track's fragment with the file."""
@@ -397,6 +387,25 @@ def _last_time(tables: dict[bytes, bytes], samples: int) -> int:
     offsets = np.repeat(shifts[:, 1], shifts[:, 0])[: len(ends)]
     last = int((ends[: len(offsets)] + offsets).max()) if len(offsets) else 0
     return max(int(ends[-1]), last)
+
+
+def _duration_notes(track: _Track, movie: bytes, samples: int) -> list[str]:
+    """Return notes if a header or edit list declares a later end than that of the samples."""
+    header = track.tables.get(b"mdhd", b"")
+    scale, movie_scale = _scale_of(header), _scale_of(movie)
+    declared = _number(header, 24, 8) if header[:1] == b"\1" else _number(header, 16)
+    stored = _last_time(track.tables, samples)
+    if not stored:
+        return []
+    step = stored / samples / scale
+    is_known = declared < (1 << 32) - 1
+    notes = [*early_end(declared / scale, stored / scale, step)] if is_known else []
+    for begin, duration in _edits(track.tables.get(b"elst", b"")):
+        if begin >= 0 and movie_scale and duration < (1 << 32) - 1:
+            end = begin / scale + duration / movie_scale
+            if note := early_end(end, stored / scale + step, step):
+                return [*notes, *(f"{each} of an edit list" for each in note)]
+    return notes
 
 
 def _edits(body: bytes) -> Iterator[tuple[int, int]]:
