@@ -13,7 +13,7 @@ Read first, in this order:
 - `cache`: a cache of bytes that processes share.
 - `remote`: filesystems of fsspec; `mounts`: blobfuse and similar.
 
-Extend it: a scheme is a class beside `objects.s3` and a row in `services`; the contract in
+Extend it: a scheme is a class beside `objects.s3` and a row in `objects`; the contract in
 `tests/store/storage_contract.py` tests it.
 
 May import: `store`. Tests: `make test-part PART=cloud`.

@@ -17,7 +17,8 @@ import pytest
 
 import seqrecord
 from seqrecord import EngineOptions, errors
-from seqrecord.storage import Storage, open_storage
+from seqrecord.cloud.objects import OBJECTS
+from seqrecord.storage import Storage, open_storage, parse_location
 from tests.kit.clip_data import digests
 from tests.kit.command_line import fail, run
 from tests.kit.processes import busy_threads, in_fork
@@ -42,6 +43,20 @@ def without_proxies(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("HTTPS_PROXY", "HTTP_PROXY", "ALL_PROXY", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
         monkeypatch.delenv(name.lower(), raising=False)
+
+
+@pytest.mark.parametrize("scheme", OBJECTS)
+def test_every_scheme(scheme: str) -> None:
+    """Its class has a row in docs/storage.md and a kind of place; passwords in URLs are refused."""
+    page = (Path(__file__).parents[2] / "docs/storage.md").read_text()
+    kinds = [each if isinstance(each, str) else each.values[0] for each in PLACES]
+    names = {name for name, bucket in OBJECTS.items() if bucket is OBJECTS[scheme]}
+    assert any(f"| `{name}://" in page or f", `{name}://" in page for name in names)
+    assert names & {{"azurite": "az"}.get(kind, kind) for kind in kinds}
+    if OBJECTS[scheme] is not OBJECTS["http"]:
+        with pytest.raises(errors.LocationError) as caught:
+            parse_location(f"{scheme}://KEY:S3CRET@bucket/path")
+        assert "S3CRET" not in str(caught.value)
 
 
 # Reads

@@ -1,4 +1,4 @@
-"""Contract of all sources, with the cases of tests/formats/formats.
+"""Contract of all sources, with the cases of tests/formats/format_cases.
 
 Detection, inventory, features, values, remote and damaged originals, conversion, reading in place.
 """
@@ -10,6 +10,7 @@ import json
 import os
 import pickle
 import random
+import re
 import shutil
 import sys
 from collections.abc import Iterable, Iterator
@@ -25,6 +26,7 @@ import seqrecord
 from seqrecord import EncodedImage, open_source
 from seqrecord.errors import NotFoundError, SeqRecordError, SourceError
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
+from seqrecord.store.areas import FORMATS
 from seqrecord.store.feature_kinds import check_kinds_and_units
 from tests.formats.all_cases import CASES
 from tests.formats.cases import Case, Episodes, index_source, upload
@@ -85,6 +87,17 @@ def decoded(source: Source, info: EpisodeInfo) -> Iterator[dict[str, Any]]:
             if isinstance(value, EncodedImage):
                 found[name] = np.asarray(Image.open(io.BytesIO(value.data)))
         yield found
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_a_format_has_a_case_and_is_in_the_docs(name: str) -> None:
+    classes = {case.inventory.split()[1]: case.source for case in CASES.values()}
+    root = Path(__file__).parents[2]
+    reference = (root / "docs/reference/sources.md").read_text()
+    assert re.search(rf"^::: seqrecord\.(sources\.)?{classes[f'{name}:']}$", reference, re.M)
+    for page in ("README.md", "docs/packing.md"):
+        text = (root / page).read_text().lower()
+        assert re.search(rf"\b{name.removesuffix('s')}", text), page
 
 
 def test_detection_listing_and_selection(case: Case, original: tuple[Path, Episodes]) -> None:

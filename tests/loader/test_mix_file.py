@@ -33,6 +33,7 @@ from seqrecord import (
 )
 from seqrecord.errors import SeqRecordError
 from seqrecord.loader.mixing.file_values import python_value
+from seqrecord.loader.sampling.built_ins import BUILT_INS
 from tests.kit.clip_data import digests, no_leaks
 from tests.kit.command_line import fail, run
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
@@ -161,6 +162,14 @@ VALUES: list[tuple[str, Any, Any]] = [
         ["few.parquet", {"dilate": {"dilations": [1, 4]}}, {"reverse": 0.5}, {"subset": {"of": 9}}],
         ["few.parquet", samples.dilate(1, 4), samples.reverse(0.5), samples.subset(of=9)],
     ),
+    (
+        "samples",
+        [{"every": 4}, {"skip_first": 1}, {"skip_last": 2}, {"inside": "task"}],
+        [samples.every(4), samples.skip_first(1), samples.skip_last(2), samples.inside("task")],
+    ),
+    ("samples", {"repeat_by": {"name": "a", "power": -1}}, samples.repeat_by("a", power=-1)),
+    ("samples", [{"final_goal": "end"}], [samples.final_goal("end")]),
+    ("samples", [{"future_goal": "geometric"}], [samples.future_goal("geometric")]),
     ("samples", [{"one_per_episode": None}], [samples.one_per_episode()]),
     ("vectors", {"normalize": "quantiles"}, Vector(normalize="quantiles")),
     ("frame_cache", {"folder": "f", "limit": "1GiB"}, FrameCache("f", "1GiB")),
@@ -171,6 +180,8 @@ def test_values_of_keys() -> None:
     for key, value, expected in VALUES:
         assert repr(python_value(key, value)) == repr(expected)
         assert repr(python_value(key, expected)) == repr(expected)
+    given = repr([value for key, value, _ in VALUES if key == "samples"])
+    assert [name for name in BUILT_INS if f"'{name}'" not in given] == ["where"]  # not in files
 
 
 def test_samples(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:

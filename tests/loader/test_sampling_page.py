@@ -13,10 +13,13 @@ import numpy as np
 import pytest
 import torch
 
+from seqrecord import samples
+from seqrecord.loader.sampling.built_ins import BUILT_INS
 from seqrecord.samples import SampleRandom
 from tests.kit.datasets import columns, write_dataset
 
 PAGE = (Path(__file__).parents[2] / "docs/sampling.md").read_text()
+REFERENCE = (Path(__file__).parents[2] / "docs/reference/loaders.md").read_text()
 EXAMPLES, (PRELUDE, *BLOCKS) = (
     re.findall(r"^```python\n(.*?)^```", part, re.M | re.S) for part in PAGE.split("\n## Schemes\n")
 )
@@ -108,6 +111,14 @@ def test_examples_before_the_schemes_run(folder: Path, monkeypatch: pytest.Monke
             assert [*tensor.shape] == [int(size) for size in shape.split(", ")], value
             assert str(tensor.dtype) == f"torch.{dtype}", value
     assert len(EXAMPLES) >= 5
+
+
+def test_every_function_is_in_the_docs_and_in_files() -> None:
+    functions = {name for name in samples.__all__ if name.islower()}
+    assert functions - {"per_episode", "segments"} == BUILT_INS.keys()
+    assert all(f"{name}(" in PAGE for name in functions)
+    described = re.findall(r"^::: seqrecord\.samples\.(\w+)$", REFERENCE, re.M)
+    assert functions <= {*described}
 
 
 def test_the_page_has_the_schemes() -> None:

@@ -281,6 +281,16 @@ def test_commands_in_pages_have_these_options() -> None:
     assert found > 50
 
 
+def test_options_of_commands_are_in_pages() -> None:
+    """Except general ones; `--help` has all."""
+    text = "\n".join(page.read_text() for page in PAGES)
+    shown = {*re.findall(r"--[a-z][a-z-]*", text)}
+    known = {"--debug", "--quiet", "--output", "--start", "--chunk-frames"}
+    for command, options in options_of(main).items():
+        missing = {option for option in options if option.startswith("--")} - shown
+        assert missing <= known, command
+
+
 def test_described_names() -> None:
     """They exist, with at most one module between the package and a name."""
     for page in USERS:

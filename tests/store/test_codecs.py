@@ -13,6 +13,7 @@ import zlib
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -26,11 +27,12 @@ from PIL import Image
 from seqrecord import EncodedImage
 from seqrecord.errors import CodecError, MissingPackageError, SchemaError
 from seqrecord.store.codecs.base import MAX_BUFFER_BYTES, numcodecs
-from seqrecord.store.codecs.chain import FrameCodec, image_chain, resolve
+from seqrecord.store.codecs.chain import CODEC_IDS, FrameCodec, image_chain, resolve
 from seqrecord.store.codecs.images import probe
 from seqrecord.store.codecs.presets import PRESETS
 from tests.kit.datasets import encoded
 from tests.kit.processes import run_code
+from tests.store import fuzz_codecs
 
 Array = npt.NDArray[Any]
 
@@ -153,6 +155,15 @@ def test_every_compressor(name: str) -> None:
         with pytest.raises(CodecError, match="3000"):
             codec.decode_into(blob, np.empty_like(frame))
     refuse(codec, [codec.encode(frame) + b"\0"], frame)
+
+
+def test_every_codec_is_tested_and_fuzzed() -> None:
+    page = (Path(__file__).parents[2] / "docs/codecs.md").read_text()
+    table = page.partition("\n## Compressors\n")[2].partition("\n## ")[0]
+    assert sorted(COMPRESSORS) == sorted(re.findall(r"^\| `(\w+)` \|", table, re.M))
+    frames = fuzz_codecs.frames(np.random.default_rng(0))
+    chains = [chain for frame in frames for chain in fuzz_codecs.chains(frame)]
+    assert {config["id"] for chain in chains for config in chain} == {*CODEC_IDS} - {"video"}
 
 
 def test_bloscs_type_size_may_differ_from_the_element_size() -> None:
@@ -299,6 +310,7 @@ def test_bombs_allocate_no_more_than_the_frame() -> None:
         "blosc": codec_for([{"id": "blosc"}], huge).encode(huge),
         "lz4": struct.pack("<I", 0x7FFFFFFF) + b"\0" * 100,
     }
+    assert blobs.keys() == {*COMPRESSORS}
     for name, blob in blobs.items():
         codec = codec_for([{"id": name}], frame)
         tracemalloc.start()
