@@ -360,7 +360,7 @@ def _window(corners: Any) -> _Window:
 def _placed(pixels: npt.NDArray[Any], stored: _Window, shown: _Window) -> npt.NDArray[Any]:
     """Return the picture, the display window: zeros where no pixel is stored.
 
-    The stored pixels are those of the data window, which renderers shrink to the part that is not
+    The stored pixels are the data window, which renderers shrink to the part that is not
     empty, or extend beyond the picture.
     """
     picture = np.zeros((*shown[2:], *pixels.shape[2:]), pixels.dtype)

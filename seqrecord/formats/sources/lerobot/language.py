@@ -242,7 +242,7 @@ def persistent_rows(path: Path) -> Iterator[tuple[int, Rows | SourceError]]:
 def _by_group(
     table: ParquetTable,
 ) -> Iterator[tuple[npt.NDArray[np.int64], pa.Array | SourceError]]:
-    """Yield episode numbers with their persistent rows; an error for those of a damaged group."""
+    """Yield episode numbers with their persistent rows; an error for rows of a damaged group."""
     for group in range(table.num_groups):
         try:
             for batch in table.batches(["episode_index", PERSISTENT], rows=512, group=group):
