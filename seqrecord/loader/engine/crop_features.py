@@ -153,7 +153,8 @@ def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
         if fits and each.may_have_pixels:
             followers.append(each.name)
         if note := _NOTES.get((each.may_have_pixels, fits, each.is_known)):
-            notes.append(note.format(**each._asdict(), own=each.own_kind, first=names[0]))
+            words = {"name": each.name, "spec": each.spec, "kind": each.kind, "own": each.own_kind}
+            notes.append(note.format(**words, first=names[0]))
     return CropFeatures(tuple(followers), frame, "; ".join(notes) or None)
 
 
