@@ -112,7 +112,8 @@ class CropSampler:
         if (known := self.sizes) is None:
             return
         for source in sources:
-            for name in self.crops.features.intersection(source.features):
+            # In a fixed order, so that equal data raises equal errors.
+            for name in filter(self.crops.features.__contains__, source.features):
                 found = source.arena.sizes(name, source.rows.reshape(-1))
                 found = found.reshape(*source.rows.shape, 2)
                 for clip, row in enumerate(episode.tolist()):
