@@ -100,7 +100,7 @@ BOMBS = {
     "levels": "a: " + "[" * 100_000,
     "levels of blocks": "".join(f"{' ' * n}a:\n" for n in range(700)),
     "values": "a: [" + "[]," * 300_000 + "]",
-    "keys": "".join(f"k{n}:\n" for n in range(100_000)) + "a: [" + "1," * 200_000 + "]",
+    "keys": "".join(f"k{n}:\n" for n in range(80_000)) + "a: [" + "1," * 200_000 + "]",
 }
 
 
