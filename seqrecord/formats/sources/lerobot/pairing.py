@@ -96,7 +96,7 @@ class Jitter:
         """Take the episodes whose frames of the feature `name` are in a file."""
         if self._tolerance is not None:
             return
-        ticks = sorted(each.timestamp for each in file.entries() if not each.is_discard)
+        ticks = sorted([entry.timestamp for entry in file.entries() if not entry.is_discard])
         frames = np.array(ticks or file.ticks()) * file.tick
         for episode in episodes:
             with skipping_unreadable():  # raised by reading
