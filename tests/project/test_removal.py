@@ -11,7 +11,7 @@ from tests.kit.processes import run_python
 from tests.project.source_code import PACKAGE
 from tests.project.test_parts import may_import
 
-IMPORTED = {"video", "in_place", "cloud", "cuda"}
+IMPORTED = {"video", "in_place", "cuda"}
 """Parts that store and loader still import: `DEBTS` of `test_parts`. Only remove from this set."""
 
 OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]

@@ -98,7 +98,8 @@ def test_the_demo_and_tests_of_the_core(tmp_path: Path) -> None:
     """All processes are spawned, without these names."""
     environment = {"PYTHONPATH": os.pathsep.join([str(WITHOUT), str(ROOT)])}
     demo = ["-m", "benchmarks.tartanair.demo", str(tmp_path / "demo"), "--frames", "20"]
-    files = [str(file) for name in FILES for file in (ROOT / "tests" / "core").rglob(name)]
+    files = [str(file) for name in FILES for file in (ROOT / "tests").rglob(name)]
+    assert len(files) == len(FILES)
     tests = ["-m", "pytest", "-q", "--one-case", "--hypothesis-profile=least", *files]
     tests += ["-k", f"not ({USE_LINUX})"]
     for command in (demo, [*tests, "-p", "no:cacheprovider", "--basetemp", str(tmp_path / "t")]):
