@@ -346,7 +346,9 @@ class LoaderMachine(RuleBasedStateMachine):
         longest = max(range(len(states)), key=lambda rank: json.loads(states[rank])["batch"])
         is_even = self.place.part.options["last_batch"] != "keep"
         assert len({*states}) == 1 or not (is_even or not self.is_over)
-        ends = self.is_over and self.kind != "node"
+        # With workers, the position behind the last batch is the start of the next epoch.
+        is_last = in_workers and self.place.batch >= max(map(len, self.whole(self.place.part)))
+        ends = is_last or (self.is_over and self.kind != "node")
         place = self.place.following if ends else self.place
         found = json.loads(states[longest])
         if self.is_begun or place.part.state is None:
