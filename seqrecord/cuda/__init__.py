@@ -6,6 +6,7 @@ streams.
 
 Read first, in this order:
 
+- `devices`: what the loader loads for `device=`.
 - `streams`: `SideStream`, marks, and the rules that keep memory alive between streams.
 - `buffers`: rows of frames and gathers of batches on a device.
 - `video`: video decoded by torchcodec into the device's memory.

@@ -32,11 +32,9 @@ from seqrecord.cuda.streams import (
     QueueLimit,
     SideStream,
     Staging,
-    side_stream,
-    upload,
 )
 from seqrecord.cuda.video import DeviceFrames, DeviceVideo
-from seqrecord.loader.engine.arena import FeatureRows, Frames, ObjectRows
+from seqrecord.loader.engine.arena import FeatureRows, Frames, ObjectRows, upload
 from seqrecord.loader.engine.batches import NO_STEPS, BatchForm, ClipRows, Copiers
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, most_numbers, shapes_of
 from seqrecord.loader.engine.calls import Calls
@@ -352,10 +350,9 @@ class DeviceBuffers(Buffers[DeviceArena]):
     reached the last but one delivered batch: the consumer has `CONSUMER` of them.
     """
 
-    def __init__(self, needs: BufferNeeds, stream: SideStream | None = None) -> None:
-        assert needs.device is not None, "buffers of a device"
+    def __init__(self, needs: BufferNeeds, stream: SideStream) -> None:
         super().__init__(needs)
-        self._stream = stream or side_stream(needs.device)
+        self._stream = stream
         staging = Staging(self._stream)
         self._video = {spec.name: DeviceVideo(spec, self._stream) for spec in needs.decoded_there}
         self.arenas = [

@@ -243,14 +243,6 @@ def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
     return found
 
 
-def upload(host: torch.Tensor, device: torch.device, *, is_late: bool) -> torch.Tensor:
-    """Queue a copy of memory that is never written to again, on the current stream.
-
-    If `is_late`, through pinned memory: otherwise this thread would wait for all queued work.
-    """
-    return (host.pin_memory() if is_late else host).to(device, non_blocking=is_late)
-
-
 def _index(device: torch.device) -> int | None:
     return device.index  # typed as an integer by torch
 

@@ -38,6 +38,9 @@ IN_PLACE = "seqrecord.formats.indexing.originals:find_index"
 IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 """Function that returns whether a location is an original."""
 
+DEVICE = "seqrecord.cuda.devices:StreamDevice"
+"""Class of devices for batches, a `seqrecord.loader.engine.devices.Device`."""
+
 
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""

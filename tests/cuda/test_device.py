@@ -22,8 +22,8 @@ from seqrecord.cuda.streams import (
     Staging,
     StagingBuffer,
     find_device,
-    upload,
 )
+from seqrecord.loader.engine.arena import upload
 from seqrecord.loader.engine.batches import OpenBatch
 from tests.cuda.fake_cuda import FakeCuda, FakeTensor
 from tests.cuda.side_streams import STREAMS, LateStream, make_stream

@@ -13,13 +13,6 @@ from tests.project.source_code import PACKAGE, PUBLIC_FILES, imported_names, mod
 ROOT = Path(__file__).parents[2]
 
 DEBTS: dict[str, set[str]] = {
-    "loader.engine.arena": {"cuda.streams"},
-    "loader.engine.buffers": {"cuda.streams"},
-    "loader.engine.engine": {"cuda.buffers", "cuda.streams"},
-    "loader.mixing.mixed_batches": {"cuda.buffers", "cuda.streams"},
-    "loader.mixing.sources": {"cuda.streams"},
-    "loader.pipes.clip_loader": {"cuda.streams"},
-    "loader.pipes.options": {"cuda.streams"},
     "store.codecs.chain": {"video.config"},
     "store.codecs.presets": {"video.config"},
     "store.format.references": {"video.config", "video.packets", "video.pages"},

@@ -11,7 +11,7 @@ from tests.kit.processes import run_python
 from tests.project.source_code import PACKAGE
 from tests.project.test_parts import may_import
 
-IMPORTED = {"video", "in_place", "cuda"}
+IMPORTED = {"video", "in_place"}
 """Parts that store and loader still import: `DEBTS` of `test_parts`. Only remove from this set."""
 
 OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
@@ -88,6 +88,19 @@ assert clip["image"].shape == (4, 24, 32, 3)
 sources = {name: seqrecord.SeqRecordPipe(path, clip_len=4) for name in ("one", "two")}
 mix = seqrecord.SeqRecordMix(sources, batch_size=2)
 assert {name for batch in mix for name in batch["dataset"]} == {"one", "two"}
+
+if "cuda" in lacking:  # loaded by name
+    for device in ("cuda", "cpu"):
+        for make in (
+            lambda: seqrecord.SeqRecordPipe(path, **options, device=device),
+            lambda: seqrecord.SeqRecordMix(sources, batch_size=2, device=device),
+        ):
+            try:
+                make()
+            except seqrecord.errors.MissingPackageError as error:
+                assert "lacks its part `cuda`" in str(error), error
+            else:
+                raise AssertionError("no error")
 
 [record] = (path / "records").glob("*.seqrec")
 content = bytearray(record.read_bytes())

@@ -308,8 +308,6 @@ def nested(parts: Iterable[torch.Tensor]) -> torch.Tensor:
 
 
 def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
-    from seqrecord.cuda.streams import upload
-
     # Neither this copy nor min and max wait for the device.
     ends = torch.tensor([0, *accumulate(lengths)], device="cpu")
     ends = upload(ends, values.device, is_late=values.device.type == "cuda")
@@ -317,3 +315,11 @@ def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
         values, ends, min_seqlen=min(lengths), max_seqlen=max(lengths)
     )
     return made
+
+
+def upload(host: torch.Tensor, device: torch.device, *, is_late: bool) -> torch.Tensor:
+    """Queue a copy of memory that is never written to again, on the current stream.
+
+    If `is_late`, through pinned memory: otherwise this thread would wait for all queued work.
+    """
+    return (host.pin_memory() if is_late else host).to(device, non_blocking=is_late)

@@ -1,17 +1,15 @@
 """Memory of an iteration: arenas, batches, and buffers for stored chunks.
 
-`HostBuffers` and `DeviceBuffers` have the same interface. The next iteration reuses them, because
-touching new memory is expensive.
+`HostBuffers` has the interface of buffers on a device, see `loader.engine.devices`. The next
+iteration reuses buffers, because touching new memory is expensive.
 """
 
 from __future__ import annotations
 
 import math
 import mmap
-import os
 import threading
 from bisect import bisect_left, insort
-from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -42,7 +40,6 @@ from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.schema import FeatureSpec
 
 if TYPE_CHECKING:
-    from seqrecord.cuda.streams import SideStream
     from seqrecord.loader.engine.calls import Calls
     from seqrecord.loader.engine.vectors import VectorStep, VectorSteps
 
@@ -218,54 +215,6 @@ def pool_class(*, is_shared: bool) -> type[BufferPool]:
 
         return SharedBufferPool if can_share() else BufferPool
     return BufferPool
-
-
-class BufferCache:
-    """Keeps the buffers of the last iteration for the next. Empty after pickling.
-
-    A loader thus keeps the memory of one epoch until it is deleted, never that of two.
-    """
-
-    def __init__(self) -> None:
-        self._idle: deque[Buffers[Any]] = deque(maxlen=1)
-        self._process = os.getpid()
-        self._stream: SideStream | None = None
-
-    def __reduce__(self) -> tuple[type[BufferCache], tuple[()]]:
-        return BufferCache, ()
-
-    def acquire(
-        self, needs: BufferNeeds, make: Callable[[BufferNeeds], Buffers[Any]]
-    ) -> Buffers[Any]:
-        """Return the kept buffers if they match `needs`; otherwise free them and make new ones."""
-        if self._process != os.getpid():  # a fork: they belong to the other process
-            self._idle.clear()
-            self._process = os.getpid()
-        try:
-            kept = self._idle.pop()
-            if kept.needs == needs:
-                return kept
-            del kept
-        except IndexError:
-            pass
-        return make(needs)
-
-    def stream(self, device: torch.device | None) -> SideStream | None:
-        """Stream of a device, shared by all iterations.
-
-        Torch does not reuse the memory of one stream in another.
-        """
-        if device is None:
-            return None
-        if self._stream is None or self._stream.device != device:
-            from seqrecord.cuda.streams import side_stream
-
-            self._stream = side_stream(device)
-        return self._stream
-
-    def release(self, buffers: Buffers[Any]) -> None:
-        """Keep acquired buffers for the next iteration."""
-        self._idle.append(buffers)
 
 
 class HostBatchBuilder:

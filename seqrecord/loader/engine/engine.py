@@ -16,10 +16,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from functools import partial
 from itertools import zip_longest
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
-import torch
 
 from seqrecord.loader.engine.batches import (
     Batch,
@@ -28,14 +27,10 @@ from seqrecord.loader.engine.batches import (
     OpenBatch,
     no_memory,
 )
-from seqrecord.loader.engine.buffers import (
-    BufferCache,
-    BufferNeeds,
-    Buffers,
-    GroupRows,
-    HostBuffers,
-)
+from seqrecord.loader.engine.buffer_cache import BufferCache
+from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, GroupRows
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
+from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.executor import Executor, Job, Slots
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AllFrames, FrameRows, FrameStore, Rings
@@ -49,9 +44,6 @@ from seqrecord.store.processes.threads import error_of, start
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.chunk_store import ChunkStore
-
-if TYPE_CHECKING:
-    from seqrecord.cuda.streams import SideStream
 
 _PATIENCE = 1.0  # seconds; see `Scheduler.close`
 
@@ -74,8 +66,7 @@ class Execution:
             `together` of its batches are delivered as one.
         num_threads: threads for copies, and the maximum for loads.
         kept: cache of memory between iterations.
-        device: device of arenas and batches, with its number. Default: host.
-        stream: stream of the device, if several executions share one.
+        device: device of arenas and batches. Default: host.
         shared: whether the consumer sends batches to another process.
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
@@ -87,21 +78,14 @@ class Execution:
     memory: Memory
     num_threads: int
     kept: InitVar[BufferCache]
-    device: torch.device | None = None
-    stream: SideStream | None = None
+    device: Device | None = None
     shared: bool = False
     decode_there: bool = False
     rows: Sequence[FrameRows] = ()
 
     def __post_init__(self, kept: BufferCache) -> None:
-        stream = self.stream or kept.stream(self.device)
-        make: Callable[[BufferNeeds], Buffers[Any]] = HostBuffers
-        if stream is not None:
-            from seqrecord.cuda.buffers import DeviceBuffers
-
-            make = partial(DeviceBuffers, stream=stream)
         try:
-            self.buffers = kept.acquire(self._needs(), make)
+            self.buffers = kept.acquire(self._needs(), self.device)
         except MemoryError as error:
             raise no_memory(error) from error
         self._kept = weakref.ref(kept)
@@ -157,7 +141,7 @@ class Execution:
             job.lengths,
             _most_clips(plan) * memory.together,
             memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
-            self.device,
+            None if self.device is None else self.device.device,
             self.shared,
             video,
             plan.batches.most_frames,

@@ -220,16 +220,17 @@ class MixLoader:
         self, plan: MixPlan, _segments: Segments, *, batch: int, stats: EngineStats
     ) -> Engine:
         """See `BatchSource`."""
-        device, in_worker = self._sources[0].find_device(), get_worker_info() is not None
+        device = self.batches[0].kept.device(self._sources[0].find_device())
+        in_worker = get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
             nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
             check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
-        stream = self.batches[0].kept.stream(device)
-        needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, device, in_worker)
+        where = None if device is None else device.device
+        needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, where, in_worker)
         if self.draws is not None:
             needs = replace(needs, most_frames=self.draws.most_frames(self.batch_size))
-        buffers = [batches.buffers(needs, stream) for batches in self.batches]
+        buffers = [batches.buffers(needs, device) for batches in self.batches]
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
@@ -237,7 +238,7 @@ class MixLoader:
         for number, (source, some) in enumerate(zip(self._sources, clips, strict=True)):
             source.reset_counts()
             self._done[source.name] = own = SourceStats(trace=stats.trace)
-            run = SourceRun(source, number, plan, some, stream, own)
+            run = SourceRun(source, number, plan, some, device, own)
             runs.append(partial(run.fill, channel))
         return Engine(channel, runs, stats)
 

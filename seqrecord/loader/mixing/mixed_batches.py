@@ -14,12 +14,12 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 import torch
 
-from seqrecord.cuda.buffers import DeviceBuffers
-from seqrecord.cuda.streams import SideStream
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import for_users
 from seqrecord.loader.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
-from seqrecord.loader.engine.buffers import BufferCache, BufferNeeds, Buffers, HostBuffers
+from seqrecord.loader.engine.buffer_cache import BufferCache
+from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
+from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.loader.pipes.columns import DIM_IS_PAD
@@ -135,14 +135,13 @@ class MixedBatches:
         """Bytes of a clip in a batch."""
         return max(1, clip_nbytes(self.specs, self.lengths))
 
-    def buffers(self, needs: BufferNeeds, stream: SideStream | None) -> BatchBuffers:
+    def buffers(self, needs: BufferNeeds, device: Device | None) -> BatchBuffers:
         """Memory for batches; reuses the memory of this process's last iteration.
 
         `needs` lacks the features.
         """
         needs = replace(needs, specs=self.specs, lengths=self.lengths)
-        make = HostBuffers if stream is None else partial(DeviceBuffers, stream=stream)
-        buffers: BatchBuffers = self.kept.acquire(needs, make)
+        buffers: BatchBuffers = self.kept.acquire(needs, device)
         self.kept.release(buffers)  # batches that iterations have begun are theirs
         return buffers
 

@@ -10,8 +10,8 @@ from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
-from seqrecord.cuda.streams import SideStream
 from seqrecord.loader.engine.batches import Channel, OpenBatch
+from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -133,7 +133,7 @@ class SourceRun:
     number: int  # of the source in the mix
     order: MixPlan
     clips: tuple[int, int]
-    stream: SideStream | None
+    device: Device | None
     stats: SourceStats
 
     def fill(self, channel: Channel) -> None:
@@ -145,7 +145,7 @@ class SourceRun:
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
             draws = self.order.draws(self.number, given, plan)
-            execution = source.execution(plan, (), self.stats, self.stream, draws)
+            execution = source.execution(plan, (), self.stats, self.device, draws)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
             try:

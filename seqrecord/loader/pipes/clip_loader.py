@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -15,7 +15,8 @@ from torch.utils.data import get_worker_info
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import for_users
 from seqrecord.loader.engine.batches import Batch, DrawClips
-from seqrecord.loader.engine.buffers import BufferCache
+from seqrecord.loader.engine.buffer_cache import BufferCache
+from seqrecord.loader.engine.devices import Device, device_class
 from seqrecord.loader.engine.engine import Engine, Execution, run_plan
 from seqrecord.loader.engine.executor import Job
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
@@ -38,9 +39,6 @@ from seqrecord.store.storage.chunk_store import ChunkStore, Pieces
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted, shown_place
 from seqrecord.store.units import format_size
-
-if TYPE_CHECKING:
-    from seqrecord.cuda.streams import SideStream
 
 _logger = logging.getLogger("seqrecord")
 
@@ -181,14 +179,14 @@ class ClipLoader:
         plan: Plan,
         segments: Segments,
         stats: EngineStats,
-        stream: SideStream | None = None,
+        device: Device | None = None,
         draws: DrawsByPlace | None = None,
     ) -> Execution:
         """Prepare the execution of a plan without the clips of `segments`; in a mix, on its
-        `stream` and with the `draws` of its batches.
+        `device` and with the `draws` of its batches.
         """
-        # Of a mix it is that of its stream: this is another thread, with a GPU of its own.
-        device = self.find_device() if stream is None else stream.device
+        # A mix finds it in the user's thread: this is another thread, with a GPU of its own.
+        device = device or self._buffers.device(self.find_device())
         on_device, in_worker = device is not None, get_worker_info() is not None
         memory, nbytes, rows = self.planner.execution_memory(
             plan, segments, on_device=on_device, in_worker=in_worker
@@ -212,7 +210,6 @@ class ClipLoader:
             tuning.num_threads or worker_threads(),
             self._buffers,
             device,
-            stream,
             shared=in_worker,
             decode_there=tuning.video_decoder == "torchcodec",
             rows=rows,
@@ -368,8 +365,6 @@ class ClipLoader:
         """The device with its number, or `None`; call it in the thread that begins an iteration."""
         if self.options.device is None:
             return None
-        from seqrecord.cuda.streams import find_device
-
         device = torch.device(self.options.device)
         if device.type != "cpu" and get_worker_info() is not None:
             raise ClipError(
@@ -378,7 +373,7 @@ class ClipLoader:
                 "DataLoader(…, pin_memory=True), and Tensor.to(device, non_blocking=True)",
                 got=device,
             )
-        return find_device(device)
+        return device_class().find(device)
 
 
 def _note_shards(url: str, shard: Shard) -> None:

@@ -27,6 +27,7 @@ from seqrecord.loader.pipes.option_values import (
 from seqrecord.loader.sampling.bounds import LAST_BATCH, ORDERS
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
+from seqrecord.store.areas import DEVICE, load_entry
 from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.clips.windows import Nearest, Windows, check_windows
 from seqrecord.store.processes.forks import cached_property
@@ -188,9 +189,7 @@ def _check_fields(options: Any, of: str = "") -> None:
 
 
 def _check_device(value: Any) -> None:
-    from seqrecord.cuda.streams import check_device  # torch takes seconds
-
-    check_device(value)
+    load_entry(DEVICE).check(value)
 
 
 @dataclass(frozen=True, kw_only=True)
