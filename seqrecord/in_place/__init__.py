@@ -13,6 +13,8 @@ Read first, in this order:
 - `reference_group`, `external_lists`: the writer's group of references, and lists of files.
 - `limits`: memory that a file's declared sizes may take.
 
+The store knows external files as a protocol, `store.reading.external_files`.
+
 Extend it: sources return references by `referring` and `external_files` of the protocol.
 
 May import: `store`, `video`. Tests: `make test-part PART=in_place`.

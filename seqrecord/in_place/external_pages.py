@@ -10,7 +10,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
-from seqrecord.in_place.externals import ExternalFiles
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.pages import DIGEST_BYTES
 from seqrecord.store.format.references import (
@@ -19,6 +18,7 @@ from seqrecord.store.format.references import (
     parse_reference,
     portable_bytes,
 )
+from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage
@@ -39,7 +39,7 @@ class ExternalPages:
         located: Callable[[Page, SeqRecordError], SeqRecordError],
         files: ExternalFiles | None = None,
     ) -> None:
-        self.files = files or ExternalFiles(storage)
+        self.files = files or open_external_files(storage)
         self._storage, self._paths, self._features = storage, paths, features
         self._located = located
 

@@ -32,6 +32,7 @@ from seqrecord.store.format.references import (
     Reference,
     list_path,
 )
+from seqrecord.store.reading.external_files import Originals
 from seqrecord.store.reading.home import is_trusted
 from seqrecord.store.storage.base import Storage, identity_of, reads_commit, state_of
 from seqrecord.store.storage.local import follow_links
@@ -39,8 +40,6 @@ from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.storage.parallel import map_files
 from seqrecord.store.storage.ranges import ByteRange
 from seqrecord.store.storage.url import without_commit
-
-Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 
 FileState: TypeAlias = tuple[int, int, int]
 
@@ -74,7 +73,7 @@ class ExternalFiles:
         self._states: dict[ExternalFile, list[Any] | None] = {}  # of files on remote storages
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ExternalFiles, (self.storage, self.originals, self._options)
+        return type(self), (self.storage, self.originals, self._options)
 
     def list_ids(self) -> list[str]:
         """Return the ids of all present lists."""
@@ -276,9 +275,9 @@ class ExternalFiles:
             found = identity_of(self.store(file.root), file.path)
         except NotFoundError:
             found = None, None
-        self.compare(file, *found)
+        self.check_identity(file, *found)
 
-    def compare(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
+    def check_identity(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
         """Raise `NotFoundError` or `StorageError` unless size and identity match the indexed file.
 
         A size of `None` means that the file is missing.

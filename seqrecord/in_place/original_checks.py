@@ -26,37 +26,43 @@ _checked: set[object] = set()  # roots on remote stores already checked by this 
 _logger = logging.getLogger("seqrecord")
 
 
-def compare_originals(files: ExternalFiles, copied: Sequence[str], *, always: bool = False) -> None:
-    """Check external files when a dataset is opened; on remote stores once per process.
+class OriginalFiles(ExternalFiles):
+    """External files that are compared with their index.
 
-    Files in the lists `copied` must have the size and modification time or e-tag of their
-    indexing; on the Hub the commit decides. Files moved to `originals` must have the same
-    sizes, and samples the same checksums. Files that this user neither indexed nor located are
-    skipped, with a warning. `always` repeats checks of remote stores.
-
-    Raises `ClipError` if `originals` does not match the roots, `StorageError` for a changed
-    file, and `NotFoundError` for a missing one, both with the remedy.
+    Implements `store.reading.external_files.ExternalFiles`.
     """
-    lists = {list_id: files.list(list_id) for list_id in copied}
-    if files.originals is not None:
-        lists |= {list_id: files.list(list_id) for list_id in files.list_ids()}
-        _check_roots(files, lists.values())
-    for list_id, each in lists.items():
-        for root in dict.fromkeys(file.root for file in each.files):
-            if files.new_place(root) is None and not is_trusted(list_id):
-                _logger.warning(
-                    "%s: copied values not compared with the original: the index was made by "
-                    "another user, or on another machine; pass originals= to compare them",
-                    files.storage.url,
-                )
-                return
-            key = (files.storage.place, list_id, root, str(files.new_place(root)))
-            if always or key not in _checked:
-                _check_root(files, each, root)
-            if "://" in files.store(root).url:  # listings of remote stores are requests
-                _checked.add(key)
-    if lists and files.storage.local_path("any name") is not None:
-        check_new(files)
+
+    def compare(self, lists: Sequence[str], *, always: bool = False) -> None:
+        """Check external files when a dataset is opened; on remote stores once per process.
+
+        Files of `lists` must have the size and modification time or e-tag of their indexing; on the
+        Hub the commit decides. Files moved to `originals` must have the same sizes, and samples the
+        same checksums. Files that this user neither indexed nor located are skipped, with a
+        warning. `always` repeats checks of remote stores.
+
+        Raises `ClipError` if `originals` does not match the roots, `StorageError` for a changed
+        file, and `NotFoundError` for a missing one, both with the remedy.
+        """
+        compared = {list_id: self.list(list_id) for list_id in lists}
+        if self.originals is not None:
+            compared |= {list_id: self.list(list_id) for list_id in self.list_ids()}
+            _check_roots(self, compared.values())
+        for list_id, listed in compared.items():
+            for root in dict.fromkeys(file.root for file in listed.files):
+                if self.new_place(root) is None and not is_trusted(list_id):
+                    _logger.warning(
+                        "%s: copied values not compared with the original: the index was made by "
+                        "another user, or on another machine; pass originals= to compare them",
+                        self.storage.url,
+                    )
+                    return
+                key = (self.storage.place, list_id, root, str(self.new_place(root)))
+                if always or key not in _checked:
+                    _check_root(self, listed, root)
+                if "://" in self.store(root).url:  # listings of remote stores are requests
+                    _checked.add(key)
+        if compared and self.storage.local_path("any name") is not None:
+            check_new(self)
 
 
 def check_new(files: ExternalFiles) -> None:
@@ -124,7 +130,7 @@ def _check_root(files: ExternalFiles, listed: ExternalList, root: str) -> None:
     mine = [file for file in listed.files if file.root == root and file.size]
     now = identities_of(store, [file.path for file in mine])
     for file in mine:
-        files.compare(file, *now.get(file.path, (None, None)))
+        files.check_identity(file, *now.get(file.path, (None, None)))
     is_of_hub = without_commit(root) != root
     if not is_moved or (reads_commit(store) and is_of_hub):
         return

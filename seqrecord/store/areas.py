@@ -41,6 +41,9 @@ IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 DEVICE = "seqrecord.cuda.devices:StreamDevice"
 """Class of devices for batches, a `seqrecord.loader.engine.devices.Device`."""
 
+EXTERNAL_FILES = "seqrecord.in_place.original_checks:OriginalFiles"
+"""Class of a dataset's external files, see `store.reading.external_files.ExternalFiles`."""
+
 
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""

@@ -21,8 +21,6 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.in_place.externals import ExternalFiles
-from seqrecord.in_place.original_checks import compare_originals
 from seqrecord.store.format.edits import Edits
 from seqrecord.store.format.footer import RECORDS, Footer
 from seqrecord.store.format.index import GroupIndex, Index
@@ -42,6 +40,7 @@ from seqrecord.store.format.statistics_file import read_statistics
 from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, refuse_ignored
+from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.index_checks import disagreements
 from seqrecord.store.reading.metadata import (
     index_of,
@@ -155,8 +154,8 @@ def verify(
             return verify_storage(storage, **checks)
         except NotFoundError as error:
             original = index_of_original(dataset, storage_options, error)
-    storage = LocalStorage(original.folder)
-    with closing(ExternalFiles(storage, None, {"storage_options": storage_options})) as externals:
+    storage, options = LocalStorage(original.folder), {"storage_options": storage_options}
+    with closing(open_external_files(storage, options=options)) as externals:
         report = verify_storage(storage, externals, **checks)
     return replace(report, problems=(*report.problems, *original.bad.errors.values()))
 
@@ -172,7 +171,7 @@ def verify_storage(
 ) -> VerifyReport:
     """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
-    externals = externals or ExternalFiles(storage)
+    externals = externals or open_external_files(storage)
     stored = _read_metadata(storage, externals)
     if any(isinstance(problem, NotFoundError) for problem in stored.problems):
         stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
@@ -484,7 +483,7 @@ def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetada
             read_statistics(storage, manifest.statistics, manifest.schema)
     with _collecting(found.problems):
         if manifest.copied is not None:
-            compare_originals(externals, manifest.copied.lists, always=True)
+            externals.compare(manifest.copied.lists, always=True)
     with _collecting(found.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)

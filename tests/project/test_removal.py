@@ -7,9 +7,12 @@ from pathlib import Path
 
 import pytest
 
+from tests.formats.all_cases import indexed, made
 from tests.kit.processes import run_python
 from tests.project.source_code import PACKAGE
 from tests.project.test_parts import may_import
+
+pytestmark = pytest.mark.usefixtures("home")
 
 IMPORTED = {"video", "in_place"}
 """Parts that store and loader still import: `DEBTS` of `test_parts`. Only remove from this set."""
@@ -42,16 +45,31 @@ for public in [seqrecord, *map(import_module, ("seqrecord.types", "seqrecord.sou
         except seqrecord.errors.MissingPackageError as error:
             assert any(f"`{part}`" in str(error) for part in lacking), error
 
-if "formats" in lacking:  # loaded by name
-    (folder / "original").mkdir()
-    (folder / "original/pose_left.txt").touch()
-    for call in (seqrecord.open, lambda place: seqrecord.open_source(place)):
+
+def check_missing(call, *places):
+    for place in places:
         try:
-            call(folder / "original")
+            call(place)
         except seqrecord.errors.MissingPackageError as error:
-            assert "lacks its part `formats`" in str(error), error
+            assert any(f"lacks its part `{part}`" in str(error) for part in lacking), error
         else:
             raise AssertionError("no error")
+
+def read_frame(place):
+    with seqrecord.open(place) as dataset:
+        return next(iter(dataset.episodes.values()))[0]
+
+indexes = [*(folder / "indexes").iterdir()]
+assert len(indexes) == 2
+if {"formats", "in_place"} & {*lacking}:  # loaded by name
+    (folder / "original").mkdir()
+    (folder / "original/pose_left.txt").touch()
+    check_missing(seqrecord.open, folder / "original")
+    check_missing(lambda place: seqrecord.open_source(place), folder / "original")
+if "in_place" in lacking:
+    check_missing(read_frame, *indexes)
+elif "video" not in lacking:
+    assert [*map(read_frame, indexes)]
 
 path = folder / "records"
 with seqrecord.SeqRecordWriter(path, codecs={"image": "raw", "depth": "balanced"}) as writer:
@@ -120,6 +138,8 @@ def run_without(parts: list[str], folder: Path) -> None:
     Modules of parts that may import a missing part, by the table, may need it.
     """
     shutil.copytree(PACKAGE, folder / "seqrecord", ignore=shutil.ignore_patterns("__pycache__"))
+    for name in ("folders", "videos"):  # one copies values, the other one has references only
+        indexed(made(folder / "originals" / name, name), name, folder / "indexes" / name)
     for part in parts:
         shutil.rmtree(folder / "seqrecord" / part)
     dependent = {part for part, imports in may_import().items() if imports & {*parts}}

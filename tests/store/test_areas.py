@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from seqrecord.store.areas import FORMATS, IN_PLACE, load_entry
+from seqrecord.store.areas import EXTERNAL_FILES, FORMATS, IN_PLACE, IS_ORIGINAL, load_entry
 
 
 def test_every_entry_exists() -> None:
     for name, module in FORMATS.items():
         assert load_entry(f"seqrecord.formats.sources.{module}:FORMAT").name == name
-    assert callable(load_entry(IN_PLACE))
+    for entry in (IN_PLACE, IS_ORIGINAL, EXTERNAL_FILES):
+        assert callable(load_entry(entry))

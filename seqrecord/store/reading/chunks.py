@@ -32,7 +32,7 @@ from seqrecord.store.storage.ranges import ByteRange, coalesce
 
 if TYPE_CHECKING:
     from seqrecord.in_place.external_pages import ExternalPages
-    from seqrecord.in_place.externals import ExternalFiles
+    from seqrecord.store.reading.external_files import ExternalFiles
     from seqrecord.video.pages import VideoPageCodec, VideoReader
 
 _UNCHECKED_BYTES = 64 << 20  # for larger chunks, the file's size is checked before allocation

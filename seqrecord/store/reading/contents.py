@@ -33,9 +33,9 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of, shown_place
 
 if TYPE_CHECKING:
-    from seqrecord.in_place.externals import ExternalFiles
     from seqrecord.loader.frame_cache import CachedFrames
     from seqrecord.store.format.inventory import Inventory
+    from seqrecord.store.reading.external_files import ExternalFiles
     from seqrecord.store.storage.cache_folder import CacheFolder
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together

@@ -25,9 +25,9 @@ from seqrecord.store.text import shown_place
 from seqrecord.store.units import Progress, format_size
 
 if TYPE_CHECKING:
-    from seqrecord.in_place.externals import ExternalFiles, Originals
     from seqrecord.store.format.inventory import Inventory
     from seqrecord.store.reading.array_specs import FrameFunction
+    from seqrecord.store.reading.external_files import ExternalFiles, Originals
     from seqrecord.store.storage.cache_folder import CacheFolder
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
@@ -70,12 +70,11 @@ def open_packed(
 
             manifest, index = open_version(storage, version)
         if manifest.copied or originals is not None or external_options:
-            from seqrecord.in_place.externals import ExternalFiles  # most datasets have none
-            from seqrecord.in_place.original_checks import compare_originals
+            from seqrecord.store.reading.external_files import open_external_files
 
-            externals = ExternalFiles(storage, originals, external_options)
+            externals = open_external_files(storage, originals, external_options)
             if check_originals and (manifest.copied or originals is not None):
-                compare_originals(externals, manifest.copied.lists if manifest.copied else ())
+                externals.compare(manifest.copied.lists if manifest.copied else ())
         more: dict[str, Any] = {"verify": verify, "externals": externals}
         more |= {} if bad is None else {"bad": bad}
         return Dataset(Contents.of(storage, manifest, index, features, **more))

@@ -23,7 +23,7 @@ from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.storage.opening import StorageLike
 
 if TYPE_CHECKING:  # not needed by `open`
-    from seqrecord.in_place.externals import Originals
+    from seqrecord.store.reading.external_files import Originals
     from seqrecord.store.reading.summary import Summary
 
 
