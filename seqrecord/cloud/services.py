@@ -18,13 +18,9 @@ _OBJECT_BACKENDS = (None, "urllib3")
 _PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 
 
-def open_service(where: Location, options: Mapping[str, Any]) -> Storage:
-    """Open the storage of a location with `storage_options`; see `open_storage`."""
+def open_path(where: Location, options: Mapping[str, Any]) -> Storage:
+    """Open a local path, in a mount or not, with `storage_options`; see `open_storage`."""
     settings, rest = split_options(options, where.shown)
-    return (_local if where.protocol == "file" else _remote)(where, settings, rest)
-
-
-def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
     is_mount = settings.mount
     if is_mount is None:
         is_mount = find_remote_mount(where.root) is not None
@@ -45,7 +41,9 @@ def _local(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) 
     return RetryingStorage(mount, requests_per_second=math.inf, retrier=settings.retrier())
 
 
-def _remote(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+def open_url(where: Location, options: Mapping[str, Any]) -> Storage:
+    """Open the storage of a URL with `storage_options`; see `open_storage`."""
+    settings, rest = split_options(options, where.shown)
     if settings.mount:
         raise LocationError("storage option mount applies to local paths only", file=where.shown)
     # Imported here, because clients of URLs are slow to import.

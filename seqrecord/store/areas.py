@@ -44,6 +44,18 @@ DEVICE = "seqrecord.cuda.devices:StreamDevice"
 EXTERNAL_FILES = "seqrecord.in_place.original_checks:OriginalFiles"
 """Class of a dataset's external files, see `store.reading.external_files.ExternalFiles`."""
 
+STORAGES: Mapping[str, str] = {
+    "file": "seqrecord.cloud.services:open_path",  # in a mount, or with options
+    "*": "seqrecord.cloud.services:open_url",
+}
+"""Functions `open(location, options)` that open storages other than local disks, by URL scheme.
+
+`*` is any scheme without an entry of its own.
+"""
+
+CACHE = "seqrecord.cloud.cache:CachedStorage"
+"""Class that caches a storage on a local disk."""
+
 
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""

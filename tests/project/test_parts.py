@@ -20,7 +20,6 @@ DEBTS: dict[str, set[str]] = {
     "store.reading.chunks": {"in_place.external_pages", "video.pages"},
     "store.reading.contents": {"loader.frame_cache"},
     "store.reading.index_building": {"video.config"},
-    "store.storage.opening": {"cloud.cache", "cloud.services"},
     "store.writing.record_file": {"in_place.reference_group", "video.gops", "video.group"},
     "store.writing.writer": {"video.gops"},
     "video.group": {"in_place.references"},

@@ -21,6 +21,7 @@ OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
 
 USE = """
 import pkgutil, sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -70,6 +71,16 @@ if "in_place" in lacking:
     check_missing(read_frame, *indexes)
 elif "video" not in lacking:
     assert [*map(read_frame, indexes)]
+
+if "cloud" in lacking:  # loaded by name
+    local = {"storage_options": {"mount": True}}
+    cache = {"cache_dir": folder / "cache", "cache_limit": "1GiB"}
+    for place, options in (
+        *((f"{scheme}://bucket/records", {}) for scheme in ("az", "s3", "gs", "hf", "sftp")),
+        *((folder / "records", options) for options in (local, {**local, **cache})),
+    ):
+        for call in (seqrecord.open, seqrecord.storage.open_storage):
+            check_missing(partial(call, **options), place)
 
 path = folder / "records"
 with seqrecord.SeqRecordWriter(path, codecs={"image": "raw", "depth": "balanced"}) as writer:

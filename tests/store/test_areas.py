@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
-from seqrecord.store.areas import EXTERNAL_FILES, FORMATS, IN_PLACE, IS_ORIGINAL, load_entry
+from seqrecord.store.areas import (
+    CACHE,
+    EXTERNAL_FILES,
+    FORMATS,
+    IN_PLACE,
+    IS_ORIGINAL,
+    STORAGES,
+    load_entry,
+)
 
 
 def test_every_entry_exists() -> None:
     for name, module in FORMATS.items():
         assert load_entry(f"seqrecord.formats.sources.{module}:FORMAT").name == name
-    for entry in (IN_PLACE, IS_ORIGINAL, EXTERNAL_FILES):
+    for entry in (IN_PLACE, IS_ORIGINAL, EXTERNAL_FILES, CACHE, *STORAGES.values()):
         assert callable(load_entry(entry))

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from seqrecord.errors import LocationError
+from seqrecord.store.areas import CACHE, STORAGES, load_entry
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.local import LocalStorage, find_remote_mount
 from seqrecord.store.storage.url import parse_location
@@ -33,7 +34,8 @@ def open_storage(
         cache_dir: local folder for caching data of a URL or mount; see `CachedStorage`.
         cache_limit: maximum size of the cache, such as `"200GiB"`.
 
-    Raises `LocationError` for an invalid location or option, and for a missing package.
+    Raises `LocationError` for an invalid location or option, and for a missing package, and
+    `MissingPackageError` for a URL, a mount, options or a cache without the part `cloud`.
 
     Example:
         storage = seqrecord.storage.open_storage("records/")
@@ -51,9 +53,8 @@ def open_storage(
         )
     if type(storage) is LocalStorage:  # but a mount may have a cache
         raise LocationError("a local path needs no cache; leave out cache_dir", file=storage.url)
-    from seqrecord.cloud.cache import CachedStorage  # most storages have none
-
-    return CachedStorage(storage, cache_dir, cache_limit)
+    cached: Storage = load_entry(CACHE)(storage, cache_dir, cache_limit)
+    return cached
 
 
 def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
@@ -64,6 +65,6 @@ def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
     where = parse_location(location, backend=options.get("backend"))
     if where.protocol == "file" and not options and find_remote_mount(where.root) is None:
         return LocalStorage(where.root)
-    from seqrecord.cloud.services import open_service  # with clients, retries and their options
-
-    return open_service(where, options)
+    entry = STORAGES.get(where.protocol, STORAGES["*"])
+    opened: Storage = load_entry(entry)(where, options)
+    return opened
