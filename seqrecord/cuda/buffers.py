@@ -455,35 +455,39 @@ class DeviceBatchBuilder:
         del copiers  # the device copies
         assert calls is None, "functions are called on the host"
         nbytes = 0
-        is_run = int(slots[-1] - slots[0]) == len(slots) - 1
         for source in sources:
-            arena, rows = source.arena, source.rows
-            flat, length = np.ascontiguousarray(rows).reshape(-1), rows.shape[1]
-            first = int(slots[0]) * length
-            parts = {
-                name: self._words[name][first : first + len(flat)] if is_run else self._words[name]
+            cropped = () if source.crop is None else source.crop.parts
+            whole = [
+                name
                 for name in source.features
-                if name in self._words
-                and name not in vectors
-                and not (source.crop is not None and name in source.crop.parts)
-            }
+                if name in self._words and name not in vectors and name not in cropped
+            ]
             if source.crop is not None:
                 self._crop(slots, source, source.crop)
-            at = None if is_run else (slots[:, None] * length + np.arange(length)).reshape(-1)
-            nbytes += arena.gather(flat, parts, at)
+            nbytes += self._copy(slots, source, whole)
             if source.crop is not None:
                 self._change_values(slots, source, source.crop)
-            for name in source.features if vectors else ():
-                if name not in self._words or (step := vectors.get(name)) is None:
-                    continue
-                for some in step.blocks(rows):
-                    into = self._features[name], slots[some]
-                    nbytes += arena.gather_vectors(name, rows[some], step, *into)
+            nbytes += self._make_vectors(slots, source, vectors)
             for name in source.features:
                 if name in self._features and not self._specs[name].is_fixed:
-                    for place, clip in zip(slots.tolist(), rows, strict=True):
-                        self._features[name][place] = arena.gather_list(name, clip)
+                    for place, clip in zip(slots.tolist(), source.rows, strict=True):
+                        self._features[name][place] = source.arena.gather_list(name, clip)
         return nbytes
+
+    def _copy(
+        self,
+        slots: npt.NDArray[np.int64],
+        source: ClipRows[DeviceArena],
+        features: Sequence[str],
+    ) -> int:
+        """Queue copies of unchanged frames. Returns the bytes sent over the bus."""
+        rows, length = np.ascontiguousarray(source.rows).reshape(-1), source.rows.shape[1]
+        if int(slots[-1] - slots[0]) == len(slots) - 1:
+            first = int(slots[0]) * length
+            words = {name: self._words[name][first : first + len(rows)] for name in features}
+            return source.arena.gather(rows, words)
+        at = (slots[:, None] * length + np.arange(length)).reshape(-1)
+        return source.arena.gather(rows, {name: self._words[name] for name in features}, at)
 
     def _crop(
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
@@ -500,6 +504,21 @@ class DeviceBatchBuilder:
         """Queue changes of gathered intrinsics and distortion."""
         for name in sorted(crop.changes.keys() & self._features.keys() & set(source.features)):
             source.arena.change_values(self._features[name], slots, crop.changes[name])
+
+    def _make_vectors(
+        self,
+        slots: npt.NDArray[np.int64],
+        source: ClipRows[DeviceArena],
+        vectors: VectorSteps,
+    ) -> int:
+        """Queue steps of vectors. Returns the bytes sent over the bus."""
+        nbytes = 0
+        for name in source.features if vectors else ():
+            if name in self._words and (step := vectors.get(name)) is not None:
+                for some in step.blocks(source.rows):
+                    into = self._features[name], slots[some]
+                    nbytes += source.arena.gather_vectors(name, source.rows[some], step, *into)
+        return nbytes
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
         """Queue filling slots of a feature with a fixed shape with 0."""
