@@ -397,3 +397,22 @@ def test_a_storage_that_fails_breaks_the_writer(tmp_path: Path) -> None:
             call()
     resume(tmp_path)
     assert lengths(tmp_path) == {"kept": 3, "a": 9}
+
+
+@pytest.mark.parametrize("flush_every", [0, 3, 9])
+@pytest.mark.parametrize("max_file_size", [1, 1 << 30])
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_entries_that_come_with_the_end_are_kept(
+    tmp_path: Path, max_file_size: int, flush_every: int, is_killed: bool
+) -> None:
+    """Parts in earlier files, and flushes, lack them: both once counted as a contradiction."""
+    writer = SeqRecordWriter(tmp_path, max_file_size=max_file_size, **SMALL_CHUNKS)
+    episode = append(writer.episode("a", metadata=METADATA), FRAMES[:9], flush_every=flush_every)
+    episode.close({"robot": "leg", "success": True})
+    if is_killed:
+        join_commits()
+        assert resume(tmp_path) == {"a"}
+    else:
+        writer.close()
+    check_rebuilt(tmp_path, {"a": 9})
+    assert metadata_of(tmp_path) == {"robot": "leg", "success": True}

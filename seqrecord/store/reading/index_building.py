@@ -22,7 +22,7 @@ from seqrecord.store.format.edits import Edits
 from seqrecord.store.format.footer import EpisodePart, Footer
 from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.store.format.rows import GAP_ROW, MAX_CHUNK_FRAMES, WORD, chunk_row, features_of
-from seqrecord.store.format.text import unmark_truncated
+from seqrecord.store.format.text import parse_metadata, unmark_truncated
 from seqrecord.store.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.store.schema import Schema
 from seqrecord.video.config import MAX_GOP_FRAMES
@@ -328,15 +328,11 @@ def _join(
                 else _GroupRows(*absent_chunks(at.files, chunks, schema, features))
                 for group, (schema, features) in enumerate(schemas)
             )
-            # Complete parts decide metadata. A flush at the same frame marks it as truncated.
-            are_complete = [part.num_frames == length for part in described]
-            ends = [
-                part for part, has_length in zip(described, are_complete, strict=True) if has_length
-            ]
+            ends = [part for part in described if part.num_frames == length]
+            chosen = _last_metadata(episode, {part.metadata for part in ends})
             numbers = tuple(file for file, _ in parts)
-            length_files = tuple(compress(numbers, are_complete))
-            metadata = {part.metadata for part in ends}
-            chosen = episode.metadata if episode.metadata in metadata else ends[0].metadata
+            decides = [(p.num_frames, p.metadata) == (length, chosen) for p in described]
+            length_files = tuple(compress(numbers, decides))
             time_spans = tuple(
                 sorted({item[0]: item for part in ends for item in part.time_spans}.values())
             )
@@ -351,14 +347,12 @@ def _join(
 def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
     """Merge the parts of an episode. Raises `FormatError` if they contradict.
 
-    Parts may differ in length, time spans and the truncation mark. The result has no fps if a part
-    with this `num_frames` has none: the timestamps contradicted it.
+    Parts may differ in length, time spans and metadata. The result has no fps if a part with this
+    `num_frames` has none: the timestamps contradicted it.
     """
     if len(parts) == 1:
         return parts[0]
-    texts = {part.metadata for part in parts}
-    whole = {unmark_truncated(text) for text in texts} if len(texts) > 1 else texts
-    metadata = next(iter(texts & whole or whole))
+    metadata = parts[0].metadata
     changes: dict[str, Any] = {"num_frames": num_frames, "metadata": metadata, "time_spans": ()}
     # Parts of a flush lack it if timestamps contradicted it until then, which may not last.
     drops = [part.num_frames is not None and part.fps is None for part in parts]  # its fps
@@ -369,9 +363,21 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
     each = zip(parts, drops, strict=True)
     same = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in each}
     episode = replace(parts[0], **changes, fps=None if decides else fps)
-    if len(whole) > 1 or len(same) > 1:
+    if len(same) > 1:
         raise _contradiction(episode)
     return episode
+
+
+def _last_metadata(episode: EpisodePart, texts: Collection[str]) -> str:
+    """Metadata of an episode, from its parts of full length.
+
+    A flush at the last frame marks it as truncated, and lacks entries that come with the end.
+    Raises `FormatError` if two ends contradict.
+    """
+    ends = [text for text in texts if unmark_truncated(text) == text]
+    if len(ends) > 1:
+        raise _contradiction(episode)
+    return ends[0] if ends else max(texts, key=lambda text: (len(parse_metadata(text)), text))
 
 
 def _rows_within(
