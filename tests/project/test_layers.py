@@ -65,7 +65,6 @@ COMPLEX = {
     "loader.pipes.memory.frame_sizes",
     "loader.pipes.options.__post_init__",
     "loader.pipes.select_clips._selection",
-    "loader.pipes.source_orders.check",
     "loader.sampling.memory.default_settings",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",

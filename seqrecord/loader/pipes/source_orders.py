@@ -13,6 +13,8 @@ from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.text import repr_of
 
+_COMPARED = tuple(name for name in REQUESTED if name != "batch_size")
+
 
 @dataclass(frozen=True, eq=False)
 class SourceOrder:
@@ -49,25 +51,25 @@ class SourceOrder:
         dataset's location, and speed, threads and memory of reading.
         """
         planner, selection = self.planner, self.planner.selection
-        url, episodes = selection.dataset.url, self._episodes
-        saved, is_shuffled = state.settings, planner.settings.shuffle or state.settings.shuffle
-        requested = [name for name in REQUESTED if name != "batch_size"]
-        compared = [name for name in requested if saved.shuffle or name != "seed"]
+        url, episodes, saved = selection.dataset.url, self._episodes, state.settings
         problem = "segments of the saved state have different settings"
+        compared = [name for name in _COMPARED if saved.shuffle or name != "seed"]
         for other in (state.rest or saved, *(segment.settings for segment in segments)):
             check_same(problem, vars(saved), vars(other), compared, url)
-        now = {**self.request, **{name: getattr(planner.settings, name) for name in requested}}
+        now = {**self.request, **{name: getattr(planner.settings, name) for name in _COMPARED}}
         now["samples"] = self.samples(epoch)
         now["num_cursors"] = planner.options.tuning.num_cursors
-        chosen = ("num_cursors", "shuffle_buffer")
+        is_shuffled = planner.settings.shuffle or saved.shuffle
         is_mixed = is_shuffled and planner.settings.order == "clips"
-        free = {name for name in chosen if now[name] is None or not is_mixed}
-        if not is_shuffled and not selection.clip_set.epochs.is_random:
-            free.add("seed")
-        found = {**state.request, **vars(saved)}
+        may_differ = {
+            "num_cursors": now["num_cursors"] is None or not is_mixed,
+            "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
+            "seed": not is_shuffled and not selection.clip_set.epochs.is_random,
+        }
         problem = "the saved state is of other settings"
         names = dict.fromkeys((*now, *state.request))  # either may lack an optional one
-        check_same(problem, found, now, [name for name in names if name not in free], url)
+        compared = [name for name in names if not may_differ.get(name)]
+        check_same(problem, {**state.request, **vars(saved)}, now, compared, url)
         if state.episodes.get("digest") != episodes["digest"]:
             same = state.episodes.get("dataset") == episodes["dataset"]
             problem = "the saved state is of another dataset, or this one has changed: select the "
