@@ -160,12 +160,12 @@ class _MixFile:
             raise_if(not sources, "no source has episodes in the split", got=self.split)
             expected = "batch_size: 32 in the file, or from_file(…, batch_size=32)"
             raise_if("batch_size" not in options, "the mix has no batch_size", expected)
-            if not any(name in overrides for name in _WEIGHTS):
+            if overrides.keys().isdisjoint(_WEIGHTS):
                 options |= _by_source(entries, sources, options)
-            for name in _WEIGHTS:  # also of sources left out by the split
+            without_episodes = entries.keys() - sources.keys()
+            for name in _WEIGHTS:
                 if isinstance(value := options.get(name), Mapping):
-                    kept = [n for n in value if n in sources or n not in entries]
-                    options[name] = {n: value[n] for n in kept}
+                    options[name] = {n: v for n, v in value.items() if n not in without_episodes}
             return self.make(sources, **options)
 
     def _top_level(
@@ -179,7 +179,7 @@ class _MixFile:
                 check_keys("the mix file has an unknown key", [name], known)
                 if name != "sources":
                     top[name] = self._value(name, root[name])
-        if any(name in overrides for name in _WEIGHTS):
+        if not overrides.keys().isdisjoint(_WEIGHTS):
             top = {name: value for name, value in top.items() if name not in _WEIGHTS}
         where = "argument of from_file"
         with self.naming(where):
