@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -37,14 +37,18 @@ import numpy.typing as npt
 from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.codecs.images import IMAGE
 from seqrecord.store.format.index import GroupIndex, Index
-from seqrecord.store.format.references import Reference
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunks import ChunkReader, has_digest
+from seqrecord.store.reading.contents import Contents
+from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.resizing import is_smooth
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.cache_folder import Bools, CacheEntry, CacheFolder, hash_of_place
+
+if TYPE_CHECKING:
+    from seqrecord.store.format.references import Reference
 
 _REVISION = 1  # of this package's decoding and resizing: raise it if pixels change
 _PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
@@ -55,16 +59,40 @@ _MOST_PAGES = 1 << 12  # whose keys are remembered
 _TAG_BYTES = 8  # of a page's digest in the name of an entry's file
 
 
-def frame_folder(path: Path, limit: int) -> CacheFolder:
+class FrameFolder:
     """A folder on a local disk with decoded frames of any datasets, up to a limit in bytes.
 
-    Frames that were not used since this call make room for others, but not frames of a dataset
-    that this process has read since. If none is left, nothing is added for ten minutes.
+    A loader attaches it to its dataset. Frames that were not used since it was opened make room for
+    others, but not frames of a dataset that this process has read since. If none is left, nothing
+    is added for ten minutes. Thread-safe. Picklable.
     """
-    since = time.time_ns()
-    return CacheFolder(
-        path, limit, patience=_PATIENCE_SECONDS, pause=_PAUSE_SECONDS, keep_since=since
-    )
+
+    def __init__(self, path: Path, limit: int) -> None:
+        since = time.time_ns()
+        self._cache = CacheFolder(
+            path, limit, patience=_PATIENCE_SECONDS, pause=_PAUSE_SECONDS, keep_since=since
+        )
+        self._frames = PerProcess(weakref.WeakKeyDictionary[Contents, CachedFrames])
+
+    @classmethod
+    def of(cls, dataset: Dataset) -> FrameFolder | None:
+        """The folder attached to a dataset, if any."""
+        return dataset.contents.attached.get(cls)
+
+    @property
+    def is_filling(self) -> bool:
+        """Whether frames are added: not in a pause after an error, or with a full folder."""
+        return self._cache.is_filling
+
+    def frames_of(self, dataset: Dataset) -> CachedFrames | None:
+        """The frames of a dataset; `None` if its pages are not checked, for others trust frames."""
+        contents, frames = dataset.contents, self._frames.get()
+        if not contents.verify:
+            return None
+        if (cached_frames := frames.get(contents)) is None:
+            cached_frames = CachedFrames(self._cache, contents.index, contents.chunks)
+            cached_frames = frames.setdefault(contents, cached_frames)
+        return cached_frames
 
 
 class _Kept(NamedTuple):

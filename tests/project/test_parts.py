@@ -18,7 +18,6 @@ DEBTS: dict[str, set[str]] = {
     "store.format.references": {"video.config", "video.packets", "video.pages"},
     "store.format.rows": {"video.config", "video.pages"},
     "store.reading.chunks": {"in_place.external_pages", "video.pages"},
-    "store.reading.contents": {"loader.frame_cache"},
     "store.reading.index_building": {"video.config"},
     "store.writing.record_file": {"in_place.reference_group", "video.gops", "video.group"},
     "store.writing.writer": {"video.gops"},

@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -24,6 +24,7 @@ from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load
+from seqrecord.loader.frame_cache import CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
@@ -33,9 +34,6 @@ from seqrecord.store.reading.raw_frames import frame_runs
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.ranges import check_wanted
-
-if TYPE_CHECKING:
-    from seqrecord.loader.frame_cache import CachedRows
 
 _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
 
@@ -218,7 +216,8 @@ class ChunkLoader:
             self._by_frame = set()
         self._buffers, self._stats, self._transform = buffers, stats, transform
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
-        self._cached = None if buffers.needs.decoded_there else dataset.contents.cached_frames
+        frame_cache = None if buffers.needs.decoded_there else FrameFolder.of(dataset)
+        self._cached = None if frame_cache is None else frame_cache.frames_of(dataset)
         if transform is not None and self._cached is not None:
             self._cached = self._cached.of_results(leading, transform.specs, transform.cache_key)
         # Frames of one group are counted; its decoded ones too, unless another group leads.

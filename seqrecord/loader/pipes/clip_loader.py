@@ -20,6 +20,7 @@ from seqrecord.loader.engine.devices import Device, device_class
 from seqrecord.loader.engine.engine import Engine, Execution, run_plan
 from seqrecord.loader.engine.executor import Job
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
+from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.memory import check_machine, spare_memory
 from seqrecord.loader.pipes.needed import needed_in
@@ -392,11 +393,9 @@ def _note_decoding(
     """Log once, as a second epoch begins, that each epoch decodes its frames again."""
     last, iteration.stats = iteration.stats, stats
     dataset, transform = planner.selection.dataset, planner.selection.frames.transform
-    cache = dataset.contents.frame_cache
+    cache = FrameFolder.of(dataset)
     if last is None or not last.frames_decoded or iteration.frames_stay or iteration.is_noted:
         return
-    from seqrecord.loader.frame_cache import is_costly
-
     is_filled = cache is not None and cache.is_filling
     if is_filled or transform is not None or not any(map(is_costly, dataset.features.values())):
         return

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.errors import ClipError, SeqRecordError, located
+from seqrecord.loader.frame_cache import FrameFolder
 from seqrecord.loader.pipes.clip_sets import ClipSet
 from seqrecord.loader.pipes.columns import ClipEpisodes, NoDraws
 from seqrecord.loader.pipes.distributed import warn_once
@@ -24,8 +25,8 @@ from seqrecord.store.reading.array_specs import ArraySpec, bound
 from seqrecord.store.reading.dataset import (
     Dataset,
     DatasetLike,
-    cached_in,
     skipping_bad_episodes,
+    with_attached,
     with_chunk_store,
 )
 from seqrecord.store.reading.filters import check_metadata
@@ -62,10 +63,8 @@ def select(
     if options.skip_bad_episodes:
         dataset = skipping_bad_episodes(dataset)
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
-        from seqrecord.loader.frame_cache import frame_folder  # most loaders have none
-
         folder = local_path(cache.folder, "frame_cache").absolute()
-        dataset = cached_in(dataset, frame_folder(folder, parse_size(cache.limit)))
+        dataset = with_attached(dataset, FrameFolder(folder, parse_size(cache.limit)))
     dataset, options = _without_bad_clips(dataset, options)
     with located(ClipError, file=dataset.url):
         if options.rename is not None:

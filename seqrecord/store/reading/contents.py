@@ -33,10 +33,8 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of, shown_place
 
 if TYPE_CHECKING:
-    from seqrecord.loader.frame_cache import CachedFrames
     from seqrecord.store.format.inventory import Inventory
     from seqrecord.store.reading.external_files import ExternalFiles
-    from seqrecord.store.storage.cache_folder import CacheFolder
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 
@@ -48,8 +46,8 @@ class Contents:
     `manifest` and `index` are a snapshot from the opening. `features` are the selected features.
     `verify` enables checksums of pages. `names` maps stored names to present ones, for renamed
     features. `externals` are the referenced files, if they may be at other places than their
-    lists say. `bad` are episodes of an original that the index leaves out. `frame_cache` has
-    decoded frames, for loaders.
+    lists say. `bad` are episodes of an original that the index leaves out. `attached` are objects
+    of other parts, by class: datasets made of this one have them too, also in other processes.
     """
 
     storage: Storage
@@ -60,7 +58,7 @@ class Contents:
     names: Mapping[str, str] = field(default_factory=dict)
     externals: ExternalFiles | None = None
     bad: BadEpisodes = field(default_factory=BadEpisodes)
-    frame_cache: CacheFolder | None = None
+    attached: Mapping[type[Any], Any] = field(default_factory=dict)
 
     @classmethod
     def of(
@@ -94,15 +92,6 @@ class Contents:
             verify=self.verify,
             externals=self.externals,
         )
-
-    @cached_property
-    def cached_frames(self) -> CachedFrames | None:
-        """The frames in the cache, if there is one; others trust them, so pages are checked."""
-        if self.frame_cache is None or not self.verify:
-            return None
-        from seqrecord.loader.frame_cache import CachedFrames  # most datasets have none
-
-        return CachedFrames(self.frame_cache, self.index, self.chunks)
 
     @cached_property
     def statistics(self) -> Statistics:

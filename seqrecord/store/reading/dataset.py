@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory
     from seqrecord.store.reading.array_specs import FrameFunction
     from seqrecord.store.reading.external_files import ExternalFiles, Originals
-    from seqrecord.store.storage.cache_folder import CacheFolder
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
 """A dataset: local path, URL, or an open `Dataset`."""
@@ -302,9 +301,10 @@ def skipping_bad_episodes(dataset: Dataset) -> Dataset:
     return Dataset(replace(dataset.contents, bad=bad))
 
 
-def cached_in(dataset: Dataset, cache: CacheFolder) -> Dataset:
-    """Return the dataset with a cache of decoded frames, for loaders."""
-    return Dataset(replace(dataset.contents, frame_cache=cache))
+def with_attached(dataset: Dataset, companion: object) -> Dataset:
+    """Return the dataset with an object of another part, in place of one of the same class."""
+    attached = {**dataset.contents.attached, type(companion): companion}
+    return Dataset(replace(dataset.contents, attached=attached))
 
 
 def with_chunk_store(dataset: Dataset) -> Dataset:
