@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from operator import attrgetter
 from os import PathLike
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.utils.data import IterableDataset
@@ -25,7 +25,7 @@ from seqrecord.loader.mixing.sources import (
     loader_in_mix,
 )
 from seqrecord.loader.mixing.summary import MixSummary
-from seqrecord.loader.mixing.weights import Proportions, SourceSize, Weights, is_zero
+from seqrecord.loader.mixing.weights import Proportions, SourceSize, Weights, excluded_sources
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
@@ -288,38 +288,44 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         return "\n  ".join(lines) + ")"
 
 
-_Datasets: TypeAlias = dict[str, tuple[ClipLoader, Fraction]]
-"""Loader and weight, or share, of each single dataset by name."""
+@dataclass(frozen=True, eq=False)
+class _Dataset:
+    """A single dataset: a source, or one of a nested mix with its share of it."""
+
+    name: str
+    source: str
+    loader: ClipLoader
+    share: Fraction = Fraction(1)
 
 
 def _weighted(
     sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
-) -> tuple[_Datasets, int | None]:
+) -> tuple[dict[str, tuple[ClipLoader, Fraction]], int | None]:
     """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
 
     Sizes are of the features that are read. Raises `ClipError`.
     """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
-    found = {name: _datasets(name, source) for name, source in sources.items()}
-    names = Counter(name for some in found.values() for name in some)
-    name, count = names.most_common(1)[0]
+    datasets = [one for name, source in sources.items() for one in _datasets(name, source)]
+    name, count = Counter(dataset.name for dataset in datasets).most_common(1)[0]
     raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
-    given = [one for one in proportions.values() if isinstance(one, Mapping)]
-    unused = {name for one in given for name, value in one.items() if is_zero(value)}
-    loaders = {n: loader for some in found.values() for n, (loader, _) in some.items()}
-    used = {n: loaders[n] for source, some in found.items() if source not in unused for n in some}
-    features = None
+    excluded, features = excluded_sources(proportions.values()), None
+    used = {one.name: one.loader.selection for one in datasets if one.source not in excluded}
     if join == "intersection" and used:
-        features = joined_features({name: one.selection for name, one in used.items()}, join)
-    loaders |= {name: loader_in_mix(name, one, features, seed) for name, one in used.items()}
-    sizes = {n: _size(sources[n], [loaders[one] for one in some]) for n, some in found.items()}
+        features = joined_features(used, join)
+    loaders: dict[str, list[ClipLoader]] = {source: [] for source in sources}
+    for number, dataset in enumerate(datasets):
+        if dataset.name in used:
+            loader = loader_in_mix(dataset.name, dataset.loader, features, seed)
+            datasets[number] = dataset = replace(dataset, loader=loader)
+        loaders[dataset.source].append(dataset.loader)
+    sizes = {name: _size(source, loaders[name]) for name, source in sources.items()}
     of = Proportions.of(sizes, **proportions)
     drawn = {
-        name: (loaders[name], of.weights[source] * share)
-        for source, some in found.items()
-        for name, (_, share) in some.items()
-        if of.weights[source]
+        dataset.name: (dataset.loader, of.weights[dataset.source] * dataset.share)
+        for dataset in datasets
+        if of.weights[dataset.source]
     }
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     return drawn, of.epoch_clips
@@ -336,8 +342,8 @@ def _size(source: StreamingLoader | SeqRecordMix, loaders: Sequence[ClipLoader])
     return SourceSize(clips if chosen is None else chosen, frames)
 
 
-def _datasets(name: Any, source: Any) -> _Datasets:
-    """The dataset of a source, or the datasets of a nested mix, with shares."""
+def _datasets(name: Any, source: Any) -> list[_Dataset]:
+    """The dataset of a source, or the datasets of a nested mix."""
     is_right = isinstance(name, str) and bool(name) and name.isprintable()
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
@@ -345,7 +351,10 @@ def _datasets(name: Any, source: Any) -> _Datasets:
         _check_source(name, replace(mix.options, clip_len=1, batch_size=None))
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
-        return {f"{name}/{one}": (mix.loaders[one], share) for one, share in mix.shares.items()}
+        return [
+            _Dataset(f"{name}/{inner}", name, loader, mix.shares[inner])
+            for inner, loader in mix.loaders.items()
+        ]
     if not isinstance(source, StreamingLoader):
         raise ClipError(
             f"source {name!r} of a mix is no loader",
@@ -353,7 +362,7 @@ def _datasets(name: Any, source: Any) -> _Datasets:
             got=type(source).__name__,
         )
     _check_source(name, source.options)
-    return {name: (loader_of(source), Fraction(1))}
+    return [_Dataset(name, name, loader_of(source))]
 
 
 def _check_source(name: str, options: LoaderOptions) -> None:

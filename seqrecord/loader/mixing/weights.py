@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from fractions import Fraction
 from numbers import Rational, Real
@@ -85,9 +85,15 @@ def amount(name: str, value: Any) -> Fraction:
     return Fraction(value if isinstance(value, Rational) else str(value))
 
 
-def is_zero(value: Any) -> bool:
-    """Whether a weight, `repeat` or `choose` excludes its source, whatever its size."""
-    return isinstance(value, Real) and not value
+def excluded_sources(proportions: Iterable[Any]) -> set[str]:
+    """The sources with a weight, `repeat` or `choose` of 0, whatever their size."""
+    return {
+        name
+        for by_source in proportions
+        if isinstance(by_source, Mapping)
+        for name, value in by_source.items()
+        if isinstance(value, Real) and not value
+    }
 
 
 _SIZES: dict[str | None, Any] = {
