@@ -17,6 +17,7 @@ from seqrecord.loader.engine.buffers import BufferNeeds
 from seqrecord.loader.engine.engine import Engine
 from seqrecord.loader.engine.stats import STAGES, EngineStats, Trace, bottleneck
 from seqrecord.loader.mixing.form import MixForm
+from seqrecord.loader.mixing.memory import MixMemory
 from seqrecord.loader.mixing.mixed_batches import (
     BatchBuffers,
     Join,
@@ -41,13 +42,11 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.elastic import items_of_workers
-from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, usual_limit
-from seqrecord.loader.sampling.mix_memory import share_out
+from seqrecord.loader.sampling.memory import CONSUMER
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import ShardBatches
 from seqrecord.loader.sampling.shares import Shares, whole_shares
-from seqrecord.store.reading.array_specs import clip_nbytes
 from seqrecord.store.units import raise_if
 
 _MOST_SLOTS = 1 << 60
@@ -122,22 +121,10 @@ class MixLoader:
         ]
         shown = {name: float(share) for name, share in self.shares.items()}
         warn_of_form(self.batches, shown, differing)
-        most = size  # in clips of the greatest length
-        if self.draws is not None:
-            most = -(-self.draws.most_frames(size) // self.draws.most)
-        self._batch_bytes = sum(most * batches.clip_bytes for batches in self.batches)
-        self._requests = {
-            name: loader.planner.memory_request() for name, loader in self.loaders.items()
-        }
-        self._limits: dict[int, tuple[int, dict[str, int]]] = {}  # by number of workers
-        # The memory that batches leave is divided in this ratio.
-        self._weights = {}
-        for name, source in self.loaders.items():
-            nbytes = clip_nbytes(source.selection.made, source.selection.lengths)
-            self._weights[name] = float(self.shares[name]) * max(1, nbytes)
+        self._memory = MixMemory.of(options, self.loaders, self.shares, self.batches)
         self._places: dict[int, Shares] = {}  # by their key
         self._done = {name: SourceStats() for name in sources}  # in the last iteration
-        self.prefetch, _ = self._share_out(1)
+        self.prefetch, _ = self._memory.division(1)
         for source in self._sources:
             source.machine_part = 1 / len(self._sources)
             source.planner.plan_memory(1)  # a limit that is too small is an error here and now
@@ -225,7 +212,7 @@ class MixLoader:
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
             nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
-            check_machine(nbytes + num_batches * self._batch_bytes, "a mix")
+            check_machine(nbytes + num_batches * self._memory.batch_bytes, "a mix")
         where = None if device is None else device.device
         needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, where, in_worker)
         if self.draws is not None:
@@ -272,17 +259,7 @@ class MixLoader:
 
     def _limit_of(self, name: str, num_workers: int) -> int:
         """The memory limit of a source in each worker, for this number of workers, in bytes."""
-        return self._share_out(num_workers)[1][name]
-
-    def _share_out(self, num_workers: int) -> tuple[int, dict[str, int]]:
-        """See `share_out`, for each of `num_workers` workers of a rank."""
-        if num_workers not in self._limits:  # each source asks, several times
-            limit, batch = self.options.memory_limit, self._batch_bytes
-            if limit is None:
-                wanted = sum(one.wanted_limit for one in self._requests.values())
-                limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
-            self._limits[num_workers] = share_out(limit, batch, self._requests, self._weights)
-        return self._limits[num_workers]
+        return self._memory.division(num_workers)[1][name]
 
 
 def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
