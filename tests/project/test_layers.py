@@ -66,7 +66,6 @@ COMPLEX = {
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
     "store.format.references.parse_reference",
-    "store.reading.filters.find_episodes",
     "store.reading.index_building._index_of",
     "store.reading.index_building._join",
     "store.storage.url.parse_location",

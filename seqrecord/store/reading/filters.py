@@ -6,7 +6,7 @@ import fnmatch
 import json
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -71,53 +71,129 @@ def find_episodes(
                 got=repr_of(split, 100),
             )
         inside = index.split == splits.index(split)
-    numbers: Iterable[int] = np.flatnonzero(inside).tolist()
-    if isinstance(episodes, str) and not set(episodes) & set("*?["):
-        episodes = [episodes]
-    if isinstance(episodes, str):
-        match = fnmatch.fnmatchcase
-        numbers = (i for key, i in index.positions.items() if match(key, episodes))
-    elif callable(episodes):
-        numbers = (i for i in numbers if episodes(EpisodeDescription(index, splits, i)))
-    elif episodes is not None:
-        given: list[Any] = list(episodes)
-        by_number = bool(given) and all(map(is_integer, given))
-        known: Any = range(len(index.num_frames)) if by_number else index.positions
-        unknown = [one for one in given if one not in known]
-        if unknown:
-            keys = f"the keys of {shown_keys(index)}"
-            raise ClipError(
-                "unknown episode",
-                file=url,
-                expected=f"numbers of 0 to {len(known) - 1}" if by_number else keys,
-                got=", ".join(map(repr_of if by_number else str, unknown[:10])),
-            )
-        numbers = sorted({int(one) if by_number else known[one] for one in given})
-    found = np.fromiter(numbers, np.int64)
-    found = found[inside[found]]
-    if not len(found):
-        asked = _shown(episodes) if split is None else f"{_shown(episodes)} of split {split}"
+    choice = _choice_of(episodes)
+    rows = np.fromiter(choice.rows(_Candidates(index, splits, inside, url)), np.int64)
+    rows = rows[inside[rows]]
+    if not len(rows):
         raise ClipError(
             "the selection has no episode",
             file=url,
             expected=f"some of the keys of {shown_keys(index)}",
-            got=asked,
+            got=f"{choice}" if split is None else f"{choice} of split {split}",
         )
-    return found
+    return rows
+
+
+@dataclass(frozen=True)
+class _Candidates:
+    """Episodes to choose from; `inside` are those of the requested split, bool [n]."""
+
+    index: Index
+    splits: Sequence[str]
+    inside: npt.NDArray[np.bool_]
+    url: str
+
+
+class _Choice(Protocol):
+    """A kind of `EpisodeFilter`. `str` describes it in errors."""
+
+    def rows(self, candidates: _Candidates) -> Iterable[int]:
+        """Return the rows of chosen episodes, ascending; some may be outside of the split."""
+
+    def has(self, record: Mapping[str, Any]) -> bool:
+        """Return whether an episode that an index leaves out might be chosen.
+
+        `record` is one of `BadEpisodes.records`.
+        """
+
+
+class _All:
+    def rows(self, candidates: _Candidates) -> Iterable[int]:
+        rows: list[int] = np.flatnonzero(candidates.inside).tolist()
+        return rows
+
+    def has(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of every choice
+        return True
+
+    def __str__(self) -> str:
+        return "all episodes"
+
+
+class _Glob(NamedTuple):
+    pattern: str
+
+    def rows(self, candidates: _Candidates) -> Iterable[int]:
+        keys, match = candidates.index.positions.items(), fnmatch.fnmatchcase
+        return (row for key, row in keys if match(key, self.pattern))
+
+    def has(self, record: Mapping[str, Any]) -> bool:
+        key = record["key"]
+        return bool(key == self.pattern or fnmatch.fnmatchcase(key, self.pattern))
+
+    def __str__(self) -> str:
+        return repr_of(self.pattern)
+
+
+class _Function(NamedTuple):
+    function: Callable[[EpisodeDescription], bool]
+
+    def rows(self, candidates: _Candidates) -> Iterable[int]:
+        index, splits = candidates.index, candidates.splits
+        numbers = np.flatnonzero(candidates.inside).tolist()
+        return (n for n in numbers if self.function(EpisodeDescription(index, splits, n)))
+
+    def has(self, record: Mapping[str, Any]) -> bool:
+        described = EpisodeDescription.__new__(EpisodeDescription)
+        described.update(record["metadata"])
+        vars(described).update({name: record[name] for name in _DESCRIBED})
+        return bool(self.function(described))
+
+    def __str__(self) -> str:
+        """Name the function, without its address."""
+        name = getattr(self.function, "__name__", "<lambda>")
+        return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
+
+
+class _Listed(NamedTuple):
+    """Keys, or numbers in dataset order."""
+
+    episodes: Sequence[str] | Sequence[int]
+
+    def rows(self, candidates: _Candidates) -> Iterable[int]:
+        index, listed = candidates.index, list[Any](self.episodes)
+        by_number = bool(listed) and all(map(is_integer, listed))
+        present: Any = range(len(index.num_frames)) if by_number else index.positions
+        unknown = [episode for episode in listed if episode not in present]
+        if unknown:
+            keys = f"the keys of {shown_keys(index)}"
+            raise ClipError(
+                "unknown episode",
+                file=candidates.url,
+                expected=f"numbers of 0 to {len(present) - 1}" if by_number else keys,
+                got=", ".join(map(repr_of if by_number else str, unknown[:10])),
+            )
+        return sorted({int(item) if by_number else present[item] for item in listed})
+
+    def has(self, record: Mapping[str, Any]) -> bool:
+        """Numbers count: they could be of other episodes once all are readable."""
+        return any(is_integer(episode) or episode == record["key"] for episode in self.episodes)
+
+    def __str__(self) -> str:
+        return repr_of(self.episodes)
+
+
+def _choice_of(episodes: EpisodeFilter) -> _Choice:
+    if episodes is None:
+        return _All()
+    if isinstance(episodes, str):
+        return _Glob(episodes) if {*episodes} & {*"*?["} else _Listed([episodes])
+    return _Function(episodes) if callable(episodes) else _Listed(episodes)
 
 
 def shown_keys(index: Index) -> str:
     """Describe a dataset's episodes: their number and the first keys."""
     keys = ", ".join(index.keys[:_SHOWN_KEYS].to_pylist())
     return counted(len(index.num_frames), "episode") + (keys and f", as {keys}")
-
-
-def _shown(episodes: EpisodeFilter) -> str:
-    """Describe the filter in an error. A function is shown by name, without its address."""
-    if not callable(episodes):
-        return "all episodes" if episodes is None else repr_of(episodes)
-    name = getattr(episodes, "__name__", "<lambda>")
-    return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
 
 
 def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collection[str]) -> None:
@@ -170,19 +246,21 @@ class BadEpisodes:
     def check(self, episodes: EpisodeFilter = None, split: str | None = None) -> EpisodeFilter:
         """Raise `SourceError` if the selection contains an episode that is left out.
 
-        Numbers count: they could select other episodes once all are readable. Returns the
-        selection, with `are_skipped` without keys of these episodes.
+        Returns the selection, with `are_skipped` without keys of these episodes.
         """
+        if not self.records:
+            return episodes
         left_out = self.errors
         if self.are_skipped and not (callable(episodes) or isinstance(episodes, str | None)):
             kept: Any = [one for one in episodes if one not in left_out]
             return kept or episodes
-        every = () if self.are_skipped else self.records
-        found = [one["key"] for one in every if _is_selected(one, episodes, split)]
-        if found:
-            keys, first = first_of(found, _SHOWN_BAD), left_out[found[0]]
+        records, choice = () if self.are_skipped else self.records, _choice_of(episodes)
+        if split is not None:
+            records = [record for record in records if record["split"] == split]
+        if bad_keys := [record["key"] for record in records if choice.has(record)]:
+            keys, first = first_of(bad_keys, _SHOWN_BAD), left_out[bad_keys[0]]
             raise SourceError(
-                f"{counted(len(found), 'selected episode')} cannot be read: {keys}; select "
+                f"{counted(len(bad_keys), 'selected episode')} cannot be read: {keys}; select "
                 "others (episodes= of a loader, --dataset.episodes of lerobot-train), or leave "
                 "these out (skip_bad_episodes=True of a loader or seqrecord.open; for commands "
                 "`seqrecord index SRC -o DST --skip-bad-episodes`, and DST). The first error: "
@@ -190,17 +268,3 @@ class BadEpisodes:
                 **first.context(),
             )
         return episodes
-
-
-def _is_selected(one: Mapping[str, Any], episodes: EpisodeFilter, split: str | None) -> bool:
-    key = one["key"]
-    if split is not None and one["split"] != split:
-        return False
-    if isinstance(episodes, str):
-        return bool(key == episodes or fnmatch.fnmatchcase(key, episodes))
-    if callable(episodes):
-        described = EpisodeDescription.__new__(EpisodeDescription)
-        described.update(one["metadata"])
-        vars(described).update({name: one[name] for name in _DESCRIBED})
-        return bool(episodes(described))
-    return episodes is None or any(is_integer(each) or each == key for each in episodes)
