@@ -56,7 +56,6 @@ COMPLEX = {
     "formats.sources.webdataset.source.scan",
     "in_place.external_lists.put_copied",
     "loader.engine.chunk_loader._load",
-    "loader.mixing.mixed_batches.of",
     "loader.pipes.clip_reader._sets_of",
     "loader.pipes.clip_windows.__init__",
     "loader.pipes.memory.frame_sizes",

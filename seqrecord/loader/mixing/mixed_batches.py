@@ -83,52 +83,66 @@ class MixedBatches:
 
         Raises `ClipError` if two kinds of entries have one name.
         """
-        selections = {number: source.selection for number, source in sources.items()}
-        for number, selection in selections.items():
-            problem = f"frame lists of source {sources[number].name!r} differ in length"
-            got = f"ragged={selection.cut!r}"
-            raise_if(selection.cut != "pad", problem, 'ragged="pad" in a mix', got)
-        having = {n: [one for one in selections.values() if n in one.made] for n in features}
-        first = {name: some[0] for name, some in having.items() if some}.items()
-        columns = {n: c for one in selections.values() for n, c in one.column_kinds.items()}
-        entries = {number: _entries(one, features) for number, one in selections.items()}
+        entries, columns = dict[int, dict[str, str]](), dict[str, Any]()
+        for number, source in sources.items():
+            selection = source.selection
+            problem = f"frame lists of source {source.name!r} differ in length"
+            expected, got = 'ragged="pad" in a mix', f"ragged={selection.cut!r}"
+            raise_if(selection.cut != "pad", problem, expected, got)
+            entries[number] = _entries(selection, features)
+            columns |= selection.column_kinds
+        last_first = list(sources.values())[::-1]
+        form = {  # of the first source with the feature
+            n: source.selection
+            for n in features
+            for source in last_first
+            if n in source.selection.made
+        }
         cameras = [name for name in columns if name.endswith(_CAMERA_COLUMNS)]
-        names = [*(name for name, _ in first), *cameras]
-        without = {n: [number for number in sources if n not in entries[number]] for n in names}
-        missing = {name: numbers for name, numbers in without.items() if numbers}
-        images = [name for name, one in first if _is_camera(one, name)]
-        images = images if camera_masks else []
-        own = [_DATASET, *(n + _MISSING for n in missing), *(n + _IS_REAL for n in images)]
-        own += [] if tasks is None else [TASK_INDEX]
-        taken = dict.fromkeys(own, "a column of the mix")
-        for number, one in entries.items():
-            for name, kind in one.items():
-                if taken.setdefault(name, kind) != kind:
+        missing = {
+            name: numbers
+            for name in (*form, *cameras)
+            if (numbers := [number for number in sources if name not in entries[number]])
+        }
+        batches = cls(
+            sources,
+            {name: selection.made[name] for name, selection in form.items()},
+            {name: selection.lengths[name] for name, selection in form.items()},
+            frozenset(name for name, selection in form.items() if name in selection.nested),
+            frozenset(name for name, selection in form.items() if name in selection.squeezed),
+            columns,
+            missing,
+            [n for n, selection in form.items() if camera_masks and _is_camera(selection, n)],
+            tasks,
+        )
+        batches._check_names(entries)
+        return batches
+
+    def _check_names(self, entries: Mapping[int, Mapping[str, str]]) -> None:
+        """Raise `ClipError` if kinds of entries, by source, differ from each other or the mix."""
+        kinds = dict.fromkeys(self._mix_columns, "a column of the mix")
+        for number, kind_of in entries.items():
+            for name, kind in kind_of.items():
+                if kinds.setdefault(name, kind) != kind:
                     raise ClipError(
                         "two entries of a mix's batches have one name",
                         feature=name,
-                        expected=f"a new name for {taken[name]} or the other entry",
-                        got=f"{kind} of source {sources[number].name!r}",
+                        expected=f"a new name for {kinds[name]} or the other entry",
+                        got=f"{kind} of source {self.sources[number].name!r}",
                     )
-        return cls(
-            sources,
-            {name: one.made[name] for name, one in first},
-            {name: one.lengths[name] for name, one in first},
-            frozenset(name for name, one in first if name in one.nested),
-            frozenset(name for name, one in first if name in one.squeezed),
-            columns,
-            missing,
-            images,
-            tasks,
-        )
+
+    @property
+    def _mix_columns(self) -> dict[str, str]:
+        """The columns of the mix itself, each with the dtype of a clip, or "list"."""
+        masks = (*(n + _MISSING for n in self.missing), *(n + _IS_REAL for n in self.cameras))
+        numbers = {} if self.tasks is None else {TASK_INDEX: "int64"}
+        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **numbers}
 
     @property
     def column_texts(self) -> dict[str, str]:
         """The entries beside features, each with dtype and shape of a clip, or "list"."""
-        found = {name: _column_text(column) for name, column in self.columns.items()}
-        masks = (*(n + _MISSING for n in self.missing), *(n + _IS_REAL for n in self.cameras))
-        numbers = {} if self.tasks is None else {TASK_INDEX: "int64"}
-        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **numbers, **found}
+        columns = {name: _column_text(column) for name, column in self.columns.items()}
+        return {**self._mix_columns, **columns}
 
     @property
     def clip_bytes(self) -> int:
