@@ -6,7 +6,6 @@ import logging
 import secrets
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import FormatError, SourceError
@@ -18,12 +17,12 @@ from seqrecord.in_place.references import (
 )
 from seqrecord.store.format.manifest import CopiedFiles
 from seqrecord.store.format.references import (
-    EXTERNALS,
     MAX_LIST_BYTES,
     ExternalFile,
     ExternalList,
     Sample,
     list_path,
+    stored_list_ids,
 )
 from seqrecord.store.reading.home import trust
 from seqrecord.store.storage.base import Storage
@@ -53,7 +52,7 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
                 is_same = source.content(before.content) == before.content
         lists = before.lists
     elif target.recovered:  # by an interrupted run
-        lists = [Path(file.path).stem for file in target.storage.files(EXTERNALS)]
+        lists = stored_list_ids(target.storage)
     for list_id in lists:
         known = ExternalList.parse(
             target.storage.read_whole(list_path(list_id), MAX_LIST_BYTES)[0], list_id

@@ -12,7 +12,6 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from itertools import accumulate, pairwise
 from os import PathLike
-from pathlib import Path
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -25,12 +24,12 @@ from seqrecord.errors import (
     located,
 )
 from seqrecord.store.format.references import (
-    EXTERNALS,
     MAX_LIST_BYTES,
     ExternalFile,
     ExternalList,
     Reference,
     list_path,
+    stored_list_ids,
 )
 from seqrecord.store.reading.external_files import Originals
 from seqrecord.store.reading.home import is_trusted
@@ -74,11 +73,6 @@ class ExternalFiles:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), (self.storage, self.originals, self._options)
-
-    def list_ids(self) -> list[str]:
-        """Return the ids of all present lists."""
-        paths = (file.path for file in self.storage.files(EXTERNALS))
-        return [Path(path).stem for path in paths if path.endswith(".json")]
 
     def read(self, reference: Reference, memory: npt.NDArray[np.uint8] | None = None) -> memoryview:
         """Read a page's referenced range, after `Reference.offset_table_bytes` bytes of free space.
@@ -245,7 +239,7 @@ class ExternalFiles:
 
     def all_files(self) -> set[ExternalFile]:
         """Return the files of all present lists."""
-        found = [self.list(list_id) for list_id in self.list_ids()]
+        found = [self.list(list_id) for list_id in stored_list_ids(self.storage)]
         return {file for each in found for file in each.files}
 
     def are_remote(self) -> bool:

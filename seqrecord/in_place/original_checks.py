@@ -10,7 +10,13 @@ from typing import Any
 from seqrecord.errors import ClipError, NotFoundError, StorageError
 from seqrecord.in_place.externals import AGAIN, ExternalFiles, bare_root
 from seqrecord.store.checksum import crc32c
-from seqrecord.store.format.references import ExternalFile, ExternalList, Sample, sampled_ranges
+from seqrecord.store.format.references import (
+    ExternalFile,
+    ExternalList,
+    Sample,
+    sampled_ranges,
+    stored_list_ids,
+)
 from seqrecord.store.reading.home import is_settled, is_trusted, settle
 from seqrecord.store.storage.base import Storage, fixed_url_of, identity_of, reads_commit
 from seqrecord.store.storage.local import modified_ns, new_since
@@ -45,7 +51,7 @@ class OriginalFiles(ExternalFiles):
         """
         compared = {list_id: self.list(list_id) for list_id in lists}
         if self.originals is not None:
-            compared |= {list_id: self.list(list_id) for list_id in self.list_ids()}
+            compared |= {list_id: self.list(list_id) for list_id in stored_list_ids(self.storage)}
             _check_roots(self, compared.values())
         for list_id, listed in compared.items():
             for root in dict.fromkeys(file.root for file in listed.files):
@@ -71,7 +77,7 @@ def check_new(files: ExternalFiles) -> None:
     Raises `StorageError` for a file that was written again with the same size and time. Files
     with another size or time are skipped: reading them raises.
     """
-    for list_id in files.list_ids():
+    for list_id in stored_list_ids(files.storage):
         if is_settled(list_id) or not is_trusted(list_id):
             continue
         found, since, are_old = files.list(list_id), dict[str, int](), True

@@ -68,7 +68,6 @@ COMPLEX = {
     "store.reading.index_building._index_of",
     "store.reading.index_building._join",
     "store.storage.url.parse_location",
-    "store.writing.commits._reindex",
     "store.writing.destination._open",
     "tools.cli.commands.info",
     "tools.edit.changes.commit",

@@ -27,6 +27,7 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from pathlib import PurePosixPath
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,7 +38,7 @@ from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.text import ID, parse_json
 from seqrecord.store.json_object import JsonObject
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.storage.base import LINKED, check_path
+from seqrecord.store.storage.base import LINKED, Storage, check_path
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.pages import (
     BEGINS,
@@ -210,6 +211,12 @@ class ExternalList:
 def list_path(list_id: str) -> str:
     """Return a list's path in its dataset."""
     return f"{EXTERNALS}/{list_id}.json"
+
+
+def stored_list_ids(storage: Storage) -> list[str]:
+    """Return the ids of all lists in a dataset's storage, sorted."""
+    paths = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
+    return sorted(path.stem for path in paths if path.suffix == ".json")
 
 
 def _id_of(data: bytes) -> str:

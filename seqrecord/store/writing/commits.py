@@ -7,7 +7,6 @@ import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from os import PathLike
-from pathlib import PurePosixPath
 from typing import Any
 
 import numpy as np
@@ -23,7 +22,7 @@ from seqrecord.store.format.manifest import (
     RecordFile,
     check_record_path,
 )
-from seqrecord.store.format.references import EXTERNALS
+from seqrecord.store.format.references import stored_list_ids
 from seqrecord.store.reading.index_building import build_index, complete_episodes
 from seqrecord.store.reading.metadata import (
     DamagedFile,
@@ -89,12 +88,8 @@ def rebuilt(
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
-    if new := [episode for episode in built.duplicates if episode.uid not in left_out]:
-        shown = first_of([f"{one.key} (uid {one.uid})" for one in new], _MAX_SHOWN)
-        _logger.warning(
-            "%s: skipped %s (duplicate keys): %s",
-            *(storage.url, counted(len(new), "episode"), shown),
-        )
+    duplicates = [f"{e.key} (uid {e.uid})" for e in built.duplicates if e.uid not in left_out]
+    _warn_of(storage, "%s: skipped %s (duplicate keys): %s", "episode", duplicates)
     # A file of the dataset stays in it, even if it only has duplicates now.
     schema = built.index.schema
     paths = dict.fromkeys(built.files)
@@ -179,8 +174,7 @@ def put_version(
         manifest = replace(manifest, inventory=own.put_index("inventory.json", data))
     if left := base.files.keys() - {file.path for file in manifest.record_files}:
         put_retired_note(own, sorted(left))
-    known = base.manifest.removed if base.manifest else ()
-    removed = (path for path in manifest.removed if path not in known)
+    removed = (path for path in manifest.removed if path not in base.removed)
     manifest = replace(
         manifest,
         schema=index.schema,
@@ -189,7 +183,7 @@ def put_version(
         num_frames=int(index.num_frames.sum()),
         fingerprint=index.fingerprint(),
         created_by=created_by,
-        removed=(*_still_there(storage, known), *removed),
+        removed=(*_still_there(storage, base.removed), *removed),
     )
     try:
         done = commit(own, base, manifest)
@@ -251,12 +245,11 @@ def _reindex(
     every = record_sizes(storage)
     taken = {*base.files, *loose_files(storage, base, every)}
     sizes = {path: n for path, n in every.items() if path in taken}
-    removed = base.manifest.removed if base.manifest else ()
-    if ignored := sorted(every.keys() - taken.union(removed)):
-        _logger.warning(
-            "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s",
-            *(storage.url, counted(len(ignored), "record file"), first_of(ignored, _MAX_SHOWN)),
-        )
+    _warn_of(
+        storage,
+        "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s",
+        *("record file", sorted(every.keys() - taken.union(base.removed))),
+    )
     if not sizes:
         more = "; expected the folder of a dataset, not of originals"
         if storage.unfinished(RECORDS):
@@ -275,19 +268,17 @@ def _reindex(
         raise next(iter(errors.values()))
     damaged = [DamagedFile.logged(storage, path, error) for path, error in errors.items()]
     version = rebuilt(storage, base, footers, sizes)
-    if damaged and base.manifest is not None:
-        _log_lost(storage, base.manifest, version.index)
     if base.manifest is None:
         # Unknown which files values were copied from: compare all files that the lists name.
-        lists = (PurePosixPath(file.path) for file in storage.files(EXTERNALS))
-        if found := tuple(sorted(path.stem for path in lists if path.suffix == ".json")):
-            version = version.with_fields(copied=CopiedFiles(found))
-    if base.manifest is None and (edits := version.manifest.edits):
-        _logger.warning(
+        if list_ids := stored_list_ids(storage):
+            version = version.with_fields(copied=CopiedFiles(tuple(list_ids)))
+        _warn_of(
+            storage,
             "%s: no manifest lists the committed edits; applied %s of edits: %s",
-            *(storage.url, counted(len(edits), "file")),
-            first_of([file.path for file in edits], _MAX_SHOWN),
+            *("file", [file.path for file in version.manifest.edits]),
         )
+    elif damaged:
+        _log_lost(storage, base.manifest, version.index)
     with SmallFiles(storage) as own:
         manifest = put_version(own, base, version, created_by=created_by)
     if on_damaged is not None:
@@ -300,11 +291,18 @@ def _log_lost(storage: Storage, before: Manifest, index: Index) -> None:
     """Log the episodes that the new index lacks, as far as the old index is readable."""
     with contextlib.suppress(FormatError, StorageError):
         keys = load_index(storage, before).positions
-        if lost := [key for key in keys if key not in index.positions]:
-            _logger.warning(
-                "%s: %s lost with damaged record files: %s",
-                *(storage.url, counted(len(lost), "episode"), first_of(lost, _MAX_SHOWN)),
-            )
+        lost = [key for key in keys if key not in index.positions]
+        _warn_of(storage, "%s: %s lost with damaged record files: %s", "episode", lost)
+
+
+def _warn_of(storage: Storage, message: str, noun: str, items: Sequence[str]) -> None:
+    """Log a message about a dataset, with its URL, the number of items and the first ones.
+
+    Without items, nothing is logged.
+    """
+    if items:
+        shown = first_of(items, _MAX_SHOWN)
+        _logger.warning(message, storage.url, counted(len(items), noun), shown)
 
 
 def _still_there(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:

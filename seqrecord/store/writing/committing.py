@@ -227,6 +227,11 @@ class Base:
         """The dataset's record files by path, in order."""
         return {file.path: file for file in self.manifest.record_files} if self.manifest else {}
 
+    @property
+    def removed(self) -> tuple[str, ...]:
+        """Paths of record files to be deleted, never recovered."""
+        return self.manifest.removed if self.manifest else ()
+
 
 def read_base(storage: Storage, *, accept_damaged: bool = False) -> Base:
     """Read the current dataset; with `accept_damaged`, a damaged manifest counts as none.
@@ -252,7 +257,7 @@ def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]
     cluster ran again, unless a note names them: they left the dataset later, for example by damage.
     Files of undone versions stay undone.
     """
-    ignored = {*base.files, *(base.manifest.removed if base.manifest else ())}
+    ignored = {*base.files, *base.removed}
     loose = [path for path in paths if path not in ignored]
     ended = {commit[:WRITER_DIGITS] for commit in (_ids(base.manifest) if base.manifest else ())}
     late = {path for path in loose if writer_of(path) in ended}
