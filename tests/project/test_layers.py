@@ -57,7 +57,6 @@ COMPLEX = {
     "in_place.external_lists.put_copied",
     "loader.engine.chunk_loader._load",
     "loader.pipes.clip_reader._sets_of",
-    "loader.pipes.clip_windows.__init__",
     "loader.pipes.memory.frame_sizes",
     "loader.pipes.options.__post_init__",
     "loader.pipes.select_clips._selection",

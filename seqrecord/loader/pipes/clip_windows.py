@@ -103,8 +103,10 @@ class SelectedWindows:
         dilations: Sequence[int] | None = None,
     ) -> None:
         self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
-        drawn = options.dilations if options.has_drawn_steps else (1,)
-        self.dilations = drawn if dilations is None else tuple(dilations)
+        step, factors = 1, options.dilations  # drawn ones multiply the offsets of windows
+        if not options.has_drawn_steps:
+            step, factors = options.dilations[0], (1,)
+        self.dilations = factors if dilations is None else tuple(dilations)
         self._all_have = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self.is_transformed = options.frame_transform is not None
@@ -120,21 +122,16 @@ class SelectedWindows:
             own |= {name: self._anchored(name, window) for name, window in anchored.items()}
             if notice is not None:
                 warn_once(notice)
-        step = 1 if options.has_drawn_steps else options.dilations[0]
         most = None if options.span is None else options.most_frames
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
         self._others: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
         self._windows = {**own, **self._known(own)}
-        self.anchored = list[AnchoredWindow]()
-        for window in self._windows.values():
-            inner = window.window if isinstance(window, NearestWindow) else window
-            self.anchored += [inner] if isinstance(inner, AnchoredWindow) else []
+        self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
             each = (self._others, *self._windows.values())
             every = [w.frame_offsets_at(rate) for w in each for rate in self._rates]
-            most = self._others.most if isinstance(self._others, OffsetWindow) else None
             whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:

@@ -131,6 +131,11 @@ class ClipWindow(ABC):
         return False
 
     @property
+    def anchored(self) -> tuple[AnchoredWindow, ...]:
+        """The window with anchors that this one is, or looks for values in."""
+        return ()
+
+    @property
     def key(self) -> object:
         """Equal for windows with the same frames."""
         return self
@@ -269,6 +274,11 @@ class AnchoredWindow(ClipWindow):
     def is_anywhere(self) -> bool:
         """See `ClipWindow`."""
         return any(one.within is None for one in self.anchors)
+
+    @property
+    def anchored(self) -> tuple[AnchoredWindow, ...]:
+        """See `ClipWindow`."""
+        return (self,)
 
     @property
     def frame_offsets(self) -> IntArray:
@@ -499,6 +509,11 @@ class NearestWindow(ClipWindow):
     def is_anywhere(self) -> bool:
         """See `ClipWindow`."""
         return self.window.is_anywhere
+
+    @property
+    def anchored(self) -> tuple[AnchoredWindow, ...]:
+        """See `ClipWindow`."""
+        return self.window.anchored
 
     @property
     def reach(self) -> tuple[int, int]:
