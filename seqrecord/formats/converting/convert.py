@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
 from contextlib import contextmanager
@@ -32,7 +31,7 @@ from seqrecord.formats.converting.convert_jobs import (
 )
 from seqrecord.formats.converting.gaps import split_at_gaps as cut_at_gaps
 from seqrecord.formats.converting.source_resizing import SourceResizing
-from seqrecord.formats.converting.source_video import Change, notes_of_kept, with_changes
+from seqrecord.formats.converting.source_video import notes_of_kept, with_videos
 from seqrecord.in_place.boundary import boundary, check_unexpected
 from seqrecord.in_place.external_lists import put_copied, put_lists
 from seqrecord.in_place.file_types import explained
@@ -55,7 +54,7 @@ from seqrecord.store.text import counted
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.edit_files import check_split_name
-from seqrecord.store.writing.rates import irregular_note
+from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
     Codecs,
@@ -67,7 +66,6 @@ from seqrecord.store.writing.stored_schema import (
     is_passthrough,
     stored_schema,
 )
-from seqrecord.store.writing.stored_statistics import merged
 
 _logger = logging.getLogger("seqrecord")
 
@@ -212,7 +210,7 @@ def convert(
                 "(resize=), or `seqrecord write --resize` stores resized ones"
             )
         episodes = [replace(info, metadata=resizing.metadata(info.metadata)) for info in episodes]
-        inventory = replace(inventory, notes=(*inventory.notes, *resizing.notes))
+        inventory = inventory.extended(notes=resizing.notes)
         schema = resizing.schema
     if split_at_gaps is not None:
         if in_place:
@@ -221,7 +219,7 @@ def convert(
             )
         source, note = cut_at_gaps(source, known_as, episodes, split_at_gaps)
         episodes = source.episodes()
-        inventory = replace(inventory, notes=(*inventory.notes, note))
+        inventory = inventory.extended(notes=[note])
     if strict and inventory.left_out_data:
         _refuse(inventory)
     episodes, unlisted = _checked(episodes, skip_bad_episodes)
@@ -249,9 +247,8 @@ def convert(
                 check_passthrough(kept, schema, in_place=in_place)
             for note in _unknown_units(original, described, target.schema):
                 _logger.warning("%s: %s", target.storage.url, note)
-                inventory = replace(inventory, notes=(*inventory.notes, note))
-            notes = *inventory.notes, *unknown_pose_kinds(schema)
-            inventory = replace(inventory, notes=notes)
+                inventory = inventory.extended(notes=[note])
+            inventory = inventory.extended(notes=unknown_pose_kinds(schema))
             externals: dict[str, tuple[str, int]] = {}
             if in_place:
                 files: dict[str, ExternalFile] = cast("Any", source).external_files()
@@ -287,7 +284,8 @@ def convert(
             check = partial(_check_values, requested=requested, shown=target.storage.url)
             commit = partial(target.commit, check=check, copied=copied)
             return _report(
-                *(target, episodes, todo, written, unlisted, known, inventory, commit),
+                *(target, episodes, todo, JobResult.joined(written), unlisted, known),
+                *(inventory, commit),
                 schema=schema,
                 inventories=inventories,
             )
@@ -452,7 +450,7 @@ def _report(
     target: Destination,
     episodes: Sequence[EpisodeInfo],
     todo: Sequence[tuple[int, EpisodeInfo]],
-    jobs: Sequence[JobResult],
+    result: JobResult,
     unlisted: Sequence[BadEpisode],
     known: Statistics | None,
     inventory: Inventory,
@@ -463,10 +461,9 @@ def _report(
 ) -> ConvertReport:
     """Commit and make the report. `inventories` replace `inventory` in the dataset."""
     order = {info.key: position for position, (_, info) in enumerate(todo)}
-    bad = [episode for job in jobs for episode in job.bad]
-    left_out = {episode.key for episode in bad}
-    bad.sort(key=lambda episode: order[episode.key])
+    bad = sorted(result.bad, key=lambda episode: order[episode.key])
     check_unexpected(episode.cause for episode in bad)
+    left_out = {episode.key for episode in bad}
     written = tuple(key for key in order if key not in left_out)
     if not written and not target.finished:
         first = bad[0].cause
@@ -474,53 +471,41 @@ def _report(
             f"no episode can be read; the first error: {first.message}",
             **{"episode": bad[0].key, **first.context()},
         )
-    statistics = merged([job.statistics for job in jobs])
+    statistics, every = result.statistics, (*unlisted, *bad)
     if known and statistics is not None and len(written) == len(episodes) and not unlisted:
         # Features that stayed encoded have no new statistics.
         statistics = Statistics(known.num_frames, {**known, **statistics})
-    splits = {info.key: info.split for info in episodes if info.split is not None}
-    every = (*unlisted, *bad)
-    others = [episode for episode in every if episode.is_other_size]
-    skipped, noted = [], []
-    if count := len(every) - len(others):
-        skipped = [LeftOut("bad episodes", count, "skip_bad_episodes", "episodes", False)]
-        skipped += [
-            LeftOut(f"episode {each.key}", 1, each.error, "episodes", False)
-            for each in every
-            if not each.is_other_size
-        ][:_SHOWN_EPISODES]
-    if others:
-        skipped.append(LeftOut("episodes", len(others), "video of another size", "episodes"))
-        _logger.warning(
-            "%s: left out %s with video of another size; the first: %s",
-            *(target.storage.url, counted(len(others), "episode"), others[0].error),
-        )
-    inventory = replace(inventory, left_out=(*inventory.left_out, *skipped))
-    codecs: Counter[tuple[str, str]] = Counter()
-    changes: Counter[Change] = Counter()
-    for job in jobs:
-        codecs.update(job.codecs)
-        changes.update(job.changes)
-    inventory = with_changes(inventory, changes, schema)
-    if target.finished and any(spec.is_video for spec in schema.values()):
-        episodes_text = counted(len(target.finished), "resumed episode")
-        noted.append(f"changes of pixels not counted in {episodes_text}")
-    noted += (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
-    warned = []
-    if irregular := [episode for job in jobs for episode in job.irregular]:
-        warned.append(irregular_note(irregular))
+    inventory = inventory.extended(left_out=_left_out(every, target.storage.url))
+    videos, num_resumed = (result.changes, result.codecs, schema), len(target.finished)
+    inventory = with_videos(inventory, *videos, num_resumed=num_resumed)
+    warned = irregular_notes(result.irregular)
     warned += () if statistics is None else statistics.non_finite_notes()
     for note in warned:
         _logger.warning("%s: %s", target.storage.url, note)
-    inventory = replace(inventory, notes=(*inventory.notes, *noted, *warned))
-    keys = {*target.finished, *written}
+    inventory = inventory.extended(notes=warned)
+    splits = {info.key: info.split for info in episodes if info.split is not None}
+    keys, stored = {*target.finished, *written}, [inventory] if inventories is None else inventories
     return ConvertReport(
-        manifest=commit(
-            keys, statistics, splits, [inventory] if inventories is None else inventories
-        ),
+        manifest=commit(keys, statistics, splits, stored),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
         bad=every,
         inventory=inventory,
         damaged=tuple(target.damaged),
     )
+
+
+def _left_out(bad: Sequence[BadEpisode], url: str) -> Iterator[LeftOut]:
+    """Rows of the inventory for bad episodes. Logs those with video of another size."""
+    others = [episode for episode in bad if episode.is_other_size]
+    broken = [episode for episode in bad if not episode.is_other_size]
+    if broken:
+        yield LeftOut("bad episodes", len(broken), "skip_bad_episodes", "episodes", False)
+    for episode in broken[:_SHOWN_EPISODES]:
+        yield LeftOut(f"episode {episode.key}", 1, episode.error, "episodes", False)
+    if others:
+        yield LeftOut("episodes", len(others), "video of another size", "episodes")
+        _logger.warning(
+            "%s: left out %s with video of another size; the first: %s",
+            *(url, counted(len(others), "episode"), others[0].error),
+        )

@@ -44,6 +44,7 @@ from seqrecord.store.units import Progress
 from seqrecord.store.writing.rates import IrregularEpisode
 from seqrecord.store.writing.record_file import RecordFileWriter
 from seqrecord.store.writing.stored_schema import check_fps
+from seqrecord.store.writing.stored_statistics import merged
 from seqrecord.version import __version__
 
 OTHER_FEATURES = "to leave the feature out, select the others (features=, --features)"
@@ -94,6 +95,22 @@ class JobResult:
     irregular: tuple[IrregularEpisode, ...] = ()
     codecs: Mapping[tuple[str, str], int] = field(default_factory=dict)
     changes: Mapping[Change, int] = field(default_factory=dict)
+
+    @classmethod
+    def joined(cls, results: Sequence[JobResult]) -> JobResult:
+        """The result of several jobs as if they were one."""
+        codecs, changes = Counter[tuple[str, str]](), Counter[Change]()
+        for result in results:
+            codecs.update(result.codecs)
+            changes.update(result.changes)
+        return cls(
+            sum(result.frames for result in results),
+            tuple(bad for result in results for bad in result.bad),
+            merged([result.statistics for result in results]),
+            tuple(episode for result in results for episode in result.irregular),
+            codecs,
+            changes,
+        )
 
 
 @dataclass(frozen=True)

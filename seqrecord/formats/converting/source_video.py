@@ -143,9 +143,20 @@ def _gops(part: Gop | ReferencedGops) -> Iterator[Gop]:
                 raise CodecError("cannot decode video packets", got=str(error)) from error
 
 
-def with_changes(inventory: Inventory, changes: Mapping[Change, int], schema: Schema) -> Inventory:
-    """Add changed pixels to an inventory: lossy ones as data left out, others as notes."""
-    left_out, notes = [*inventory.left_out], [*inventory.notes]
+def with_videos(
+    inventory: Inventory,
+    changes: Mapping[Change, int],
+    codecs: Mapping[tuple[str, str], int],
+    schema: Schema,
+    *,
+    num_resumed: int,
+) -> Inventory:
+    """Add changed pixels of videos to an inventory: lossy ones as data left out, others as notes.
+
+    Notes also have the number of episodes in `codecs`, see `JobResult`, and of resumed episodes,
+    whose changes are not counted.
+    """
+    left_out, notes = list[LeftOut](), list[str]()
     for change, count in changes.items():
         name, stored = change.feature, schema[change.feature]
         text = f"{change.codec} encoded as {_described(stored)}: {change.reason}"
@@ -156,7 +167,11 @@ def with_changes(inventory: Inventory, changes: Mapping[Change, int], schema: Sc
             notes.append(f"{name}: {counted(count, 'frame')} without loss, {text}")
         if change.rounded:
             notes.append(f"{name}: {counted(count, 'frame')} of {change.codec}: {change.rounded}")
-    return replace(inventory, left_out=tuple(left_out), notes=tuple(notes))
+    if num_resumed and any(spec.is_video for spec in schema.values()):
+        resumed = counted(num_resumed, "resumed episode")
+        notes.append(f"changes of pixels not counted in {resumed}")
+    notes += (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
+    return inventory.extended(left_out=left_out, notes=notes)
 
 
 def notes_of_kept(schema: Schema) -> Iterator[str]:

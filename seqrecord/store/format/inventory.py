@@ -109,6 +109,11 @@ class Inventory:
         """Data left out without the caller's request."""
         return tuple(each for each in self.left_out if each.is_data)
 
+    def extended(self, *, left_out: Iterable[LeftOut] = (), notes: Iterable[str] = ()) -> Inventory:
+        """Return the inventory with more entries at the end."""
+        rows, texts = (*self.left_out, *left_out), (*self.notes, *notes)
+        return replace(self, left_out=rows, notes=texts)
+
     def lines(self, most: int | None = None) -> list[str]:
         """Format the inventory as text, in at most `most` lines (at least 3).
 

@@ -42,12 +42,13 @@ class IrregularEpisode:
         )
 
 
-def irregular_note(episodes: Sequence[IrregularEpisode]) -> str:
-    """One line about episodes without fps because of their timestamps."""
-    return (
+def irregular_notes(episodes: Sequence[IrregularEpisode]) -> list[str]:
+    """One line about episodes without fps because of their timestamps, if there are any."""
+    return [
         f"fps ignored for {counted(len(episodes), 'episode')}: timestamps contradict it, and "
-        f"Seconds uses them instead; {episodes[0]}"
-    )
+        f"Seconds uses them instead; {episode}"
+        for episode in episodes[:1]
+    ]
 
 
 class RateCheck:

@@ -25,7 +25,7 @@ from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
-from seqrecord.store.writing.rates import irregular_note
+from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.record_file import RecordFileWriter
 from seqrecord.store.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -233,8 +233,8 @@ class SeqRecordWriter:
         try:
             if self._records is not None:
                 self._records.close()
-                if self._records.irregular:
-                    _logger.warning("%s: %s", self.url, irregular_note(self._records.irregular))
+                for note in irregular_notes(self._records.irregular):
+                    _logger.warning("%s: %s", self.url, note)
             if not self._keys:
                 raise DestinationError("no episode was written", file=self.url)
             statistics = None if self._collector is None else self._collector.statistics()

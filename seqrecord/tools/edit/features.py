@@ -34,7 +34,7 @@ from seqrecord.store.schema import Block, FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics, num_channels
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.writing.committing import new_writer_id, recorded
-from seqrecord.store.writing.rates import irregular_note
+from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.record_file import RecordFileWriter
 from seqrecord.store.writing.stored_schema import (
     DEFAULT_MAX_FILE_SIZE,
@@ -144,8 +144,8 @@ def add_feature(
                 start, _ = spans.get(episode.uid, (0, 0))
                 _write_values(files, parts[episode.uid], start, episode, name, values)
             files.close()
-            if files.irregular:
-                _logger.warning("%s: %s", storage.url, irregular_note(files.irregular))
+            for note in irregular_notes(files.irregular):
+                _logger.warning("%s: %s", storage.url, note)
         except BaseException:
             files.abort()
             raise
