@@ -20,6 +20,7 @@ that two files need is here. A test writes its dataset in one line:
 | `made_source` | sources without files: numbered, endless, or of given frames |
 | **processes** | |
 | `processes` | interpreters, forks, programs and threads of tests |
+| `browser` | headless Chromium: pages, their log and requests, screenshots |
 | `command_line` | the command line in this process, or as a process of its own |
 | `lerobot_stand_in` | stand-ins for LeRobot's classes |
 | **faults** | |

@@ -1,25 +1,30 @@
-"""`seqrecord view`: plot a clip or a quality table, or show episodes in the Rerun viewer."""
+"""`seqrecord view`: a page of a dataset, plots of a clip or a quality table, the Rerun viewer."""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
 from typing import Any
 
 import click
 
 from seqrecord.errors import LocationError
+from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
-from seqrecord.tools.cli.arguments import AT_LEAST_1, common, feature_names, is_given
+from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, is_given
 from seqrecord.tools.cli.terminal import Command, ProgressBar
-from seqrecord.viewer import DEFAULT_CLIP_LEN, view_quality, view_rerun
+from seqrecord.viewer import DEFAULT_CLIP_LEN, MAX_PAGE, view_page, view_quality, view_rerun
 from seqrecord.viewer import view as draw_view
 
 _FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
-_OF_CLIPS, _OF_RERUN = {"start", "clip_len"}, {"save", "quiet"}
+_PAGES = (".html", ".htm")
+_OF_CLIPS, _OF_RERUN, _OF_PAGES = {"start", "clip_len"}, {"save"}, {"episodes", "max_size"}
 _REFUSED = {
-    "clip": _OF_RERUN,
-    "rerun": {*_OF_CLIPS, "output"},
-    "quality": {*_OF_CLIPS, *_OF_RERUN, "key", "storage_options"},
+    "clip": {*_OF_RERUN, *_OF_PAGES, "quiet"},
+    "page": {*_OF_CLIPS, *_OF_RERUN, "key"},
+    "rerun": {*_OF_CLIPS, *_OF_PAGES, "output"},
+    "quality": {*_OF_CLIPS, *_OF_RERUN, *_OF_PAGES, "quiet", "key", "storage_options"},
 }
 """Parameters that a view lacks."""
 
@@ -49,13 +54,22 @@ _REFUSED = {
     help="Show episodes in the Rerun viewer: all, or KEY (a key or a glob). Requires rerun-sdk.",
 )
 @click.option("--save", metavar="FILE.rrd", help="With --rerun: write a file and open no window.")
-@click.option("--quiet", is_flag=True, help="With --rerun: hide the progress bar.")
+@click.option(
+    "--episodes",
+    multiple=True,
+    metavar="KEY",
+    help="Episodes of a page: a key or a glob (repeatable) [all]",
+)
+@click.option(
+    "--max-size", type=BYTE_SIZE, default=MAX_PAGE, metavar="SIZE", help="Bytes of a page."
+)
+@click.option("--quiet", is_flag=True, help="Hide the progress bar of a page or of --rerun.")
 @click.option(
     "-o",
     "--output",
     default="clip.png",
     metavar="FILE",
-    help=f"Image file: {', '.join(_FORMATS)}.",
+    help=f"A page of the dataset: .html. A clip's image: {', '.join(_FORMATS)}.",
 )
 @common
 @click.pass_context
@@ -67,23 +81,41 @@ def view(
     quality: bool,
     rerun: bool,
     save: str | None,
+    episodes: tuple[str, ...],
+    max_size: int,
     quiet: bool,
     output: str,
     **options: Any,
 ) -> None:
-    """Plot a clip or a quality table, or open the Rerun viewer.
+    """Write a page of a dataset, plot a clip or a quality table, or open the Rerun viewer.
 
-    KEY is an episode, by default the first. Plots require matplotlib.
+    \b
+    seqrecord view records/ -o page.html      one file for the browser: all episodes
+    seqrecord view records/ KEY -o clip.png   a clip; KEY is an episode, by default the first
+    seqrecord view records/ --rerun           episodes in the Rerun viewer
+
+    A page of a mix file has all its sources. Images of clips require matplotlib.
     """
     if rerun and quality:
         raise click.UsageError("--rerun cannot be combined with --quality")
-    chosen = "rerun" if rerun else "quality" if quality else "clip"
-    problem = "requires --rerun" if chosen == "clip" else f"cannot be combined with --{chosen}"
+    is_page = output.lower().endswith(_PAGES)
+    chosen = "rerun" if rerun else "quality" if quality else "page" if is_page else "clip"
     for parameter in context.command.params:
         if parameter.name in _REFUSED[chosen] and is_given(context, parameter.name):
+            problem = f"cannot be combined with {'a page' if is_page else f'--{chosen}'}"
+            if chosen == "clip":
+                is_rerun = parameter.name in _OF_RERUN
+                problem = f"requires {'--rerun' if is_rerun else 'a page, -o FILE.html'}"
             raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
+    shared = {name: options[name] for name in ("features", "storage_options")}
+    if chosen == "page":
+        with ProgressBar("episodes", quiet=quiet) as bar:
+            written = view_page(
+                path, output, _selection(episodes), max_size=max_size, progress=bar, **shared
+            )
+        click.echo(str(written))
+        return
     if rerun:
-        shared = {name: options[name] for name in ("features", "storage_options")}
         with ProgressBar("frames", quiet=quiet) as bar:
             frames = view_rerun(path, key, save=save, progress=bar, **shared)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
@@ -100,3 +132,12 @@ def view(
     figure = view_quality(path, names) if quality else draw_view(path, key, **options)
     figure.savefig(target, dpi=150, format=ending[1:])
     click.echo(str(target))
+
+
+def _selection(patterns: Sequence[str]) -> EpisodeFilter:
+    """The episodes that have any of the keys, or match any of the globs; `None` for all."""
+    if not any(set(pattern) & set("*?[") for pattern in patterns):
+        return patterns or None
+    return lambda episode: any(
+        episode.key == pattern or fnmatchcase(episode.key, pattern) for pattern in patterns
+    )

@@ -10,20 +10,27 @@ import numpy as np
 import numpy.typing as npt
 from matplotlib import colormaps
 from matplotlib.cm import ScalarMappable
-from matplotlib.colors import LogNorm, Normalize, hsv_to_rgb
+from matplotlib.colors import LogNorm, Normalize
 from matplotlib.patches import Circle, Patch
 
 from seqrecord.store.text import number_text
 from seqrecord.tools.viewer.kinds import NEUTRAL, Kind, flow_colours
 from seqrecord.tools.viewer.page import LINE, SMALL, Page, text_width
+from seqrecord.tools.viewer.scales import (
+    depth_range,
+    floats,
+    is_logarithmic,
+    label_colours,
+    longest_flow,
+    thinned,
+    value_range,
+)
 
 Array = npt.NDArray[Any]
 Legend = Callable[[Page, float, float, float], None]  # x, y and the height of the row
 
 LEGEND_WIDTH = 0.66  # inches
 
-_SAMPLES = 200_000  # values sampled for a scale
-_NEAR_LIMIT = 50  # times the lower quartile; farther pixels are sky
 _BAR_WIDTH = 0.08
 _LEAST_BAR = 0.36  # inches with room for three numbers
 
@@ -48,26 +55,18 @@ def _picture(frames: Sequence[Array], _: str) -> Panel:
 
 def _depth(frames: Sequence[Array], unit: str) -> Panel:
     """Color map of depth; near is bright."""
-    values = _finite_sample(frames)
-    values = values[values > 0]
-    low, high = 1.0, 1.0
-    if len(values):
-        low, quartile = np.percentile(values, [1, 25]).tolist()
-        high = min(_robust_max(values), _NEAR_LIMIT * quartile)
-    # A logarithmic scale for a large range, so that near depths differ in color.
-    log = high > 6 * low
+    low, high, beyond = depth_range(frames)
+    log = is_logarithmic(low, high)
     norm = LogNorm(low, high) if log else _linear(low, high)
     middle = float(np.sqrt(low * high)) if log else (low + high) / 2
-    beyond = bool(len(values)) and float(values.max()) > high
-    positive = [np.where(frame > 0, frame, np.nan) for frame in _floats(frames)]
+    positive = [np.where(frame > 0, frame, np.nan) for frame in floats(frames)]
     return _scaled(positive, norm, "inferno_r", (low, middle, high), unit, beyond=beyond)
 
 
 def _scale(frames: Sequence[Array], unit: str) -> Panel:
-    values = _finite_sample(frames)
-    low, high = np.percentile(values, [1, 99]).tolist() if len(values) else (0.0, 1.0)
+    low, high = value_range(frames)
     ticks = (low, (low + high) / 2, high)
-    return _scaled(_floats(frames), _linear(low, high), "inferno", ticks, unit)
+    return _scaled(floats(frames), _linear(low, high), "inferno", ticks, unit)
 
 
 def _scaled(
@@ -100,10 +99,7 @@ def _scaled(
 
 
 def _flow(frames: Sequence[Array], unit: str) -> Panel:
-    lengths = [np.hypot(frame[..., 0], frame[..., 1]) for frame in _floats(frames)]
-    values = _finite_sample(lengths)
-    values = values[values < 1e9]
-    longest = max(_robust_max(values) if len(values) else 1.0, 1e-3)
+    longest = longest_flow(frames)
 
     def legend(page: Page, x: float, y: float, height: float) -> None:
         side = min(LEGEND_WIDTH - 0.06, height - 0.13)
@@ -124,7 +120,7 @@ def _flow(frames: Sequence[Array], unit: str) -> Panel:
 
 
 def _labels(frames: Sequence[Array], _: str) -> Panel:
-    sample = np.concatenate([_thinned(frame, len(frames)) for frame in frames])
+    sample = np.concatenate([thinned(frame, len(frames)) for frame in frames])
     values, counts = np.unique(sample, return_counts=True)
     common = values[np.argsort(-counts, kind="stable")]
 
@@ -133,7 +129,7 @@ def _labels(frames: Sequence[Array], _: str) -> Panel:
         room = max(1, int(height / 0.113))
         shown = np.sort(common[: room if len(common) <= room else room - 1])
         patches = [
-            Patch(facecolor=_hex(_label_colours(value)), edgecolor=LINE, linewidth=0.5)
+            Patch(facecolor=_hex(label_colours(value)), edgecolor=LINE, linewidth=0.5)
             for value in shown
         ]
         names = [str(int(value)) for value in shown]
@@ -145,30 +141,8 @@ def _labels(frames: Sequence[Array], _: str) -> Panel:
         axes.legend(patches, names, loc="upper left", labelspacing=0.25, fontsize=SMALL)
 
     # Labels must not be interpolated.
-    images = [_label_colours(frame) for frame in frames]
+    images = [label_colours(frame) for frame in frames]
     return Panel(images, {"interpolation": "nearest"}, legend)
-
-
-def _make_palette() -> npt.NDArray[np.uint8]:
-    """Hues in steps of the golden angle, in three shades, so that adjacent labels differ."""
-    number = np.arange(255)
-    hue = number * (3 - np.sqrt(5)) / 2 % 1
-    saturation = np.array([0.55, 0.85, 0.45])[number // 3 % 3]
-    value = np.array([0.85, 0.75, 1.0])[number // 3 % 3]
-    colours = np.round(255 * hsv_to_rgb(np.stack([hue, saturation, value], axis=-1)))
-    return np.concatenate([[[36, 40, 47]], colours]).astype(np.uint8)
-
-
-_PALETTE = _make_palette()
-
-
-def _label_colours(labels: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
-    """Map labels to 255 colors, repeated for larger numbers; 0 is dark."""
-    numbers = labels.astype(np.int64)
-    colours: npt.NDArray[np.uint8] = _PALETTE[
-        np.where(numbers == 0, 0, (numbers - 1) % (len(_PALETTE) - 1) + 1)
-    ]
-    return colours
 
 
 _PANELS: dict[Kind, Callable[[Sequence[Array], str], Panel]] = {
@@ -186,23 +160,3 @@ def _hex(colour: Sequence[int] | Array) -> str:
 
 def _linear(low: float, high: float) -> Normalize:
     return Normalize(low, high if high > low else low + 1, clip=True)
-
-
-def _floats(frames: Sequence[Array]) -> list[Array]:
-    return [np.asarray(frame, np.float64) for frame in frames]
-
-
-def _robust_max(values: npt.NDArray[np.float64]) -> float:
-    """Maximum, limited to 1.25 times the 99th percentile."""
-    return min(float(values.max()), 1.25 * float(np.percentile(values, 99)))
-
-
-def _finite_sample(frames: Sequence[Array]) -> npt.NDArray[np.float64]:
-    sample = np.concatenate([_thinned(f, len(frames)).astype(np.float64) for f in frames])
-    finite: npt.NDArray[np.float64] = sample[np.isfinite(sample)]
-    return finite
-
-
-def _thinned(frame: Array, count: int) -> Array:
-    flat = frame.ravel()
-    return flat[:: max(1, len(flat) * count // _SAMPLES)]

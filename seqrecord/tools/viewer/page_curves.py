@@ -1,0 +1,131 @@
+"""Curves and captions of an episode, in a few bytes."""
+
+from __future__ import annotations
+
+import base64
+import math
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.store.reading.episode import Episode, values_in_order
+from seqrecord.store.schema import FeatureSpec
+
+Floats = npt.NDArray[np.float64]
+
+_BLOCK_BYTES = 8 << 20  # of frames in memory
+_MAX_TEXT = 300  # characters of a caption
+_WIDE_POINTS = 128  # with fewer points, 8 bits of a value suffice for the plot
+
+
+class Curves:
+    """A feature's values over an episode, reduced to a minimum and a maximum per step of frames.
+
+    `sums` are the number of finite values, their sum and their sum of squares: float64 [3, C].
+    """
+
+    def __init__(self, episode: Episode, spec: FeatureSpec, max_points: int) -> None:
+        count = len(episode)
+        self.step = 1 if count <= max_points else -(-count // max(1, max_points // 2))
+        parts: list[Floats] = []
+        channels = int(np.prod([n or 0 for n in spec.shape], dtype=np.int64))
+        self.sums = np.zeros((3, channels))
+        self.low, self.high = np.full(channels, np.inf), np.full(channels, -np.inf)
+        for block in _blocks(episode, spec, channels, self.step):
+            finite = np.where(np.isfinite(block), block, 0.0)
+            self.sums += np.isfinite(block).sum(0), finite.sum(0), np.square(finite).sum(0)
+            self.low = np.fmin(self.low, np.where(np.isfinite(block), block, np.inf).min(0))
+            self.high = np.fmax(self.high, np.where(np.isfinite(block), block, -np.inf).max(0))
+            parts.append(block if self.step == 1 else _extremes(block, self.step))
+        self.values = np.concatenate(parts) if parts else np.zeros((0, channels))
+
+    def to_json(self) -> dict[str, Any]:
+        """The curves as integers from 1 in each channel's range; 0 is no number. [C, points]."""
+        is_wide = len(self.values) > _WIDE_POINTS
+        most = 65_534 if is_wide else 254
+        is_known = self.low <= self.high
+        low, high = np.where(is_known, self.low, 0.0), np.where(is_known, self.high, 0.0)
+        with np.errstate(over="ignore", invalid="ignore"):
+            share = (self.values - low) / np.where(high > low, high - low, 1.0)
+        share = np.where(np.isfinite(self.values), np.clip(np.nan_to_num(share), 0, 1), -1)
+        codes = np.where(share < 0, 0, 1 + np.round(share * most))
+        data = np.ascontiguousarray(codes.T.astype("<u2" if is_wide else "u1")).tobytes()
+        return {
+            "step": self.step,
+            "points": len(self.values),
+            "wide": is_wide,
+            "low": [_short(value) for value in np.where(is_known, low, np.nan).tolist()],
+            "high": [_short(value) for value in high.tolist()],
+            "codes": base64.b64encode(data).decode(),
+        }
+
+
+def _short(value: float) -> float | None:
+    """Six digits of a number; `None` for NaN, which JSON lacks."""
+    return float(f"{value:.6g}") if math.isfinite(value) else None
+
+
+def _blocks(episode: Episode, spec: FeatureSpec, channels: int, step: int) -> Iterator[Floats]:
+    """Yield frames as float64 [n, C], NaN for missing ones; whole steps, about 8 MiB each."""
+    present = episode.present(spec.name)
+    size = max(1, _BLOCK_BYTES // max(8 * channels, 1) // step) * step
+    for start in range(0, len(episode), size):
+        numbers = np.arange(start, min(start + size, len(episode)))
+        block = np.full((len(numbers), channels), np.nan)
+        there = present[numbers]
+        if there.any():
+            values = episode.read(numbers[there].tolist(), features=[spec.name])[spec.name]
+            block[there] = np.asarray(values, np.float64).reshape(len(values), channels)
+        yield block
+
+
+def _extremes(block: Floats, step: int) -> Floats:
+    """Each step's minimum and maximum, in the order of frames: [2 steps, C]."""
+    count = -(-len(block) // step)
+    padded = np.full((count * step, block.shape[1]), np.nan)
+    padded[: len(block)] = block
+    steps = padded.reshape(count, step, -1)
+    is_gap = ~np.isfinite(steps).any(axis=1, keepdims=True)
+    low = np.where(np.isfinite(steps), steps, np.inf).argmin(axis=1)[:, None]
+    high = np.where(np.isfinite(steps), steps, -np.inf).argmax(axis=1)[:, None]
+    places = np.concatenate([np.minimum(low, high), np.maximum(low, high)], axis=1)
+    found = np.take_along_axis(steps, places, axis=1)
+    return np.where(is_gap, np.nan, found).reshape(2 * count, -1)
+
+
+def captions(episode: Episode, feature: str, limit: int) -> dict[str, Any]:
+    """Runs of frames with equal text, `[start, stop, text]`, in about `limit` characters.
+
+    `changes` counts all runs with text. A frame without text is in no run.
+    """
+    runs: list[list[Any]] = []
+    changes, room = 0, limit
+    for start, stop, text in _runs(values_in_order(episode, feature, range(len(episode)))):
+        if text is None or text == "":
+            continue
+        changes += 1
+        room -= len(text[:_MAX_TEXT]) + 12
+        if room >= 0:
+            runs.append([start, stop, text[:_MAX_TEXT] + "…" * (len(text) > _MAX_TEXT)])
+    return {"runs": runs, "changes": changes}
+
+
+def _runs(values: Iterable[Any]) -> Iterator[tuple[int, int, Any]]:
+    start, last, number = 0, None, -1
+    for number, value in enumerate(values):
+        if number == 0 or value != last:
+            if number:
+                yield start, number, last
+            start, last = number, value
+    if number >= 0:
+        yield start, number + 1, last
+
+
+def gaps(episode: Episode, feature: str, most: int = 50) -> list[list[int]]:
+    """The first runs of frames without a feature: `[start, stop]`, at most `most`."""
+    present = np.concatenate([[True], episode.present(feature), [True]])
+    edges = np.flatnonzero(present[1:] != present[:-1]).reshape(-1, 2)
+    found: list[list[int]] = edges[:most].tolist()
+    return found

@@ -1,0 +1,215 @@
+"""`view -o page.html`: pages of datasets, looked at in a browser."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord.errors import ClipError, DestinationError
+from seqrecord.viewer import view_page
+from tests.kit.browser import CHROMIUM, Browser, Page
+from tests.kit.command_line import fail, run
+from tests.kit.datasets import columns, noise, write_dataset
+
+ROOT = Path(__file__).parents[2]
+HTML = ROOT / "seqrecord" / "tools" / "viewer" / "html"
+
+needs_chromium = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium: apt install chromium")
+HOSTILE = (
+    "</script><script>document.title='owned'</script>",
+    '"><img src=x onerror="document.title=\'owned\'">',
+    "<!--<script>",
+    "'`${document.title='owned'}`",
+    "\u202eevil\u2066 \u200b{{ 7 * 7 }}",
+    "&lt;b&gt; javascript:alert(1)",
+)
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    with Browser(tmp_path_factory.mktemp("chromium")) as found:
+        yield found
+
+
+def data_of(page: Path) -> Any:
+    """The data of a page for its script."""
+    found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page.read_text())
+    assert found is not None
+    return json.loads(found[1])
+
+
+def check_quiet(page: Page) -> None:
+    """The page loaded nothing but itself and its pictures, and its log is empty."""
+    assert page.problems == []
+    others = [url for url in page.requests if not url.startswith("data:image/")]
+    assert len(others) == 1
+    assert others[0].startswith("file:///")
+
+
+def write_robot(path: Path, num_episodes: int = 3, num_frames: int = 20) -> None:
+    """Episodes of a robot: two cameras, state, action, a caption and a timestamp."""
+    rng = np.random.default_rng(0)
+    episodes, metadata = {}, {}
+    for number in range(num_episodes):
+        times = np.arange(num_frames) / 10
+        state = np.sin(times[:, None] * [1, 2, 3]) + number / 10
+        ramps = np.linspace(60, 200, num_frames).astype(np.uint8)
+        episodes[f"kitchen/{number:03}"] = columns(
+            front=[np.full((24, 32, 3), level, np.uint8) for level in ramps],
+            wrist=rng.integers(0, 256, (num_frames, 24, 32, 3), np.uint8),
+            state=state,
+            action=state + 0.1,
+            subtask=["reach"] * (num_frames // 2) + ["grasp"] * (num_frames - num_frames // 2),
+            timestamp=times,
+        )
+        metadata[f"kitchen/{number:03}"] = {"task": ("fold", "pour")[number % 2], "site": "lab"}
+    features = {name: {"kind": name} for name in ("state", "action")}
+    features["timestamp"] = {"kind": "timestamp", "unit": "s"}
+    write_dataset(path, episodes, metadata=metadata, fps=10, features=features)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_page_in_the_browser(tmp_path: Path, browser: Browser) -> None:
+    """Overview, list and one episode, from the command line."""
+    write_robot(tmp_path / "records")
+    result = run("view", tmp_path / "records", "-o", tmp_path / "page.html", "--quiet")
+    assert result.stdout == f"{tmp_path / 'page.html'}\n"
+    page = browser.open(tmp_path / "page.html")
+    overview = page.text("#at-overview")
+    for text in ("subtask", "24 x 32 x 3", "fingerprint", "histogram", "10\n3 episodes"):
+        assert text in overview
+    page.press("e")
+    page.wait("!document.getElementById('at-episodes').hidden")
+    assert page.evaluate("document.querySelectorAll('#list tbody tr').length") == 3
+    assert "kitchen/001" in page.text("#list")
+    assert "pour" in page.text("#list")
+    page.press("/")
+    page.wait("document.activeElement.id === 'search'")
+    for key in "POUR":
+        page.press(key)
+    page.wait("document.querySelectorAll('#list tbody tr').length === 1")
+    page.press("Enter")
+    page.press("Enter")
+    page.wait("!document.getElementById('at-episode').hidden")
+    assert page.text("#key") == "kitchen/001"
+    page.wait("document.querySelectorAll('.uplot').length === 4")
+    assert page.text("#charts").count("action") == 3
+    assert "grasp" in page.text("#tracks")
+    page.press("ArrowRight", shift=True)
+    assert page.evaluate("location.hash") == "#episode=kitchen%2F001&frame=1"
+    assert page.text("#place") == "frame 1 of 20 · 0.10 s"
+    check_quiet(page)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_an_address_opens_a_frame(tmp_path: Path, browser: Browser) -> None:
+    """The pictures there have the frame's pixels; unknown episodes are named."""
+    write_robot(tmp_path / "records")
+    view_page(tmp_path / "records", tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html", "#episode=kitchen/002&frame=19")
+    assert page.text("#place").startswith("frame 19 of 20")
+    assert page.text("figcaption") == "front frame 19"
+    middle = "document.querySelector('figure canvas').getContext('2d').getImageData(16, 12, 1, 1)"
+    page.wait(f"{middle}.data[3] === 255")
+    assert page.evaluate(f"{middle}.data[0]") == pytest.approx(200, abs=4)
+    page = browser.open(tmp_path / "page.html", "#episode=nowhere")
+    assert page.text("#problem") == "This page has no episode nowhere."
+    check_quiet(page)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_hostile_texts_are_shown_as_text(tmp_path: Path, browser: Browser) -> None:
+    """In keys, metadata, captions and the path of the dataset."""
+    names = [re.sub(r"[\x00-\x1f]", "", text) for text in HOSTILE]
+    episodes = {f"{n}{i}": columns(x=range(4), note=[n] * 4) for i, n in enumerate(names)}
+    metadata = {key: {name: name for name in names} for key in episodes}
+    folder = tmp_path / "<img src=x onerror=alert(1)>"
+    write_dataset(folder, episodes, metadata=metadata)
+    view_page(folder, tmp_path / "page.html")
+    for fragment in ("#overview", "#episodes", *(f"#episode={key}" for key in episodes)):
+        page = browser.open(tmp_path / "page.html", fragment)
+        assert page.evaluate("document.title").endswith("<img src=x onerror=alert(1)>")
+        assert page.evaluate("document.images.length") == 0
+        assert page.evaluate("document.scripts.length") == 3
+        assert "onerror=alert(1)" in page.text("h1")
+        check_quiet(page)
+    page = browser.open(tmp_path / "page.html", "#episodes")
+    shown = page.text("#list")
+    assert "</script><script>document.title='owned'</script>" in shown
+    assert "\\u{202e}evil\\u{2066}" in shown
+    assert not set("\u202e\u2066\u200b") & set(page.evaluate("document.body.innerText"))
+
+
+def test_the_policy_names_every_script_and_style(tmp_path: Path) -> None:
+    """Elements with other content are refused by the browser; handlers in attributes too."""
+    write_robot(tmp_path / "records", 1, 2)
+    view_page(tmp_path / "records", tmp_path / "page.html")
+    text = (tmp_path / "page.html").read_text()
+    found = re.search(r'Content-Security-Policy" content="([^"]*)"', text)
+    assert found is not None
+    policy = found[1].replace("&#39;", "'")
+    rules = dict(rule.split(" ", 1) for rule in policy.split("; "))
+    assert rules["default-src"] == "'none'"
+    assert rules["img-src"] == "data:"
+    for tag, rule in (("script", "script-src"), ("style", "style-src")):
+        contents = re.findall(rf"<{tag}>(.*?)</{tag}>", text, re.DOTALL)
+        digests = [hashlib.sha256(content.encode()).digest() for content in contents]
+        hashes = [f"'sha256-{base64.b64encode(digest).decode()}'" for digest in digests]
+        assert len(hashes) == 2
+        assert rules[rule].split() == hashes
+    assert not re.findall(
+        r"<[^>]* (?:on\w+|style)=", re.sub(r"<script.*?</script>", "", text, flags=re.DOTALL)
+    )
+
+
+def test_included_files_are_those_of_the_licences_page() -> None:
+    """And the page's own script is short."""
+    rows = re.findall(
+        r"`(seqrecord/[\w./]+)` .*`([0-9a-f]{64})`", (ROOT / "docs/licences.md").read_text()
+    )
+    assert len(rows) == 2
+    for path, digest in rows:
+        assert hashlib.sha256((ROOT / path).read_bytes()).hexdigest() == digest
+    assert (HTML / "uPlot.LICENSE").read_text().startswith("The MIT License")
+    assert len((HTML / "page.js").read_text().splitlines()) < 500
+
+
+@pytest.mark.parametrize("max_size", [150_000, 250_000])
+def test_pages_fit_their_size_and_say_what_is_left_out(tmp_path: Path, max_size: int) -> None:
+    frames = columns(image=noise(4, 24, 32, 3), state=noise(4, 6, dtype=np.float32))
+    write_dataset(tmp_path / "records", {f"e{i:03}": frames for i in range(60)})
+    path = view_page(tmp_path / "records", tmp_path / "page.html", max_size=max_size)
+    assert path.stat().st_size <= max_size
+    assert path.stat().st_size > max_size / 2
+    data = data_of(path)
+    having = sum("pictures" in row for row in data["episodes"])
+    assert 0 < having <= 60
+    note = f"{60 - having:,} of 60 episodes have no pictures and curves"
+    assert (note in path.read_text()) == (having < 60)
+
+
+def test_pages_that_cannot_be_written(tmp_path: Path) -> None:
+    write_robot(tmp_path / "records", 1, 2)
+    with pytest.raises(ClipError, match="max_size is too small"):
+        view_page(tmp_path / "records", tmp_path / "page.html", max_size=1000)
+    with pytest.raises(DestinationError, match="cannot write the page"):
+        view_page(tmp_path / "records", tmp_path / "none" / "page.html")
+    assert not (tmp_path / "page.html").exists()
+    page = str(tmp_path / "page.html")
+    assert "selection has no episode" in fail(
+        "view", tmp_path / "records", "-o", page, "--episodes", "no*"
+    )
+    for options in (["KEY"], ["--start", "1"], ["--save", "x.rrd"]):
+        assert "page" in fail("view", tmp_path / "records", *options, "-o", page, code=2)
+    assert "requires a page" in fail("view", tmp_path / "records", "--episodes", "a", code=2)
