@@ -30,7 +30,8 @@ from seqrecord.cuda.streams import SideStream
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.container import CONTAINED, TimedPacket, mux_mp4
-from seqrecord.video.pages import VideoPageCodec, VideoReader, VideoTable
+from seqrecord.video.page_tables import VideoTable
+from seqrecord.video.pages import VideoPageCodec, VideoReader
 
 _logger = logging.getLogger("seqrecord")
 

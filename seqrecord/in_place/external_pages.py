@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
 import numpy as np
@@ -11,16 +11,15 @@ import numpy.typing as npt
 
 from seqrecord.errors import ChecksumError, FormatError, SeqRecordError
 from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.page_kinds import PageCodec
 from seqrecord.store.format.pages import DIGEST_BYTES
 from seqrecord.store.format.references import (
     Reference,
     named_file,
-    parse_reference,
     portable_bytes,
 )
 from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.pages import Page
-from seqrecord.store.schema import Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.ranges import ByteRange
 
@@ -28,6 +27,7 @@ from seqrecord.store.storage.ranges import ByteRange
 class ExternalPages:
     """Pages in the record files `paths` that refer to external `files`. Thread-safe.
 
+    `codecs` are those of the pages, by feature.
     `located` adds place, episode and feature to an error about a page.
     """
 
@@ -35,33 +35,32 @@ class ExternalPages:
         self,
         storage: Storage,
         paths: Sequence[str],
-        features: Schema,
+        codecs: Mapping[str, PageCodec],
         located: Callable[[Page, SeqRecordError], SeqRecordError],
         files: ExternalFiles | None = None,
     ) -> None:
         self.files = files or open_external_files(storage)
-        self._storage, self._paths, self._features = storage, paths, features
+        self._storage, self._paths, self._codecs = storage, paths, codecs
         self._located = located
 
-    def resolve(
-        self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8], codec: str | None
-    ) -> memoryview:
+    def resolve(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
         """Read the referenced bytes and return the page with them.
 
-        Uses `memory` if it is large enough. `codec` is the name of the codec of video.
+        Uses `memory` if it is large enough.
         """
         reference = page.memo["reference"] = self.parse(page, data)
         packets = self.files.read(reference, memory)
         try:
-            return reference.page(packets, codec)
+            return self._codecs[page.feature].resolve(reference, packets)
         except (ChecksumError, FormatError) as error:
             raise error.located(**self.files.place_of(reference)) from error.__cause__
 
     def parse(self, page: Page, data: memoryview) -> Reference:
         """Parse the stored bytes of a page."""
-        count = None if self._features[page.feature].is_video else page.num_present
+        codec = self._codecs[page.feature]
         try:
-            return parse_reference(data, page.external, page.feature, count)
+            reference: Reference = codec.reference(data, page.external, page.num_present)
+            return reference
         except FormatError as error:
             raise self._located(page, error) from error.__cause__
 

@@ -99,12 +99,9 @@ class ExternalFiles:
                 expected=f"at most {file.size}",
                 got=item.stop,
             )
-        ranges, buffers = [item], [data]
-        if not reference.is_video:
-            sizes = reference.sizes.tolist()
-            starts = (reference.start + reference.offsets).tolist()
-            ranges = [ByteRange(a, a + n) for a, n in zip(starts, sizes, strict=True)]
-            buffers = [data[a:b] for a, b in pairwise(accumulate(sizes, initial=0))]
+        ranges = reference.ranges()
+        ends = accumulate((part.length for part in ranges), initial=0)
+        buffers = [data[a:b] for a, b in pairwise(ends)]
         with self._unchanged(file, reference.list_id):
             self.store(file.root).read_ranges(file.path, ranges, buffers)
         return whole
@@ -215,16 +212,9 @@ class ExternalFiles:
         For video, the start of the page's range.
         """
         file = self.file_of(reference.list_id, reference.file)
-        shown, start = f"{self.store(file.root).url}/{file.path}", reference.start
-        if not reference.is_video:
-            ends = np.cumsum(reference.sizes)
-            frame = int(
-                np.searchsorted(ends[:-1], offset - reference.offset_table_bytes, side="right")
-            )
-            start += int(reference.offsets[frame])
-            if reference.parts:
-                shown, start = f"{shown}/{reference.parts[frame].name}", 0
-        return {"file": shown, "offset": start}
+        name, start = reference.place(offset)
+        shown = f"{self.store(file.root).url}/{file.path}"
+        return {"file": f"{shown}/{name}" if name else shown, "offset": start}
 
     def list(self, list_id: str) -> ExternalList:
         """Read a list of the dataset, cached."""

@@ -9,8 +9,14 @@ from typing import Any
 
 from seqrecord.errors import FrameError, SourceError
 from seqrecord.in_place.references import checksum_of_files, parts_of, place_of
-from seqrecord.store.format.pages import Blob, PageCodec
-from seqrecord.store.format.references import MAX_NAMES, FolderFile, Reference, ReferencedFile
+from seqrecord.store.format.encoded_pages import EncodedPages
+from seqrecord.store.format.page_kinds import Blob
+from seqrecord.store.format.references import (
+    MAX_NAMES,
+    FolderFile,
+    FrameReference,
+    ReferencedFile,
+)
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.local import modified_ns, new_since
 from seqrecord.store.writing.chunking import MAX_REFERENCED_BYTES, ChunkGroup, StoredChunk
@@ -24,10 +30,12 @@ class ReferenceGroup(ChunkGroup):
     """Frames of a feature in files of an original.
 
     Frames are byte ranges of files, or whole files in folders; `externals` has their numbers, see
-    `VideoGroup`. A chunk refers to one such file or folder, or contains frames without a file, such
-    as fill values of a missing Zarr chunk. With `checksums`, referenced bytes are read for their
-    CRC32C.
+    `ReferenceKind`. A chunk refers to one such file or folder, or contains frames without a file,
+    such as fill values of a missing Zarr chunk. With `checksums`, referenced bytes are read for
+    their CRC32C.
     """
+
+    encodes = False
 
     def __init__(
         self,
@@ -39,7 +47,7 @@ class ReferenceGroup(ChunkGroup):
     ) -> None:
         super().__init__(schema, number)
         [spec] = self.schema.values()
-        self._codec = PageCodec(spec)
+        self._codec = EncodedPages(spec)
         self._externals, self._checksums = externals, checksums
         self._new_since = cache(new_since)  # an earlier time includes more files
 
@@ -100,20 +108,20 @@ class ReferenceGroup(ChunkGroup):
         present = [frame is not None for frame in frames]
         return self._chunk([present], [page], external=external)
 
-    def _reference(self, frames: Sequence[tuple[ReferencedFile, str, str]]) -> Reference:
+    def _reference(self, frames: Sequence[tuple[ReferencedFile, str, str]]) -> FrameReference:
         files, places, names = zip(*frames, strict=True)
         if (number := self._externals.get(places[0])) is None:
             raise SourceError("frame in a file that the source does not list", file=files[0].file)
         parts: Sequence[FolderFile] = ()
         if files[0].stop is None:
             sizes, parts = parts_of(places[0], names)
-            found = Reference.of_frames(number, [], sizes, parts)
+            found = FrameReference.of_frames(number, [], sizes, parts)
         else:
             starts = [file.start for file in files]
             sizes = [file.stop - file.start for file in files]
             if min(sizes) < 1:
                 raise SourceError("empty file", file=files[0].file, offset=min(starts))
-            found = Reference.of_frames(number, starts, sizes)
+            found = FrameReference.of_frames(number, starts, sizes)
         if found.length > MAX_REFERENCED_BYTES or len(found.extradata) > MAX_NAMES:
             raise FrameError(
                 "chunk refers to too many bytes; write smaller chunks",

@@ -35,10 +35,11 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.store.clips.grids import IntArray, run_bounds
-from seqrecord.store.codecs.images import IMAGE
 from seqrecord.store.format.index import GroupIndex, Index
+from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.chunks import ChunkReader, has_digest
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
@@ -52,7 +53,6 @@ if TYPE_CHECKING:
 
 _REVISION = 1  # of this package's decoding and resizing: raise it if pixels change
 _PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
-_IMAGES = ("png", "jpeg", "any", "jpegxl")  # decoding others costs less than writing
 _PATIENCE_SECONDS = 1.0  # for the lock of the folder
 _PAUSE_SECONDS = 600.0  # without adding, if the folder is full
 _MOST_PAGES = 1 << 12  # whose keys are remembered
@@ -332,12 +332,10 @@ class CachedFrames:
                 # Equal pages may meet at another offset in another dataset.
                 shift = int(other.first_frame[key.row]) - int(table.first_frame[row])
                 facts = [shift, other.page_digest[key.row, column].tobytes().hex()]
-                if other.external[key.row]:
-                    pages = self._reader.pages(self._reader.chunk_at(key.group, key.row))
-                    [page] = (page for page in pages if page.feature == feature)
-                    [data] = self._reader.read([page], resolve=False)
-                    found.references.append(self._reader.external.parse(page, data))
-                elif other.schema[feature].is_raw:
+                reference = self._reader.reference(key.group, key.row, feature)
+                if reference is not None:
+                    found.references.append(reference)
+                elif is_read_in_slices(other.schema[feature]):
                     present = _present_frames(other, key.row, feature)
                     bits = "" if present is None else np.packbits(present).tobytes().hex()
                     numbers = (other.offset, other.num_frames, other.page_length[:, column])
@@ -427,8 +425,7 @@ def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:
 
 def is_costly(spec: FeatureSpec) -> bool:
     """Whether decoding frames, of a fixed shape, costs several times as much as writing them."""
-    is_image = any(c["id"] == IMAGE and c.get("format") in _IMAGES for c in spec.codec)
-    is_costly = spec.is_video or is_image or spec.stored_shape not in (None, spec.shape)
+    is_costly = kind_of(spec).is_costly(spec) or spec.stored.shape != spec.shape
     return is_costly and spec.is_fixed and spec.value == "array"
 
 

@@ -56,6 +56,17 @@ STORAGES: Mapping[str, str] = {
 CACHE = "seqrecord.cloud.cache:CachedStorage"
 """Class that caches a storage on a local disk."""
 
+PAGE_KINDS: Mapping[str, str] = {
+    "raw": "seqrecord.store.format.raw_pages:RAW",
+    "encoded": "seqrecord.store.format.encoded_pages:ENCODED",
+    "video": "seqrecord.video.page_kind:VIDEO",
+    "reference": "seqrecord.in_place.page_kind:REFERENCE",
+}
+"""Page kinds by name, see `store.format.page_kinds`."""
+
+CODEC_KINDS: Mapping[str, str] = {"video": "video"}
+"""Page kind by the id of a feature's codec. With other codecs, pages are `encoded`."""
+
 
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""

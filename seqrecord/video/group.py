@@ -15,16 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import CodecError, FrameError, located
-from seqrecord.in_place.references import checksum_of_files
-from seqrecord.store.format.references import Reference, ReferencedFile, ReferencedGops
+from seqrecord.store.format.page_kinds import EncodedColumn
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES
 from seqrecord.store.schema import Schema
-from seqrecord.store.writing.chunking import (
-    MAX_REFERENCED_BYTES,
-    ChunkGroup,
-    EncodedColumn,
-    StoredChunk,
-)
+from seqrecord.store.writing.chunking import ChunkGroup, StoredChunk
 from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import MAX_GOP_FRAMES, DecodedFrame, Gop
 from seqrecord.video.pages import VideoPageCodec
@@ -33,28 +27,21 @@ from seqrecord.video.pages import VideoPageCodec
 class VideoGroup(ChunkGroup):
     """Frames of a video feature.
 
-    An episode's video comes frame by frame as arrays, or as GOPs: encoded, or as references into
-    original files. `externals` maps the name of such a file to the id of a list and the place in
-    it. With `checksums`, the bytes of such files are read for the CRC32C of their pages.
+    An episode's video comes frame by frame as arrays, or as encoded GOPs. `in_place` derives a
+    group that also takes references into original files.
     """
 
-    def __init__(
-        self,
-        schema: Schema,
-        number: int,
-        externals: Mapping[str, tuple[str, int]] | None = None,
-        *,
-        checksums: bool = False,
-    ) -> None:
+    keeps_video = True
+
+    def __init__(self, schema: Schema, number: int) -> None:
         super().__init__(schema, number)
-        self._externals, self._checksums = externals or {}, checksums
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
         self._own = self.codec.own_config(self.config)
 
     def begin(self, chunk_frames: int | None) -> None:
         super().begin(chunk_frames)
-        self._most = min(self._length.frames or 1, MAX_GOP_FRAMES)
+        self.max_frames = min(self._length.frames or 1, MAX_GOP_FRAMES)
         self._has_arrays = False
 
     def clear(self) -> None:
@@ -76,7 +63,7 @@ class VideoGroup(ChunkGroup):
         if column is None:
             if self.num_kept is None:  # GOPs may come later
                 self._present.append(False)
-                self._end_chunk_if(self._has_arrays and len(self._present) >= self._most)
+                self.end_chunk_if(self._has_arrays and len(self._present) >= self.max_frames)
             return
         if self.num_kept is not None:
             raise FrameError("feature has both frames and appended video", feature=self.name)
@@ -93,13 +80,12 @@ class VideoGroup(ChunkGroup):
         assert self.config.gop is not None
         if len(self._arrays) == self.config.gop:
             self._end_gop()
-            self._end_chunk_if(len(self._present) + self.config.gop > self._most)
+            self.end_chunk_if(len(self._present) + self.config.gop > self.max_frames)
         else:
-            self._end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
+            self.end_chunk_if(len(self._present) == MAX_GOP_FRAMES)
 
-    def keep(self, video: Gop | ReferencedGops | DecodedFrame) -> None:
-        """Add frames of a source's video: a GOP, references to GOPs (each page becomes a chunk),
-        or a frame to be encoded."""
+    def keep(self, video: Any) -> None:
+        """Add frames of a source's video: a `Gop`, or a `DecodedFrame` to be encoded."""
         if self._has_arrays or (self._written and self.num_kept is None):
             raise FrameError(
                 "cannot append video: the episode has frames of the feature, or was flushed "
@@ -116,8 +102,16 @@ class VideoGroup(ChunkGroup):
         elif isinstance(video, Gop):
             self._keep_gop(replace(video, config=self.codec.own_config(video.config)))
         else:
-            self._end_chunk_if(bool(self._present))
-            self._refer(replace(video, config=self.codec.own_config(video.config)))
+            self.keep_others(video)
+
+    def keep_others(self, video: Any) -> None:
+        """Add frames of another class. Raises `FrameError`."""
+        raise FrameError(
+            "frames of a class that video cannot store",
+            feature=self.name,
+            expected="a Gop or DecodedFrame",
+            got=type(video).__name__,
+        )
 
     def _keep_frame(self, pixels: npt.NDArray[Any]) -> None:
         shape = self.config.shape(self.codec.height, self.codec.width)
@@ -130,41 +124,39 @@ class VideoGroup(ChunkGroup):
                 got=f"{pixels.dtype} {list(pixels.shape)}",
             )
         if not self._arrays:
-            self._end_chunk_if(bool(self._gops) and self._gops[-1].config != self._own)
+            self.end_chunk_if(bool(self._gops) and self._gops[-1].config != self._own)
         self._add_array(pixels)
 
     def _keep_gop(self, gop: Gop) -> None:
         self._end_gop()
-        is_full = len(self._present) + gop.num_frames > self._most
-        self._end_chunk_if(bool(self._gops) and (is_full or gop.config != self._gops[-1].config))
+        is_full = len(self._present) + gop.num_frames > self.max_frames
+        self.end_chunk_if(bool(self._gops) and (is_full or gop.config != self._gops[-1].config))
         self._gops.append(gop)
         self._present += [True] * gop.num_frames
-        self._end_chunk_if(len(self._present) >= self._most)
-
-    def _refer(self, gops: ReferencedGops) -> None:
-        pages = gops.pages(self._most, MAX_REFERENCED_BYTES)
-        references = Reference.of(gops, pages, *self._externals[gops.file])
-        for page, reference in zip(pages, references, strict=True):
-            if self._checksums:
-                part = ReferencedFile(gops.file, reference.start, reference.stop)
-                crc = checksum_of_files([part]) or 1
-                reference = replace(reference, crc32c=crc)
-            present = [True] * int(gops.num_frames[page.start : page.stop].sum())
-            self._ready.append(self._chunk([present], [reference.encode()], (), reference.length))
+        self.end_chunk_if(len(self._present) >= self.max_frames)
 
     def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
         if rest:
             self._cut_absent()
-            self._end_chunk_if(bool(self._present))
+            self.end_chunk_if(bool(self._present))
         while self._ready:
             yield self._ready.popleft()
+
+    def add_reference(self, num_frames: int, page: bytes, length: int) -> None:
+        """Add a chunk whose page refers to `length` bytes of an external file."""
+        self._ready.append(self._chunk([[True] * num_frames], [page], (), length))
+
+    @property
+    def has_frames(self) -> bool:
+        """Whether frames wait for their chunk."""
+        return bool(self._present)
 
     def _cut_absent(self) -> None:
         """Cut chunks from waiting frames that all lack the feature."""
         while len(self._present) >= MAX_GOP_FRAMES and not any(self._present):
             rest = self._present[MAX_GOP_FRAMES:]
             del self._present[MAX_GOP_FRAMES:]
-            self._end_chunk_if(True)
+            self.end_chunk_if(True)
             self._present = rest
 
     def _end_gop(self) -> None:
@@ -173,7 +165,7 @@ class VideoGroup(ChunkGroup):
                 self._gops.append(replace(encode_gop(self.config, self._arrays), config=self._own))
             self._arrays = []
 
-    def _end_chunk_if(self, condition: bool) -> None:
+    def end_chunk_if(self, condition: bool) -> None:
         if not condition:
             return
         self._end_gop()

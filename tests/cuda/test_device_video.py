@@ -26,7 +26,8 @@ from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.decoding import decode_gop
 from seqrecord.video.gops import Gop
-from seqrecord.video.pages import VideoPageCodec, VideoReader, parse_video_page
+from seqrecord.video.page_tables import parse_video_page
+from seqrecord.video.pages import VideoPageCodec, VideoReader
 from tests.cuda.side_streams import NO_GPU, LateStream
 from tests.kit.clip_data import effective_arguments
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving

@@ -18,13 +18,12 @@ from seqrecord.store.format.references import (
     ExternalFile,
     ExternalList,
     FolderFile,
-    Reference,
+    FrameReference,
     ReferencedFile,
-    ReferencedGops,
     least_reference_bytes,
     list_path,
-    parse_reference,
 )
+from seqrecord.video.references import PacketReference, ReferencedGops
 
 _GOPS = ReferencedGops(
     *("a.mp4", b""),
@@ -46,13 +45,13 @@ _PAGE = _HEAD + bytes.fromhex(
 _RANGE = b"AAABB-----CDDDD"
 
 
-def _parse(page: bytes, length: int = 15) -> Reference:
-    return parse_reference(memoryview(page), length, "image")
+def _parse(page: bytes, length: int = 15) -> PacketReference:
+    return PacketReference.parse(memoryview(page), length, "image")
 
 
 def test_bytes_of_a_reference_and_its_page() -> None:
     """VP9 is not changed; H.264 gets start codes, and parameter sets at the start of a GOP."""
-    [made] = Reference.of(_GOPS, [range(2)], "0123456789abcdef", 2)
+    [made] = PacketReference.of(_GOPS, [range(2)], "0123456789abcdef", 2)
     assert (made.encode(), made.length) == (_PAGE, 15)
     assert len(_PAGE) == least_reference_bytes(np.array(4))
     found = _parse(_PAGE)
@@ -65,7 +64,7 @@ def test_bytes_of_a_reference_and_its_page() -> None:
     ranges = np.array([0, 6]), np.array([6, 6]), np.array([0, 1])
     one = ReferencedGops("a", avcc, *ranges, first=np.array([0]))
     data = bytes.fromhex("00000002 65aa 00000002 41bb")
-    [made] = Reference.of(one, [range(1)], "0" * 16, 0)
+    [made] = PacketReference.of(one, [range(1)], "0" * 16, 0)
     page, start = made.page(memoryview(data), "h264"), "00000001"
     packets = bytes.fromhex(f"{start}67640028 {start}68ee {start}65aa {start}41bb")
     assert page[-len(packets) :] == packets
@@ -76,7 +75,7 @@ def test_gops_are_split_into_pages() -> None:
         *((3, 99, [4]), (2, 99, [2, 2]), (9, 14, [2, 2]), (1, 1, [2, 2])),
     ):
         pages = _GOPS.pages(frames, nbytes)
-        references = Reference.of(_GOPS, pages, "0" * 16, 0)
+        references = PacketReference.of(_GOPS, pages, "0" * 16, 0)
         assert [len(page.sizes) for page in references] == expected
         starts = np.concatenate([page.start + page.offsets for page in references])
         assert starts.tolist() == _GOPS.starts.tolist()
@@ -159,13 +158,13 @@ def test_invalid_external_lists_are_refused() -> None:
             ExternalList.parse(data, hashlib.sha256(data).hexdigest()[:16])
 
 
-FOLDER_REFERENCE = Reference.of_frames(
+FOLDER_REFERENCE = FrameReference.of_frames(
     ("0" * 16, 3), [], [3, 2], [FolderFile("a.png", "mtime 7"), FolderFile("b.png", None)]
 )
 
 
-def _frames_page(page: bytes, length: int = 5, count: int = 2) -> Reference:
-    return parse_reference(memoryview(page), length, "image", count)
+def _frames_page(page: bytes, length: int = 5, count: int = 2) -> FrameReference:
+    return FrameReference.parse(memoryview(page), length, "image", count)
 
 
 def test_frames_as_files_of_a_folder_or_ranges_of_a_file() -> None:
@@ -174,11 +173,11 @@ def test_frames_as_files_of_a_folder_or_ranges_of_a_file() -> None:
     assert page.endswith(bytes.fromhex("03000000 02000000 00000000 01000000") + names)
     files = _frames_page(page)
     assert (files.parts, files.length, files.offset_table_bytes) == (FOLDER_REFERENCE.parts, 5, 12)
-    ranges = _frames_page(Reference.of_frames(("0" * 16, 3), [100, 110], [3, 2]).encode())
+    ranges = _frames_page(FrameReference.of_frames(("0" * 16, 3), [100, 110], [3, 2]).encode())
     assert (ranges.start, ranges.stop, ranges.length, ranges.parts) == (100, 112, 5, ())
     for found in (files, ranges):
         data = memoryview(bytearray(12) + b"AAABB")
-        assert found.page(data, None) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
+        assert found.page(data) == struct.pack("<3I", 12, 15, 17) + b"AAABB"
 
 
 def test_invalid_frame_references_are_refused() -> None:

@@ -21,6 +21,7 @@ from seqrecord.errors import NotFoundError
 from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.store.format import manifest
+from seqrecord.store.format.encoded_pages import table_bytes
 from seqrecord.store.format.footer import (
     EpisodePart,
     Footer,
@@ -30,7 +31,7 @@ from seqrecord.store.format.footer import (
     parse_header,
     parse_tail,
 )
-from seqrecord.store.format.pages import aligned, chunk_bytes, page_digest, table_bytes
+from seqrecord.store.format.pages import aligned, chunk_bytes, page_digest
 from seqrecord.store.format.rows import (
     GAP_ROW,
     chunk_row,

@@ -19,7 +19,7 @@ import pyarrow as pa
 import pytest
 
 import seqrecord
-from seqrecord.store.format.pages import PageCodec
+from seqrecord.store.format.page_kinds import page_codec
 from tests.kit.tiny import copy_dataset, footers_of
 
 _NAMES = (
@@ -123,7 +123,7 @@ def test_the_hexdump_of_the_format_is_a_record_file(tmp_path: Path) -> None:
     start, length = int(chunk["offset"]), int(chunk["pages"]["length"][0])
     frames = np.empty((3, 2), "u1")
     page = memoryview(bytes(data))[start : start + length]
-    PageCodec(footer.schema["x"]).decode_into(page, 3, frames)
+    page_codec(footer.schema["x"]).decode_into(page, 3, frames)
     assert frames.tolist() == [[1, 2], [3, 4], [5, 6]]
     seqrecord.reindex(tmp_path, created_by="test")
     with seqrecord.open(tmp_path) as dataset:

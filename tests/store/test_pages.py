@@ -13,7 +13,9 @@ from hypothesis import strategies as st
 
 from seqrecord import EncodedImage, FeatureSpec, FormatError
 from seqrecord.errors import CodecError, FrameError
-from seqrecord.store.format.pages import Blob, PageCodec, aligned, page_offsets, table_bytes
+from seqrecord.store.format.encoded_pages import table_bytes
+from seqrecord.store.format.page_kinds import Blob, page_codec
+from seqrecord.store.format.pages import aligned, page_offsets
 
 _ZSTD = ({"id": "zstd", "level": 1},)
 _CHAINS: list[tuple[dict[str, Any], ...]] = [
@@ -27,11 +29,11 @@ _DTYPES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split()  # 
 
 def _codec(
     dtype: str, shape: tuple[int | None, ...], codec: tuple[dict[str, Any], ...] = ()
-) -> PageCodec:
-    return PageCodec(FeatureSpec("f", np.dtype(dtype), shape, codec))
+) -> Any:
+    return page_codec(FeatureSpec("f", np.dtype(dtype), shape, codec))
 
 
-def _page(codec: PageCodec, frames: list[npt.NDArray[Any]]) -> memoryview:
+def _page(codec: Any, frames: list[npt.NDArray[Any]]) -> memoryview:
     return memoryview(codec.join([codec.encode_frame(frame) for frame in frames]))
 
 
@@ -53,7 +55,7 @@ def _frames(draw: st.DrawFn) -> tuple[FeatureSpec, list[npt.NDArray[Any]]]:
 @given(_frames(), st.data())
 def test_round_trip(case: tuple[FeatureSpec, list[npt.NDArray[Any]]], data: st.DataObject) -> None:
     spec, frames = case
-    codec, count = PageCodec(spec), len(frames)
+    codec, count = page_codec(spec), len(frames)
     page = _page(codec, frames)
     shapes = codec.shapes(page, count)
     assert shapes == [frame.shape for frame in frames]

@@ -20,13 +20,14 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import FormatError, FrameError, SchemaError, SourceError
 from seqrecord.export import to_lerobot
-from seqrecord.store.format.references import parse_reference
+from seqrecord.store.format.references import FrameReference
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.decoding import decode_gop
 from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import DecodedFrame, Gop
-from seqrecord.video.pages import parse_video_page
+from seqrecord.video.page_tables import parse_video_page
+from seqrecord.video.references import PacketReference
 from tests.cuda.test_device_video import MOST, NEEDS_TORCHCODEC
 from tests.in_place.test_references import _PAGE as REFERENCE
 from tests.kit.command_line import run
@@ -202,7 +203,7 @@ def test_bytes() -> None:
     assert bytes(page[table.offsets[0] : table.offsets[1]]) == b"AAA"
     same = VideoConfig.from_json({**codec("h264").spec.codec[0], "quality": 3})
     assert codec("h264").join([replace(gop, config=same) for gop in GOPS]) == PAGE
-    found = parse_reference(memoryview(own_reference()), 15, "image")
+    found = PacketReference.parse(memoryview(own_reference()), 15, "image")
     assert (found.config, found.encode()) == (CONFIG, own_reference())
     made = found.page(memoryview(b"AAABB-----CDDDD"), "h264")
     assert parse_video_page(made, 3, "image").config == CONFIG
@@ -219,11 +220,11 @@ def test_configurations_that_are_refused() -> None:
         with pytest.raises(FormatError, match=r"an invalid configuration.*offset: 48"):
             parse_video_page(memoryview(own_page(text)), 4, "image")
         with pytest.raises(FormatError, match="an invalid configuration"):
-            parse_reference(memoryview(own_reference(text)), 15, "image")
+            PacketReference.parse(memoryview(own_reference(text)), 15, "image")
     with pytest.raises(FormatError, match="an invalid configuration"):
         parse_video_page(memoryview(own_page(size=2**32 - 1)), 4, "image")
     with pytest.raises(FormatError, match="of references"):  # only video frames have references
-        parse_reference(memoryview(own_reference()), 10, "image", 4)
+        FrameReference.parse(memoryview(own_reference()), 10, "image", 4)
 
 
 def test_another_dtype_is_refused() -> None:

@@ -20,7 +20,8 @@ from seqrecord.errors import CodecError, FormatError
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.decoding import decode_gop
 from seqrecord.video.gops import Gop
-from seqrecord.video.pages import VideoPageCodec, least_video_bytes, parse_video_page
+from seqrecord.video.page_tables import least_video_bytes, parse_video_page
+from seqrecord.video.pages import VideoPageCodec
 from tests.kit.clip_data import begun, digests, effective_arguments, minimum_memory, resumed
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.tiny import RecordParts, change_record, record_path

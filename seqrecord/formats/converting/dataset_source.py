@@ -28,7 +28,7 @@ from seqrecord.errors import (
 from seqrecord.store.areas import DATASET
 from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
-from seqrecord.store.format.pages import PageCodec
+from seqrecord.store.format.page_kinds import page_codec
 from seqrecord.store.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.store.format.text import parse_json
 from seqrecord.store.format.time_spans import timestamp_features
@@ -317,7 +317,7 @@ class DatasetSource:
         spec = self.stored[page.feature]
         if self._passes(spec):
             place = int(page.positions(frame))
-            start, stop = PageCodec(spec).offsets(data, page.num_present)[place : place + 2]
+            start, stop = page_codec(spec).offsets(data, page.num_present)[place : place + 2]
             return EncodedImage(bytes(data[start:stop]))
         return self.reader.contents.chunks.value_of(page, data, frame)
 

@@ -19,7 +19,8 @@ from seqrecord.store.clips.cameras import (
 )
 from seqrecord.store.clips.transforms import FloatArray
 from seqrecord.store.feature_kinds import is_picture
-from seqrecord.store.format.pages import PageCodec, check_fits
+from seqrecord.store.format.page_kinds import page_codec
+from seqrecord.store.format.pages import check_fits
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.resizing import Sizes, resize_frame, resized_schema
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Schema
@@ -171,10 +172,5 @@ class SourceResizing:
         return out
 
     @cached_property
-    def _codecs(self) -> dict[str, PageCodec]:
-        """Codecs of frames as the source yields them: video comes decoded."""
-        specs = {name: spec.stored for name, spec in self.resized.items()}
-        return {
-            name: PageCodec(replace(spec, codec=()) if spec.is_video else spec)
-            for name, spec in specs.items()
-        }
+    def _codecs(self) -> dict[str, Any]:
+        return {name: page_codec(spec) for name, spec in self.resized.items()}

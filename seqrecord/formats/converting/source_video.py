@@ -15,7 +15,6 @@ import numpy.typing as npt
 from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.in_place.files import opened
 from seqrecord.store.format.inventory import Inventory, LeftOut
-from seqrecord.store.format.references import ReferencedGops
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.text import counted
 from seqrecord.store.writing.stored_schema import loses_data
@@ -23,6 +22,7 @@ from seqrecord.video.config import VideoConfig
 from seqrecord.video.decoding import GopFrames
 from seqrecord.video.gops import DecodedFrame, Gop
 from seqrecord.video.packets import packet_format
+from seqrecord.video.references import ReferencedGops
 
 Part = Gop | ReferencedGops | DecodedFrame
 

@@ -58,7 +58,7 @@ from seqrecord.video.decoding import decode_gop, display_order
 from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import Gop
 from seqrecord.video.packages import video_errors
-from seqrecord.video.pages import parse_video_page
+from seqrecord.video.page_tables import parse_video_page
 
 _logger = logging.getLogger("seqrecord")
 

@@ -28,6 +28,7 @@ from seqrecord.loader.frame_cache import CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
 from seqrecord.store.reading.raw_frames import frame_runs
@@ -204,7 +205,10 @@ class ChunkLoader:
     ) -> None:
         self._frames_stay = frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
-        self._videos = {spec.group for spec in dataset.features.values() if spec.is_video}
+        kinds = self._reader.kinds
+        features = dataset.features
+        self._in_order = {spec.group for n, spec in features.items() if kinds[n].in_order}
+        """Groups whose decoders stay open."""
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
@@ -249,8 +253,8 @@ class ChunkLoader:
     def begin(self, item: AssignedLoad, needed: npt.NDArray[np.bool_]) -> BegunLoad:
         """Perform part of a load: its `needed` frames, bool[frames].
 
-        For video, includes the frames that a decoder would otherwise decode twice. `finish` loads
-        the remaining frames.
+        Includes the frames that a decoder would otherwise decode twice. `finish` loads the
+        remaining frames.
         """
         load = item.load
         if self.is_cached(load):
@@ -265,7 +269,7 @@ class ChunkLoader:
         last = int(np.flatnonzero(first)[-1]) + 1
         left = np.flatnonzero(~first)
         # The decoder continues before it seeks back.
-        parts = [left[left >= last], left[left < last]] if load.group in self._videos else [left]
+        parts = [left[left >= last], left[left < last]] if load.group in self._in_order else [left]
         return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(first))
 
     def finish(self, item: AssignedLoad, begun: BegunLoad) -> None:
@@ -297,18 +301,21 @@ class ChunkLoader:
     ) -> npt.NDArray[np.bool_]:
         """Frames of a load to decode for the needed ones; bool[frames].
 
-        Of the last GOP, frames up to the last needed one: its decoder stays open.
+        Of the last run (a group of pictures), frames up to the last needed one: its decoder stays
+        open.
         """
         wanted: npt.NDArray[np.bool_] = needed.copy()
         before: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
         if load.group in self.in_pieces:
             return before
         for page in fetched.pages:
-            if self._reader.features[page.feature].is_video:
-                inside = self._frames(load)[2] - fetched.chunk.first_frame
-                with self._decoder.naming(fetched.chunk):
-                    gop = self._reader.gops(page, fetched.data[page.feature], inside)
-                wanted |= before & np.isin(gop, gop[wanted])
+            if (data := fetched.data.get(page.feature)) is None:
+                continue
+            inside = self._frames(load)[2] - fetched.chunk.first_frame
+            with self._decoder.naming(fetched.chunk):
+                run = self._reader.runs(page, data, inside)
+            if run is not None:
+                wanted |= before & np.isin(run, run[wanted])
         return wanted
 
     def load_frames(self, wanted: Wanted) -> None:
@@ -323,7 +330,7 @@ class ChunkLoader:
 
     def joins(self, load: Load) -> bool:
         """Whether small loads like this one should share a thread."""
-        return self.is_local and self._transform is None and load.group not in self._videos
+        return self.is_local and self._transform is None and load.group not in self._in_order
 
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load must read its chunk: no earlier load keeps it open."""
@@ -337,7 +344,7 @@ class ChunkLoader:
         if self._transform is not None:
             return True
         group = item.load.group
-        if group in self._videos:
+        if group in self._in_order:
             return not self._buffers.needs.decoded_there  # devices have few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
@@ -345,8 +352,9 @@ class ChunkLoader:
         """Whether the encoded chunk is smaller than its decoded frames."""
         if self._transform is not None:
             return False
-        specs = [s for s in self._reader.features.values() if s.group == load.group]
-        return all(spec.is_video or spec.stored_shape is None for spec in specs)
+        kinds, features = self._reader.kinds, self._reader.features.items()
+        specs = [(kinds[name], spec) for name, spec in features if spec.group == load.group]
+        return all(kind.scales or spec.stored is spec for kind, spec in specs)
 
     def fetch(self, load: Load) -> Fetched | None:
         """Read the chunk of a load whose frames have no rows yet.
@@ -507,4 +515,4 @@ class ChunkLoader:
 
 def _is_read_by_frame(spec: FeatureSpec) -> bool:
     """Whether loads of some frames read these alone; texts beside raw frames are short."""
-    return spec.stored.is_raw or spec.value == "text"
+    return is_read_in_slices(spec) or spec.value == "text"

@@ -24,6 +24,7 @@ from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunk_sizes import (
     chunk_bytes,
     decoder_bytes,
+    is_decoded,
     max_chunk_bytes,
     open_chunk_bytes,
     overlapping_chunk_bytes,
@@ -166,7 +167,7 @@ def frames_in_memory(selection: Selection) -> tuple[int, int]:
         may_stay &= selection.frames.is_deterministic
     else:
         may_stay &= all(map(_has_rows, features.values()))
-        may_stay &= not all(features[name].is_raw for name in arrays)
+        may_stay &= any(is_decoded(features[name]) for name in arrays)
     count = int(selection.episodes.num_frames[selection.clip_set.selected].sum())
     return count * are_small, count * (are_small or may_stay)
 
@@ -181,13 +182,13 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
     small = [
         name
         for name, spec in features.items()
-        if reader.is_local and spec.is_raw and _is_small(dataset, name)
+        if reader.is_local and not is_decoded(spec) and _is_small(dataset, name)
         if name in reader.raw[spec.group].specs
     ]
     decoded = [
         name
         for name, spec in features.items()
-        if _has_rows(spec) and not spec.is_raw and not len(index.group_of(name).gaps)
+        if _has_rows(spec) and is_decoded(spec) and not len(index.group_of(name).gaps)
     ]
     return small, decoded
 
@@ -270,7 +271,7 @@ class Residency:
     def features(self, stays: bool) -> dict[str, list[str]]:
         """Names of features whose frames stay in memory, and of features decoded in every epoch."""
         features, transform = self.selection.dataset.features, self.selection.frames.transform
-        decoded = [n for n, spec in features.items() if transform is not None or not spec.is_raw]
+        decoded = [n for n, spec in features.items() if transform is not None or is_decoded(spec)]
         return {
             "features_resident": list(features) if stays else [],
             "features_redecoded": [] if stays else decoded,
@@ -310,9 +311,10 @@ class Residency:
 
 
 def _is_small(dataset: Dataset, feature: str) -> bool:
-    """Whether frames are small and complete."""
+    """Whether frames are small and complete, and each can be read alone."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
-    return spec.is_fixed and spec.nbytes <= _SMALL and not spec.is_video and not len(gaps)
+    is_alone = not dataset.contents.chunks.kinds[feature].in_order
+    return spec.is_fixed and spec.nbytes <= _SMALL and is_alone and not len(gaps)
 
 
 def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:

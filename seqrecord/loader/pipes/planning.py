@@ -32,6 +32,7 @@ from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import clip_nbytes
+from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size, parse_size, raise_if
@@ -226,7 +227,7 @@ class EpochPlanner:
         Loads of raw frames are read ahead into the store, so it has their memory, too.
         """
         features = self.selection.dataset.features.values()
-        if self.selection.frames.transform is None and all(s.stored.is_raw for s in features):
+        if self.selection.frames.transform is None and all(map(is_read_in_slices, features)):
             nbytes -= memory.max_read_ahead * self._sizes.chunk
         return max(0, self.limit(plan.shard.count) - nbytes)
 

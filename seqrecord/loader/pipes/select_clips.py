@@ -21,7 +21,9 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.selection import Selection
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
+from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.reading.array_specs import ArraySpec, bound
+from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.dataset import (
     Dataset,
     DatasetLike,
@@ -259,11 +261,11 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     groups = list(table.groups)
     for place, grid in enumerate(groups):
         stored = [spec for spec in features.values() if spec.group == grid.group]
-        video = next((spec for spec in stored if spec.is_video), None)
-        are_raw = all(spec.stored.is_raw or spec.value == "text" for spec in stored)
-        groups[place] = replace(grid, by_frame=are_raw)
-        if video is not None:
-            most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // video.nbytes))
+        in_order = next((spec for spec in stored if kind_of(spec).in_order), None)
+        by_frame = all(is_read_in_slices(spec) or spec.value == "text" for spec in stored)
+        groups[place] = replace(grid, by_frame=by_frame)
+        if in_order is not None:
+            most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))
             groups[place] = grid.in_pieces(table.num_frames, most)
     return replace(table, groups=tuple(groups))
 

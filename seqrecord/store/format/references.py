@@ -6,16 +6,16 @@ Pages name their list, so the manifest need not.
 ::
 
     page     │ p u32 + 2^31 │ list u64 │ file u32 │ crc32c u32 │ start u64 │ extradata u32 │
-             │ offsets u32 [p] │ sizes u32 [p] │ frames u32 [p] │ config │ extradata │
+             │ offsets u32 [p] │ sizes u32 [p] │ frames u32 [p] │ extradata │
     list     JSON: names of files, sizes and identities (such as an e-tag)
 
-`start` is the offset of the page's range in the file. Packet i of the page is the bytes
-`[start + offsets[i], start + offsets[i] + sizes[i])` of the file, as its container stores it.
-`config` is there if p has the mark 2^30, as in a page with packets (`format.video_pages`).
+`start` is the offset of the page's range in the file. Item i of the page is the bytes
+`[start + offsets[i], start + offsets[i] + sizes[i])` of the file.
 
-For a feature other than video, a packet is a frame encoded alone, such as a PNG file. `file` may
-then be a folder, and each frame a whole file in it. The range is the concatenation of these files,
-and `extradata` is JSON: the files' names and identities.
+In pages of frames encoded alone, item i is frame i, such as a PNG file. `file` may be a folder, and
+each frame a whole file in it. The range is the concatenation of these files, and `extradata` is
+JSON: the files' names and identities. In pages of video, items are packets, see
+`video.references`.
 """
 
 from __future__ import annotations
@@ -24,11 +24,12 @@ import hashlib
 import json
 import re
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import accumulate
 from pathlib import PurePosixPath
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -39,15 +40,7 @@ from seqrecord.store.format.text import ID, parse_json
 from seqrecord.store.json_object import JsonObject
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.storage.base import LINKED, Storage, check_path
-from seqrecord.video.config import VideoConfig
-from seqrecord.video.pages import (
-    BEGINS,
-    NOT_SHOWN,
-    OWN_CONFIG,
-    encode_config,
-    page_of_packets,
-    parse_config,
-)
+from seqrecord.store.storage.ranges import ByteRange
 
 EXTERNALS = "externals"  # folder of the lists
 MAX_LIST_FILES = 100_000
@@ -56,7 +49,7 @@ MAX_EXTRADATA = 1 << 16
 MAX_NAMES = 1 << 20  # bytes
 
 _MARK = 1 << 31  # set in the number of packets
-_HEAD = struct.Struct("<IQIIQI")
+HEAD = struct.Struct("<IQIIQI")
 _TEXT = re.compile(r"[\x20-\x7e]{0,1000}")
 _VERSION = 1
 
@@ -71,49 +64,6 @@ class ReferencedFile:
     file: str
     start: int = 0
     stop: int | None = None
-
-
-@dataclass(frozen=True, eq=False)
-class ReferencedGops:
-    """Closed groups of pictures in one external file; g groups, p packets.
-
-    Packet i is the bytes `[starts[i], starts[i] + sizes[i])` of `file` and shows the frame
-    `order[i]` of its group, -1 for none. `first` are the groups' first packets. `extradata` is the
-    container's codec configuration.
-    """
-
-    file: str
-    extradata: bytes
-    starts: npt.NDArray[np.int64]  # [p], ascending
-    sizes: npt.NDArray[np.int64]  # [p]
-    order: npt.NDArray[np.int64]  # [p]
-    first: npt.NDArray[np.int64]  # [g]
-    config: VideoConfig | None = None  # as in `Gop`
-
-    @cached_property
-    def num_frames(self) -> npt.NDArray[np.int64]:
-        """Number of frames shown by each group, int64 [g]."""
-        counts: npt.NDArray[np.int64] = np.add.reduceat(self.order >= 0, self.first, dtype=np.int64)
-        return counts
-
-    def pages(self, most_frames: int, most_bytes: int) -> list[range]:
-        """Divide the groups into pages: ranges of group numbers.
-
-        A page has at most `most_frames` frames and spans at most `most_bytes` of the file, but has
-        at least one group.
-        """
-        ends = self.starts + self.sizes
-        stops = [*ends[self.first[1:] - 1].tolist(), int(ends[-1])]
-        starts = self.starts[self.first].tolist()
-        begin = frames = 0
-        found: list[range] = []
-        for group, count in enumerate(self.num_frames.tolist()):
-            is_long = frames + count > most_frames or stops[group] - starts[begin] > most_bytes
-            if group > begin and is_long:
-                found.append(range(begin, group))
-                begin, frames = group, 0
-            frames += count
-        return [*found, range(begin, len(starts))]
 
 
 @dataclass(frozen=True)
@@ -276,17 +226,13 @@ class FolderFile(NamedTuple):
     identity: str | None
 
 
-@dataclass(frozen=True, eq=False)
-class Reference:
-    """A page whose packets are in an external file: number `file` of the list `list_id`.
+@dataclass(frozen=True, eq=False, kw_only=True)
+class Reference(ABC):
+    """A page whose items are in an external file: number `file` of the list `list_id`.
 
-    The packets are in the range of the file of `length` bytes from `start`. `offsets` count from
-    `start`; `sizes` are in bytes. `frames` are as in a video page. `crc32c` is the checksum of the
-    range, with 1 in place of 0; 0 if the range was never read. `extradata` is the container's codec
-    configuration.
-
-    For a feature other than video, packet i is frame i. If `file` is a folder, each frame is a
-    whole file: `parts` are these files, and `extradata` encodes them.
+    They are in the range of the file from `start`. `offsets` count from `start`; `sizes` are in
+    bytes. `frames` tells what the items are. `crc32c` is the checksum of the range, with 1 in place
+    of 0; 0 if the range was never read.
     """
 
     list_id: str
@@ -297,60 +243,27 @@ class Reference:
     frames: npt.NDArray[np.uint32]  # [p], as they are stored
     extradata: bytes = b""
     crc32c: int = 0
-    parts: tuple[FolderFile, ...] = ()
-    config: VideoConfig | None = None  # of the packets, instead of the feature's
 
-    @classmethod
-    def of(
-        cls, gops: ReferencedGops, pages: Sequence[range], list_id: str, file: int
-    ) -> list[Reference]:
-        """Create the references of groups of pictures, one for each of `ReferencedGops.pages`."""
-        bounds = [*gops.first[[page.start for page in pages]].tolist(), len(gops.starts)]
-        before = np.cumsum(gops.num_frames) - gops.num_frames
-        for page in pages:
-            before[page.start : page.stop] -= before[page.start]
-        packets = np.concatenate((gops.first[1:], [len(gops.starts)])) - gops.first
-        frames = np.where(gops.order < 0, NOT_SHOWN, np.repeat(before, packets) + gops.order)
-        frames = frames.astype(np.uint32)
-        frames[gops.first] |= np.uint32(BEGINS)
-        found = []
-        for begin, stop in pairwise(bounds):
-            start = int(gops.starts[begin])
-            tables = gops.starts[begin:stop] - start, gops.sizes[begin:stop], frames[begin:stop]
-            extradata, config = gops.extradata, gops.config
-            found.append(cls(list_id, file, start, *tables, extradata, config=config))
-        return found
+    parts: ClassVar[tuple[FolderFile, ...]] = ()
+    """Whole files, one for each item, if `file` is a folder."""
 
-    @classmethod
-    def of_frames(
-        cls,
-        place: tuple[str, int],
-        starts: Sequence[int],
-        sizes: Sequence[int],
-        parts: Sequence[FolderFile] = (),
-    ) -> Reference:
-        """Create the reference to frames encoded alone.
-
-        `place` is list id and file number. Frame i is `sizes[i]` bytes at `starts[i]` of the file,
-        or the whole file `parts[i]` if `file` is a folder.
-        """
-        if parts:
-            starts = [0, *accumulate(sizes[:-1])]
-        offsets = np.array(starts, np.int64) - starts[0]
-        names = json.dumps(parts, separators=(",", ":")).encode() if parts else b""
-        frames = np.arange(len(sizes), dtype=np.uint32)
-        length = np.array(sizes, np.int64)
-        return cls(*(*place, starts[0], offsets, length, frames, names), parts=tuple(parts))
+    offset_table_bytes: ClassVar[int] = 0
+    """Free space for a table before the bytes that are read."""
 
     @property
-    def is_video(self) -> bool:
-        """Whether the packets are video, not frames encoded alone."""
-        return bool(self.frames[0] & BEGINS)
-
-    @property
+    @abstractmethod
     def length(self) -> int:
-        """Bytes to read: the range for video, the sum of the sizes for frames encoded alone."""
-        return self.stop - self.start if self.is_video else int(self.sizes.sum())
+        """Number of bytes to read."""
+
+    @abstractmethod
+    def ranges(self) -> list[ByteRange]:
+        """Return the bytes of the file to read, one behind the other."""
+
+    def place(self, offset: int) -> tuple[str, int]:  # noqa: ARG002
+        """Return the file in the folder, empty for none, and the offset in the file, of an offset
+        in the page with the items themselves.
+        """
+        return "", self.start
 
     @property
     def stop(self) -> int:
@@ -359,54 +272,123 @@ class Reference:
 
     def encode(self) -> bytes:
         """Encode the page."""
-        head = _HEAD.pack(
-            _MARK | len(self.offsets) | (0 if self.config is None else OWN_CONFIG),
+        return self._encoded(0, b"")
+
+    def _encoded(self, marks: int, config: bytes) -> bytes:
+        head = HEAD.pack(
+            _MARK | marks | len(self.offsets),
             *(int(self.list_id, 16), self.file, self.crc32c, self.start, len(self.extradata)),
         )
         tables = (np.asarray(t).astype("<u4").tobytes() for t in (self.offsets, self.sizes))
         frames = self.frames.astype("<u4").tobytes()
-        return b"".join((head, *tables, frames, encode_config(self.config), self.extradata))
+        return b"".join((head, *tables, frames, config, self.extradata))
 
-    @property
-    def offset_table_bytes(self) -> int:
-        """Size of the offset table, in bytes, before frames encoded alone; 0 for video."""
-        return 0 if self.is_video else 4 * (len(self.sizes) + 1)
-
-    def page(self, data: memoryview, codec: str | None) -> memoryview:
-        """Return the page with the packets themselves, given the bytes of the range.
-
-        `codec` is the video codec. It is `None` for frames encoded alone; `data` is then
-        `offset_table_bytes` of free space and the frames' bytes, and becomes the page.
-
-        Raises `ChecksumError` if the range changed since it was indexed, `FormatError` for invalid
-        extradata.
-        """
-        if self.crc32c and (actual := crc32c(data[self.offset_table_bytes :]) or 1) != self.crc32c:
+    def check(self, data: memoryview) -> None:
+        """Raise `ChecksumError` if the range, `data`, changed since it was indexed."""
+        if self.crc32c and (actual := crc32c(data) or 1) != self.crc32c:
             message = "a range of an external file does not match its checksum"
             raise ChecksumError.of(message, self.crc32c, actual, offset=self.start)
-        if codec is None:
-            offsets = self.offset_table_bytes + np.append(0, np.cumsum(self.sizes))
-            data[: self.offset_table_bytes] = offsets.astype("<u4").tobytes()
-            return data
-        try:
-            own = self.config.codec if self.config is not None else codec
-            from seqrecord.video.packets import packet_format  # only video has packets
 
-            form = packet_format(own, self.extradata)
-        except ValueError as error:
-            raise FormatError(f"a page of references: {error}") from error
-        begins = (self.frames >= BEGINS).tolist()
-        places = zip(self.offsets.tolist(), self.sizes.tolist(), begins, strict=True)
-        packets = [form.bare_packet(bytes(data[a : a + n]), first) for a, n, first in places]
-        try:
-            return memoryview(page_of_packets(packets, self.frames, self.config))
-        except ValueError as error:
-            raise FormatError(f"a page of references to too many bytes: {error}") from error
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class FrameReference(Reference):
+    """A page whose frames, each encoded alone, are in an external file, or whole files of a folder.
+
+    `parts` are these files, which `extradata` encodes.
+    """
+
+    parts: tuple[FolderFile, ...] = ()  # type: ignore[misc]
+
+    @classmethod
+    def of_frames(
+        cls,
+        place: tuple[str, int],
+        starts: Sequence[int],
+        sizes: Sequence[int],
+        parts: Sequence[FolderFile] = (),
+    ) -> FrameReference:
+        """Create the reference to frames encoded alone.
+
+        `place` is list id and file number. Frame i is `sizes[i]` bytes at `starts[i]` of the file,
+        or the whole file `parts[i]` if `file` is a folder.
+        """
+        if parts:
+            starts = [0, *accumulate(sizes[:-1])]
+        return cls(
+            list_id=place[0],
+            file=place[1],
+            start=starts[0],
+            offsets=np.array(starts, np.int64) - starts[0],
+            sizes=np.array(sizes, np.int64),
+            frames=np.arange(len(sizes), dtype=np.uint32),
+            extradata=json.dumps(parts, separators=(",", ":")).encode() if parts else b"",
+            parts=tuple(parts),
+        )
+
+    @classmethod
+    def parse(cls, page: memoryview, length: int, feature: str, count: int) -> FrameReference:
+        """Parse a page of references to `count` frames of `length` bytes. Validates all input.
+
+        Raises `FormatError` with the offset in the page.
+        """
+        num_items = count_items(page, feature)
+        begin = HEAD.size + 12 * num_items
+        fields = parse_items(
+            *(page, length, feature), count=num_items, begin=begin, most=MAX_NAMES, has_gaps=False
+        )
+        if num_items != count or (fields["frames"] != np.arange(num_items)).any():
+            raise refusal(feature, "with frames missing or out of order", 0, count, num_items)
+        if length + 4 * (count + 1) >= 2**32:
+            raise refusal(feature, "with too many bytes", HEAD.size, "below 2**32", length)
+        parts = _parts(fields["extradata"], count) if fields["extradata"] else ()
+        reference = cls(**fields, parts=parts)
+        if reference.extradata and not reference.is_of_folder:
+            wrong = "with files that are not contiguous"
+            raise refusal(feature, wrong, begin, count, len(parts))
+        return reference
+
+    @property
+    def is_of_folder(self) -> bool:
+        """Whether each frame is a whole file, one behind the other."""
+        ends = self.offsets + self.sizes
+        is_contiguous = not self.start and bool((self.offsets[1:] == ends[:-1]).all())
+        return is_contiguous and len(self.parts) == len(self.sizes)
+
+    @property
+    def length(self) -> int:
+        return int(self.sizes.sum())
+
+    @property
+    def offset_table_bytes(self) -> int:  # type: ignore[override]
+        return 4 * (len(self.sizes) + 1)
+
+    def ranges(self) -> list[ByteRange]:
+        starts = (self.start + self.offsets).tolist()
+        return [ByteRange(a, a + n) for a, n in zip(starts, self.sizes.tolist(), strict=True)]
+
+    def place(self, offset: int) -> tuple[str, int]:
+        ends = np.cumsum(self.sizes)
+        at = offset - self.offset_table_bytes
+        frame = int(np.searchsorted(ends[:-1], at, side="right"))
+        if self.parts:
+            return self.parts[frame].name, 0
+        return "", self.start + int(self.offsets[frame])
+
+    def page(self, data: memoryview) -> memoryview:
+        """Return the page with the frames themselves, in `data`: `offset_table_bytes` of free space
+        and the frames' bytes.
+
+        Raises `ChecksumError` if these changed since they were indexed.
+        """
+        free = self.offset_table_bytes
+        self.check(data[free:])
+        data[:free] = (free + np.append(0, np.cumsum(self.sizes))).astype("<u4").tobytes()
+        return data
 
 
 def named_file(page: memoryview) -> tuple[str, int]:
     """Return the list id and file number of a page of references, without validation."""
-    _, list_id, file, *_ = _HEAD.unpack_from(page)
+    _, list_id, file, *_ = HEAD.unpack_from(page)
     return f"{list_id:016x}", file
 
 
@@ -419,60 +401,62 @@ def portable_bytes(page: memoryview, file: ExternalFile) -> bytes:
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return the minimum size of a page that references `count` frames."""
-    return _HEAD.size + 12 * count
+    return HEAD.size + 12 * count
 
 
-def parse_reference(
-    page: memoryview, length: int, feature: str, num_frames: int | None = None
-) -> Reference:
-    """Parse a page of references to a range of `length` bytes. Validates all input.
+def count_items(page: memoryview, feature: str) -> int:
+    """Return the number of items, with marks of its kind. Raises `FormatError` without a head."""
+    if len(page) < HEAD.size or not page[3] & 0x80:  # the mark
+        raise refusal(feature, "without its head", 0, f"{HEAD.size} bytes or more", len(page))
+    return int(HEAD.unpack_from(page)[0]) & ~_MARK
 
-    `num_frames` is the page's number of frames; `None` for video. Raises `FormatError` with the
-    offset in the page. For video, `parse_video_page` later checks that each frame appears once.
+
+def parse_items(
+    page: memoryview,
+    length: int,
+    feature: str,
+    *,
+    count: int,
+    begin: int,
+    most: int,
+    has_gaps: bool,
+) -> dict[str, Any]:
+    """Parse head, tables and extradata of a page of references to `length` bytes, and check them.
+
+    `count` is the number of items, `begin` the offset of the extradata, of at most `most` bytes.
+    With `has_gaps` bytes between items are read, too. Returns the fields of `Reference`.
     """
-
-    def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
-        return FormatError(
-            f"a page of references {what}", feature=feature, offset=at, expected=expected, got=got
-        )
-
-    if len(page) < _HEAD.size or not page[3] & 0x80:  # the mark
-        raise refuse("without its head", 0, f"{_HEAD.size} bytes or more", len(page))
-    marked, list_id, file, stored, start, extra = _HEAD.unpack_from(page)
-    own = OWN_CONFIG if num_frames is None else 0
-    count, config = marked & ~(_MARK | own), None
-    begin = _HEAD.size + 12 * count  # of the extradata
-    if marked & own and begin <= len(page):
-        config, begin = parse_config(page, begin, feature)
-    most = MAX_EXTRADATA if num_frames is None else MAX_NAMES
+    _, list_id, file, stored, start, extra = HEAD.unpack_from(page)
     if not count or extra > most or len(page) != begin + extra:
         expected = f"tables of {count} packets and {extra} bytes"
-        raise refuse("with a wrong length", 0, expected, len(page))
-    table = np.frombuffer(page[_HEAD.size : _HEAD.size + 12 * count], "<u4").reshape(3, count)
+        raise refusal(feature, "with a wrong length", 0, expected, len(page))
+    table = np.frombuffer(page[HEAD.size : HEAD.size + 12 * count], "<u4").reshape(3, count)
     offsets, sizes = table[0].astype(np.int64), table[1].astype(np.int64)
     ends = offsets + sizes
     fits = sizes.min() > 0 and offsets[0] == 0 and bool((offsets[1:] >= ends[:-1]).all())
-    if not fits or (ends[-1] if num_frames is None else sizes.sum()) != length:
+    if not fits or int(ends[-1] if has_gaps else sizes.sum()) != length:
+        wrong = "with overlapping packets, or packets outside it"
         expected = f"packets one behind the other, from 0 to {length}"
-        raise refuse(
-            "with overlapping packets, or packets outside it", _HEAD.size, expected, ends[-1]
-        )
+        raise refusal(feature, wrong, HEAD.size, expected, ends[-1])
     if start + int(ends[-1]) >= 2**63:
-        raise refuse("with an impossible start", 20, "below 2**63", start)
-    extradata = bytes(page[begin:])
-    parts: tuple[FolderFile, ...] = ()
-    if num_frames is not None:
-        if count != num_frames or (table[2] != np.arange(count)).any():
-            raise refuse("with frames missing or out of order", 0, num_frames, count)
-        if length + 4 * (count + 1) >= 2**32:
-            raise refuse("with too many bytes", _HEAD.size, "below 2**32", length)
-        if extradata:
-            parts = _parts(extradata, count)
-            if start or (offsets[1:] != ends[:-1]).any() or len(parts) != count:
-                at = len(page) - extra
-                raise refuse("with files that are not contiguous", at, count, len(parts))
-    form = f"{list_id:016x}", file, start, offsets, sizes, table[2], extradata, stored, parts
-    return Reference(*form, config)
+        raise refusal(feature, "with an impossible start", 20, "below 2**63", start)
+    return {
+        "list_id": f"{list_id:016x}",
+        "file": file,
+        "start": start,
+        "offsets": offsets,
+        "sizes": sizes,
+        "frames": table[2],
+        "extradata": bytes(page[begin:]),
+        "crc32c": stored,
+    }
+
+
+def refusal(feature: str, what: str, at: int, expected: object, got: object) -> FormatError:
+    """Return the error of a malformed page of references."""
+    return FormatError(
+        f"a page of references {what}", feature=feature, offset=at, expected=expected, got=got
+    )
 
 
 def _parts(names: bytes, count: int) -> tuple[FolderFile, ...]:

@@ -18,13 +18,14 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError, located
 from seqrecord.store.format.arrow import read_batch, to_arrow
-from seqrecord.store.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes, table_bytes
+from seqrecord.store.format.encoded_pages import table_bytes
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, kind_of
+from seqrecord.store.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes
+from seqrecord.store.format.references import least_reference_bytes
 from seqrecord.store.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
 from seqrecord.store.schema import MAX_FRAME_BYTES, FeatureSpec, Schema
-from seqrecord.video.config import MAX_GOP_FRAMES
 
 HEADER_BYTES = 64  # before a record file's first chunk
-MAX_CHUNK_FRAMES = 1 << 16
 MAX_EPISODE_FRAMES = 2**31 - 1
 WORD = 64  # frames in a word of a validity bitmap
 _BLOCK = 1 << 18  # chunks processed at a time
@@ -62,10 +63,10 @@ def chunk_row(num_features: int, num_variable: int) -> np.dtype[Any]:
 
 
 def may_be_references(group: Schema) -> bool:
-    """Return whether pages of a group can be references. The group must have a single feature with
-    `FeatureSpec.may_be_referred_to`.
+    """Return whether pages of a group can be references. The group must have a single feature whose
+    kind of pages allows them.
     """
-    return len(group) == 1 and all(spec.may_be_referred_to for spec in group.values())
+    return len(group) == 1 and all(kind_of(spec).may_refer(spec) for spec in group.values())
 
 
 def features_of(schema: Schema) -> list[npt.NDArray[np.int64]]:
@@ -219,41 +220,17 @@ def check_pages(
         check_rows(external == 0, "a reference in a group that allows none", offset, first=first)
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
-        if spec.is_raw:
-            fits = length == n * spec.nbytes
-        elif spec.is_video:
-            from seqrecord.video.pages import least_video_bytes
-
-            fits = _can_be_length(length, n, least_video_bytes(n), external)
-            fits &= num_frames <= MAX_GOP_FRAMES
-        else:
-            fits = _can_be_length(length, n, table_bytes(spec, n), external)
+        kind = kind_of(spec)
+        fits = kind.can_be_length(spec, length, n)
+        if external.any():
+            as_references = (n > 0) & (length >= least_reference_bytes(n))
+            fits = np.where(external, as_references, fits)
+        fits &= num_frames <= kind.max_chunk_frames
         check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first=first)
         if spec.name in variable:
             fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
             message = f"a page of {spec.name} with an impossible largest frame"
             check_rows(fits, message, offset, first=first)
-
-
-def _can_be_length(
-    length: npt.NDArray[Any],
-    count: npt.NDArray[np.int64],
-    least: npt.NDArray[np.int64],
-    external: npt.NDArray[Any],
-) -> npt.NDArray[np.bool_]:
-    """Return whether encoded pages of `count` frames may have these lengths: bool [chunks].
-
-    `least` are the least lengths of pages that are no references.
-    """
-    if external.any():
-        from seqrecord.store.format.references import (
-            least_reference_bytes,  # most datasets have none
-        )
-
-        least = np.where(external, least_reference_bytes(count), least)
-    fits: npt.NDArray[np.bool_] = np.where(count == 0, length == 0, length >= least)
-    fits &= (count > 0) | (external == 0)
-    return fits
 
 
 def _can_be_largest(
@@ -372,7 +349,8 @@ def most_table_bytes(
     groups = schema.groups
     sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
     most = min(num_frames, record_bytes // min(sizes))  # chunks of any group in record files
-    absent = min(num_frames, most + num_frames // MAX_GOP_FRAMES)
+    longest = min(kind_of(spec).max_chunk_frames for spec in schema.values())
+    absent = min(num_frames, most + num_frames // longest)
     rows, words, more_words = {}, 0, 0
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
         may_be_absent = all(spec.is_dropped or spec.added for spec in group.values())

@@ -8,25 +8,32 @@ import numpy as np
 
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys
 from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec, Schema
 
-# Of a video decoder, in frames of its feature: 16 reference and delayed frames of YUV 4:2:0, each
-# half as large as RGB, and the converted frame. Measured at 3840x2160: 4.5 to 8.3 frames.
-_DECODER_FRAMES = 9
+
+def is_read_in_slices(spec: FeatureSpec) -> bool:
+    """Whether some frames of a page can be read without the others, and are not decoded."""
+    return kind_of(spec).slice_bytes(spec.stored) > 0
+
+
+def is_decoded(spec: FeatureSpec) -> bool:
+    """Whether frames cost more than a copy: they are decoded, or resized."""
+    return spec.stored is not spec or not is_read_in_slices(spec)
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     """Return the bytes of the features' pages in each chunk of a group: int64 [chunks].
 
-    Referenced packets count twice: as read, and joined to a page.
+    Referenced packets count twice, see `PageKind.reference_copies`.
     """
     columns = [group.schema.position(name) for name in group.schema if name in features]
     padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
     total: IntArray = (padded // ALIGNMENT * ALIGNMENT).sum(axis=1)
-    times = 2 if any(spec.is_video for spec in group.schema.values()) else 1
-    total += times * group.external * bool(columns)
+    copies = max(kind_of(spec).reference_copies for spec in group.schema.values())
+    total += copies * group.external * bool(columns)
     return total
 
 
@@ -60,8 +67,9 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
 
 
 def decoder_bytes(features: Iterable[FeatureSpec]) -> list[int]:
-    """Return the memory of each video feature's decoder, in bytes."""
-    return [_DECODER_FRAMES * spec.stored.nbytes for spec in features if spec.is_video]
+    """Return the memory of the decoder of each feature that has one, in bytes."""
+    sizes = (kind_of(spec).decoder_bytes(spec.stored) for spec in features)
+    return [nbytes for nbytes in sizes if nbytes]
 
 
 def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
@@ -87,8 +95,8 @@ def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
     """
     nbytes, index = 0, dataset.contents.index
     for name, spec in dataset.features.items():
-        if spec.stored_shape is not None and not spec.is_video:
-            stored = spec.stored
+        stored = spec.stored
+        if stored is not spec and not kind_of(spec).scales:
             nbytes += stored.nbytes if stored.is_fixed else index.largest_frames(name, episodes)
     return nbytes
 

@@ -14,14 +14,8 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.manifest import MANIFEST
-from seqrecord.store.format.pages import (
-    ALIGNMENT,
-    PageCodec,
-    num_slices,
-    page_digest,
-    slice_frames,
-    slice_sums,
-)
+from seqrecord.store.format.page_kinds import PageCodec, kind_of, reference_kind
+from seqrecord.store.format.pages import ALIGNMENT, page_digest, slice_sums
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.pages import Chunk, Page
 from seqrecord.store.reading.raw_frames import RawFrames
@@ -31,9 +25,8 @@ from seqrecord.store.storage.base import Storage, state_of, worth_rereading
 from seqrecord.store.storage.ranges import ByteRange, coalesce
 
 if TYPE_CHECKING:
-    from seqrecord.in_place.external_pages import ExternalPages
-    from seqrecord.store.reading.external_files import ExternalFiles
-    from seqrecord.video.pages import VideoPageCodec, VideoReader
+    from seqrecord.store.format.references import Reference
+    from seqrecord.store.reading.external_files import ExternalFiles, ExternalPages
 
 _UNCHECKED_BYTES = 64 << 20  # for larger chunks, the file's size is checked before allocation
 _MAX_READ_BYTES = 16 << 20  # maximum range of one request; pages of a chunk are merged
@@ -65,8 +58,11 @@ class ChunkReader:
         self._paths = paths  # record files
         self._lengths: dict[str, int] = {}  # of record files, if checked
         self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
-        self._video = _video_codecs(features)
-        self._codecs = {n: PageCodec(s.stored) for n, s in features.items() if n not in self._video}
+        self.kinds = {name: kind_of(spec) for name, spec in features.items()}
+        """Kind of the pages of each selected feature."""
+        self._codecs: dict[str, PageCodec] = {
+            n: self.kinds[n].codec(s.stored) for n, s in features.items()
+        }
         self.raw = [
             RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self.has_path)
             for n in range(len(index.groups))
@@ -76,10 +72,9 @@ class ChunkReader:
     @cached_property
     def external(self) -> ExternalPages:
         """Pages in external files, at the first reference to one."""
-        from seqrecord.in_place.external_pages import ExternalPages  # most datasets have none
-
-        files = self._externals
-        return ExternalPages(self._storage, self._paths, self.features, self.located, files)
+        places = self._storage, self._paths, self._codecs, self.located, self._externals
+        pages: ExternalPages = reference_kind().pages(*places)
+        return pages
 
     @cached_property
     def is_local(self) -> bool:
@@ -132,8 +127,7 @@ class ChunkReader:
         if len(positions) == page.num_present:
             return data
         try:
-            codec = self._video.get(page.feature) or self._codecs[page.feature]
-            cut = codec.cut(data, page.num_present, positions)
+            cut = self._codecs[page.feature].cut(data, page.num_present, positions)
         except FormatError as error:
             raise self.located(page, error) from error.__cause__
         return memoryview(cut)
@@ -157,7 +151,7 @@ class ChunkReader:
                     digest=table.page_digest[row, column].tobytes(),
                     present=table.present(row, int(table.features[column])),
                     largest=None if spec.is_fixed else int(table.largest_frame[row, variable]),
-                    sums=sums[column] if spec.is_raw else None,
+                    sums=sums[column] if self.raw[chunk.group].slice_bytes[column] else None,
                     external=int(table.external[row]),
                 )
             variable += not spec.is_fixed
@@ -209,9 +203,8 @@ class ChunkReader:
         rest = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external and resolve:
-                memory, video = rest[: page.external_buffer_bytes], self._video.get(page.feature)
-                codec = None if video is None else video.config.codec
-                data[i] = self.external.resolve(page, data[i], memory, codec)
+                memory = rest[: page.external_buffer_bytes]
+                data[i] = self.external.resolve(page, data[i], memory)
                 rest = rest[page.external_buffer_bytes :]
         return [item.toreadonly() for item in data]
 
@@ -228,19 +221,37 @@ class ChunkReader:
         for page in self.pages(chunk):
             start, stop, spec = page.start, page.stop, self.features[page.feature].stored
             if page.sums is not None:
-                number = num_slices(spec, page.num_present)
-                sums += [page.sums, page.sums + 4 * number]
+                size = self.kinds[page.feature].slice_bytes(spec)
+                sums += [page.sums, page.sums + 4 * -(-(stop - start) // size)]
                 if page.present is None:
-                    size = slice_frames(spec)
-                    start += frames.start // size * size * spec.nbytes
-                    stop = min(stop, page.start + -(-frames.stop // size) * size * spec.nbytes)
+                    start += frames.start * spec.nbytes // size * size
+                    stop = min(stop, page.start + -(-frames.stop * spec.nbytes // size) * size)
             ranges.append(ByteRange(start, stop))
         return [*ranges, ByteRange(min(sums), max(sums))] if sums else ranges
+
+    def reference(self, group: int, row: int, feature: str) -> Reference | None:
+        """Read and parse the reference of a page; `None` if the page has its frames itself."""
+        if not self._index.groups[group].external[row]:
+            return None
+        pages = self.pages(self.chunk_at(group, row))
+        [page] = (page for page in pages if page.feature == feature)
+        [data] = self.read([page], resolve=False)
+        return self.external.parse(page, data)
+
+    def digests(self, group: int, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.uint8]:
+        """Return the identities of chunks' pages, wherever originals are: uint8 [rows, features,
+        16].
+        """
+        table = self._index.groups[group]
+        if table.external[rows].any():
+            return self.external.portable_digests(table, rows)
+        return table.page_digest[rows]
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""
         assert page.sums is not None, "not a raw page"
-        actual = slice_sums(self.features[page.feature], data)
+        spec = self.features[page.feature].stored
+        actual = slice_sums(data, self.kinds[page.feature].slice_bytes(spec))
         stored = np.empty_like(actual)
         path, item = page.chunk.path, ByteRange(page.sums, page.sums + stored.nbytes)
         self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
@@ -270,57 +281,48 @@ class ChunkReader:
     ) -> None:
         """Decode frames, counted from the chunk's start, into `out[i]`.
 
-        All must have the feature. Video decoding continues from the preceding call for the same
-        page, so only one thread at a time may use a page. Raises `FormatError` or `CodecError` with
+        All must have the feature. A decoder continues from the preceding call for the same page, so
+        only one thread at a time may use a page. Raises `FormatError` or `CodecError` with
         file, offset, episode and feature.
         """
         positions: Sequence[int] | range = frames
         if page.present is not None:
             positions = page.positions(frames).tolist()
         try:
-            if page.feature in self._video:
-                self._video_reader(page, data).decode_into(positions, out)
-                return
             codec, count = self._codecs[page.feature], page.num_present
-            if not codec.spec.is_raw and "offsets" not in page.memo:
-                page.memo["offsets"] = codec.offsets(data, count)
-            offsets = page.memo.get("offsets")
-            if (spec := self.features[page.feature]).stored_shape is None:
-                codec.decode_into(data, count, out, positions, offsets)
+            spec = self.features[page.feature]
+            if spec.stored is spec or self.kinds[page.feature].scales:
+                codec.decode_into(data, count, out, positions, page.memo)
                 return
             for target, position in zip(out, positions, strict=True):
                 shape = codec.shape_of(count, position, data)
                 check_largest(page, self.features[page.feature], [shape], is_whole=False)
                 frame = temporary_frame(shape, spec.dtype)
-                codec.decode_into(data, count, [frame], [position], offsets)
+                codec.decode_into(data, count, [frame], [position], page.memo)
                 resize_frame(spec, frame, target)
         except (CodecError, FormatError) as error:
             raise self.located(page, error) from error.__cause__
 
-    def gops(self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]) -> Any:
-        """Return the GOP number of each frame, counted from the chunk's start: int64 [frames].
+    def runs(
+        self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.int64] | None:
+        """Return the number of each frame's run, see `PageCodec.runs`: int64 [frames].
 
-        Frames without the feature get the GOP of the preceding frame.
+        Frames are counted from the chunk's start; those without the feature get the run of the
+        preceding frame. `None` if each frame is decoded alone.
         """
         try:
-            table = self._video[page.feature].parse(data, page.num_present)
+            starts = self._codecs[page.feature].runs(data, page.num_present)
         except FormatError as error:
             raise self.located(page, error) from error.__cause__
+        if starts is None:
+            return None
         places = frames if page.present is None else np.cumsum(page.present)[frames] - 1
-        return np.searchsorted(table.first_frame, places, side="right")
+        return np.searchsorted(starts, places, side="right")
 
     def num_decoded(self, page: Page) -> int:
-        """Return the number of decoded frames of a video page, including reference frames."""
-        reader: VideoReader | None = page.memo.get("video")
-        return 0 if reader is None else reader.num_decoded
-
-    def _video_reader(self, page: Page, data: memoryview) -> VideoReader:
-        reader: VideoReader | None = page.memo.get("video")
-        if reader is None:
-            make = page.memo.get("open_video")  # a device has its own reader
-            reader = self._video[page.feature].reader(data, page.num_present, make)
-            page.memo["video"] = reader
-        return reader
+        """Return the number of frames that a page's decoder has decoded, see `PageCodec`."""
+        return self._codecs[page.feature].num_decoded(page.memo)
 
     def value_of(self, page: Page, data: memoryview, frame: int) -> Any:
         """Decode one frame to the user's value. `frame` counts from the chunk's start."""
@@ -422,13 +424,3 @@ def _state_if_known(storage: Storage, path: str) -> list[Any] | None:
 def has_digest(page: Page, data: memoryview) -> bool:
     """Return whether a page as stored has the digest of the index. `data` is not resolved."""
     return page_digest(data, page.chunk.num_frames, page.present) == page.digest
-
-
-def _video_codecs(features: Schema) -> dict[str, VideoPageCodec]:
-    """Return a codec for each video feature."""
-    specs = [spec for spec in features.values() if spec.is_video]
-    if not specs:
-        return {}
-    from seqrecord.video.pages import VideoPageCodec  # most features are no video
-
-    return {spec.name: VideoPageCodec(spec) for spec in specs}

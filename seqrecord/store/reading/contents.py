@@ -77,7 +77,7 @@ class Contents:
     def sizes(self) -> dict[str, Any]:
         """Height and width, two integers, of the features that are resized, by name."""
         specs = self.features.items()
-        return {name: spec.shape[:2] for name, spec in specs if spec.stored_shape is not None}
+        return {name: spec.shape[:2] for name, spec in specs if spec.stored is not spec}
 
     def stored_name(self, feature: str) -> str:
         """Return a feature's name in the record files."""
@@ -151,9 +151,7 @@ class Contents:
             for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
                 owner, place = ragged_arange(group.num_chunks[some])
                 chunks = group.first_chunk[some][owner] + place
-                pages = group.page_digest[chunks]
-                if group.external[chunks].any():
-                    pages = self.chunks.external.portable_digests(group, chunks)
+                pages = self.chunks.digests(number, chunks)
                 update_digest(digest, "<u4", group.num_frames[chunks])
                 update_digest(digest, "u1", pages[:, columns])
                 first = group.first_frame[group.first_chunk[some]]

@@ -175,7 +175,7 @@ class Episode:
             if isinstance(target, list):
                 for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
                     target[place] = reader.value_of(page, data, frame)
-            elif reader.features[page.feature].is_video:  # one call, which sorts the frames
+            elif reader.kinds[page.feature].in_order:  # one call, which sorts the frames
                 reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
             else:
                 for a, b in pairwise(runs):

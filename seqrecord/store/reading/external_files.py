@@ -13,7 +13,9 @@ if TYPE_CHECKING:
     import numpy as np
     import numpy.typing as npt
 
+    from seqrecord.store.format.index import GroupIndex
     from seqrecord.store.format.references import ExternalFile, Reference
+    from seqrecord.store.reading.pages import Page
 
 Originals: TypeAlias = "StorageLike | Mapping[str, StorageLike] | None"
 """Present location of a dataset's external files, or a dict from each old root to its new one."""
@@ -58,6 +60,30 @@ class ExternalFiles(Protocol):
 
     def close(self) -> None:
         """Close the files; they are reopened on demand."""
+
+
+class ExternalPages(Protocol):
+    """Pages whose bytes are in external files, see `ReferenceKind.pages`. Thread-safe."""
+
+    files: ExternalFiles
+
+    def resolve(self, page: Page, data: memoryview, memory: npt.NDArray[np.uint8]) -> memoryview:
+        """Read the referenced bytes, into `memory` if it is large enough, and return the page with
+        them.
+        """
+
+    def parse(self, page: Page, data: memoryview) -> Reference:
+        """Parse the stored bytes of a page."""
+
+    def identity(self, page: Page, data: memoryview) -> tuple[bytes, Reference]:
+        """Return bytes that identify the content of a page, and its reference."""
+
+    def portable_digests(
+        self, table: GroupIndex, rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Return digests of the pages of chunks, wherever originals are: uint8 [rows, features,
+        16].
+        """
 
 
 def open_external_files(

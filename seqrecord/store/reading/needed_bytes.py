@@ -17,7 +17,8 @@ import numpy as np
 
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, ragged_arange, run_bounds
 from seqrecord.store.format.index import GroupIndex
-from seqrecord.store.format.pages import ALIGNMENT, num_slices, slice_frames
+from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.chunk_store import PIECE_BYTES, Pieces
 
@@ -91,15 +92,14 @@ def _of_group(
     sums = np.zeros_like(position)
     for column, spec in enumerate(table.schema.values()):
         length = table.page_length[chunk, column].astype(np.int64)
-        if spec.is_raw:
-            sums += 4 * num_slices(spec, length // spec.nbytes)
+        if size := kind_of(spec).slice_bytes(spec):
+            sums += 4 * -(-length // size)
         low, high = np.zeros_like(length), length
         if spec.name in features:
-            is_partial = spec.is_raw and not used.in_whole_pages
+            is_partial = size and not used.in_whole_pages
             if is_partial and int(table.features[column]) not in gaps:
-                size = slice_frames(spec)
-                low = begin // size * size * spec.nbytes
-                high = np.minimum(-(-stop // size) * size * spec.nbytes, length)
+                low = begin * spec.nbytes // size * size
+                high = np.minimum(-(-stop * spec.nbytes // size) * size, length)
             yield file, offset, position + low, position + high
         position = position + -(-length // ALIGNMENT) * ALIGNMENT
     yield file, offset, position, position + sums

@@ -25,7 +25,8 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.clips.grids import IntArray, ragged_arange, run_bounds
 from seqrecord.store.format.index import Index
-from seqrecord.store.format.pages import aligned, slice_frames
+from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.pages import aligned
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.resizing import resize_frame
 from seqrecord.store.schema import Schema
@@ -185,19 +186,19 @@ class RawFrames:
         self._chosen = [
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
-        self.specs = {
-            spec.name: spec.stored
-            for spec in features.values()
-            if spec.name in table.schema and spec.stored.is_raw
-        }
-        self._resized = {n: features[n] for n in self.specs if features[n].stored_shape}
+        self.slice_bytes = [kind_of(spec).slice_bytes(spec) for spec in table.schema.values()]
+        """See `PageKind`; for each feature of the group, selected or not."""
+        slice_bytes = dict(zip(table.schema, self.slice_bytes, strict=True))
+        self.specs = {n: spec.stored for n, spec in features.items() if slice_bytes.get(n)}
+        self._resized = {n: features[n] for n in self.specs if features[n] is not self.specs[n]}
         self._sizes = {  # column, bytes per frame, frames per slice
-            name: (table.schema.position(name), spec.nbytes, slice_frames(spec) if verify else 1)
+            name: (
+                table.schema.position(name),
+                spec.nbytes,
+                slice_bytes[name] // spec.nbytes if verify else 1,
+            )
             for name, spec in self.specs.items()
         }
-        self._slice_bytes = [
-            slice_frames(spec) * spec.nbytes if spec.is_raw else 0 for spec in table.schema.values()
-        ]
 
     @cached_property
     def has_gaps(self) -> bool:
@@ -210,7 +211,7 @@ class RawFrames:
         """
         lengths = self._table.page_length[row].tolist()
         starts = list(accumulate(map(aligned, lengths), initial=int(self._table.offset[row])))
-        each = zip(lengths, self._slice_bytes, strict=True)
+        each = zip(lengths, self.slice_bytes, strict=True)
         sums = (4 * -(-length // size) if size else 0 for length, size in each)
         return starts, list(accumulate(sums, initial=starts[-1]))
 

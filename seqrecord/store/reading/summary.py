@@ -13,10 +13,10 @@ import numpy.typing as npt
 
 from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.store.clips.tables import ClipSpec
+from seqrecord.store.format.encoded_pages import table_bytes
 from seqrecord.store.format.frame_rates import MeasuredRate
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.inventory import Inventory
-from seqrecord.store.format.pages import table_bytes
 from seqrecord.store.format.rows import num_absent
 from seqrecord.store.format.text import MEASURED_FPS
 from seqrecord.store.reading.dataset import Dataset

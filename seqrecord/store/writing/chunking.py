@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -13,14 +13,8 @@ import numpy.typing as npt
 from seqrecord.errors import ChecksumError
 from seqrecord.store.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.store.format.footer import Footer
-from seqrecord.store.format.pages import (
-    Blob,
-    PageCodec,
-    page_offsets,
-    slice_frames,
-    slice_sums,
-    slice_table,
-)
+from seqrecord.store.format.page_kinds import Blob, EncodedColumn, kind_of
+from seqrecord.store.format.pages import page_offsets, slice_sums, slice_table
 from seqrecord.store.format.rows import chunk_row, features_of, present_frames
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.ranges import ByteRange
@@ -34,10 +28,6 @@ MAX_REFERENCED_BYTES = 1 << 28  # bytes of the file range to which a page refers
 SMALL_FRAME_BYTES = 4096  # of a feature; larger frames are not small
 SMALL_CHUNK_BYTES = 1 << 20  # decoded, of a group of small features
 SMALL_CHUNK_FRAMES = 1024
-
-EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
-"""One feature in a block of frames: a blob per frame, or the bytes of all frames of a raw feature.
-"""
 
 _LARGE_SLICE = 1 << 16  # bytes; combining checksums of such slices is faster than a second pass
 
@@ -176,11 +166,10 @@ class StoredChunk:
 
 
 def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
-    """CRC32C of a page, and the encoded CRC32Cs of its slices if it is raw."""
-    if not spec.is_raw:
+    """CRC32C of a page, and the encoded CRC32Cs of its slices if it has some."""
+    if not (size := kind_of(spec).slice_bytes(spec)):
         return crc32c(page), b""
-    sums = slice_sums(spec, page)
-    size = slice_frames(spec) * spec.nbytes
+    sums = slice_sums(page, size)
     if size < _LARGE_SLICE or not page:
         return crc32c(page), sums.tobytes()
     last = len(page) - (len(sums) - 1) * size
@@ -189,6 +178,12 @@ def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
 
 class ChunkGroup:
     """Frames of a group that wait for the next chunk, for one episode after the other."""
+
+    keeps_video = False
+    """Whether frames may come encoded, by `keep`."""
+
+    encodes = True
+    """Whether its columns have blobs; false for values as they are, of which none are counted."""
 
     def __init__(self, schema: Schema, number: int) -> None:
         self.number = number
@@ -220,6 +215,10 @@ class ChunkGroup:
         """Take the full chunks; with `rest`, also chunks of the remaining frames."""
         raise NotImplementedError
 
+    def keep(self, video: Any) -> None:
+        """Add frames of a source's video in their encoding, if the group `keeps_video`."""
+        raise NotImplementedError
+
     def fix_length(self) -> None:
         """Fix the chunk length at the end of the episode."""
         self._length.fix_length()
@@ -245,12 +244,14 @@ class ChunkGroup:
 
 
 class FrameGroup(ChunkGroup):
-    """Encoded frames of a group without video."""
+    """Encoded frames of features that share chunks: a column for each."""
 
     def __init__(self, schema: Schema, number: int) -> None:
         super().__init__(schema, number)
-        self._codecs = {name: PageCodec(spec) for name, spec in self.schema.items()}
-        self._raw = {name: _RawFrames() for name, spec in self.schema.items() if spec.is_raw}
+        self._columns = {
+            name: (kind := kind_of(spec)).column(kind.codec(spec))
+            for name, spec in self.schema.items()
+        }
 
     def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         if self._length.frames is None:
@@ -258,15 +259,12 @@ class FrameGroup(ChunkGroup):
         return min(self._length.frames - self._num_frames, len(rows))
 
     def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
-        for name, spec in self.schema.items():
+        expected = self._length.frames or CHUNK_FRAMES
+        for name in self.schema:
             column = columns.get(name)
             self._present[name] += [column is not None] * len(rows)
-            if isinstance(column, memoryview):
-                size = spec.nbytes
-                data = column[rows.start * size : rows.stop * size]
-                self._raw[name].add(data, (self._length.frames or CHUNK_FRAMES) * size)
-            elif column is not None:
-                self._blobs[name] += column[rows.start : rows.stop]
+            if column is not None:
+                self._columns[name].add(column, rows, expected)
         self._num_frames += len(rows)
         if self._length.frames is None:
             self._length.add(columns, rows)
@@ -280,9 +278,8 @@ class FrameGroup(ChunkGroup):
 
     def clear(self) -> None:
         self._num_frames = 0
-        self._blobs: dict[str, list[Blob]] = {name: [] for name in self.schema}
-        for page in self._raw.values():
-            page.clear()
+        for column in self._columns.values():
+            column.clear()
         self._present: dict[str, list[bool]] = {name: [] for name in self.schema}
 
     def _take(self, length: int) -> StoredChunk:
@@ -293,51 +290,12 @@ class FrameGroup(ChunkGroup):
             present.append(self._present[name][:length])
             count = sum(present[-1])
             del self._present[name][:length]
-            if spec.is_raw:
-                blobs = [Blob(self._raw[name].take(count * spec.nbytes), ())]
-            else:
-                blobs, self._blobs[name] = self._blobs[name][:count], self._blobs[name][count:]
-            pages.append(self._codecs[name].join(blobs))
+            page, blobs = self._columns[name].take(count)
+            pages.append(page)
             if not spec.is_fixed:
                 largest.append(int(_decoded_bytes(spec, blobs).max(initial=0)))
         self._num_frames -= length
         return self._chunk(present, pages, largest)
-
-
-class _RawFrames:
-    """Bytes of a raw feature's frames, in memory that is used again for every second chunk.
-
-    Fresh memory would cost as much as the copy. The chunk before may still be hashed.
-    """
-
-    def __init__(self) -> None:
-        self._memory = self._other = np.empty(0, np.uint8)
-        self._start = self._stop = 0  # of the bytes that are not taken yet
-
-    def clear(self) -> None:
-        if self._start:
-            self._memory, self._other = self._other, self._memory
-        self._start = self._stop = 0
-
-    def add(self, data: memoryview, expected: int) -> None:
-        """Copy `data`; `expected` is the likely size of all bytes before `take`."""
-        rest = self._memory[self._start : self._stop]
-        size = len(rest) + len(data)
-        if self._start or size > len(self._memory):
-            memory = self._memory
-            if self._start:
-                memory, self._other = self._other, memory
-            if size > len(memory):
-                memory = np.empty(max(size, min(expected, max(2 * size, CHUNK_BYTES))), np.uint8)
-            memory[: len(rest)] = rest
-            self._memory = memory
-        self._memory[len(rest) : size] = data
-        self._start, self._stop = 0, size
-
-    def take(self, size: int) -> memoryview:
-        """Take the first `size` bytes, valid until the `add` after another `take`."""
-        self._start += size
-        return self._memory[self._start - size : self._start].data
 
 
 def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:

@@ -6,28 +6,31 @@ import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.store.format.footer import EpisodePart
-from seqrecord.store.format.pages import Blob, PageCodec, check_fits
+from seqrecord.store.format.page_kinds import (
+    Blob,
+    EncodedColumn,
+    encode_each,
+    kind_of,
+    page_codec,
+    reference_kind,
+)
+from seqrecord.store.format.pages import check_fits
 from seqrecord.store.format.rows import MAX_EPISODE_FRAMES, may_be_references
 from seqrecord.store.format.time_spans import TimeSpanCollector, timestamp_features
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Schema
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.base import Storage
-from seqrecord.store.writing.chunking import ChunkGroup, EncodedColumn, FrameGroup, StoredChunk
+from seqrecord.store.writing.chunking import ChunkGroup, FrameGroup, StoredChunk
 from seqrecord.store.writing.rates import IrregularEpisode, RateCheck
 from seqrecord.store.writing.record_files import ChunkWriter, FeatureTimeSpans
 from seqrecord.store.writing.values import plain_items
-
-if TYPE_CHECKING:
-    from seqrecord.store.format.references import ReferencedGops
-    from seqrecord.video.gops import DecodedFrame, Gop
-    from seqrecord.video.group import VideoGroup
 
 _Encoder: TypeAlias = "Callable[[npt.NDArray[Any] | Sequence[Any]], EncodedColumn]"
 """Encodes one feature of a block's frames. Raises `FrameError`, with the frame's number in the
@@ -42,8 +45,8 @@ class RecordFileWriter(ChunkWriter):
     """Writes episodes, one at a time and block by block, into record files.
 
     With `only`, it writes chunks of these groups; the other groups of the same episodes are in
-    other files. `externals` are as for `VideoGroup`. With `checksums`, referenced data is read for
-    its CRC32C. `irregular` lists episodes that lost their fps, because timestamps contradict it.
+    other files. `externals` and `checksums` are as for `ReferenceKind`. `irregular` lists episodes
+    that lost their fps, because timestamps contradict it.
     """
 
     def __init__(
@@ -65,12 +68,14 @@ class RecordFileWriter(ChunkWriter):
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         numbers = range(schema.num_groups) if only is None else only
-        self._video: dict[str, VideoGroup] = {}
-        self._referred: set[str] = set()
-        self._groups = [self._group(number, externals or {}, checksums) for number in numbers]
+        self._groups = [_group_of(schema, n, externals or {}, checksums) for n in numbers]
+        self._video = {name: g for g in self._groups if g.keeps_video for name in g.schema}
+        self._referred = {name for g in self._groups if not g.encodes for name in g.schema}
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
-        self._watched = [name for name in schema if name in watched and not schema[name].is_raw]
+        self._watched = [
+            name for name, spec in schema.items() if name in watched and not _is_bytes(spec)
+        ]
         self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
         self._rate = RateCheck(schema)
         self.irregular: list[
@@ -194,8 +199,8 @@ class RecordFileWriter(ChunkWriter):
         if name == self._rate.feature:
             self._rate.add(times, numbers)
 
-    def append_video(self, name: str, video: Gop | ReferencedGops | DecodedFrame) -> None:
-        """Keep the next frames of a video feature in their encoding.
+    def append_video(self, name: str, video: Any) -> None:
+        """Keep the next frames of a video feature in their encoding: a `Gop` or similar.
 
         The frames belong, in order, to the frames that `append` gets without this feature, before
         or afterwards. Raises `FrameError` if the feature is not video.
@@ -307,28 +312,6 @@ class RecordFileWriter(ChunkWriter):
             self._num_frames = found[0][1]
         return next((each for each in found if each[1] != self._num_frames), None)
 
-    def _group(
-        self, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
-    ) -> ChunkGroup:
-        """The group of this number; imports its class only if the schema has such features."""
-        schema = self.schema
-        own = schema.group(number)
-        if any(spec.is_video for spec in own.values()):
-            from seqrecord.video.group import VideoGroup
-
-            video = VideoGroup(schema, number, externals, checksums=checksums)
-            self._video[video.name] = video
-            return video
-        # A source with video has no other references.
-        has_video = any(spec.is_video for spec in schema.values())
-        if externals and may_be_references(own) and not has_video:
-            from seqrecord.in_place.reference_group import ReferenceGroup
-
-            referred = ReferenceGroup(schema, number, externals, checksums=checksums)
-            self._referred.update(own)
-            return referred
-        return FrameGroup(schema, number)
-
     def _write_chunks(self, group: ChunkGroup, *, rest: bool = False) -> None:
         for chunk in group.chunks(rest=rest):
             self._watch(group.schema, chunk)
@@ -337,7 +320,7 @@ class RecordFileWriter(ChunkWriter):
     def _watch(self, schema: Schema, chunk: StoredChunk) -> None:
         """Add a chunk's raw pages to the statistics: a page is an array of many frames."""
         for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
-            if spec.is_raw and len(page):
+            if len(page) and _is_bytes(spec):
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
@@ -354,54 +337,55 @@ class RecordFileWriter(ChunkWriter):
         return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
 
 
+def _group_of(
+    schema: Schema, number: int, externals: Mapping[str, tuple[str, int]], checksums: bool
+) -> ChunkGroup:
+    """The group of this number. Its kind of pages decides, and imports what its features need."""
+    features = schema.group(number)
+    group: ChunkGroup | None = None
+    if externals and may_be_references(features):
+        group = reference_kind().group(schema, number, externals, checksums=checksums)
+    if group is None:
+        group = kind_of(next(iter(features.values()))).group(schema, number)
+    return FrameGroup(schema, number) if group is None else group
+
+
 def _encoder(spec: FeatureSpec) -> _Encoder:
     """Encoder for values of a feature: arrays, `str`, or `bytes` and similar buffers."""
-    if spec.is_video:
-        return partial(_each, partial(_pixels, spec))
-    codec = PageCodec(spec)
+    codec = page_codec(spec)
+    encoder: _Encoder = codec.encode_block
     if spec.value == "array":
-        return _raw_encoder(codec) if spec.is_raw else partial(_each, codec.encode_frame)
+        return encoder
     data_of = _text if spec.value == "text" else _bytes
 
-    def encode(item: Any) -> Blob:
+    def encode(item: Any) -> Any:
         return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
 
     if spec.value == "text":
         return partial(_once_each, encode)
-    return partial(_each, encode)
+    return partial(encode_each, encode)
+
+
+def _is_bytes(spec: FeatureSpec) -> bool:
+    """Whether pages are the frames' bytes: statistics take these at once, others frame by frame."""
+    return kind_of(spec).slice_bytes(spec) > 0
 
 
 def _as_they_are(items: Any) -> Any:
     return items
 
 
-def _each(encode: Callable[[Any], Blob], items: Iterable[Any]) -> list[Blob]:
-    blobs: list[Blob] = []
-    for item in items:
-        try:
-            blobs.append(encode(item))
-        except (FrameError, CodecError) as error:
-            raise error.located(frame=len(blobs)) from error.__cause__
-    return blobs
-
-
 def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob]:
     """Encode equal texts once, such as the task of consecutive frames."""
     if not {str}.issuperset(map(type, items)):
-        return _each(encode, items)
+        return encode_each(encode, items)
     texts = [*dict.fromkeys(items)]
     try:
-        known = dict(zip(texts, _each(encode, texts), strict=True))
+        known = dict(zip(texts, encode_each(encode, texts), strict=True))
     except (FrameError, CodecError) as error:
         error.frame = items.index(texts[error.frame or 0])
         raise
     return [known[item] for item in items]
-
-
-def _pixels(spec: FeatureSpec, item: Any) -> Blob:
-    """A frame of video as raw bytes: many frames are encoded together later."""
-    array = _fitting(spec, item)
-    return Blob(array.astype(spec.dtype, copy=False).tobytes(), array.shape)
 
 
 def check_names(known: Collection[str], names: Iterable[str]) -> None:
@@ -416,7 +400,7 @@ def check_names(known: Collection[str], names: Iterable[str]) -> None:
 
 def check_value(spec: FeatureSpec, item: Any) -> None:
     """Raise `FrameError` for a value that does not fit the feature; arrays are not encoded."""
-    if spec.value == "array" and (spec.is_video or not isinstance(item, EncodedImage)):
+    if spec.value == "array" and not isinstance(item, EncodedImage):
         _fitting(spec, item)
         return
     try:
@@ -437,29 +421,6 @@ def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
     array = np.asarray(item)
     check_fits(spec, array.dtype, array.shape)
     return array
-
-
-def _raw_encoder(codec: PageCodec) -> _Encoder:
-    """Encoder of a raw feature: one buffer for all frames of a block, if possible not a copy."""
-    spec = codec.spec
-    shape = tuple(n or 0 for n in spec.shape)
-
-    def encode(items: Any) -> memoryview:
-        if isinstance(items, np.ndarray):
-            check_fits(spec, items.dtype, items.shape[1:])
-            return _bytes_of(items.astype(spec.dtype, order="C", copy=False))
-        if len(items) == 1:
-            [item] = items
-            if type(item) is np.ndarray and item.dtype == spec.dtype and item.shape == shape:
-                return _bytes_of(np.ascontiguousarray(item))  # the common case
-        return memoryview(b"".join(blob.data for blob in _each(codec.encode_frame, items)))
-
-    return encode
-
-
-def _bytes_of(array: npt.NDArray[Any]) -> memoryview:
-    """The bytes of a C-contiguous array."""
-    return array.reshape(-1).view(np.uint8).data
 
 
 def _text(spec: FeatureSpec, item: object) -> bytes:

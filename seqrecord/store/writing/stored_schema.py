@@ -13,7 +13,7 @@ from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaErr
 from seqrecord.store.codecs.chain import check_codec, image_chain, resolve
 from seqrecord.store.codecs.images import FILES, IMAGE, probe
 from seqrecord.store.feature_kinds import check_depth, differences
-from seqrecord.store.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES
 from seqrecord.store.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, parse_size

@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from seqrecord.errors import (
     DestinationError,
@@ -39,9 +39,6 @@ from seqrecord.store.writing.stored_schema import (
     stored_schema,
 )
 from seqrecord.store.writing.values import copied_value, nbytes_of, plain_frame
-
-if TYPE_CHECKING:
-    from seqrecord.video.gops import Gop
 
 STAMP: FeatureInfo = {"timestamp": {"kind": "timestamp", "unit": "s"}}
 """The feature of a recorder with the time of `append`."""
@@ -385,13 +382,13 @@ class EpisodeWriter:
         self.num_frames += 1
 
     @exclusive
-    def append_video(self, name: str, gops: Iterable[Gop]) -> None:
+    def append_video(self, name: str, gops: Iterable[Any]) -> None:
         """Append encoded video: the next frames of a feature, which `append` then does not get.
 
-        The writer's `schema` must have the feature with the codec of the packets, or each `Gop` has
-        a `config` of its own. All frames of the
-        episode come this way, at once or piece by piece, before or after the other features; a
-        flush and the end need equal numbers of frames. Packets are not decoded here; `seqrecord
+        `gops` yields `Gop`. The writer's `schema` must have the feature with the codec of the
+        packets, or each `Gop` has a `config` of its own. All frames of the episode come this way,
+        at once or piece by piece, before or after the other features; a flush and the end need
+        equal numbers of frames. Packets are not decoded here; `seqrecord
         verify --deep` decodes them. Raises `FrameError` if the feature is not video.
         """
         self._check_open()

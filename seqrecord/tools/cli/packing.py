@@ -18,7 +18,7 @@ from seqrecord.in_place.remote import is_url
 from seqrecord.store.areas import DATASET, FORMATS
 from seqrecord.store.codecs.presets import CODEC_NAMES
 from seqrecord.store.format.manifest import Manifest
-from seqrecord.store.format.rows import MAX_CHUNK_FRAMES
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import counted, one_line

@@ -46,10 +46,11 @@ from seqrecord.formats.sources.video.tables import read_references, read_table
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.limits import check_decoded, check_frames
 from seqrecord.in_place.references import external_files
-from seqrecord.store.format.references import ExternalFile, ReferencedGops
+from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.schema import EncodedImage, FeatureSpec, Frame
 from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.references import ReferencedGops
 
 _ORDERS = ("rgb", "bgr")
 

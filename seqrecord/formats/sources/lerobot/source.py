@@ -49,11 +49,12 @@ from seqrecord.formats.sources.lerobot.videos import LeRobotVideos, depth_scale,
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.references import external_files, identity_of_files
-from seqrecord.store.format.references import ExternalFile, ReferencedGops
+from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.references import ReferencedGops
 
 _DERIVED = ("frame_index", "episode_index", "index", "task_index")
 """Columns that are not packed: a row's position, or a number that stands for a text."""

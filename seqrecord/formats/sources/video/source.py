@@ -29,12 +29,13 @@ from seqrecord.formats.sources.video.tables import read_references, read_table
 from seqrecord.in_place.boundary import reader_boundary, skipping_unreadable
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.references import external_files, identity_of_files
-from seqrecord.store.format.references import ExternalFile, ReferencedGops
+from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import FeatureSpec, Frame, Schema
 from seqrecord.store.text import counted, repr_of
 from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.references import ReferencedGops
 
 _logger = logging.getLogger("seqrecord")
 

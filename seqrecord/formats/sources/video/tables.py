@@ -18,11 +18,11 @@ from seqrecord.formats.sources.video.files import NO_KEYFRAME, VideoFile
 from seqrecord.formats.sources.video.frame_forms import UPRIGHT
 from seqrecord.formats.sources.video.streams import NO_FRAME, NO_PICTURE, TOLERANCE
 from seqrecord.in_place.remote import remote_files
-from seqrecord.store.format.references import ReferencedGops
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
 from seqrecord.video.packets import PASSTHROUGH
+from seqrecord.video.references import ReferencedGops
 
 IntArray = npt.NDArray[np.int64]
 

@@ -1,0 +1,38 @@
+"""The page kind of references: registered in `store.areas` for pages with the reference bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seqrecord.in_place.external_pages import ExternalPages
+from seqrecord.store.format.page_kinds import ReferenceKind, kind_of
+from seqrecord.store.schema import Schema
+
+
+class _Reference(ReferenceKind):
+    def group(
+        self,
+        schema: Schema,
+        number: int,
+        externals: Mapping[str, tuple[str, int]],
+        *,
+        checksums: bool,
+    ) -> Any:
+        from seqrecord.in_place import reference_group  # the writer alone has groups
+
+        [spec] = schema.group(number).values()
+        if kind_of(spec).in_order:
+            from seqrecord.in_place.video_group import ReferringVideoGroup
+
+            return ReferringVideoGroup(schema, number, externals, checksums=checksums)
+        # A source with video has no other references.
+        if any(kind_of(other).in_order for other in schema.values()):
+            return None
+        return reference_group.ReferenceGroup(schema, number, externals, checksums=checksums)
+
+    def pages(self, *args: Any) -> ExternalPages:
+        return ExternalPages(*args)
+
+
+REFERENCE = _Reference()

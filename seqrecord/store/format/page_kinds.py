@@ -1,0 +1,269 @@
+"""Page kinds: how the frames of a feature become pages, and pages become frames again.
+
+A kind is one object. The codec of a feature selects it, see `kind_of`; a page whose reference bit
+is set has packets or frames in an external file, and the kind `reference` resolves it first::
+
+    raw        no codec, a fixed shape      `store.format.raw_pages`
+    encoded    a blob per frame             `store.format.encoded_pages`
+    video      groups of pictures           `video.page_kind`
+    reference  the bit, whatever the codec  `in_place.page_kind`
+
+`store.areas` has their entry points. Nothing in `store` or `loader` asks which kind a page has;
+they ask the kind. Who calls it, and when:
+
+- Opening and writing check tables with `can_be_length` and `max_chunk_frames`, and find out with
+  `may_refer` whether a group's table has the reference bit.
+- The writer gets a `PageCodec` for each feature. `encode_block` encodes frames as they come. They
+  wait in the `column` of a group of several features, which cuts a page when its chunk is full;
+  or the kind has a `group` of its own, which decides where chunks end.
+- The reader decodes with a `PageCodec` too. Only `cut` and `decode_into` know the page's bytes.
+- Plans ask for sizes in bytes: `slice_bytes`, `decoder_bytes`, `reference_copies`. Frames that
+  must be decoded in order are loaded in runs (`in_order`).
+- Caches and residency ask whether decoding costs more than a copy: `slice_bytes`, `is_costly`.
+
+A page's identity is its digest (`page_digest`), of its bytes and the frames that it has. Pages of
+references have the same identity wherever their original is, see `ReferenceKind`.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, Sequence
+from functools import cache
+from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import CodecError, FrameError
+from seqrecord.store.areas import CODEC_KINDS, PAGE_KINDS, load_entry
+from seqrecord.store.checksum import Buffer
+from seqrecord.store.schema import FeatureSpec
+
+MAX_CHUNK_FRAMES = 1 << 16
+
+Memo: TypeAlias = "MutableMapping[str, Any]"
+"""What a codec keeps of a page between calls, such as its parsed offsets or an open decoder."""
+
+
+class Blob(NamedTuple):
+    """One encoded frame and its shape."""
+
+    data: bytes | memoryview
+    shape: tuple[int, ...]
+
+
+EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
+"""One feature in a block of frames: a blob per frame, or the bytes of all frames of a raw feature.
+"""
+
+
+class PageCodec(ABC):
+    """Encodes and decodes the pages of one feature. Thread-safe, except for calls with one memo."""
+
+    def __init__(self, spec: FeatureSpec) -> None:
+        self.spec = spec
+
+    @abstractmethod
+    def encode_frame(self, frame: Any) -> Blob:
+        """Encode one frame. Raises `FrameError` if it does not fit the feature."""
+
+    def encode_block(self, frames: npt.NDArray[Any] | Sequence[Any]) -> EncodedColumn:
+        """Encode the frames of a block. Errors have the number of the frame in the block."""
+        return encode_each(self.encode_frame, frames)
+
+    @abstractmethod
+    def cut(self, page: memoryview, count: int, positions: range) -> Buffer:
+        """Return the page of some consecutive frames of a page with `count` frames.
+
+        Nothing is decoded. Raises `FormatError` for an invalid page.
+        """
+
+    @abstractmethod
+    def decode_into(
+        self,
+        page: memoryview,
+        count: int,
+        out: Sequence[npt.NDArray[Any]] | npt.NDArray[Any],
+        positions: Sequence[int] | range | None = None,
+        memo: Memo | None = None,
+    ) -> None:
+        """Decode frames of a page with `count` frames directly into `out`.
+
+        `positions` selects frames of the page, `None` all. `out[i]` is a C-contiguous array with
+        the dtype and shape of frame `positions[i]`. Raises `FormatError` or `CodecError`, with the
+        offset inside the page.
+        """
+
+    def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:  # noqa: ARG002
+        """Return the shapes of the page's `count` frames, checked against the feature's."""
+        return [tuple(n or 0 for n in self.spec.shape)] * count
+
+    def shape_of(self, count: int, position: int, table: memoryview) -> tuple[int, ...]:  # noqa: ARG002
+        """Return one frame's shape. `table` needs the beginning of the page, with its tables."""
+        return tuple(n or 0 for n in self.spec.shape)
+
+    def runs(self, page: memoryview, count: int) -> npt.NDArray[np.int64] | None:  # noqa: ARG002
+        """Return the first frame of each run of the page, and `count`: int64 [runs + 1].
+
+        A frame is decoded after all frames before it in its run. `None` if each frame is alone.
+        """
+        return None
+
+    def reference(self, page: memoryview, length: int, count: int) -> Any:
+        """Parse a page of references to `length` bytes of `count` frames: a `Reference`.
+
+        Raises `FormatError`.
+        """
+        raise NotImplementedError(f"pages of {self.spec.name} are no references")
+
+    def resolve(self, reference: Any, data: memoryview) -> memoryview:
+        """Return the page with the frames themselves, given the bytes that a reference needs.
+
+        Raises `ChecksumError` or `FormatError`.
+        """
+        raise NotImplementedError(f"pages of {self.spec.name} are no references")
+
+    def num_decoded(self, memo: Memo) -> int:  # noqa: ARG002
+        """Return the frames that an open decoder has decoded, also for others; 0 without one."""
+        return 0
+
+
+class PageColumn(Protocol):
+    """Encoded frames of one feature that wait for the next page of a shared group."""
+
+    def add(self, column: EncodedColumn, rows: range, expected: int) -> None:
+        """Add these rows of a block; `expected` is the likely number of frames of the page."""
+
+    def take(self, count: int) -> tuple[Buffer, Sequence[Blob]]:
+        """Take the page of the first `count` frames, and their blobs if their shapes differ.
+
+        Valid until frames are added after another page was taken.
+        """
+
+    def clear(self) -> None:
+        """Drop the waiting frames."""
+
+
+class PageKind(ABC):
+    """How the pages of some features are written, read and counted. Without state."""
+
+    name: ClassVar[str]
+
+    max_chunk_frames: ClassVar[int] = MAX_CHUNK_FRAMES
+    in_order: ClassVar[bool] = False
+    """Whether a decoder stays open, and frames are cheapest in ascending order."""
+
+    scales: ClassVar[bool] = False
+    """Whether pages are decoded into frames of any height and width, see `resize=`."""
+
+    reference_copies: ClassVar[int] = 1
+    """Copies of referenced bytes in memory while a page is read."""
+
+    @abstractmethod
+    def codec(self, spec: FeatureSpec) -> PageCodec:
+        """Return the codec of a feature, as stored. Raises `SchemaError` for an invalid codec."""
+
+    @abstractmethod
+    def can_be_length(
+        self, spec: FeatureSpec, length: npt.NDArray[Any], count: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.bool_]:
+        """Return whether pages of `count` frames can have these lengths in bytes: bool [chunks]."""
+
+    def may_refer(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
+        """Whether pages may be references: frames or packets as they are in original files."""
+        return False
+
+    def slice_bytes(self, spec: FeatureSpec) -> int:  # noqa: ARG002
+        """Bytes of a slice, if pages are the frames' bytes in slices of whole frames, each with a
+        checksum: frames are read into rows without decoding. 0 for pages that are decoded.
+        """
+        return 0
+
+    def decoder_bytes(self, spec: FeatureSpec) -> int:  # noqa: ARG002
+        """Memory of an open decoder, in bytes."""
+        return 0
+
+    def is_costly(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
+        """Whether decoding a frame costs several times as much as writing it."""
+        return False
+
+    def column(self, codec: PageCodec) -> PageColumn:
+        """Return a column of a group that the feature shares with others."""
+        raise NotImplementedError(f"features of {self.name} have groups of their own")
+
+    def group(self, schema: Any, number: int) -> Any:  # noqa: ARG002
+        """Return the `ChunkGroup` of a feature that shares chunks with none; `None` if it may."""
+        return None
+
+
+class ReferenceKind(ABC):
+    """How pages are written and read whose frames or packets are in external files.
+
+    The index counts the external bytes of such a page, which is the reference bit. Its sizes are
+    the page's and these bytes. Its identity is that of the external file: path, size and
+    modification time or e-tag, wherever the original is.
+    """
+
+    @abstractmethod
+    def group(
+        self,
+        schema: Any,
+        number: int,
+        externals: Mapping[str, tuple[str, int]],
+        *,
+        checksums: bool,
+    ) -> Any:
+        """Return the `ChunkGroup` of a feature that may refer; `None` if its frames are copied.
+
+        `externals` maps the name of an original file to the id of a list and the place in it. With
+        `checksums`, referenced bytes are read for their CRC32C.
+        """
+
+    @abstractmethod
+    def pages(self, *args: Any) -> Any:
+        """Return an `ExternalPages`, which reads external bytes and makes pages of them."""
+
+
+def kind_of(spec: FeatureSpec) -> PageKind:
+    """Return the kind of a feature's pages, whether or not frames are resized after decoding.
+
+    Raises `MissingPackageError` if it is of a part that this copy of the package lacks.
+    """
+    if spec.codec:
+        name = CODEC_KINDS.get(spec.codec[0]["id"], "encoded")
+    else:
+        name = "encoded" if None in spec.stored.shape else "raw"
+    kind: PageKind = _load_kind(name)
+    return kind
+
+
+def reference_kind() -> ReferenceKind:
+    """Return the kind of pages with the reference bit.
+
+    Raises `MissingPackageError` if this copy of the package lacks its part.
+    """
+    kind: ReferenceKind = _load_kind("reference")
+    return kind
+
+
+@cache
+def _load_kind(name: str) -> Any:
+    """Return the kind of this name in `store.areas`."""
+    return load_entry(PAGE_KINDS[name])
+
+
+def page_codec(spec: FeatureSpec) -> Any:
+    """Return the codec of a feature's pages, of the class of its kind."""
+    return kind_of(spec).codec(spec.stored)
+
+
+def encode_each(encode: Callable[[Any], Blob], frames: Iterable[Any]) -> list[Blob]:
+    """Encode frames one by one. Errors have the number of the frame."""
+    blobs: list[Blob] = []
+    for frame in frames:
+        try:
+            blobs.append(encode(frame))
+        except (FrameError, CodecError) as error:
+            raise error.located(frame=len(blobs)) from error.__cause__
+    return blobs
