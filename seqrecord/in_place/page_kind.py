@@ -11,6 +11,8 @@ from seqrecord.store.schema import Schema
 
 
 class _Reference(ReferenceKind):
+    name = "reference"
+
     def group(
         self,
         schema: Schema,
@@ -19,8 +21,7 @@ class _Reference(ReferenceKind):
         *,
         checksums: bool,
     ) -> Any:
-        from seqrecord.in_place import reference_group  # the writer alone has groups
-
+        # Only the writer needs groups.
         [spec] = schema.group(number).values()
         if kind_of(spec).in_order:
             from seqrecord.in_place.video_group import ReferringVideoGroup
@@ -29,7 +30,9 @@ class _Reference(ReferenceKind):
         # A source with video has no other references.
         if any(kind_of(other).in_order for other in schema.values()):
             return None
-        return reference_group.ReferenceGroup(schema, number, externals, checksums=checksums)
+        from seqrecord.in_place.reference_group import ReferenceGroup
+
+        return ReferenceGroup(schema, number, externals, checksums=checksums)
 
     def pages(self, *args: Any) -> ExternalPages:
         return ExternalPages(*args)

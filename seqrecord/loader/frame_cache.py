@@ -39,7 +39,6 @@ from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
-from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.chunks import ChunkReader, has_digest
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
@@ -335,7 +334,7 @@ class CachedFrames:
                 reference = self._reader.reference(key.group, key.row, feature)
                 if reference is not None:
                     found.references.append(reference)
-                elif is_read_in_slices(other.schema[feature]):
+                elif kind_of(other.schema[feature]).in_slices:
                     present = _present_frames(other, key.row, feature)
                     bits = "" if present is None else np.packbits(present).tobytes().hex()
                     numbers = (other.offset, other.num_frames, other.page_length[:, column])

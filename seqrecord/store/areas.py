@@ -67,6 +67,14 @@ PAGE_KINDS: Mapping[str, str] = {
 CODEC_KINDS: Mapping[str, str] = {"video": "video"}
 """Page kind by the id of a feature's codec. With other codecs, pages are `encoded`."""
 
+CODEC_CHECKS: Mapping[str, str] = {"video": "seqrecord.video.config:video_config"}
+"""Functions of the codecs in `CODEC_KINDS` that check a chain: `(configs, dtype, shape)`."""
+
+NAMED_CODECS: Mapping[str, str] = dict.fromkeys(
+    ("h264", "hevc", "av1", "vp9", "ffv1"), "seqrecord.video.config:named_video"
+)
+"""Functions that make a chain of a codec's name: `(text, dtype, shape)`; see `codecs.presets`."""
+
 
 def load_entry(entry_point: str) -> Any:
     """Import the object at `module:name`."""

@@ -20,13 +20,11 @@ _DECODER_FRAMES = 9
 
 class _Video(PageKind):
     name = "video"
+    codec = VideoPageCodec
     max_chunk_frames = MAX_GOP_FRAMES  # decoding a frame requires all frames before it in its GOP
     in_order = True
     scales = True
     reference_copies = 2  # the range of the file, and the page with its bare packets
-
-    def codec(self, spec: FeatureSpec) -> VideoPageCodec:
-        return VideoPageCodec(spec)
 
     def can_be_length(
         self,

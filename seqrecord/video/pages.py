@@ -38,7 +38,7 @@ class VideoPageCodec(PageCodec):
     """
 
     def __init__(self, spec: FeatureSpec) -> None:
-        super().__init__(spec)
+        self.spec = spec
         try:
             self.config = video_config(spec.codec, spec.dtype, spec.stored.shape)
         except ValueError as error:

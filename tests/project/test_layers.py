@@ -62,7 +62,6 @@ COMPLEX = {
     "loader.sampling.memory.default_settings",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
-    "store.format.references.parse_reference",
     "store.reading.index_building._index_of",
     "store.reading.index_building._join",
     "store.storage.url.parse_location",

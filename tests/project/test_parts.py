@@ -12,17 +12,7 @@ from tests.project.source_code import PACKAGE, PUBLIC_FILES, imported_names, mod
 
 ROOT = Path(__file__).parents[2]
 
-DEBTS: dict[str, set[str]] = {
-    "store.codecs.chain": {"video.config"},
-    "store.codecs.presets": {"video.config"},
-    "store.format.references": {"video.config", "video.packets", "video.pages"},
-    "store.format.rows": {"video.config", "video.pages"},
-    "store.reading.chunks": {"in_place.external_pages", "video.pages"},
-    "store.reading.index_building": {"video.config"},
-    "store.writing.record_file": {"in_place.reference_group", "video.gops", "video.group"},
-    "store.writing.writer": {"video.gops"},
-    "video.group": {"in_place.references"},
-}
+DEBTS: dict[str, set[str]] = {}
 """Imports that the table forbids, by module. They go with page kinds; only
 remove from this list."""
 

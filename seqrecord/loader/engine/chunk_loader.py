@@ -28,7 +28,7 @@ from seqrecord.loader.frame_cache import CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.reading.chunk_sizes import is_read_in_slices
+from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
 from seqrecord.store.reading.raw_frames import frame_runs
@@ -205,9 +205,7 @@ class ChunkLoader:
     ) -> None:
         self._frames_stay = frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
-        kinds = self._reader.kinds
-        features = dataset.features
-        self._in_order = {spec.group for n, spec in features.items() if kinds[n].in_order}
+        self._in_order = {s.group for s in dataset.features.values() if kind_of(s).in_order}
         """Groups whose decoders stay open."""
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
@@ -309,11 +307,9 @@ class ChunkLoader:
         if load.group in self.in_pieces:
             return before
         for page in fetched.pages:
-            if (data := fetched.data.get(page.feature)) is None:
-                continue
             inside = self._frames(load)[2] - fetched.chunk.first_frame
             with self._decoder.naming(fetched.chunk):
-                run = self._reader.runs(page, data, inside)
+                run = self._reader.runs(page, fetched.data, inside)
             if run is not None:
                 wanted |= before & np.isin(run, run[wanted])
         return wanted
@@ -352,9 +348,8 @@ class ChunkLoader:
         """Whether the encoded chunk is smaller than its decoded frames."""
         if self._transform is not None:
             return False
-        kinds, features = self._reader.kinds, self._reader.features.items()
-        specs = [(kinds[name], spec) for name, spec in features if spec.group == load.group]
-        return all(kind.scales or spec.stored is spec for kind, spec in specs)
+        specs = [s for s in self._reader.features.values() if s.group == load.group]
+        return all(kind_of(spec).scales or spec.stored is spec for spec in specs)
 
     def fetch(self, load: Load) -> Fetched | None:
         """Read the chunk of a load whose frames have no rows yet.
@@ -515,4 +510,4 @@ class ChunkLoader:
 
 def _is_read_by_frame(spec: FeatureSpec) -> bool:
     """Whether loads of some frames read these alone; texts beside raw frames are short."""
-    return is_read_in_slices(spec) or spec.value == "text"
+    return kind_of(spec).in_slices or spec.value == "text"

@@ -30,9 +30,9 @@ from seqrecord.loader.sampling.memory import (
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.store.clips.tables import ClipTable
+from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import clip_nbytes
-from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size, parse_size, raise_if
@@ -227,7 +227,9 @@ class EpochPlanner:
         Loads of raw frames are read ahead into the store, so it has their memory, too.
         """
         features = self.selection.dataset.features.values()
-        if self.selection.frames.transform is None and all(map(is_read_in_slices, features)):
+        if self.selection.frames.transform is None and all(
+            kind_of(spec).in_slices for spec in features
+        ):
             nbytes -= memory.max_read_ahead * self._sizes.chunk
         return max(0, self.limit(plan.shard.count) - nbytes)
 

@@ -23,7 +23,6 @@ from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.reading.array_specs import ArraySpec, bound
-from seqrecord.store.reading.chunk_sizes import is_read_in_slices
 from seqrecord.store.reading.dataset import (
     Dataset,
     DatasetLike,
@@ -262,7 +261,7 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     for place, grid in enumerate(groups):
         stored = [spec for spec in features.values() if spec.group == grid.group]
         in_order = next((spec for spec in stored if kind_of(spec).in_order), None)
-        by_frame = all(is_read_in_slices(spec) or spec.value == "text" for spec in stored)
+        by_frame = all(kind_of(spec).in_slices or spec.value == "text" for spec in stored)
         groups[place] = replace(grid, by_frame=by_frame)
         if in_order is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))

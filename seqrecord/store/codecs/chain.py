@@ -1,10 +1,10 @@
 """Chains of codecs: lookup in a closed list, encoding and decoding of a feature's frames.
 
 A chain is a list of JSON configurations in the order of encoding: any number of filters, which keep
-the size of a frame, then at most one compressor. Alternatives are a single image codec, a single
-video codec (which encodes groups of frames), or an empty chain for raw frames. docs/codecs.md
-defines the bytes. Configurations come from files, so ids and parameters are checked against closed
-lists; the registry of numcodecs is not used for lookups.
+the size of a frame, then at most one compressor. Alternatives are a single image codec, the single
+codec of a page kind (video, which encodes groups of frames), or an empty chain for raw frames.
+docs/codecs.md defines the bytes. Configurations come from files, so ids and parameters are checked
+against closed lists; the registry of numcodecs is not used for lookups.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import CodecError, SchemaError
+from seqrecord.store.areas import CODEC_CHECKS, CODEC_KINDS, load_entry
 from seqrecord.store.codecs.base import (
     ERRORS,
     MAX_BUFFER_BYTES,
@@ -41,7 +42,6 @@ from seqrecord.store.codecs.integers import Bias, SubtractGreen
 from seqrecord.store.codecs.presets import CODEC_NAMES, named_chain
 from seqrecord.store.schema import MAX_CODECS, CodecConfig, EncodedImage
 from seqrecord.store.text import repr_of
-from seqrecord.video.config import VIDEO, named_video, video_config
 
 _FILTERS: dict[str, type[Filter]] = {
     codec.codec_id: codec for codec in (Bias, Delta, SubtractGreen)
@@ -52,7 +52,7 @@ _PARAMETERS: dict[str, Parameters] = {
     **{name: codec.parameters for name, codec in _COMPRESSORS.items()},
     IMAGE: {"format": FORMATS, "quality": range(1, 101), "exif": ("ignore",)},
 }
-CODEC_IDS = (*_PARAMETERS, VIDEO)
+CODEC_IDS = (*_PARAMETERS, *CODEC_KINDS)
 """The closed list of codecs: every id that a file may contain."""
 
 _REQUIRED = {Delta.codec_id: {"axis"}, IMAGE: {"format"}}
@@ -77,7 +77,7 @@ def resolve(
     chain: Sequence[CodecConfig]
     if isinstance(codec, str):
         try:
-            chain = named_video(codec, dtype, shape) or named_chain(codec, dtype, shape)
+            chain = named_chain(codec, dtype, shape)
         except ValueError as error:
             raise SchemaError(
                 f"no such codec: {error}",
@@ -88,7 +88,7 @@ def resolve(
             ) from error
     else:
         chain = codec
-    _build(chain, dtype, shape, feature, is_video_allowed=True)
+    _build(chain, dtype, shape, feature, is_page_allowed=True)
     return tuple(dict(config) for config in chain)
 
 
@@ -102,7 +102,7 @@ def check_codec(codec: str | Sequence[CodecConfig], *, feature: str | None = Non
         return
     try:
         for config in codec:
-            if not _is_video(config):
+            if not _is_of_pages(config):
                 _check_config(config)
     except (ValueError, TypeError) as error:
         raise SchemaError("invalid codec", feature=feature, got=str(error)) from error
@@ -266,7 +266,7 @@ def _build(
     shape: tuple[int | None, ...],
     feature: str | None,
     *,
-    is_video_allowed: bool = False,
+    is_page_allowed: bool = False,
 ) -> tuple[list[Filter], Compressor | None, dict[str, Any] | None]:
     """Filters, compressor and image parameters of an untrusted chain, checked."""
     filters: list[Filter] = []
@@ -275,10 +275,10 @@ def _build(
         if len(configs) > MAX_CODECS:
             raise ValueError(f"a chain of {len(configs)} codecs; at most {MAX_CODECS} are allowed")
         probe_shape = tuple(1 if n is None else n for n in shape)
-        if any(_is_video(config) for config in configs):
-            video_config(configs, dtype, tuple(shape))
-            if not is_video_allowed:
-                raise ValueError("a video codec cannot encode single frames")
+        for config in filter(_is_of_pages, configs):
+            load_entry(CODEC_CHECKS[config["id"]])(configs, dtype, tuple(shape))
+            if not is_page_allowed:
+                raise ValueError(f"a {config['id']} codec cannot encode single frames")
             return [], None, None
         for position, config in enumerate(configs):
             name, params = _check_config(config)
@@ -300,8 +300,10 @@ def _build(
     return filters, compressor, None
 
 
-def _is_video(config: object) -> bool:
-    return isinstance(config, Mapping) and config.get("id") == VIDEO
+def _is_of_pages(config: object) -> bool:
+    """Whether a codec encodes pages of a kind of its own, rather than frames."""
+    name = config.get("id") if isinstance(config, Mapping) else None
+    return isinstance(name, str) and name in CODEC_KINDS
 
 
 def _check_config(config: object) -> tuple[str, dict[str, Any]]:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord.store.areas import NAMED_CODECS, load_entry
 from seqrecord.store.codecs.base import named_parameters
 from seqrecord.store.codecs.images import IMAGE
 from seqrecord.store.schema import CodecConfig
-from seqrecord.video.config import VIDEO_CODECS
 
 PRESETS: tuple[str, ...] = ("raw", "fast", "balanced", "small")
 """Names of the presets, from fastest to smallest."""
@@ -26,8 +26,8 @@ _IMAGES: dict[str, tuple[CodecConfig, CodecConfig]] = {
 }
 """By name: the configuration, and the default values of its parameters."""
 
-CODEC_NAMES: tuple[str, ...] = (*PRESETS, *_IMAGES, *VIDEO_CODECS)
-"""All names of codecs: presets first, video codecs last."""
+CODEC_NAMES: tuple[str, ...] = (*PRESETS, *_IMAGES, *NAMED_CODECS)
+"""All names of codecs: presets first, those of other parts last."""
 
 _RESTART = 16  # rows; fewer enlarge files, more take longer to sum
 
@@ -42,6 +42,9 @@ def named_chain(
     name, _, rest = text.partition(":")
     if name not in CODEC_NAMES:
         raise ValueError(f"no codec is named {name[:50]!r}")
+    if name in NAMED_CODECS:
+        chain: tuple[CodecConfig, ...] = load_entry(NAMED_CODECS[name])(text, dtype, shape)
+        return chain
     config, defaults = _IMAGES.get(name, ({}, {}))
     given = named_parameters(name, rest, defaults)
     if name in PRESETS:

@@ -177,9 +177,7 @@ class _EncodedColumn:
 
 class _Encoded(PageKind):
     name = "encoded"
-
-    def codec(self, spec: FeatureSpec) -> EncodedPages:
-        return EncodedPages(spec)
+    codec = EncodedPages
 
     def can_be_length(
         self, spec: FeatureSpec, length: npt.NDArray[Any], count: npt.NDArray[np.int64]

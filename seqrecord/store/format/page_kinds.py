@@ -19,7 +19,7 @@ they ask the kind. Who calls it, and when:
 - The reader decodes with a `PageCodec` too. Only `cut` and `decode_into` know the page's bytes.
 - Plans ask for sizes in bytes: `slice_bytes`, `decoder_bytes`, `reference_copies`. Frames that
   must be decoded in order are loaded in runs (`in_order`).
-- Caches and residency ask whether decoding costs more than a copy: `slice_bytes`, `is_costly`.
+- Caches and residency ask whether decoding costs more than a copy: `in_slices`, `is_costly`.
 
 A page's identity is its digest (`page_digest`), of its bytes and the frames that it has. Pages of
 references have the same identity wherever their original is, see `ReferenceKind`.
@@ -103,12 +103,12 @@ class PageCodec(ABC):
         """Return one frame's shape. `table` needs the beginning of the page, with its tables."""
         return tuple(n or 0 for n in self.spec.shape)
 
-    def runs(self, page: memoryview, count: int) -> npt.NDArray[np.int64] | None:  # noqa: ARG002
+    def runs(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:  # noqa: ARG002
         """Return the first frame of each run of the page, and `count`: int64 [runs + 1].
 
-        A frame is decoded after all frames before it in its run. `None` if each frame is alone.
+        A frame is decoded after all frames before it in its run.
         """
-        return None
+        return np.arange(count + 1)
 
     def reference(self, page: memoryview, length: int, count: int) -> Any:
         """Parse a page of references to `length` bytes of `count` frames: a `Reference`.
@@ -150,7 +150,17 @@ class PageKind(ABC):
 
     name: ClassVar[str]
 
+    codec: ClassVar[type[PageCodec]]
+    """Class of codecs; raises `SchemaError` for a feature with an invalid codec."""
+
     max_chunk_frames: ClassVar[int] = MAX_CHUNK_FRAMES
+
+    in_slices: ClassVar[bool] = False
+    """Whether pages are the frames' bytes, in slices of whole frames, each with a checksum.
+
+    Such frames are read into rows without decoding, and without the rest of their page.
+    """
+
     in_order: ClassVar[bool] = False
     """Whether a decoder stays open, and frames are cheapest in ascending order."""
 
@@ -159,10 +169,6 @@ class PageKind(ABC):
 
     reference_copies: ClassVar[int] = 1
     """Copies of referenced bytes in memory while a page is read."""
-
-    @abstractmethod
-    def codec(self, spec: FeatureSpec) -> PageCodec:
-        """Return the codec of a feature, as stored. Raises `SchemaError` for an invalid codec."""
 
     @abstractmethod
     def can_be_length(
@@ -174,15 +180,13 @@ class PageKind(ABC):
         """Whether pages may be references: frames or packets as they are in original files."""
         return False
 
-    def slice_bytes(self, spec: FeatureSpec) -> int:  # noqa: ARG002
-        """Bytes of a slice, if pages are the frames' bytes in slices of whole frames, each with a
-        checksum: frames are read into rows without decoding. 0 for pages that are decoded.
-        """
-        return 0
+    def slice_bytes(self, spec: FeatureSpec) -> int:
+        """Bytes of a slice, of a kind `in_slices`."""
+        raise NotImplementedError(f"pages of {spec.name} have no slices")
 
-    def decoder_bytes(self, spec: FeatureSpec) -> int:  # noqa: ARG002
-        """Memory of an open decoder, in bytes."""
-        return 0
+    def decoder_bytes(self, spec: FeatureSpec) -> int:
+        """Memory of an open decoder in bytes, of a kind `in_order`."""
+        raise NotImplementedError(f"pages of {spec.name} have no decoder")
 
     def is_costly(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
         """Whether decoding a frame costs several times as much as writing it."""
@@ -204,6 +208,8 @@ class ReferenceKind(ABC):
     the page's and these bytes. Its identity is that of the external file: path, size and
     modification time or e-tag, wherever the original is.
     """
+
+    name: ClassVar[str]
 
     @abstractmethod
     def group(

@@ -124,9 +124,8 @@ class _RawColumn:
 
 class _Raw(PageKind):
     name = "raw"
-
-    def codec(self, spec: FeatureSpec) -> RawPages:
-        return RawPages(spec)
+    codec = RawPages
+    in_slices = True
 
     def can_be_length(
         self, spec: FeatureSpec, length: npt.NDArray[Any], count: npt.NDArray[np.int64]

@@ -14,14 +14,9 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec, Schema
 
 
-def is_read_in_slices(spec: FeatureSpec) -> bool:
-    """Whether some frames of a page can be read without the others, and are not decoded."""
-    return kind_of(spec).slice_bytes(spec.stored) > 0
-
-
 def is_decoded(spec: FeatureSpec) -> bool:
     """Whether frames cost more than a copy: they are decoded, or resized."""
-    return spec.stored is not spec or not is_read_in_slices(spec)
+    return spec.stored is not spec or not kind_of(spec).in_slices
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
@@ -68,8 +63,7 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
 
 def decoder_bytes(features: Iterable[FeatureSpec]) -> list[int]:
     """Return the memory of the decoder of each feature that has one, in bytes."""
-    sizes = (kind_of(spec).decoder_bytes(spec.stored) for spec in features)
-    return [nbytes for nbytes in sizes if nbytes]
+    return [kind_of(spec).decoder_bytes(spec.stored) for spec in features if kind_of(spec).in_order]
 
 
 def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:

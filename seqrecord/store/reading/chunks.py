@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -233,8 +233,7 @@ class ChunkReader:
         """Read and parse the reference of a page; `None` if the page has its frames itself."""
         if not self._index.groups[group].external[row]:
             return None
-        pages = self.pages(self.chunk_at(group, row))
-        [page] = (page for page in pages if page.feature == feature)
+        [page] = (p for p in self.pages(self.chunk_at(group, row)) if p.feature == feature)
         [data] = self.read([page], resolve=False)
         return self.external.parse(page, data)
 
@@ -243,9 +242,8 @@ class ChunkReader:
         16].
         """
         table = self._index.groups[group]
-        if table.external[rows].any():
-            return self.external.portable_digests(table, rows)
-        return table.page_digest[rows]
+        refers = table.external[rows].any()
+        return self.external.portable_digests(table, rows) if refers else table.page_digest[rows]
 
     def check_slices(self, page: Page, data: memoryview) -> None:
         """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""
@@ -289,8 +287,8 @@ class ChunkReader:
         if page.present is not None:
             positions = page.positions(frames).tolist()
         try:
-            codec, count = self._codecs[page.feature], page.num_present
-            spec = self.features[page.feature]
+            spec, codec = self.features[page.feature], self._codecs[page.feature]
+            count = page.num_present
             if spec.stored is spec or self.kinds[page.feature].scales:
                 codec.decode_into(data, count, out, positions, page.memo)
                 return
@@ -304,19 +302,19 @@ class ChunkReader:
             raise self.located(page, error) from error.__cause__
 
     def runs(
-        self, page: Page, data: memoryview, frames: npt.NDArray[np.int64]
+        self, page: Page, data: Mapping[str, memoryview], frames: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.int64] | None:
         """Return the number of each frame's run, see `PageCodec.runs`: int64 [frames].
 
-        Frames are counted from the chunk's start; those without the feature get the run of the
-        preceding frame. `None` if each frame is decoded alone.
+        `data` has pages by feature. Frames are counted from the chunk's start; those without the
+        feature get the run of the preceding frame. `None` if each frame is decoded alone.
         """
+        if not self.kinds[page.feature].in_order:
+            return None
         try:
-            starts = self._codecs[page.feature].runs(data, page.num_present)
+            starts = self._codecs[page.feature].runs(data[page.feature], page.num_present)
         except FormatError as error:
             raise self.located(page, error) from error.__cause__
-        if starts is None:
-            return None
         places = frames if page.present is None else np.cumsum(page.present)[frames] - 1
         return np.searchsorted(starts, places, side="right")
 

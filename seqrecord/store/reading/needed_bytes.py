@@ -92,9 +92,10 @@ def _of_group(
     sums = np.zeros_like(position)
     for column, spec in enumerate(table.schema.values()):
         length = table.page_length[chunk, column].astype(np.int64)
-        if size := kind_of(spec).slice_bytes(spec):
+        kind, low, high = kind_of(spec), np.zeros_like(length), length
+        size = kind.slice_bytes(spec) if kind.in_slices else 0
+        if size:
             sums += 4 * -(-length // size)
-        low, high = np.zeros_like(length), length
         if spec.name in features:
             is_partial = size and not used.in_whole_pages
             if is_partial and int(table.features[column]) not in gaps:

@@ -186,8 +186,11 @@ class RawFrames:
         self._chosen = [
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
-        self.slice_bytes = [kind_of(spec).slice_bytes(spec) for spec in table.schema.values()]
-        """See `PageKind`; for each feature of the group, selected or not."""
+        self.slice_bytes = [
+            kind_of(spec).slice_bytes(spec) if kind_of(spec).in_slices else 0
+            for spec in table.schema.values()
+        ]
+        """See `PageKind`; for each feature of the group, selected or not, 0 without slices."""
         slice_bytes = dict(zip(table.schema, self.slice_bytes, strict=True))
         self.specs = {n: spec.stored for n, spec in features.items() if slice_bytes.get(n)}
         self._resized = {n: features[n] for n in self.specs if features[n] is not self.specs[n]}

@@ -167,8 +167,9 @@ class StoredChunk:
 
 def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
     """CRC32C of a page, and the encoded CRC32Cs of its slices if it has some."""
-    if not (size := kind_of(spec).slice_bytes(spec)):
+    if not (kind := kind_of(spec)).in_slices:
         return crc32c(page), b""
+    size = kind.slice_bytes(spec)
     sums = slice_sums(page, size)
     if size < _LARGE_SLICE or not page:
         return crc32c(page), sums.tobytes()

@@ -74,7 +74,7 @@ class RecordFileWriter(ChunkWriter):
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [
-            name for name, spec in schema.items() if name in watched and not _is_bytes(spec)
+            name for name, spec in schema.items() if name in watched and not kind_of(spec).in_slices
         ]
         self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
         self._rate = RateCheck(schema)
@@ -320,7 +320,7 @@ class RecordFileWriter(ChunkWriter):
     def _watch(self, schema: Schema, chunk: StoredChunk) -> None:
         """Add a chunk's raw pages to the statistics: a page is an array of many frames."""
         for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
-            if len(page) and _is_bytes(spec):
+            if len(page) and kind_of(spec).in_slices:
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
@@ -364,11 +364,6 @@ def _encoder(spec: FeatureSpec) -> _Encoder:
     if spec.value == "text":
         return partial(_once_each, encode)
     return partial(encode_each, encode)
-
-
-def _is_bytes(spec: FeatureSpec) -> bool:
-    """Whether pages are the frames' bytes: statistics take these at once, others frame by frame."""
-    return kind_of(spec).slice_bytes(spec) > 0
 
 
 def _as_they_are(items: Any) -> Any:
