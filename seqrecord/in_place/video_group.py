@@ -18,7 +18,7 @@ class ReferringVideoGroup(VideoGroup):
     """Frames of a video feature, also as references to packets: each page becomes a chunk.
 
     `externals` maps the name of an original file to the id of a list and the place in it. With
-    `checksums`, the bytes of such files are read for the CRC32C of their pages.
+    `checksums`, referenced bytes are read for their CRC32C.
     """
 
     def __init__(

@@ -59,7 +59,7 @@ EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
 
 
 class PageCodec(ABC):
-    """Encodes and decodes the pages of one feature. Thread-safe, except for calls with one memo."""
+    """Encodes and decodes the pages of one feature. Thread-safe, except with one memo."""
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
@@ -130,7 +130,7 @@ class PageCodec(ABC):
 
 
 class PageColumn(Protocol):
-    """Encoded frames of one feature that wait for the next page of a shared group."""
+    """Encoded frames that wait for the next page, for one feature in a shared group."""
 
     def add(self, column: EncodedColumn, rows: range, expected: int) -> None:
         """Add these rows of a block; `expected` is the likely number of frames of the page."""
@@ -146,12 +146,12 @@ class PageColumn(Protocol):
 
 
 class PageKind(ABC):
-    """How the pages of some features are written, read and counted. Without state."""
+    """How pages are written, read and counted. Without state."""
 
     name: ClassVar[str]
 
     codec: ClassVar[type[PageCodec]]
-    """Class of codecs; raises `SchemaError` for a feature with an invalid codec."""
+    """Codec class; raises `SchemaError` for a feature with an invalid codec."""
 
     max_chunk_frames: ClassVar[int] = MAX_CHUNK_FRAMES
 
@@ -168,7 +168,7 @@ class PageKind(ABC):
     """Whether pages are decoded into frames of any height and width, see `resize=`."""
 
     reference_copies: ClassVar[int] = 1
-    """Copies of referenced bytes in memory while a page is read."""
+    """Copies in memory of referenced bytes while a page is read."""
 
     @abstractmethod
     def can_be_length(
@@ -181,11 +181,11 @@ class PageKind(ABC):
         return False
 
     def slice_bytes(self, spec: FeatureSpec) -> int:
-        """Bytes of a slice, of a kind `in_slices`."""
+        """Bytes in a slice, if pages are `in_slices`."""
         raise NotImplementedError(f"pages of {spec.name} have no slices")
 
     def decoder_bytes(self, spec: FeatureSpec) -> int:
-        """Memory of an open decoder in bytes, of a kind `in_order`."""
+        """Bytes that an open decoder takes, if frames are decoded `in_order`."""
         raise NotImplementedError(f"pages of {spec.name} have no decoder")
 
     def is_costly(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
@@ -193,11 +193,11 @@ class PageKind(ABC):
         return False
 
     def column(self, codec: PageCodec) -> PageColumn:
-        """Return a column of a group that the feature shares with others."""
+        """Return a column for a group that the feature shares with others."""
         raise NotImplementedError(f"features of {self.name} have groups of their own")
 
     def group(self, schema: Any, number: int) -> Any:  # noqa: ARG002
-        """Return the `ChunkGroup` of a feature that shares chunks with none; `None` if it may."""
+        """Return a `ChunkGroup` for a feature that shares chunks with none; `None` if it may."""
         return None
 
 
@@ -245,7 +245,7 @@ def kind_of(spec: FeatureSpec) -> PageKind:
 
 
 def reference_kind() -> ReferenceKind:
-    """Return the kind of pages with the reference bit.
+    """Return the kind for pages with the reference bit.
 
     Raises `MissingPackageError` if this copy of the package lacks its part.
     """
@@ -260,7 +260,7 @@ def _load_kind(name: str) -> Any:
 
 
 def page_codec(spec: FeatureSpec) -> Any:
-    """Return the codec of a feature's pages, of the class of its kind."""
+    """Return the page codec for a feature."""
     return kind_of(spec).codec(spec.stored)
 
 

@@ -30,7 +30,7 @@ DIGEST_BYTES = 16
 
 
 class FramePages(PageCodec):
-    """Base class for pages of frames that are encoded one by one.
+    """Base class for pages whose frames are encoded one by one.
 
     Raises `SchemaError` for unknown codecs.
     """

@@ -292,7 +292,7 @@ class Reference(ABC):
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class FrameReference(Reference):
-    """A page whose frames, each encoded alone, are in an external file, or whole files of a folder.
+    """A page whose frames, each encoded alone, are in an external file, or files in a folder.
 
     `parts` are these files, which `extradata` encodes.
     """

@@ -59,7 +59,7 @@ class ChunkReader:
         self._lengths: dict[str, int] = {}  # of record files, if checked
         self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
         self.kinds = {name: kind_of(spec) for name, spec in features.items()}
-        """Kind of the pages of each selected feature."""
+        """Page kind by selected feature."""
         self._codecs: dict[str, PageCodec] = {
             n: self.kinds[n].codec(s.stored) for n, s in features.items()
         }
