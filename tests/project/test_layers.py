@@ -54,7 +54,6 @@ COMPLEX = {
     "formats.sources.webdataset.source._frames",
     "formats.sources.webdataset.source.scan",
     "in_place.external_lists.put_copied",
-    "loader.engine.chunk_loader._load",
     "loader.pipes.clip_reader._sets_of",
     "loader.pipes.memory.frame_sizes",
     "loader.pipes.options.__post_init__",

@@ -22,17 +22,16 @@ import numpy.typing as npt
 from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
+from seqrecord.loader.engine.group_loads import GroupLoads
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load
 from seqrecord.loader.frame_cache import CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.format.page_kinds import kind_of
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
 from seqrecord.store.reading.raw_frames import frame_runs
-from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.ranges import check_wanted
 
@@ -205,17 +204,16 @@ class ChunkLoader:
     ) -> None:
         self._frames_stay = frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
-        self._in_order = {s.group for s in dataset.features.values() if kind_of(s).in_order}
-        """Groups whose decoders stay open."""
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         # The store reads the rest of a page itself.
         self._exact = exact or self._store is not None
-        others = {s.group for s in self._reader.features.values() if not _is_read_by_frame(s)}
-        self._by_frame = {spec.group for spec in self._reader.features.values()} - others
-        if transform is not None:  # it needs whole frames, of all groups
-            self._by_frame = set()
+        self._groups = GroupLoads.of_groups(
+            self._reader,
+            None if transform is None else transform.specs,
+            has_store=self._store is not None,
+        )
         self._buffers, self._stats, self._transform = buffers, stats, transform
         self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
         frame_cache = None if buffers.needs.decoded_there else FrameFolder.of(dataset)
@@ -267,7 +265,8 @@ class ChunkLoader:
         last = int(np.flatnonzero(first)[-1]) + 1
         left = np.flatnonzero(~first)
         # The decoder continues before it seeks back.
-        parts = [left[left >= last], left[left < last]] if load.group in self._in_order else [left]
+        in_order = self._groups[load.group].in_order
+        parts = [left[left >= last], left[left < last]] if in_order else [left]
         return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(first))
 
     def finish(self, item: AssignedLoad, begun: BegunLoad) -> None:
@@ -326,7 +325,8 @@ class ChunkLoader:
 
     def joins(self, load: Load) -> bool:
         """Whether small loads like this one should share a thread."""
-        return self.is_local and self._transform is None and load.group not in self._in_order
+        in_order = self._groups[load.group].in_order
+        return self.is_local and self._transform is None and not in_order
 
     def begins_chunk(self, load: Load) -> bool:
         """Whether the load must read its chunk: no earlier load keeps it open."""
@@ -340,16 +340,13 @@ class ChunkLoader:
         if self._transform is not None:
             return True
         group = item.load.group
-        if group in self._in_order:
+        if self._groups[group].in_order:
             return not self._buffers.needs.decoded_there  # devices have few decoders
         return item.nbytes > _MUCH and not self._reader.raw[group].specs
 
     def is_compact(self, load: Load) -> bool:
         """Whether the encoded chunk is smaller than its decoded frames."""
-        if self._transform is not None:
-            return False
-        specs = [s for s in self._reader.features.values() if s.group == load.group]
-        return all(kind_of(spec).scales or spec.stored is spec for spec in specs)
+        return self._groups[load.group].is_compact
 
     def fetch(self, load: Load) -> Fetched | None:
         """Read the chunk of a load whose frames have no rows yet.
@@ -357,7 +354,7 @@ class ChunkLoader:
         `None` if the chunk store has the bytes of the load, or no room for them: a load of few
         frames must not read its whole chunk.
         """
-        if self._store is not None and load.group in self._by_frame:
+        if self._store is not None and self._groups[load.group].by_frame:
             self._read_ahead(self._store, load)
             return None
         fetched = self._read_chunk(load)
@@ -401,27 +398,18 @@ class ChunkLoader:
 
         `fetched` is released when another chunk is read, and on errors.
         """
-        group = wanted.group
-        stored = {spec.name for spec in self._reader.features.values() if spec.group == group}
-        if self._transform is not None:
-            stored = {*self._transform.specs}
+        group, names = wanted.group, self._groups[wanted.group].names
         try:
-            there = self._read_cached(wanted)
+            wanted, there = self._read_cached(wanted)
+            if not len(wanted.frame):
+                return fetched
             straight = {name for name, cached in there.items() if cached.there.all()}
-            if there.keys() == stored:
-                some = ~np.logical_and.reduce([cached.there for cached in there.values()])
-                wanted, there = wanted.take(some), {n: c.take(some) for n, c in there.items()}
-                if not len(wanted.frame):
-                    return fetched
             if self._transform is not None:
                 straight = set()  # it needs all features
-            # From remote storage, raw pages are read together with the other pages.
-            may_read = self.is_local or (self._store is not None and group in self._by_frame)
-            may_read |= stored == self._reader.raw[group].specs.keys()
-            if self._transform is None and fetched is None and may_read:
+            if self._groups[group].is_direct and fetched is None:
                 straight |= self._read_raw(wanted, straight)
                 self._add_cached(there, straight, wanted)
-            if stored == straight and not self._reader.raw[group].has_gaps:
+            if straight == names and not self._reader.raw[group].has_gaps:
                 count = len(wanted.frame) if group == self._leading else 0
                 self._stats.add(frames_decoded=count)
                 return None
@@ -465,12 +453,15 @@ class ChunkLoader:
         self._stats.note_fetch(begin, nbytes, int(chunk[0]))
         return set(targets)
 
-    def _read_cached(self, wanted: Wanted) -> dict[str, CachedRows]:
-        """Read frames that are in the frame cache; returns which, of each feature."""
+    def _read_cached(self, wanted: Wanted) -> tuple[Wanted, dict[str, CachedRows]]:
+        """Read frames that are in the frame cache.
+
+        Returns the frames that are not there with all features, and what each feature has of them.
+        """
         found: dict[str, CachedRows] = {}
         group, chunk, frame, rows, out = wanted
         if self._cached is None or not len(frame):
-            return found
+            return wanted, found
         begin = perf_counter()
         try:
             for name in self._cached.features.get(group, ()):
@@ -482,7 +473,10 @@ class ChunkLoader:
         if found and group == self._counted:  # as decoded frames: once for all features
             count = int(np.logical_or.reduce([cached.read for cached in found.values()]).sum())
         self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
-        return found
+        if found.keys() != self._groups[group].names:
+            return wanted, found
+        rest = ~np.logical_and.reduce([cached.there for cached in found.values()])
+        return wanted.take(rest), {name: cached.take(rest) for name, cached in found.items()}
 
     def _add_cached(
         self,
@@ -506,8 +500,3 @@ class ChunkLoader:
                 if page.feature in part.data
             ]
             self._cached.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)
-
-
-def _is_read_by_frame(spec: FeatureSpec) -> bool:
-    """Whether loads of some frames read these alone; texts beside raw frames are short."""
-    return kind_of(spec).in_slices or spec.value == "text"
