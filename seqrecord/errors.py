@@ -25,7 +25,7 @@
     ├── EpisodeKeyError           no episode has this key
     ├── StatisticsKeyError        no statistics of this feature
     ├── StateError                a saved state does not match dataset or settings
-    ├── ResourceError             no more threads, processes or file descriptors
+    ├── ResourceError             no more threads, processes, descriptors or memory
     └── MissingPackageError       an optional package is not installed
 
 Some classes also derive from a builtin: `SchemaError`, `FrameError`, `ClipError`, `LocationError`
@@ -290,7 +290,7 @@ class StateError(SeqRecordError, ValueError):
 
 
 class ResourceError(SeqRecordError, RuntimeError):
-    """The operating system refuses another thread, process or file descriptor."""
+    """The operating system refuses another thread, process, file descriptor or shared memory."""
 
 
 class MissingPackageError(SeqRecordError, ImportError):

@@ -69,7 +69,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     batches is divided by weight times bytes of a clip, and each source gets at least its minimum.
 
     A `StatefulDataLoader` with `batch_size=None` resumes the mix exactly. With other ranks or
-    workers a mix continues at its next epoch. In workers, call `set_epoch` before each epoch.
+    workers a mix continues at its next epoch. In workers, call `set_epoch` after
+    an iteration that was left early.
 
     Raises `ClipError` for invalid weights, sources or shapes, or if a feature's kind or unit
     differs between sources; `MemoryLimitError` if the limit is too small.

@@ -15,6 +15,7 @@ from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateE
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.iterations import AnyPlan, BatchSource, Iteration
+from seqrecord.loader.pipes.shared_rows import share_before_forks
 from seqrecord.loader.pipes.states import Clip, Segments, State, check_same
 from seqrecord.loader.pipes.worker_starts import WorkerStarts
 from seqrecord.loader.sampling.runs import Shard
@@ -41,6 +42,7 @@ class Epochs:
         self._made: Iteration | None = None  # the iteration that was made last
         self._last: Iteration | None = None  # the last one begun
         self._workers = WorkerStarts(self._position)
+        share_before_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
@@ -55,6 +57,12 @@ class Epochs:
         self.__dict__.update(state)
         if "_workers" not in state:
             self._workers = WorkerStarts(self._next)
+        share_before_forks(self)
+
+    def share(self) -> None:
+        """Share the starts of iterations with workers that this process starts."""
+        self._follow_workers()
+        self._workers.share()
 
     @property
     def current(self) -> int:
@@ -96,7 +104,10 @@ class Epochs:
                 raise
             return map(_failed, [error])
         self._made = iteration = Iteration(self.loader)
-        return iteration.clips(partial(self._begin, shard))
+        clips = iteration.clips(partial(self._begin, shard))
+        if not self._workers.in_worker:
+            return clips
+        return self._workers.watch(clips, alone=self.loader.differs_by_epoch)
 
     def _begin(self, shard: Shard, iteration: Iteration) -> tuple[AnyPlan, Segments, int]:
         """Begin an iteration: return its plan, the segments before it, and its first batch.
@@ -121,7 +132,7 @@ class Epochs:
         self._is_begun, self._num_workers, self._is_assigned = True, 0, False
         self._last = iteration
         if self._workers.in_worker:
-            self._workers.begin(position.epoch)
+            self._workers.begin(position.epoch, alone=self.loader.differs_by_epoch)
         self._workers.publish(self._next)
         return plan, position.segments, batch
 
@@ -247,7 +258,7 @@ class Epochs:
             source.check(one, saved.segments, saved.epoch)
         if at_start and not in_worker:
             self._follow_workers()
-            if not self._is_begun and self._differs_from_set(saved.epoch):
+            if not self._is_begun and self._workers.differs_from_set(saved.epoch):
                 if not (at_end and self._is_at_end(saved, shard)):
                     self._conflict = differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
@@ -258,7 +269,7 @@ class Epochs:
         self.loader = loader
         self._go_to(saved)
         self._is_assigned = in_worker
-        if self._workers.in_worker and not self._differs_from_set(saved.epoch):
+        if self._workers.in_worker and not self._workers.differs_from_set(saved.epoch):
             self._workers.begin(saved.epoch)  # also if the state is at an epoch's end
         self._workers.publish(saved, is_set=True, is_new_state=True)
 
@@ -345,38 +356,27 @@ class Epochs:
     # ---- with worker processes
 
     def _follow_workers(self) -> None:
-        """In the training process, go to the published start if workers have begun it."""
-        if (begun := self._workers.follow()) is not None:
+        """In the training process, go to the start that workers have begun last."""
+        workers = self._workers
+        if (begun := workers.follow()) is not None:
             start, num_workers = begun
             self._go_to(start)
             self._is_begun, self._num_workers = True, num_workers
+        if workers.is_inherited:
+            workers.publish(self._next, is_set=workers.is_set and not self._is_begun)
 
     def _take_start(self) -> None:
         """In a worker process, go to the start that the training process has set."""
         check_fork()
-        is_used, is_second = self._workers.take()
-        epoch = self._workers.start.epoch
+        is_second = self._workers.take()
         if self._is_assigned:
-            if self._differs_from_set(self._position.epoch):
+            if self._workers.differs_from_set(self._position.epoch):
                 self._is_assigned = False  # the next iteration has the epoch that was set
-                raise differing_epochs(self._position.epoch, epoch)
-        elif is_used and self.loader.differs_by_epoch:
-            raise StateError(
-                "an iteration in DataLoader workers needs its epoch",
-                expected="set_epoch(epoch) of the dataset before each iteration over the "
-                "DataLoader; with Lightning a Callback whose on_train_epoch_end(trainer, module) "
-                "calls set_epoch(trainer.current_epoch + 1); or a SeqRecordPipe, which counts",
-                got=f"a second iteration of epoch {epoch}",
-            )
+                raise differing_epochs(self._position.epoch, self._workers.start.epoch)
         else:
-            self._go_to(self._workers.start)
+            self._go_to(self._workers.next_start(differs_by_epoch=self.loader.differs_by_epoch))
         if is_second:
             _warn_of_new_workers(self.loader)
-
-    def _differs_from_set(self, epoch: int) -> bool:
-        """Whether the training process has called `set_epoch` with another epoch than this."""
-        start = self._workers.start
-        return self._workers.is_set and not start.is_saved and start.epoch != epoch
 
 
 def _to_json(loader: BatchSource, position: State) -> dict[str, Any]:

@@ -74,9 +74,9 @@ class EpochStream:
         """Set the epoch, and optionally the position, of the next iteration.
 
         Without a call, each iteration is the next epoch. In DataLoader workers, datasets and mixes
-        need a call before each iteration but the first; a `SeqRecordPipe` does not. A call for an
-        epoch with a pending position keeps it: a position of `load_state_dict`, or of a call with
-        `batches`.
+        need a call before an iteration that follows an unfinished one, or one with another number
+        of workers; a `SeqRecordPipe` does not. A call for an epoch with a pending position keeps
+        it: a position of `load_state_dict`, or of a call with `batches`.
 
         Example:
             pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
@@ -327,7 +327,7 @@ class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
     """Stream clips as an `IterableDataset`, which a `StatefulDataLoader` resumes exactly.
 
     Arguments, clips and batches are the same as in `SeqRecordPipe`. With workers, call `set_epoch`
-    before each epoch, as with torch's `DistributedSampler`; see docs/ranks.md.
+    after an iteration that was left early; see docs/ranks.md.
 
     Example:
         dataset = seqrecord.SeqRecordIterableDataset("records/", clip_len=4, batch_size=2)

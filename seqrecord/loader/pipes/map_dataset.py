@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
-import torch
 from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.errors import ClipError
@@ -15,9 +14,10 @@ from seqrecord.loader.pipes.callers import check_kept
 from seqrecord.loader.pipes.clip_reader import ClipReader
 from seqrecord.loader.pipes.options import DatasetOptions, init_takes_arguments
 from seqrecord.loader.pipes.select_clips import select
+from seqrecord.loader.pipes.shared_rows import SharedRow
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
-from seqrecord.store.units import check_integer
+from seqrecord.store.units import MAX_INT, check_integer
 
 
 class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
@@ -47,8 +47,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         self._options = options
         self._selection = select(location, options)
         self._reader = ClipReader(self._selection, options.memory_limit)
-        self._epoch = torch.zeros((), dtype=torch.int64, device="cpu")
-        self._epoch.share_memory_()  # type: ignore[no-untyped-call]
+        self._epoch = SharedRow(np.zeros(1, np.int64))
         self.set_epoch(0)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -59,7 +58,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
 
         They may choose other clips: then a sampler needs the new length.
         """
-        epoch = check_integer("epoch", epoch, least=0)
+        epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
         self._selection.clip_set.epochs.in_epoch(epoch)
         if self._selection.clip_set.epochs.samples_in(epoch).repeat is not None:
             raise ClipError(
@@ -67,7 +66,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
                 file=self.dataset.url,
                 expected="samples without repeat; a sampler can weigh them",
             )
-        self._epoch.fill_(epoch)
+        self._epoch.values[0] = epoch
 
     @property
     def options(self) -> DatasetOptions:
@@ -82,7 +81,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     @property
     def clips(self) -> ClipTable:
         """All clips of the epoch, and the numbers of skipped ones."""
-        return self._selection.clip_set.epochs.in_epoch(int(self._epoch))
+        return self._selection.clip_set.epochs.in_epoch(int(self._epoch.values[0]))
 
     def __len__(self) -> int:
         return self.clips.num_clips
@@ -121,7 +120,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
 
     def _read(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read clips by number, in the form of `output`."""
-        clips = self._reader.read(self._checked(numbers), int(self._epoch))
+        clips = self._reader.read(self._checked(numbers), int(self._epoch.values[0]))
         if self._options.output == "torch":
             return clips
         check_kept(self)

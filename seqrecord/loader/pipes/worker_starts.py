@@ -1,32 +1,36 @@
 """WorkerStarts: the starts of iterations in DataLoader workers, set by the training process.
 
 A new worker gets the start with the loader. Persistent workers read the start of each later
-iteration from shared memory: a row of integers that the training process writes. Each worker writes
-the generation of the row that it begins into its own slot, so the training process sees which
-starts were begun. Nobody waits, and no lock is needed: each value has one writer.
+iteration from a row of integers that the training process writes (`shared_rows`). Each worker
+writes the generation of the row that it begins into its own slot, so the training process sees
+which starts were begun. Nobody waits, and no lock is needed: each value has one writer. If workers
+of two DataLoaders write into one slot, at least one of them notices it at its next batch.
+
+A start is for one iteration. After it, each worker continues with the next epoch, if its slot shows
+that it has finished its shard; new workers, if the slots of all workers show it.
 """
 
 from __future__ import annotations
 
-import multiprocessing
 import os
-from multiprocessing.reduction import ForkingPickler
-from multiprocessing.sharedctypes import RawArray
-from typing import Any
+from collections.abc import Iterator
 
 import numpy as np
-from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.pipes.distributed import this_worker
-from seqrecord.loader.pipes.states import State
+from seqrecord.loader.pipes.shared_rows import SharedRow
+from seqrecord.loader.pipes.states import Clip, State
 from seqrecord.store.clips.tables import IntArray
 
 _MOST_WORKERS = 512
 _ROW = 6  # generation, loaded states, epoch, batch, batch_size, is_set
 
-_GENERATION, _PARENT, _NUM_WORKERS, _EPOCH, _ITERATIONS = range(5)
-"""Columns of slots: the last iteration that a worker of this number has begun."""
+_GENERATION, _NUM_WORKERS, _EPOCH, _ENDED, _PROCESS, _ITERATIONS = range(6)
+"""Columns of slots: the last iteration that a worker of this number has begun, the last epoch that
+it has finished, its process, and the number of its iterations.
+"""
+_NEVER = -1  # no epoch
 
 
 class WorkerStarts:
@@ -36,66 +40,73 @@ class WorkerStarts:
     """
 
     def __init__(self, start: State) -> None:
-        self._generation = self._num_loaded = self._followed = 0
-        self._allocate()
-        self.publish(start)
-
-    def _allocate(self) -> None:
-        # No tensor: torch shares one under a lock that another thread may have during a fork.
-        self._memory: Any = RawArray("q", _ROW + _MOST_WORKERS * (_ITERATIONS + 1))
-        self._owner = self._process = os.getpid()
-
-    def __getstate__(self) -> dict[str, Any]:
-        # torch pickles a DataPipe alone, which would copy the memory.
-        return {**self.__dict__, "_memory": bytes(ForkingPickler.dumps(self._memory))}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state, _memory=ForkingPickler.loads(state["_memory"]))
+        self.start, self.is_set = start, False
+        self._generation, self._num_loaded = 1, 0
+        self._followed = 0, _NEVER  # generation and epoch
+        values = np.zeros(_ROW + _MOST_WORKERS * (_ITERATIONS + 1), np.int64)
+        values[:_ROW] = self._generation, 0, start.epoch, start.batch, start.batch_size, False
+        self._row = SharedRow(values)
+        self._process = os.getpid()  # which has published, or taken, the start
+        self._is_new = False  # this worker, in its first iteration
+        self._taken: list[int] = []  # this worker's slot, as the start was taken
 
     @property
     def in_worker(self) -> bool:
         """Whether this process is a worker, and another one owns the memory."""
-        return get_worker_info() is not None and self._owner != os.getpid()
+        return self._row.in_worker
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether another process has published the start, and this one is no worker, but for
+        example a rank.
+        """
+        return self._process != os.getpid() and not self.in_worker
+
+    def share(self) -> None:
+        """Share the memory with workers that this process starts."""
+        self._row.share()
 
     def publish(self, start: State, *, is_set: bool = False, is_new_state: bool = False) -> None:
         """Set the start of the next iteration in workers. No effect in a worker."""
         if self.in_worker:
             return
-        if self._owner != os.getpid():  # a process with workers of its own
-            self._allocate()
+        if self.is_inherited:
+            self._slots[:] = 0
+            self._process = os.getpid()
         self.start, self.is_set = start, is_set
         self._generation += 1
         self._num_loaded += is_new_state
         place = start.epoch, start.batch, start.batch_size
-        self._memory[:_ROW] = (self._generation, self._num_loaded, *place, is_set)
+        self._row.values[:_ROW] = (self._generation, self._num_loaded, *place, is_set)
 
     def follow(self) -> tuple[State, int] | None:
-        """In the training process, the published start and the number of workers that have begun
-        it; once.
-        """
-        if not self.in_worker and self._owner != os.getpid():  # a rank, with a copy
-            self.publish(self.start, is_set=self.is_set)
-        slots = self._slots
-        is_begun = slots[:, _GENERATION] == self._generation
-        begun = slots[is_begun & (slots[:, _PARENT] == os.getpid())].tolist()
-        if self.in_worker or self._followed == self._generation or not begun:
-            return None
-        self._followed, (*_, num_workers, epoch, _) = self._generation, begun[0]
-        is_own = epoch != self.start.epoch  # of a StatefulDataLoader's state
-        return State(epoch) if is_own else self.start, num_workers
+        """In the training process, the start that workers have begun last, and their number; once.
 
-    def take(self) -> tuple[bool, bool]:
-        """In a worker, set `start` to that of its next iteration: whether the worker has begun it
-        before, and whether the worker is new, after others.
+        It is the published start, or the beginning of a later epoch.
+        """
+        if self.in_worker:
+            return None
+        slots = self._slots
+        begun = slots[slots[:, _GENERATION] == self._generation]
+        if not len(begun):
+            return None
+        _, num_workers, epoch, *_ = begun[begun[:, _EPOCH].argmax()].tolist()
+        if self._followed == (self._generation, epoch):
+            return None
+        self._followed = self._generation, epoch
+        return self.start if epoch == self.start.epoch else State(epoch), num_workers
+
+    def take(self) -> bool:
+        """In a worker, set `start` to the published one: whether the worker is new, after others.
 
         Raises `StateError` if the training process has set a state or samples since the worker
         started.
         """
-        is_new = self._process != os.getpid()
-        if is_new:
+        self._is_new = self._process != os.getpid()
+        if self._is_new:
             self._process = os.getpid()
         else:
-            self._generation, num_loaded, *place, is_set = self._memory[:_ROW]
+            self._generation, num_loaded, *place, is_set = self._row.values[:_ROW].tolist()
             if num_loaded != self._num_loaded:
                 raise StateError(
                     "a state or samples were set while persistent workers run, without them",
@@ -103,36 +114,112 @@ class WorkerStarts:
                     got="the DataLoader of before",
                 )
             self.start, self.is_set = State(*place), bool(is_set)
-        slot = self._slot
-        is_used = slot[_GENERATION] == self._generation
-        return bool(is_used), is_new and bool(slot[_ITERATIONS] == 1)
+        self._taken = self._slot.tolist()
+        return self._is_new and self._taken[_ITERATIONS] == 1
 
-    def begin(self, epoch: int) -> None:
-        """In a worker: the taken start is begun, with this epoch."""
+    def next_start(self, *, differs_by_epoch: bool) -> State:
+        """In a worker, the start of its next iteration: the taken one, or if it was begun before
+        the next epoch.
+
+        Raises `StateError` if orders differ by epoch, and the iteration before has not ended, or
+        had other workers.
+        """
+        is_begun = self._taken[_GENERATION] == self._generation
+        epoch = self._taken[_EPOCH] if is_begun else self.start.epoch
+        if is_begun and self._is_over(epoch):
+            return State(epoch).following
+        if not differs_by_epoch or not (is_begun or self._is_begun_by_others()):
+            return self.start
+        raise StateError(
+            "an iteration in DataLoader workers needs its epoch",
+            expected="set_epoch(epoch) of the dataset before each iteration that follows an "
+            "unfinished one, or one with another number of workers; with Lightning a Callback "
+            "whose on_train_epoch_end(trainer, module) calls "
+            "set_epoch(trainer.current_epoch + 1); or a SeqRecordPipe, which counts",
+            got=f"a second iteration of epoch {epoch}",
+        )
+
+    def _is_begun_by_others(self) -> bool:
+        """Whether another number of workers has begun the taken start."""
+        slots = self._slots
+        begun = slots[slots[:, _GENERATION] == self._generation]
+        return bool((begun[:, _NUM_WORKERS] != this_worker()[1]).any())
+
+    def _is_over(self, epoch: int) -> bool:
+        """Whether as many workers as now have finished an epoch, which this one has begun last."""
         _, num_workers = this_worker()
-        slot = self._slot
-        slot[_PARENT:] = (_parent(), num_workers, epoch, slot[_ITERATIONS] + 1)
+        # New workers start together. Others may repeat a dataset in one iteration, at any pace.
+        slots = self._slots[:num_workers] if self._is_new else self._slot[np.newaxis]
+        is_over = (slots[:, _EPOCH] == epoch) & (slots[:, _ENDED] == epoch)
+        is_over |= slots[:, _EPOCH] == State(epoch).following.epoch  # a faster worker's
+        is_over &= slots[:, _GENERATION] == self._generation
+        is_over &= slots[:, _NUM_WORKERS] == num_workers
+        return bool(is_over.all())
+
+    def begin(self, epoch: int, *, alone: bool = True) -> None:
+        """In a worker: the taken start is begun, with this epoch.
+
+        Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun it.
+        """
+        slot, (_, num_workers) = self._slot, this_worker()
+        places = [_GENERATION, _EPOCH, _PROCESS]
+        if alone and self._taken and any(slot[i] != self._taken[i] for i in places):
+            raise self._overlap(slot, epoch)
+        if slot[_GENERATION] != self._generation or slot[_ENDED] != epoch - 1:
+            slot[_ENDED] = _NEVER
+        # From one epoch to the next, workers that read the slot see one change: that of the epoch.
+        slot[_NUM_WORKERS], slot[_EPOCH] = num_workers, epoch
+        slot[_PROCESS], slot[_ITERATIONS] = os.getpid(), slot[_ITERATIONS] + 1
         slot[_GENERATION] = self._generation  # last: it makes the others valid
+        self._taken = slot.tolist()
+
+    def watch(self, clips: Iterator[Clip], *, alone: bool) -> Iterator[Clip]:
+        """In a worker, yield the batches of the iteration, and note its end in the slot.
+
+        Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun the
+        same epoch.
+        """
+        for clip in clips:
+            if alone:
+                self._check_alone()
+            yield clip
+        if alone:
+            self._check_alone()
+        slot = self._slot
+        if slot[_PROCESS] == self._process:
+            slot[_ENDED] = self._taken[_EPOCH]
+
+    def _check_alone(self) -> None:
+        slot = self._slot
+        if slot[_PROCESS] != self._process:
+            begun = self._taken
+            if (slot[_GENERATION], slot[_EPOCH]) == (begun[_GENERATION], begun[_EPOCH]):
+                raise self._overlap(slot, begun[_EPOCH])
+
+    def differs_from_set(self, epoch: int) -> bool:
+        """Whether the training process has called `set_epoch` with another epoch than this, for an
+        iteration that has not begun.
+        """
+        is_pending = not self.in_worker or self._slot[_GENERATION] != self._generation
+        return is_pending and self.is_set and not self.start.is_saved and self.start.epoch != epoch
+
+    def _overlap(self, slot: IntArray, epoch: int) -> StateError:
+        return StateError(
+            "two DataLoaders iterate over one loader at the same time",
+            expected="a loader for each of them, for example copy.deepcopy(loader)",
+            got=f"epoch {epoch} in processes {os.getpid()} and {slot[_PROCESS]}",
+        )
 
     @property
     def _slot(self) -> IntArray:
-        """This worker's slot; emptied if another process has started the last worker."""
+        """This worker's slot."""
         number, num_workers = this_worker()
         if num_workers > _MOST_WORKERS:
             expected = f"at most {_MOST_WORKERS}"
             raise ClipError("too many workers", expected=expected, got=num_workers)
         slot: IntArray = self._slots[number]
-        if slot[_PARENT] != _parent():
-            slot[:] = 0
         return slot
 
     @property
     def _slots(self) -> IntArray:
-        values: IntArray = np.frombuffer(self._memory, np.int64)
-        return values[_ROW:].reshape(-1, _ITERATIONS + 1)
-
-
-def _parent() -> int:
-    """The process that has started this worker; not its fork server."""
-    parent = multiprocessing.parent_process()
-    return os.getppid() if parent is None or parent.pid is None else parent.pid
+        return self._row.values[_ROW:].reshape(-1, _ITERATIONS + 1)
