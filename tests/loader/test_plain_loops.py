@@ -120,8 +120,8 @@ class Run:
 
 
 def around_loaders() -> Iterator[Any]:
-    """DataLoader or StatefulDataLoader, persistent or not, each with one kind in fast tests."""
-    fast = [("stream", "loader", False), ("mix", "stateful", True), ("pipe", "loader", True)]
+    """Kinds in a DataLoader or StatefulDataLoader, persistent or not."""
+    fast = [("stream", "loader", False), ("mix", "stateful", True)]
     for case in itertools.product(MAKE, LOADERS, (False, True)):
         yield pytest.param(*case, marks=() if case in fast else pytest.mark.slow)
 
