@@ -55,7 +55,6 @@ COMPLEX = {
     "formats.sources.webdataset.source.scan",
     "in_place.external_lists.put_copied",
     "loader.pipes.clip_reader._sets_of",
-    "loader.pipes.memory.frame_sizes",
     "loader.pipes.options.__post_init__",
     "loader.pipes.select_clips._selection",
     "loader.sampling.memory.default_settings",

@@ -102,47 +102,78 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
     With `frame_transform` the plan has one group: its arena contains transformed frames, and each
     load reads chunks of all groups. If this group is in pieces, a cursor keeps its open chunks.
     """
-    dataset, episodes, frames = selection.dataset, selection.episodes, selection.frames
-    features, tables = dataset.features, dataset.contents.index.groups
-    groups = [tables[number] for number in sorted({spec.group for spec in features.values()})]
-    sizes = [(group, chunk_bytes(group, features)) for group in groups]
-    if frames.transform is None:
-        staying = bytes_by_group(frames.arrays, features)
-        held = [
-            nbytes + open_chunk_bytes(grid, [tables[grid.group]], features)
-            for nbytes, grid in zip(staying, episodes.groups, strict=True)
-        ]
-        chunk = whole = max(int(nbytes.max()) for _, nbytes in sizes)
-        # codecs may need room for a frame that is in no row yet
-        beside = sum(spec.nbytes for spec in frames.stored.values() if not spec.is_fixed)
-        # A load reads one group. Where a cursor keeps a chunk open, its decoder is in `held`.
-        cut = {grid.group for grid in episodes.groups if grid.whole is not None}
-        decoder = max(decoder_bytes(features.values()), default=0)
-        others = [spec for spec in features.values() if spec.group not in cut]
-        chunk += max(decoder_bytes(others), default=0)
-    else:
-        grid, frame = episodes.leading_grid, sum(spec.nbytes for spec in frames.arrays.values())
-        staying, held = [frame], [frame + open_chunk_bytes(grid, groups, features)]
-        if grid.whole is None:
-            lead = tables[grid.group]
-            chunk = whole = sum(int(overlapping_chunk_bytes(lead, *one).max()) for one in sizes)
-        else:
-            chunk, whole = (
-                sum(max_chunk_bytes(*one, int(some.largest.max())) for one in sizes)
-                for some in (grid, grid.whole)
-            )
-        beside = sum(spec.nbytes for spec in frames.stored.values()) + frame
-        decoder = sum(decoder_bytes(features.values()))
-        chunk += decoder if episodes.leading_grid.whole is None else 0
-    beside += resized_bytes(dataset, selection.clip_set.selected)
+    transform = selection.frames.transform
+    loads = _loads_of_groups(selection) if transform is None else _loads_of_results(selection)
+    beside = loads.beside + resized_bytes(selection.dataset, selection.clip_set.selected)
     # If all frames stay, no chunk is left open, but a load decodes a whole chunk.
-    whole = max(chunk, whole + decoder) + beside
+    whole = max(loads.chunk, loads.whole_chunk) + beside
     clip = 0
     for name, spec in selection.made.items():
         tensor = 0 if spec.is_fixed or spec.value != "array" else _TENSOR_BYTES
         clip += (spec.nbytes + tensor) * selection.lengths[name]
-    rows, resident = (tuple(max(1, nbytes) for nbytes in some) for some in (held, staying))
-    return FrameSizes(rows, chunk + beside, batch_size * max(1, clip), resident, whole)
+    rows = tuple(max(1, nbytes) for nbytes in loads.frames)
+    staying = tuple(max(1, nbytes) for nbytes in loads.staying)
+    return FrameSizes(rows, loads.chunk + beside, batch_size * max(1, clip), staying, whole)
+
+
+class _LoadSizes(NamedTuple):
+    """Sizes of frames and loads in bytes.
+
+    Attributes:
+        staying: a frame of each group.
+        frames: a frame of each group, and its cursor's open chunk.
+        chunk: the largest load, with its decoder.
+        whole_chunk: the largest load of whole chunks, with its decoder.
+        beside: frames of a load that are in no row yet.
+    """
+
+    staying: Sequence[int]
+    frames: Sequence[int]
+    chunk: int
+    whole_chunk: int
+    beside: int
+
+
+def _loads_of_groups(selection: Selection) -> _LoadSizes:
+    """The sizes of loads that each read one group."""
+    features, grids = selection.dataset.features, selection.episodes.groups
+    tables = selection.dataset.contents.index.groups
+    staying = bytes_by_group(selection.frames.arrays, features)
+    opened = [open_chunk_bytes(grid, [tables[grid.group]], features) for grid in grids]
+    numbers = sorted({spec.group for spec in features.values()})
+    largest = max(int(chunk_bytes(tables[number], features).max()) for number in numbers)
+    # Where a cursor keeps a chunk open, its decoder is in `opened`.
+    cut = {grid.group for grid in grids if grid.whole is not None}
+    closed = [spec for spec in features.values() if spec.group not in cut]
+    return _LoadSizes(
+        staying,
+        [frame + chunk for frame, chunk in zip(staying, opened, strict=True)],
+        largest + max(decoder_bytes(closed), default=0),
+        largest + max(decoder_bytes(features.values()), default=0),
+        # Codecs may need room for a frame.
+        sum(spec.nbytes for spec in selection.frames.stored.values() if not spec.is_fixed),
+    )
+
+
+def _loads_of_results(selection: Selection) -> _LoadSizes:
+    """The sizes of loads for a frame transform, which read all groups."""
+    features, grid = selection.dataset.features, selection.episodes.leading_grid
+    tables = selection.dataset.contents.index.groups
+    groups = [tables[number] for number in sorted({spec.group for spec in features.values()})]
+    sizes = [(group, chunk_bytes(group, features)) for group in groups]
+    frame = sum(spec.nbytes for spec in selection.frames.arrays.values())
+    beside = frame + sum(spec.nbytes for spec in selection.frames.stored.values())
+    opened = open_chunk_bytes(grid, groups, features)
+    decoder = sum(decoder_bytes(features.values()))
+    if grid.whole is None:
+        lead = tables[grid.group]
+        chunk = sum(int(overlapping_chunk_bytes(lead, *one).max()) for one in sizes) + decoder
+        return _LoadSizes([frame], [frame + opened], chunk, chunk, beside)
+    chunk, whole = (
+        sum(max_chunk_bytes(*one, int(some.largest.max())) for one in sizes)
+        for some in (grid, grid.whole)
+    )
+    return _LoadSizes([frame], [frame + opened], chunk, whole + decoder, beside)
 
 
 _MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
