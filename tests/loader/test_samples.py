@@ -306,6 +306,15 @@ def test_lists_that_differ_in_length(each: Dataset) -> None:
         assert (lengths <= (~batch["frames_is_pad"]).sum(dim=1)).all()
 
 
+@pytest.mark.parametrize("form", ["list", "pad", "nested"])
+def test_lists_of_one_length_take_the_form_of_others(each: Dataset, form: str) -> None:
+    """With a frame transform, too: a table decides whether its lists differ in length."""
+    pipe = make(each, ragged=form, frame_transform=lambda frame: {**frame})
+    assert Counter(clips_of(pipe)) == Counter(PAIRS)
+    pipe.set_samples({"episode": ["set/0", "set/3"], "frames": [[1, 2, 5], [3]]})
+    assert [len(batch["start"]) for batch in pipe] == [2]
+
+
 def test_map_dataset_keeps_the_order_of_the_list(numbered: Dataset) -> None:
     for clips, listed in TABLES.values():
         dataset = SeqRecordMapDataset(numbered, **options_of(clips))

@@ -78,7 +78,9 @@ class FrameArrays:
         from seqrecord.loader.clips.depth import DepthToMeters
 
         problem = "ragged does not go with frame_transform, which gives frames of one shape"
-        is_wrong = options.ragged != "list" and (excerpts is None or excerpts.length_of is None)
+        # Whether lists of frames differ in length is known from the table only, so lists of one
+        # length take the same arguments.
+        is_wrong = options.ragged != "list" and excerpts is None
         raise_if(is_wrong, problem, 'ragged="list"', repr_of(options.ragged, 100))
         given = options.frame_transform
         given = given if isinstance(given, FrameTransform) else FrameTransform(given)
