@@ -82,6 +82,56 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
     assert found(episode_table([count], [1]), range(count), np.zeros(count)) == [(0, 0, count)]
 
 
+@given(cases(), st.integers(1, 40), st.integers(0, 90))
+def test_every_nth_start(case: Case, n: int, phase: int) -> None:
+    """Also where `n` and the stride have a common factor, and no start has the remainder."""
+    table = case.table
+    found = table.every(n, phase)
+    clips = found.locate(np.arange(found.num_clips))
+    every_clip = table.locate(np.arange(table.num_clips))
+    wanted = [
+        (episode, start, sample)
+        for episode, start, sample in zip(
+            every_clip.episode.tolist(),
+            every_clip.start.tolist(),
+            every_clip.sample.tolist(),
+            strict=True,
+        )
+        if (start - phase) % n == 0
+    ]
+    columns = (clips.episode.tolist(), clips.start.tolist(), clips.sample.tolist())
+    assert list(zip(*columns, strict=True)) == wanted
+    again = found.every(n, phase)
+    assert again.num_clips == found.num_clips
+
+
+@pytest.mark.parametrize(("stride", "n"), [(4, 6), (6, 4), (6, 9), (10, 15), (3, 6), (6, 3)])
+def test_every_nth_start_of_each_remainder(stride: int, n: int) -> None:
+    table = enumerate_clips(ClipSpec(2, stride), episode_table([70, 33], [8, 8]), np.arange(2))
+    starts = {(0, s) for s in range(0, 69, stride)} | {(1, s) for s in range(0, 32, stride)}
+    for phase in range(n):
+        found = table.every(n, phase)
+        clips = found.locate(np.arange(found.num_clips))
+        wanted = sorted(one for one in starts if one[1] % n == phase)
+        assert [*zip(clips.episode.tolist(), clips.start.tolist(), strict=True)] == wanted
+
+
+def test_repeats_are_equal_clips() -> None:
+    def repeats(*rows: tuple[int, int, int], stride: int = 1) -> bool:
+        episode, first, count = (np.array(column) for column in zip(*rows, strict=True))
+        return ClipTable(ClipSpec(1, stride), np.arange(9), episode, first, count).repeats
+
+    assert not repeats((0, 0, 5))
+    assert not repeats((0, 0, 5), (0, 5, 2))  # adjacent
+    assert repeats((0, 0, 5), (0, 4, 2))
+    assert repeats((0, 3, 1), (0, 3, 1))
+    assert not repeats((0, 3, 1), (1, 3, 1))  # of other episodes
+    assert not repeats((0, 3, 4), (1, 0, 1), (1, 2, 3))
+    assert repeats((1, 0, 1), (2, 0, 4), (2, 3, 1))
+    assert not repeats((0, 0, 3), (0, 6, 2), stride=2)
+    assert repeats((0, 0, 4), (0, 6, 2), stride=2)
+
+
 def test_refuses_values_out_of_range() -> None:
     for selected in ([1, 0], [0, 0], [-1], [2]):
         with pytest.raises(IndexError, match="ascending rows in"):

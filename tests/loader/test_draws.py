@@ -296,6 +296,57 @@ def of_changing_ranks(
     return given
 
 
+@pytest.mark.parametrize("length", [(3, 3), [3, 3]])
+def test_a_range_of_one_length_is_that_length(path: Path, length: Any) -> None:
+    """Also where a drawn length is refused: windows, sequences, functions, single clips."""
+    for more in (
+        {"batch_size": 4},
+        {},
+        {"windows": {"id": [-1, 0]}},
+        {"batch_size": 2, "order": "sequences"},
+        {"batch_size": 4, "clip_transform": lambda clip, _: {"id": clip["id"] + 1}},
+    ):
+        pair = [
+            SeqRecordPipe(path, features=["image", "id"], clip_len=one, **more)
+            for one in (length, 3)
+        ]
+        assert pair[0].options.clip_len == 3
+        assert pair[0].state_dict() == pair[1].state_dict()
+        assert digests(pair[0], 2) == digests(pair[1], 2)
+    mapped = SeqRecordMapDataset(path, features=["id"], clip_len=length)
+    assert mapped[5]["id"].shape == (3, 2)
+    with pytest.raises(ClipError, match=r"MaxFrames.*drawn clip_len"):
+        SeqRecordPipe(path, clip_len=length, batch_size=MaxFrames(12))
+
+
+@pytest.mark.parametrize(
+    ("width", "aspects", "multiple", "sizes", "weights"),
+    [
+        (56, (0.33, 1.0), 14, [14, 28, 42, 56], [0.68, 1, 1, 0]),
+        (56, (0.25, 0.75), 14, [14, 28, 42], [1, 1, 0]),
+        (10, (0.5, 0.5), 1, [5], [1]),
+        (10, (0.55, 0.85), 1, [5, 6, 7, 8], [0.5, 1, 1, 0.5]),
+        (8, (1.0, 2.0), 4, [8, 12, 16], [1, 1, 0]),
+    ],
+)
+def test_heights_of_aspects(
+    width: int,
+    aspects: tuple[float, float],
+    multiple: int,
+    sizes: list[int],
+    weights: list[float],
+) -> None:
+    """A height comes for the ratios that round down to it; one of no ratio never comes."""
+    step = BatchResize.of_aspects(width, aspects, multiple=multiple)
+    pairs = [(size, weight) for size, weight in zip(sizes, weights, strict=True) if weight]
+    assert list(step.sizes) == [(size, width) for size, _ in pairs]
+    total, end = sum(weights), 0.0
+    for size, weight in pairs:
+        for draw in (end + 1e-6, end + weight / total - 1e-6):
+            assert step.size_of(None, None, draw) == (size, width)
+        end += weight / total
+
+
 def test_bench(path: Path) -> None:
     options: dict[str, Any] = {**VGGT, "shuffle": False}
     sizes = [shape(batch)[:2] for batch in SeqRecordPipe(path, **options)]

@@ -201,6 +201,25 @@ def test_the_order_depends_only_on_settings(video: Path) -> None:
     assert shards[1] == shards[0], "shards change with little memory"
 
 
+def test_frames_stay_on_a_device_with_an_explicit_limit_only(images: Path) -> None:
+    """Small features stay without one, too, and all stay in host memory."""
+    every_feature, small = {"features": ["image", "id"]}, {"features": ["id"]}
+    cases: list[tuple[dict[str, Any], bool]] = [
+        ({**every_feature}, True),
+        ({**every_feature, "memory_limit": "64MiB"}, True),
+        ({**every_feature, "device": "cpu"}, False),
+        ({**every_feature, "device": "cpu", "memory_limit": "64MiB"}, True),
+        ({**small, "device": "cpu"}, True),
+    ]
+    for options, stays in cases:
+        pipe = SeqRecordPipe(images, clip_len=4, batch_size=4, **options)
+        for epoch in range(2):
+            assert sorted(clips_of(images, pipe)) == sorted(every_clip())
+            assert (pipe.stats()["frames_decoded"] > 0) == (epoch == 0 or not stays), options
+        kept = pipe.stats()["features_resident"]
+        assert sorted(kept) == (sorted(options["features"]) if stays else []), options
+
+
 def test_weighted_clips_and_clips_of_a_device(video: Path) -> None:
     # Weighted clips stay in one process only.
     clips = {"episode": list(LENGTHS), "start": [1] * 6, "repeat": [0.5, 2.5, 1.5, 3, 0.2, 4.1]}

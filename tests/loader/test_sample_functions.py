@@ -203,6 +203,28 @@ def test_every_is_a_filter_of_starts(numbered: Dataset, stride: int, n: int) -> 
     assert sorted(rows) == given
 
 
+@pytest.mark.parametrize(("stride", "n"), [(4, 6), (6, 4), (6, 9), (2, 7)])
+@pytest.mark.parametrize("first", [[], [skip_first(3)]])
+def test_every_with_a_stride_that_shares_a_factor(
+    numbered: Dataset, stride: int, n: int, first: list[Any]
+) -> None:
+    """Each remainder that a start has comes once in a turn of epochs, in any order."""
+    given = [clip for clip in EVERY if clip[1] % stride == 0 and (clip[1] >= 3 or not first)]
+    by_remainder: dict[int, list[Clip]] = {}
+    for clip in given:
+        by_remainder.setdefault(clip[1] % n, []).append(clip)
+    pipe = make(numbered, [*first, every(n, rotate=True)], stride=stride, shuffle=False)
+    for _ in range(2):
+        epochs = []
+        for _ in range(len(by_remainder)):
+            expected = pipe.num_clips  # of the next epoch
+            epochs.append(map_of(pipe))
+            assert len(epochs[-1]) == expected
+        assert sorted(epochs) == sorted(by_remainder.values())
+    plain = make(numbered, [*first, every(n)], stride=stride, shuffle=False)
+    assert map_of(plain) == by_remainder[0]
+
+
 def test_repeats_of_functions(numbered: Dataset) -> None:
     def more(samples: Samples, _epoch: int, _rng: SampleRandom) -> Samples:
         return samples.with_columns(repeat=(samples["start"] % 3) / 2)
@@ -474,6 +496,24 @@ def clips_of(*windows: int, where: Callable[[str, list[int]], bool]) -> list[Cli
         if (frames := [start + offset for offset in windows])
         if min(frames) >= 0 and max(frames) < len(texts) and where(key, frames)
     ]
+
+
+@pytest.mark.parametrize("feature", ["subtask", "step"])
+def test_inside_a_segment_are_all_clips_of_one_frame(labelled: Dataset, feature: str) -> None:
+    def is_any(_key: str, _frames: list[int]) -> bool:
+        return True
+
+    features = ["frame", "subtask", "step"]
+    options: dict[str, Any] = {"features": features, "samples": inside(feature)}
+    pipe = SeqRecordPipe(labelled, clip_len=1, batch_size=4, **options)
+    assert sorted(map_of(pipe)) == clips_of(0, where=is_any)
+    windows = {name: [2] for name in features}
+    pipe = SeqRecordPipe(labelled, windows=windows, batch_size=4, **options)
+    assert sorted(map_of(pipe)) == clips_of(2, where=is_any)
+    listed = {"episode": ["a", "c", "b"], "frames": [[4], [0], [8]]}
+    options["samples"] = [listed, inside(feature)]
+    pipe = SeqRecordPipe(labelled, batch_size=4, **options)
+    assert sorted(map_of(pipe)) == [("a", 4), ("b", 8), ("c", 0)]
 
 
 def test_inside_a_segment(labelled: Dataset) -> None:
