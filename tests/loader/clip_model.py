@@ -43,6 +43,9 @@ from tests.kit.clip_data import minimum_memory
 __all__ = ["FEATURES", "GROUPS", "IMAGES", "KINDS", "LENGTHS", "SPARSE", "Case", "check_case"]
 __all__ += ["metadata_of", "stored_frame", "write_all"]
 
+Clip = tuple[int, int]
+"""Name of a clip: its episode and start; of a row of a table, the row and the start."""
+
 HEIGHT, WIDTH = 12, 16
 LENGTHS = (19, 9, 2, 30, 21)
 FPS = (10, 20, 10, 30, 20)
@@ -91,6 +94,16 @@ def key_of(episode: int) -> str:
     return f"{'kitchen' if episode % 2 else 'lab'}/{episode}"
 
 
+def episode_of(clip: Mapping[str, Any]) -> int:
+    """The number of a clip's episode."""
+    return int(clip["episode"].split("/")[1])
+
+
+def clamped(episode: int, frames: Sequence[int]) -> list[int]:
+    """Frames inside an episode: its first or last one instead of others."""
+    return [min(max(frame, 0), LENGTHS[episode] - 1) for frame in frames]
+
+
 def metadata_of(episode: int) -> dict[str, Any]:
     rates = {0: 3, 1: 2.5, 3: True}
     found = {"task": f"task {episode}" if episode else None, "arm": [episode, {"left": True}]}
@@ -117,7 +130,7 @@ def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
     with SeqRecordWriter(
         folder,
         schema=schema_of(groups or {}),
-        codecs={"flow": "raw", "action": "raw", "id": "raw"},
+        codecs={"image": "png", "flow": "raw", "action": "raw", "id": "raw"},
         chunk_frames=5,
         max_file_size=40_000,
     ) as writer:
@@ -185,11 +198,11 @@ class Case:
         """Remainders of starts by `every`: as many epochs have one each."""
         return {start % self.every for _, start in self.clips}
 
-    def clips_of(self, remainder: int) -> list[tuple[int, int]]:
+    def clips_of(self, remainder: int) -> list[Clip]:
         """The clips of an epoch, in order."""
         return [clip for clip in self.clips if clip[1] % self.every == remainder]
 
-    def repeated(self, clips: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    def repeated(self, clips: list[Clip]) -> list[Clip]:
         """Each of `clips` as often as an epoch has it."""
         for one in self.options.get("samples") or ():
             if isinstance(one, Copies):
@@ -247,8 +260,7 @@ class Case:
 
     def frames(self, name: str, episode: int, start: int, dilation: int) -> list[int]:
         """The requested frames, clamped to their episode."""
-        last = LENGTHS[episode] - 1
-        return [min(max(frame, 0), last) for frame in self.wanted(name, episode, start, dilation)]
+        return clamped(episode, self.wanted(name, episode, start, dilation))
 
     def step(self, name: str) -> int:
         """Direction to another frame's value: 1 for `Next`."""
@@ -285,7 +297,7 @@ class Case:
         )
 
     @cached_property
-    def starts(self) -> list[tuple[int, int]]:
+    def starts(self) -> list[Clip]:
         """Candidate clip starts."""
         chosen = self.options.get("episodes", "*")
         found = []
@@ -297,31 +309,22 @@ class Case:
         return found
 
     @cached_property
-    def clips(self) -> list[tuple[int, int]]:
+    def clips(self) -> list[Clip]:
         """All clips, in order."""
         n = 1 if self.function("every", "rotate", True) else self.every
         starts = [clip for clip in self.starts if not clip[1] % n]
         return [c for c in starts if any(self.is_whole(*c, d) for d in self.dilations)]
 
-    def check(self, clip: Mapping[str, Any]) -> tuple[int, int]:
-        """Compare a clip with the stored frames; returns its episode and start."""
-        episode, start = int(clip["episode"].split("/")[1]), int(clip["start"])
-        assert (episode, start) in self.clips
-        dilation = int(clip.get("dilation", self.dilations[0]))
-        is_reversed = bool(clip.get("reversed", False))
-        assert dilation in self.dilations
-        assert self.is_whole(episode, start, dilation)
-        probability = self.function("reverse", "probability", 0)
-        assert not is_reversed or probability
-        assert is_reversed or probability != 1
-        expected = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
-        expected |= {"dilation", "reversed", *self.features}
+    def check(self, clip: Mapping[str, Any], epoch: int | None = None) -> tuple[int, int]:
+        """Compare a clip, of an epoch if it is known, with the stored frames; returns its name."""
+        name_of_clip, expected = self.check_place(clip, epoch)
+        episode, dilation = episode_of(clip), int(clip.get("dilation", self.dilations[0]))
         assert [name for name in clip if name in self.features] == self.features
         for name in self.features:
-            order = slice(None, None, -1 if is_reversed else 1)
-            frames = self.frames(name, episode, start, dilation)[order]
+            order = slice(None, None, -1 if clip.get("reversed", False) else 1)
+            wanted = self.requested(name, clip, dilation)[order]
+            frames = clamped(episode, wanted)
             if name in self.padded:
-                wanted = self.wanted(name, episode, start, dilation)[order]
                 is_pad = [a != f for a, f in zip(wanted, frames, strict=True)]
                 assert clip[f"{name}_is_pad"].tolist() == is_pad, name
                 expected.add(f"{name}_is_pad")
@@ -342,8 +345,89 @@ class Case:
             assert clip[name] == metadata_of(episode).get(name)
             assert type(clip[name]) is type(metadata_of(episode).get(name))
             expected.add(name)
-        assert set(clip) <= expected
-        return episode, start
+        assert set(clip) <= expected | {*self.features}
+        return name_of_clip
+
+    def check_place(
+        self, clip: Mapping[str, Any], epoch: int | None
+    ) -> tuple[tuple[int, int], set[str]]:
+        """Check that the epoch has this clip; returns its name and the names of its columns."""
+        del epoch
+        episode, start = episode_of(clip), int(clip["start"])
+        assert (episode, start) in self.clips
+        self.check_draws(clip)
+        assert self.is_whole(episode, start, int(clip.get("dilation", self.dilations[0])))
+        columns = {"episode", "start", "crop", "flipped", "is_first", "is_last"}
+        return (episode, start), columns | {"dilation", "reversed"}
+
+    def check_draws(self, clip: Mapping[str, Any]) -> None:
+        """Check a drawn dilation and direction."""
+        is_reversed = bool(clip.get("reversed", False))
+        assert int(clip.get("dilation", self.dilations[0])) in self.dilations
+        probability = self.function("reverse", "probability", 0)
+        assert not is_reversed or probability
+        assert is_reversed or probability != 1
+
+    def requested(self, name: str, clip: Mapping[str, Any], dilation: int) -> list[int]:
+        """The requested frames of a feature in a clip, before a reversal."""
+        return self.wanted(name, episode_of(clip), int(clip["start"]), dilation)
+
+    # ---- epochs, for histories of loaders
+
+    @property
+    def draws_lengths(self) -> bool:
+        """Whether `clip_len` is drawn for each batch."""
+        return isinstance(self.options.get("clip_len"), tuple)
+
+    @property
+    def smallest(self) -> int:
+        """The number of clips of the shortest epoch."""
+        return min(len(self.clips_of(remainder)) for remainder in self.remainders)
+
+    def epoch(self, epoch: int) -> list[Clip] | None:
+        """The clips of an epoch in order, with copies; `None` if the seed decides."""
+        del epoch
+        return self.repeated(self.clips) if len(self.remainders) == 1 else None
+
+    def drawn_epoch(
+        self, epoch: int, clips: list[Clip], drawn: Mapping[int, list[Clip]]
+    ) -> list[Clip]:
+        """The clips of an epoch that the seed decides, after a check of those that came.
+
+        `drawn` are those of other epochs, by epoch.
+        """
+        expected = self.clips_of(clips[0][1] % self.every)
+        turns = len(self.remainders)
+        for number, others in drawn.items():  # a turn has every remainder once
+            assert number // turns != epoch // turns or others != expected
+        return expected
+
+    def in_order(self, clips: Sequence[Clip]) -> list[Clip]:
+        """Clips in the order of an epoch that is not shuffled."""
+        return sorted(clips)
+
+    def numbered(self, clips: Sequence[Clip]) -> list[Clip]:
+        """The clips of an epoch in the order of a map-style dataset."""
+        return list(clips)
+
+    def full_size(self, batch: Mapping[str, Any]) -> int:
+        """The number of clips of a batch that is not the last one."""
+        del batch
+        assert self.batch_size is not None
+        return self.batch_size
+
+    def copies(self) -> bool:
+        """Whether an epoch may have a clip several times."""
+        return any(isinstance(one, Copies) for one in self.options.get("samples") or ())
+
+    def incomplete(self) -> tuple[int | None, int | None]:
+        """The clips that lack a feature, and those outside their episode; `None` if not counted."""
+        skips = self.function("skip_last", "n", 0) or not self.function("every", "rotate", True)
+        if skips:
+            return None, None
+        inside = [c for c in self.starts if any(self.fits_inside(*c, d) for d in self.dilations)]
+        outside = len(self.starts) - len(inside) if self.has_windows else None
+        return len(inside) - len(self.clips), outside
 
     def check_values(self, name: str, clip: Mapping[str, Any], want: list[Any]) -> set[str]:
         """Compare a feature's frames; returns the names of its additional entries."""
@@ -576,14 +660,15 @@ def check_rows(case: Case, batches: list[Any]) -> None:
 
 
 def check_by_number(
-    path: Any, case: Case, rng: random.Random, clips: Sequence[tuple[int, int]], epoch: int = 0
+    path: Any, case: Case, rng: random.Random, clips: Sequence[Clip], epoch: int = 0
 ) -> None:
     """Check an epoch's clips by number."""
     of_streams = {"shuffle", "batch_size", "engine", "order", "device", "memory_limit", "rank"}
     of_streams |= {"last_batch"}
     options = {name: value for name, value in case.options.items() if name not in of_streams}
-    options["stride"] = case.stride
-    single, dataset = Case(options), seqrecord.SeqRecordMapDataset(path, **options)
+    if case.stride > 1:
+        options["stride"] = case.stride
+    single, dataset = type(case)(options), seqrecord.SeqRecordMapDataset(path, **options)
     dataset.set_epoch(epoch)
     assert len(dataset) == len(clips)
     numbers = [rng.randrange(len(dataset)) for _ in range(5)]

@@ -6,11 +6,14 @@ Interface of the machine. `job` draws arguments and begins; the rules then act o
 - `save` a state, `resume` one on as many ranks or others, with another batch size or more memory;
 - `set_epoch` to an epoch or to a place in it, `set_samples` between epochs, `copy` the loaders;
 - ranks may have DataLoaders with workers (`WorkerMachine`);
-- `refuse` a state of other arguments, `read_by_number` from the map-style dataset.
+- `refuse` a state of other arguments, `read_by_number` from the map-style dataset;
+- `damage_cache`: change or remove a file of the frame cache.
 
 Invariants, after any rules:
 
-- Every value, mask and column of a clip equals the model of `clip_model`, which reads no file.
+- Every value, mask and column of a clip equals the model of `clip_model`, or of `table_model` for
+  tables, lists of frames, anchors, functions and draws; models read no file.
+- Frames are decoded for clips that need them, and once; a frame cache changes no batch or state.
 - An epoch has every clip of the model, and each copy of it, exactly once over all ranks and parts;
   a part is the yield of equal ranks. Duplicates only even out ranks, and `last_batch` determines
   their number.
@@ -24,12 +27,13 @@ from __future__ import annotations
 import json
 import pickle
 import random
+import tempfile
 from collections import Counter
 from dataclasses import dataclass, replace
 from itertools import islice, zip_longest
+from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from hypothesis import assume, note
 from hypothesis import strategies as st
@@ -45,6 +49,8 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import (
     ClipError,
+    FrameCache,
+    MaxFrames,
     SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordPipe,
@@ -52,10 +58,18 @@ from seqrecord import (
 )
 from seqrecord.samples import every, skip_last
 from tests.kit.clip_data import minimum_memory
-from tests.loader.clip_model import Case, Copies, cases, check_by_number, check_rows, equal
+from tests.loader.clip_model import (
+    Case,
+    Clip,
+    Copies,
+    cases,
+    check_by_number,
+    check_rows,
+    equal,
+)
 from tests.loader.resume_contract import Direct
+from tests.loader.table_model import DECODED, Recording, TableCase, case_of, table_cases
 
-Clip = tuple[int, int]
 KINDS: Any = {"pipe": SeqRecordPipe, "stream": SeqRecordIterableDataset, "node": Direct}
 SIZES = (1, 3, 4, 7)
 MOST_RANKS = 4
@@ -102,6 +116,9 @@ class Place:
 
 class LoaderMachine(RuleBasedStateMachine):
     records: seqrecord.Dataset
+    cache: Path
+    """Folder for the frame caches of all examples."""
+
     is_mix = False
     most_workers = 0
     saved = Bundle("saved")
@@ -109,32 +126,36 @@ class LoaderMachine(RuleBasedStateMachine):
     def __init__(self) -> None:
         super().__init__()
         self.wholes: dict[str, list[list[Any]]] = {}
-        self.remainders: dict[str, dict[int, int]] = {}  # samples: epoch: remainder
+        self.frames = Path(tempfile.mkdtemp(dir=self.cache))
+        self.is_damaged = False
+        self.recorders = 0  # number of the latest `Recording`
+        self.drawn: dict[str, dict[int, list[Clip]]] = {}  # samples: epoch: clips
 
     @initialize(
         case=st.booleans().flatmap(lambda rated: cases(rated=rated, has_copies=True)),
         kind=st.sampled_from([*KINDS]),
         ranks=st.integers(1, MOST_RANKS),
         workers=st.integers(0, 2),
+        is_cached=st.sampled_from([False, False, False, True]),
     )
-    def job(self, case: Case, kind: str, ranks: int, workers: int) -> None:
+    def job(self, case: Case, kind: str, ranks: int, workers: int, is_cached: bool) -> None:
         options = dict(case.options)
+        if is_cached and "frame_transform" not in options:
+            options["frame_cache"] = FrameCache(self.frames, "1GiB")
         if not case.clips:
             with pytest.raises(ClipError):
                 self.make(Part({**options, "memory_limit": None}, 0, 1))
-        assume(case.clips)
+        assume(case.clips and case.smallest)
         if options.get("memory_limit") == "least":
             options["memory_limit"] = max(
                 minimum_memory(lambda n=n, **given: self.make(Part({**options, **given}, 0, n)))
                 for n in range(1, MOST_RANKS + 1)
             )
-        least = min(len(case.clips_of(remainder)) for remainder in case.remainders)
         if (
-            least < MOST_RANKS * max(SIZES) * max(1, self.most_workers)
+            case.smallest < MOST_RANKS * max(SIZES) * max(1, self.most_workers)
             and options["last_batch"] == "drop"
         ):
-            is_once = case.repeated(case.clips) == case.clips
-            options["last_batch"] = "repeat" if is_once else "keep"  # or it may have no batch
+            options["last_batch"] = "keep" if case.copies() else "repeat"  # or it may have no batch
         part = Part(options, 0, ranks, workers=min(workers, self.most_workers))
         self.go(kind, Place(part))
         note(f"{kind} {part}")
@@ -147,26 +168,25 @@ class LoaderMachine(RuleBasedStateMachine):
         return [KINDS[kind](self.records, **options, rank=(rank, ranks)) for rank in range(ranks)]
 
     def clips(self, part: Part) -> list[Clip]:
-        """The clips of a part's epoch in order, with copies; with `every(…, rotate=True)` of its
-        remainder.
+        """The clips of a part's epoch in order, with copies.
+
+        If the seed decides, they are those of a single rank, after a check.
         """
-        case = Case(part.options)
-        if len(case.remainders) == 1:
-            return case.repeated(case.clips)
-        group = self.remainders.setdefault(repr(part.options.get("samples")), {})
-        if part.epoch not in group:
+        case = case_of(part.options)
+        if (clips := case.epoch(part.epoch)) is not None:
+            return clips
+        drawn = self.drawn.setdefault(repr(part.options.get("samples")), {})
+        if part.epoch not in drawn:
             (stream,) = self.make(replace(part, ranks=1), last_batch="keep")
             stream.set_epoch(part.epoch)
-            start = int(np.ravel(next(iter(stream))["start"])[0])
-            group[part.epoch] = start % case.every
-            turns = Counter((n // len(case.remainders), start) for n, start in group.items())
-            assert max(turns.values()) == 1
-        return case.clips_of(group[part.epoch])
+            found = self.clips_in([*stream], part)
+            drawn[part.epoch] = case.drawn_epoch(part.epoch, found, drawn)
+        return drawn[part.epoch]
 
     def clips_in(self, batches: list[Any], part: Part) -> list[Clip]:
         """The clips of a rank's batches, after a check of their values."""
-        case = Case(part.options)
-        return [case.check(clip) for batch in batches for clip in case.clips_in(batch)]
+        case = case_of(part.options)
+        return [case.check(clip, part.epoch) for batch in batches for clip in case.clips_in(batch)]
 
     def rest(self, part: Part) -> Counter[Clip]:
         """How often a part has each clip."""
@@ -190,15 +210,22 @@ class LoaderMachine(RuleBasedStateMachine):
     def whole(self, part: Part) -> list[list[Any]]:
         """Batches of each rank in an uninterrupted run of a part, after a check."""
         if part.key not in self.wholes:
-            streams = self.make(part)
+            decoded, batches = list[list[Clip]](), list[list[Any]]()
+            streams = self.make(part, **self.recorder(part))
             for stream in streams:
                 if part.state is None:
                     stream.set_epoch(part.epoch)
                 else:
                     stream.load_state_dict(json.loads(part.state))
-            batches = [[*self.iterate(stream, part)] for stream in streams]
+                DECODED.clear()
+                batches.append([*self.iterate(stream, part)])
+                decoded.append(DECODED.pop(self.recorders, []))
             self.wholes[part.key] = batches
             clips = self.check_clips(part, batches)
+            if "frame_transform" in part.options and not part.workers and part.state is None:
+                self.check_decoded(part, clips, decoded)
+            if "frame_cache" in part.options and not part.workers:
+                self.check_cache(part, batches, streams)
             if not part.workers:
                 self.check_stats(part, clips, batches, streams)
             elif part.state is None:  # workers are shards that take turns
@@ -209,6 +236,14 @@ class LoaderMachine(RuleBasedStateMachine):
                     assert equal(found, [batch for batch in turns if batch is not None])
         return self.wholes[part.key]
 
+    def recorder(self, part: Part) -> dict[str, Any]:
+        """The argument that writes down the frames which new loaders decode."""
+        self.recorders += 1
+        transform = part.options.get("frame_transform")
+        return (
+            {"frame_transform": Recording.numbered(transform, self.recorders)} if transform else {}
+        )
+
     @staticmethod
     def iterate(loader: Any, part: Part) -> Any:
         """An iterator over the rest of a rank's epoch."""
@@ -216,7 +251,7 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def check_clips(self, part: Part, batches: list[list[Any]]) -> list[list[Clip]]:
         """Check values, and that each clip comes once; returns the clips of each rank."""
-        case, size = Case({**part.options, "rank": part.ranks}), part.options["batch_size"]
+        case, size = case_of({**part.options, "rank": part.ranks}), part.options["batch_size"]
         clips = self.clips(part)
         of_ranks = [self.clips_in(rank, part) for rank in batches]
         found = Counter(clip for rank in of_ranks for clip in rank)
@@ -235,9 +270,16 @@ class LoaderMachine(RuleBasedStateMachine):
         if part.workers:
             return of_ranks
         for rank in batches if size and not case.in_rows else []:
-            assert {len(batch["episode"]) for batch in rank[:-1]} <= {size}
+            assert all(len(batch["episode"]) == case.full_size(batch) for batch in rank[:-1])
         if part.state is None and part.ranks == 1 and not part.options["shuffle"]:
             assert case.in_rows or of_ranks[0] == clips[: len(of_ranks[0])]
+        if case.draws_lengths and not part.workers:  # equally on all ranks
+            lengths = [[len(batch["id"][0]) for batch in rank] for rank in batches]
+            assert all(
+                drawn == longest[: len(drawn)]
+                for longest in [max(lengths, key=len)]
+                for drawn in lengths
+            )
         if case.in_rows and part.state is None:
             for rank in batches:
                 check_rows(case, rank)
@@ -253,20 +295,67 @@ class LoaderMachine(RuleBasedStateMachine):
             assert repeated == (Counter(found) - Counter(every)).total()
         if not part.given and part.ranks == 1:
             assert streams[0].stats()["clips_dropped"] == len(every) - len(found)
-        case = Case(part.options)
-        inside = [c for c in case.starts if any(case.fits_inside(*c, d) for d in case.dilations)]
-        skips = case.function("skip_last", "n", 0) or not case.function("every", "rotate", True)
+        case = case_of(part.options)
+        incomplete, outside = case.incomplete()
         for stream, rank, own in zip(streams, batches, clips, strict=True):
             stats = stream.stats()
-            if not skips:
-                assert stats["clips_incomplete"] == len(inside) - len(case.clips)
-                if case.has_windows:
-                    assert stats["clips_outside"] == len(case.starts) - len(inside)
+            assert incomplete is None or stats["clips_incomplete"] == incomplete
+            assert outside is None or stats["clips_outside"] == outside
             assert (stats["clips"], stats["batches"]) == (len(own), len(rank))
             assert limit is None or stats["peak_buffer_bytes"] <= limit
             if part.state is None:
                 stream.set_epoch(part.epoch)
                 assert (len(stream), stream.num_clips) == (len(rank), len(every))
+
+    @staticmethod
+    def check_decoded(part: Part, clips: list[list[Clip]], decoded: list[list[Clip]]) -> None:
+        """A rank decodes the frames of its clips and no others.
+
+        Each once: without other ranks, in order, or of lists; a tenth twice, at cuts.
+        """
+        case, engine = case_of(part.options), part.options["engine"]
+        assert isinstance(case, TableCase)
+        fits = "memory_limit" not in part.options and engine.num_cursors is None
+        for own, frames in zip(clips, decoded, strict=True):
+            least, most = case.decoded(own)
+            if part.options["last_batch"] != "drop":
+                assert least <= {*frames} <= most
+            is_whole = part.ranks == 1 or not part.options["shuffle"] or case.lists_frames
+            if fits and not case.copies():  # passes read copies again
+                assert len(frames) <= len({*frames}) * (1 if is_whole else 1.1)
+
+    def check_cache(self, part: Part, batches: list[list[Any]], streams: list[Any]) -> None:
+        """The cache changes no batch, state or length, and later loaders decode no cached frame."""
+        for number, rank in enumerate(batches):
+            pair = [self.make(part)[number], self.make(part, frame_cache=None)[number]]
+            for stream in pair:
+                if part.state is None:
+                    stream.set_epoch(part.epoch)
+                else:
+                    stream.load_state_dict(json.loads(part.state))
+                assert equal([*stream], rank)
+            cached, plain = (stream.stats() for stream in pair)
+            assert plain["frames_from_cache"] == 0
+            expected = plain["frames_decoded"] if "image" in part.options["features"] else 0
+            assert cached["frames_from_cache"] == expected or self.is_damaged
+            states = [stream.state_dict() for stream in (*pair, streams[number])]
+            assert states[0] == states[1] == states[2]
+            assert len({len(stream) for stream in pair}) == 1
+
+    @precondition(lambda self: "frame_cache" in self.place.part.options)
+    @rule(number=st.integers(0, 99), is_removed=st.booleans())
+    def damage_cache(self, number: int, is_removed: bool) -> None:
+        """Change a byte of a file in the frame cache, or remove it."""
+        files = sorted(file for file in self.frames.glob("**/*") if file.is_file())
+        self.is_damaged = True
+        for file in files[number % max(1, len(files)) :][:1]:
+            if is_removed:
+                file.unlink()
+                continue
+            content = bytearray(file.read_bytes())
+            if content:
+                content[number * 977 % len(content)] ^= 1 << number % 8
+            file.write_bytes(content)
 
     # ---- the job
 
@@ -279,18 +368,23 @@ class LoaderMachine(RuleBasedStateMachine):
         self.is_begun = False
         self.is_over = False
 
-    @staticmethod
-    def has_copies(part: Part) -> bool:
-        """Whether functions repeat clips."""
-        return any(isinstance(one, Copies) for one in part.options.get("samples") or ())
-
     @property
     def takes_samples(self) -> bool:
         """Whether other samples need no other windows or memory."""
         options = self.place.part.options
+        if isinstance(case_of(options), TableCase):
+            return False
         names = {one.name for one in options.get("samples") or ()}
         is_plain = not names & {"dilate", "reverse"} and "memory_limit" not in options
         return is_plain and not self.is_mix and not self.place.part.workers
+
+    @property
+    def has_numbers(self) -> bool:
+        """Whether a map-style dataset takes the arguments."""
+        case = case_of(self.place.part.options)
+        samples = case.options.get("samples") or ()
+        repeats = case.copies() or any(isinstance(one, dict) and "repeat" in one for one in samples)
+        return not repeats and not case.draws_lengths
 
     @property
     def next_place(self) -> Place:
@@ -375,7 +469,7 @@ class LoaderMachine(RuleBasedStateMachine):
         """Continue from a state: with equal ranks, workers and batch size, or others."""
         state, place = saved
         old, more = place.part, dict[str, Any]()
-        size = None if self.is_mix else size
+        size = None if self.is_mix or not isinstance(old.options["batch_size"], int) else size
         options, larger = old.options, {"batch_size": size, "memory_limit": None}
         options = options if size is None else {**options, **larger}
         workers = old.workers if workers is None else min(workers, self.most_workers)
@@ -439,23 +533,21 @@ class LoaderMachine(RuleBasedStateMachine):
             return
         options = {**place.part.options, "samples": samples}
         part = replace(place.part, options=options)
-        if self.has_copies(part) and (Case(options).in_rows or options["last_batch"] == "repeat"):
+        case = case_of(options)
+        if case.copies() and (case.in_rows or options["last_batch"] == "repeat"):
             return
-        if Case(options).clips and self.has_batches(part):
+        if case.clips and self.has_batches(part):
             for loader in self.loaders:
                 loader.set_samples(samples)
             self.go(self.kind, Place(part), self.loaders)
 
-    @precondition(
-        lambda self: self.wholes and not self.is_mix and not self.has_copies(self.place.part)
-    )
+    @precondition(lambda self: self.wholes and not self.is_mix and self.has_numbers)
     @rule(number=st.integers(0, 99))
     def read_by_number(self, number: int) -> None:
         """The map-style dataset has the epoch's clips in the order of the model."""
-        part = self.place.part
-        check_by_number(
-            self.records, Case(part.options), random.Random(number), self.clips(part), part.epoch
-        )
+        part, case = self.place.part, case_of(self.place.part.options)
+        clips = case.numbered(self.clips(part))
+        check_by_number(self.records, case, random.Random(number), clips, part.epoch)
 
     @rule(saved=saved)
     def refuse(self, saved: Any) -> None:
@@ -470,6 +562,20 @@ class LoaderMachine(RuleBasedStateMachine):
         with pytest.raises(StateError, match=f": .*{next(iter(other))}"):
             loader.load_state_dict(json.loads(state))
         assert loader.state_dict() == before
+
+
+class TableMachine(LoaderMachine):
+    """A job of a table, of functions that choose other samples in each epoch, or of draws."""
+
+    @initialize(
+        case=table_cases(),
+        kind=st.sampled_from([*KINDS]),
+        ranks=st.integers(1, MOST_RANKS),
+        workers=st.integers(0, 2),
+        is_cached=st.sampled_from([False, False, False, True]),
+    )
+    def job(self, case: Case, kind: str, ranks: int, workers: int, is_cached: bool) -> None:
+        super().job(case, kind, ranks, workers, is_cached)
 
 
 class WorkerMachine(LoaderMachine):
@@ -491,10 +597,23 @@ class MixMachine(LoaderMachine):
     )
     def job(self, case: Case, ranks: int, end: str | int, weights: tuple[int, int]) -> None:
         kept = {"clip_len", "dilation", "windows", "pad", "features", "metadata", "ragged"}
-        self.common = {n: value for n, value in case.options.items() if n in kept}
-        self.sources = {n: Case({**self.common, "episodes": f"{n}/*"}) for n in FOLDERS}
+        common = {n: value for n, value in case.options.items() if n in kept}
+        self.begin(common, max(case.batch_size or 0, 3), case.options["seed"], ranks, end, weights)
+
+    def begin(
+        self,
+        common: dict[str, Any],
+        batch_size: Any,
+        seed: int,
+        ranks: int,
+        end: str | int,
+        weights: tuple[int, int],
+    ) -> None:
+        """Begin with a mix of sources that have the arguments `common`."""
+        self.common = case_of(common)
+        self.sources = {n: case_of({**common, "episodes": f"{n}/*"}) for n in FOLDERS}
         assume(all(source.clips for source in self.sources.values()))
-        options = {"batch_size": max(case.batch_size or 0, 3), "seed": case.options["seed"]}
+        options: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
         options |= {"weights": dict(zip(FOLDERS, weights, strict=True)), "stopping_strategy": end}
         self.go("mix", Place(Part(options | {"last_batch": "repeat", "shuffle": True}, 0, ranks)))
 
@@ -523,7 +642,7 @@ class MixMachine(LoaderMachine):
         for rank in batches:
             found: dict[str, list[Clip]] = {name: [] for name in self.sources}
             for batch in rank:
-                for clip in Case(self.common).clips_in(batch):
+                for clip in self.common.clips_in(batch):
                     name = clip["dataset"]
                     plain = {n: value for n, value in clip.items() if n not in columns}
                     found[name].append(self.sources[name].check(plain))
@@ -537,9 +656,52 @@ class MixMachine(LoaderMachine):
     def check_stats(
         self, part: Part, clips: list[list[Clip]], batches: list[list[Any]], streams: list[Any]
     ) -> None:
+        case = case_of({**self.common.options, "batch_size": part.options["batch_size"]})
         for stream, rank in zip(streams, batches, strict=True):
             stats = stream.stats()
             assert stats["batches"] == len(rank)
-            assert stats["clips"] == len(rank) * part.options["batch_size"]
+            assert stats["clips"] == sum(len(batch["episode"]) for batch in rank)
+            for batch in rank[:-1] if case.draws_lengths else rank:
+                assert len(batch["episode"]) == case.full_size(batch)
             stream.set_epoch(part.epoch)
             assert len(stream) == len(rank)
+
+
+class TableMixMachine(MixMachine):
+    """A mix of sources with a table each, or with a drawn `clip_len`."""
+
+    @initialize(
+        case=table_cases(kinds=("starts", "episodes", "frames", "anchors", "lengths")),
+        ranks=st.integers(1, MOST_RANKS),
+        end=st.sampled_from(["first_exhausted", "all_exhausted", 5]),
+        weights=st.tuples(st.integers(1, 3), st.integers(1, 3)),
+    )
+    def job(self, case: Case, ranks: int, end: str | int, weights: tuple[int, int]) -> None:
+        assert isinstance(case, TableCase)
+        kept = {
+            "clip_len",
+            "dilation",
+            "windows",
+            "pad",
+            "features",
+            "metadata",
+            "ragged",
+            "stride",
+        }
+        common = {n: value for n, value in case.options.items() if n in kept}
+        names = ("turning", "one_per_episode")  # sources have one table in all epochs
+        samples: list[Any] = [one for one in case.functions if one.name not in names]
+        if case.table is not None:
+            samples.insert(0, {n: value for n, value in case.table.items() if n != "repeat"})
+        if case.lists_frames:
+            common["ragged"] = "pad"
+        if samples:
+            common["samples"] = samples
+        size = case.options["batch_size"]
+        # A mix takes `MaxFrames` where frames have one shape in all sources.
+        if case.lists_frames or "imu" in case.features or not isinstance(size, MaxFrames):
+            size = max(size, 3) if isinstance(size, int) else 3
+        elif isinstance(end, int):
+            end = "first_exhausted"
+        common = {n: value for n, value in common.items() if n != "episodes"}
+        self.begin(common, size, case.options["seed"], ranks, end, weights)

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from hypothesis import Phase, settings
 from hypothesis.stateful import run_state_machine_as_test
 
 import seqrecord
 from tests.loader.clip_model import GROUPS, write_all
-from tests.loader.loader_machine import LoaderMachine, MixMachine, WorkerMachine
+from tests.loader.loader_machine import (
+    LoaderMachine,
+    MixMachine,
+    TableMachine,
+    TableMixMachine,
+    WorkerMachine,
+)
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -24,14 +32,21 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
     ("kind", "share"),
     [
         (LoaderMachine, 1),
+        (TableMachine, 1),
         (MixMachine, 4),
+        (TableMixMachine, 4),
         pytest.param(WorkerMachine, 10, marks=pytest.mark.slow),
     ],
 )
 def test_loaders(
-    records: seqrecord.Dataset, kind: type[LoaderMachine], share: int, steps: int
+    records: seqrecord.Dataset,
+    tmp_path: Path,
+    kind: type[LoaderMachine],
+    share: int,
+    steps: int,
 ) -> None:
-    machine, usual = type("Machine", (kind,), {"records": records}), settings()
+    attributes = {"records": records, "cache": tmp_path}
+    machine, usual = type("Machine", (kind,), attributes), settings()
     chosen = settings(
         max_examples=max(2, usual.max_examples // share),
         stateful_step_count=steps,
