@@ -171,15 +171,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
     _check_names(selection, ())
     check_metadata(dataset.contents.index, found.selected, metadata)
     if functions:
-        if options.clip_lens is not None or options.draws_sizes:
-            raise ClipError(
-                "functions of clip_transform make clips of one shape",
-                expected="an integer clip_len, and no BatchResize; or crops and flips alone, and "
-                "functions of whole batches in the training loop",
-                got=f"clip_len={options.clip_len}, "
-                f"clip_transform={repr_of(options.clip_transform, 100)}",
-            )
-        selection = _with_functions(selection, functions, first)
+        selection = _with_functions(options, selection, functions, first)
     if options.vectors:
         from seqrecord.loader.pipes.vectors import vector_steps
 
@@ -191,17 +183,26 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         reserved += COLUMNS
     own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
     _check_names(selection, [name for name in reserved if name not in own])
-    called, made = selection.draws.functions, selection.made
-    squeezed = frozenset[str]() if called is None else called.single
-    if options.squeeze_time and not functions:
+    return _with_form(options, selection)
+
+
+def _with_form(options: ClipOptions, selection: Selection) -> Selection:
+    """Add the form of features in a clip: nested, without an axis of frames, or cut to its length.
+
+    Results of functions have the form that these return.
+    """
+    made, lists, called = selection.made, selection.clip_set.excerpts, selection.draws.functions
+    nested = frozenset(n for n in selection.frames.nested if n in made and not made[n].is_fixed)
+    if called is not None:
+        return replace(selection, nested=nested, squeezed=called.single)
+    squeezed, form = set[str](), "pad"
+    if options.squeeze_time:
         fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
-        squeezed = frozenset(fixed.intersection(windows.alone))
-    nested = frozenset(n for n in frames.nested if n in made and not made[n].is_fixed)
-    form, lists = "pad", found.excerpts
-    if lists is not None and lists.length_of is not None and not functions:
+        squeezed = fixed.intersection(selection.windows.alone)
+    if lists is not None and lists.length_of is not None:
         form = options.ragged if isinstance(options.ragged, str) else "list"
         _check_cut(form, made, nested)
-    return replace(selection, nested=nested, squeezed=squeezed, cut=form)
+    return replace(selection, nested=nested, squeezed=frozenset(squeezed), cut=form)
 
 
 def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]) -> None:
@@ -212,9 +213,23 @@ def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]
 
 
 def _with_functions(
-    selection: Selection, functions: tuple[ClipFunction, ...], first: ClipKeys
+    options: ClipOptions,
+    selection: Selection,
+    functions: tuple[ClipFunction, ...],
+    first: ClipKeys,
 ) -> Selection:
-    """Add functions, called here with the first clip."""
+    """Add functions, called here with the first clip.
+
+    Raises `ClipError` for clips of several shapes.
+    """
+    if options.clip_lens is not None or options.draws_sizes:
+        raise ClipError(
+            "functions of clip_transform make clips of one shape",
+            expected="an integer clip_len, and no BatchResize; or crops and flips alone, and "
+            "functions of whole batches in the training loop",
+            got=f"clip_len={options.clip_len}, "
+            f"clip_transform={repr_of(options.clip_transform, 100)}",
+        )
     from seqrecord.loader.engine.calls import ClipFunctions
     from seqrecord.loader.pipes.clip_reader import ClipReader
 
