@@ -56,7 +56,6 @@ COMPLEX = {
     "in_place.external_lists.put_copied",
     "loader.pipes.clip_reader._sets_of",
     "loader.pipes.options.__post_init__",
-    "loader.sampling.memory.default_settings",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
     "store.reading.index_building._index_of",

@@ -319,46 +319,58 @@ class MemoryRequest:
         A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice.
         `max_held` is at least `least_held`.
         """
-        stats, settings, num_shards = self.stats, self.settings, self.num_shards
-        spec, span, sizes = stats.spec, stats.window.span, _block_sizes(stats)
+        stats, settings, given = self.stats, self.settings, self.num_cursors
         if not settings.shuffle:
-            least = max(settings.batch_size or 1, LEAST_BLOCK)
-            enough = bisect_left(sizes, least * spec.stride)
-            tried = sizes[: enough + 1][::-1]  # the sufficient one, then smaller ones
-            return _one_cursor(
-                settings, next((n for n in tried if self._by_cursor(n) <= max_held), 1)
-            )
-        given, whole = self.num_cursors, stats.whole_block()
-        block = stats.whole_block(num_shards)
-        buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
-        share = -(-stats.num_clips // num_shards)
-        fits = self._by_cursor(block) <= max_held
-        if given is None and share <= min(FIRST_ROUND, buffer) and fits:
+            return self._unshuffled(max_held)
+        block, share = stats.whole_block(self.num_shards), -(-stats.num_clips // self.num_shards)
+        buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)  # clips of a round
+        fits = share <= buffer and self._by_cursor(block) <= max_held
+        if given is None and fits and share <= FIRST_ROUND:
             return _one_cursor(settings, block)
+        cursors = self._default_cursors(buffer, max_held) if given is None else given
+        # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
+        if given is None and fits and cursors < self._episodes_per_shard:
+            return _one_cursor(settings, block)
+        return self._shuffled(cursors, buffer, max_held, max_arena)
 
-        cursors = given or 1
-        if given is None:
-            wanted = min(2 * max(settings.batch_size or 1, ENOUGH_CURSORS), buffer)
-            if spec.stride >= span:  # else chunks wait for clips of later rounds
-                wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // sizes[0]))
-            wanted = max(1, min(wanted, max_held // self._by_cursor(sizes[0])))
-            cursors = min(wanted, self._affordable_cursors(wanted))
-            # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
-            for fewer, _ in self._ways_to_mix:
-                number = min(cursors, fewer)
-                length = self._block_to_mix(number)
-                if number * self._by_cursor(length) <= max_held:
-                    cursors = max(number, cursors if length == sizes[0] else 0)
-                    break
-            if stats.in_memory:  # anywhere, but not closer to each other than two clips
-                cursors = max(1, min(wanted, share * spec.stride // (2 * span)))
+    def _unshuffled(self, max_held: int) -> PlanSettings:
+        """The settings without a shuffle: one cursor, in blocks of `LEAST_BLOCK` clips or more."""
+        sizes, least = _block_sizes(self.stats), max(self.settings.batch_size or 1, LEAST_BLOCK)
+        enough = bisect_left(sizes, least * self.stats.spec.stride)
+        tried = sizes[: enough + 1][::-1]  # the sufficient one, then smaller ones
+        block = next((n for n in tried if self._by_cursor(n) <= max_held), 1)
+        return _one_cursor(self.settings, block)
 
-        usual = -(-share * spec.stride // cursors) + span  # frames that a cursor walks
-        longest = -(-whole // (num_shards * cursors))
+    def _default_cursors(self, buffer: int, max_held: int) -> int:
+        """The number of cursors; see `default_settings`."""
+        stats, spec, span = self.stats, self.stats.spec, self.stats.window.span
+        shortest = _block_sizes(stats)[0]
+        wanted = min(2 * max(self.settings.batch_size or 1, ENOUGH_CURSORS), buffer)
+        if spec.stride >= span:  # else chunks wait for clips of later rounds
+            wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // shortest))
+        wanted = max(1, min(wanted, max_held // self._by_cursor(shortest)))
+        if stats.in_memory:  # anywhere, but not closer to each other than two clips
+            share = -(-stats.num_clips // self.num_shards)
+            return max(1, min(wanted, share * spec.stride // (2 * span)))
+        cursors = min(wanted, self._affordable_cursors(wanted))
+        # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
+        for fewer, _ in self._ways_to_mix:
+            number = min(cursors, fewer)
+            length = self._block_to_mix(number)
+            if number * self._by_cursor(length) <= max_held:
+                return max(number, cursors if length == shortest else 0)
+        return cursors
+
+    def _shuffled(self, cursors: int, buffer: int, max_held: int, max_arena: int) -> PlanSettings:
+        """The settings for a number of cursors: blocks and runs; see `default_settings`."""
+        stats, num_shards, stride = self.stats, self.num_shards, self.stats.spec.stride
+        share = -(-stats.num_clips // num_shards)
+        usual = -(-share * stride // cursors) + stats.window.span  # frames that a cursor walks
+        longest = -(-stats.whole_block() // (num_shards * cursors))
         apart = self._apart(cursors)
-        first = max(FIRST_ROUND * spec.stride // cursors, apart)
+        first = max(FIRST_ROUND * stride // cursors, apart)
         if apart > 1 and usual < 2 * first:  # the rest would be too short
-            first = max(first, whole)
+            first = max(first, stats.whole_block())
 
         def has_room(tried: int) -> bool:
             held, needed = self._by_cursor(tried), self._block_to_mix(cursors)
@@ -367,30 +379,26 @@ class MemoryRequest:
             # Of chunks that are loaded for a few clips, more clips need no more memory.
             return (
                 (2 * cursors * held <= max_arena or held <= self._by_cursor(needed))
-                and cursors * tried <= buffer * spec.stride
+                and cursors * tried <= buffer * stride
                 and tried < 2 * longest
             )
 
         # The first that does not fit, in steps of which each halves the rest.
+        sizes = _block_sizes(stats)
         count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
         size = sizes[count - 1] if count else 1
         left, run = REREAD - stats.reread(cursors, num_shards), None
         if usual < stats.longest_episode and left > 0:  # else cursors are in different episodes
             cut = stats.cut_frames if stats.reread_by_one(num_shards) else 0
             run = max(usual, round(cut / left))
-        chosen = replace(
-            settings,
+        return replace(
+            self.settings,
             num_cursors=cursors,
             block_frames=size,
             run_frames=run,
             first_block_frames=min(first, size),
             num_shares=1 if stats.in_memory else None,
         )
-        # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
-        is_better = given is None and cursors < self._episodes_per_shard and share <= buffer
-        if is_better and self._by_cursor(block) <= max_held:
-            return _one_cursor(settings, block)
-        return chosen
 
     def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
         """The reason why complete settings do not mix batches well, and whether it is memory.
