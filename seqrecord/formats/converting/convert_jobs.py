@@ -10,7 +10,7 @@ import signal
 import sys
 import threading
 import time
-from collections import Counter, deque
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import BrokenExecutor, Executor, Future, ProcessPoolExecutor, wait
 from dataclasses import dataclass, field
@@ -27,16 +27,23 @@ from seqrecord.errors import (
     located,
 )
 from seqrecord.formats.converting.source_resizing import SourceResizing
-from seqrecord.formats.converting.source_video import Change, SourceVideo
+from seqrecord.formats.converting.source_video import Change, EpisodeVideos, SourceVideo
 from seqrecord.in_place.boundary import boundary, check_unexpected, guarded
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.limits import check_frames
 from seqrecord.store.format.text import encode_metadata
 from seqrecord.store.format.time_spans import clock_of
 from seqrecord.store.originals.inventory import format_of
-from seqrecord.store.originals.protocol import EpisodeInfo, OtherSizeError, Source, blocks_of
+from seqrecord.store.originals.protocol import (
+    EpisodeInfo,
+    OtherSizeError,
+    Source,
+    blocks_of,
+    chunks_of,
+    videos_of,
+)
 from seqrecord.store.processes.threads import check_room
-from seqrecord.store.schema import Block, Schema
+from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.collecting import StatisticsCollector
 from seqrecord.store.storage.base import Storage
@@ -295,45 +302,34 @@ def _write_frames(
     advance: Callable[[int], None],
 ) -> list[SourceVideo]:
     """Write an episode; returns its videos."""
-    count = 0
+    count, source = 0, job.source
     with located(SourceError, episode=info.key):
         check_frames(info.num_frames)
-    videos = getattr(job.source, "videos", None)
     with boundary(episode=info.key):
-        found_videos = videos(info) if videos is not None else {}
-    kept = {name: guarded(parts, episode=info.key) for name, parts in found_videos.items()}
-    known = job.source.schema() if kept else {}
+        parts = videos_of(source, info)
+    parts = {name: guarded(some, episode=info.key) for name, some in parts.items()}
     checks = {"strict": job.strict, "decodes": job.check_video}
     resized = {} if job.resizing is None else job.resizing.resized
-    found = {
-        name: SourceVideo(known[name], job.schema[name], info.num_frames, **checks) for name in kept
-    }
-    decoded = {
-        name: found[name].frames(parts)
-        for name, parts in kept.items()
-        if name in resized or not job.schema[name].is_video
-    }
-    chunks = getattr(job.source, "chunks", None)
+    videos = EpisodeVideos(source, parts, job.schema, info.num_frames, resized=resized, **checks)
     with _as_source_errors():
-        for chunk, times in chunks(info) if chunks is not None else ():
+        for chunk, times in chunks_of(source, info):
             files.append_chunk(chunk, times)
             advance(0)
-        for name, parts in kept.items():
-            for part in found[name].parts(parts) if name not in decoded else ():
-                files.append_video(name, part)
-                advance(0)  # so that a stop is noticed
-    has_others = len(kept) - len(decoded) < len(job.schema.active)
+        for name, part in videos.parts():
+            files.append_video(name, part)
+            advance(0)  # so that a stop is noticed
     with boundary(episode=info.key):
-        blocks = blocks_of(job.source, info)
+        blocks = blocks_of(source, info)
+    has_frames_only = not (hasattr(source, "videos") or hasattr(source, "chunks"))
     for block in guarded(blocks, episode=info.key):
         before, count = count, count + block.num_frames
         if count > info.num_frames:
             break
         with _as_source_errors():
-            if not block.columns and videos is None and chunks is None:
+            if not block.columns and has_frames_only:
                 raise FrameError("frame without features", episode=info.key, frame=before)
-            for each in _with_frames(block, decoded) if decoded else [block] * has_others:
-                files.append(each if job.resizing is None else job.resizing.block(each))
+            for stored in videos.blocks(block):
+                files.append(stored if job.resizing is None else job.resizing.block(stored))
         advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(
@@ -342,22 +338,15 @@ def _write_frames(
             expected=max(info.num_frames, 1),
             got=f"{count} or more" if count > info.num_frames else count,
         )
-    for frames in decoded.values():
-        deque(frames, 0)  # compares the number of frames
-    timestamps = getattr(job.source, "timestamps", None)
+    videos.finish()
+    timestamps = getattr(source, "timestamps", None)
     if info.fps is not None and timestamps is not None and clock_of(job.schema) is None:
         with boundary(episode=info.key):
             times = timestamps(info)
         files.check_times(times)
     with _as_source_errors():
         files.check_lengths()
-    return [*found.values()]
-
-
-def _with_frames(block: Block, decoded: Mapping[str, Iterator[Any]]) -> Iterator[Block]:
-    """Yield the frames of a block, each with the next frame of these videos."""
-    for frame in block.frames():
-        yield Block.of({**frame, **{name: next(each) for name, each in decoded.items()}})
+    return [*videos.videos.values()]
 
 
 @contextlib.contextmanager

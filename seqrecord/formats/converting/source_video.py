@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter, deque
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,8 @@ import numpy.typing as npt
 from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.in_place.files import opened
 from seqrecord.store.format.inventory import Inventory, LeftOut
-from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.store.originals.protocol import Source
+from seqrecord.store.schema import Block, FeatureSpec, Schema
 from seqrecord.store.text import counted
 from seqrecord.store.writing.stored_schema import loses_data
 from seqrecord.video.config import VideoConfig
@@ -122,6 +123,62 @@ class SourceVideo:
                 expected="packets that can be stored, or a lossless codec",
                 got=f"{frame.codec}, to {_described(self._stored)}",
             )
+
+
+class EpisodeVideos:
+    """The videos of an episode of a source, each kept as packets or decoded.
+
+    Args:
+        parts: the parts of each video, by feature.
+        stored: the features of the dataset; those that are no video there are decoded.
+        resized: names of features that are decoded too.
+        num_frames, checks: as for `SourceVideo`.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        parts: Mapping[str, Iterable[Part]],
+        stored: Schema,
+        num_frames: int,
+        *,
+        resized: Collection[str],
+        **checks: bool,
+    ) -> None:
+        schema = source.schema() if parts else stored
+        self.videos = {
+            name: SourceVideo(schema[name], stored[name], num_frames, **checks) for name in parts
+        }
+        self._decoded = {
+            name: self.videos[name].frames(parts[name])
+            for name in parts
+            if name in resized or not stored[name].is_video
+        }
+        self._kept = {name: parts[name] for name in parts if name not in self._decoded}
+        self._has_others = len(self._kept) < len(stored.active)
+
+    def parts(self) -> Iterator[tuple[str, Part]]:
+        """Yield the parts that are stored as video, with their features."""
+        for name, parts in self._kept.items():
+            for part in self.videos[name].parts(parts):
+                yield name, part
+
+    def blocks(self, block: Block) -> Iterator[Block]:
+        """Yield the frames of a block of the source, with the next frames of decoded videos.
+
+        Nothing, if all features are stored as video.
+        """
+        if not self._decoded:
+            yield from [block] * self._has_others
+            return
+        for frame in block.frames():
+            decoded = {name: next(frames) for name, frames in self._decoded.items()}
+            yield Block.of({**frame, **decoded})
+
+    def finish(self) -> None:
+        """Read decoded videos to their ends, which compares their numbers of frames."""
+        for frames in self._decoded.values():
+            deque(frames, 0)
 
 
 def _gops(part: Gop | ReferencedGops) -> Iterator[Gop]:

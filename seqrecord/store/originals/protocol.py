@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, runtime_checkable
 
@@ -195,3 +195,15 @@ def blocks_of(source: Source, info: EpisodeInfo) -> Iterator[Block]:
     """Yield an episode's frames in blocks if the source has a method `blocks`, else one by one."""
     blocks: Callable[[EpisodeInfo], Iterator[Block]] | None = getattr(source, "blocks", None)
     return map(Block.of, source.frames(info)) if blocks is None else blocks(info)
+
+
+def videos_of(source: Source, info: EpisodeInfo) -> Mapping[str, Iterable[Any]]:
+    """Return the parts of an episode's videos by feature, if the source has a method `videos`."""
+    videos: Callable[[EpisodeInfo], Mapping[str, Any]] | None = getattr(source, "videos", None)
+    return {} if videos is None else videos(info)
+
+
+def chunks_of(source: Source, info: EpisodeInfo) -> Iterable[Any]:
+    """Return an episode's chunks and timestamps, if the source has a method `chunks`."""
+    chunks: Callable[[EpisodeInfo], Iterable[Any]] | None = getattr(source, "chunks", None)
+    return () if chunks is None else chunks(info)
