@@ -10,7 +10,8 @@ Read first, in this order:
   shortest source.
 - `sources.common.images`, `sources.common.cameras`, `sources.common.tables`: shared readers.
 - `sources.video.streams`: intake of video files: keyframes, display order, kept packets.
-- `converting.convert`: `convert`; `converting.convert_jobs`: one episode;
+- `converting.convert`: `convert`; `converting.described_source`, `converting.packing`: its steps;
+  `converting.convert_jobs`: one episode;
   `converting.clusters`: Dask and Ray.
 - `indexing.originals`: the index of an original, to read it in place.
 - `export.lerobot`, `export.files`, `export.hub`: datasets in other formats.

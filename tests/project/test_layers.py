@@ -34,7 +34,6 @@ from tests.project.source_code import (
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
 COMPLEX = {
-    "formats.converting.convert.convert",
     "formats.export.lerobot_meta._column",
     "formats.indexing.originals._referring",
     "formats.sources.common.frame_names.files_by_feature",
