@@ -34,15 +34,11 @@ from tests.project.source_code import (
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
 COMPLEX = {
-    "formats.export.lerobot_meta._column",
-    "formats.indexing.originals._referring",
     "formats.sources.common.frame_names.files_by_feature",
-    "formats.sources.euroc.open",
     "formats.sources.folders.episode_frames._find",
     "formats.sources.folders.source.scan",
     "formats.sources.folders.tree._visit",
     "formats.sources.folders.tree.name_features",
-    "formats.sources.lerobot.language.parse",
     "formats.sources.lerobot.lerobot_account.account_of",
     "formats.sources.rlds.layout.find_shards",
     "formats.sources.scenes.nerfstudio._read",
@@ -60,8 +56,6 @@ COMPLEX = {
     "store.reading.index_building._join",
     "store.storage.url.parse_location",
     "store.writing.destination._open",
-    "tools.cli.commands.info",
-    "tools.edit.changes.commit",
     "tools.edit.cleaning.rewrite_files",
     "tools.viewer.kinds.kind_of",
     "tools.viewer.view._view_clip",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from itertools import accumulate, pairwise
@@ -214,17 +214,9 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
     if spec.value != "array" or not spec.is_fixed:
         raise _impossible(spec, "LeRobot does not support bytes and varying shapes")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
-    is_colour = len(shape) == len(_AXES)  # lerobot reads grey video as depth codes
-    is_contained = spec.is_video and spec.codec[0]["codec"] in CONTAINED
-    if is_contained and is_colour:
-        return LeRobotColumn(name, spec, "video", shape)
-    if spec.kind == "depth" and spec.unit in ("m", "mm") and len(shape) == 2:
-        if is_contained and "depth" in spec.codec[0]:
-            return LeRobotColumn(name, spec, "video", (*shape, 1))
-        if spec.dtype in (np.uint16, np.float32):
-            return LeRobotColumn(name, spec, "image", (*shape, 1))
-    if _is_colour(spec):
-        return LeRobotColumn(name, spec, "image", shape)
+    for dtype, channel, fits in _PICTURES:
+        if fits(spec):
+            return LeRobotColumn(name, spec, dtype, (*shape, *channel))
     if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
         raise _impossible(
             spec, f"LeRobot supports real numbers, with at most {_MOST_DIMENSIONS} dimensions"
@@ -235,6 +227,26 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
 def _is_colour(spec: FeatureSpec) -> bool:
     """Whether frames are three bytes per pixel, which PNG stores."""
     return spec.dtype == np.uint8 and spec.shape[2:] == (3,) and spec.kind not in OTHER_KINDS
+
+
+def _is_contained(spec: FeatureSpec) -> bool:
+    """Whether video files of LeRobot can contain the packets."""
+    return spec.is_video and spec.codec[0]["codec"] in CONTAINED
+
+
+def _is_depth(spec: FeatureSpec) -> bool:
+    return spec.kind == "depth" and spec.unit in ("m", "mm") and len(spec.shape) == 2
+
+
+_PICTURES: tuple[tuple[str, tuple[int, ...], Callable[[FeatureSpec], bool]], ...] = (
+    # lerobot reads grey video as depth codes
+    ("video", (), lambda spec: _is_contained(spec) and len(spec.shape) == len(_AXES)),
+    ("video", (1,), lambda s: _is_depth(s) and _is_contained(s) and "depth" in s.codec[0]),
+    ("image", (1,), lambda spec: _is_depth(spec) and spec.dtype in (np.uint16, np.float32)),
+    ("image", (), _is_colour),
+)
+"""Type of a picture's column, its channel axis if frames lack one, and the features; the first that
+fits."""
 
 
 def _impossible(spec: FeatureSpec, why: str) -> SchemaError:

@@ -20,7 +20,7 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
@@ -58,7 +58,7 @@ from seqrecord.store.reading.home import (
     private_folder,
 )
 from seqrecord.store.reading.opening import FoundIndex
-from seqrecord.store.schema import Schema
+from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.opening import StorageLike, open_storage
@@ -165,12 +165,7 @@ def _referring(source: Any) -> Any:
     if hasattr(source, "referring"):
         source = source.referring()
     schema, are_named = source.schema(), getattr(source, "features", None) is not None
-    large = [
-        spec.name
-        for spec in schema.values()
-        if not spec.may_be_referred_to
-        and (spec.nbytes > MOST_COPIED or (spec.value == "array" and not spec.is_fixed))
-    ]
+    large = {name: reason for name, spec in schema.items() if (reason := _reason_to_pack(spec))}
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
     refers = are_named or any(spec.may_be_referred_to for spec in schema.values())
     has_pixels = any(spec.kind in PIXEL_KINDS for spec in schema.values())
@@ -183,21 +178,25 @@ def _referring(source: Any) -> Any:
         raise _unsuitable(schema, large)
     if not large:
         return source
-    reasons = {
-        name: "more than 64 KiB a frame, and not in files of its own"
-        if schema[name].is_fixed
-        else f"its frames differ in size, {schema[name]}"
-        for name in large
-    }
     return source.leaving_out(
         {
             name: SourceError(f"{reason}: `seqrecord write` packs it", feature=name)
-            for name, reason in reasons.items()
+            for name, reason in large.items()
         }
     )
 
 
-def _unsuitable(schema: Schema, large: Sequence[str]) -> SourceError:
+def _reason_to_pack(spec: FeatureSpec) -> str | None:
+    """Why a feature can be neither a reference nor a small copy; `None` if it can."""
+    if spec.may_be_referred_to:
+        return None
+    if spec.value == "array" and not spec.is_fixed:
+        return f"its frames differ in size, {spec}"
+    too_large = "more than 64 KiB a frame, and not in files of its own"
+    return too_large if spec.nbytes > MOST_COPIED else None
+
+
+def _unsuitable(schema: Schema, large: Collection[str]) -> SourceError:
     """The error of an original that an index cannot refer to, with its `large` features."""
     variable = [name for name in large if not schema[name].is_fixed]
     pictures = [name for name, spec in schema.items() if spec.kind in PIXEL_KINDS]

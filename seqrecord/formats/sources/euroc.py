@@ -42,7 +42,12 @@ from seqrecord.store.originals.protocol import SourceFormat
 from seqrecord.store.text import repr_of
 
 _WITHIN = 10_000_000  # nanoseconds between a frame and its pose, evo's default
-_TRUTHS = ("state_groundtruth_estimate0", "mocap0")
+_TRUTHS = {
+    "state_groundtruth_estimate0": ("pose", "velocity", "imu_bias"),
+    "mocap0": ("pose",),
+}
+"""Features of the ground truth by folder, of which the first one counts."""
+
 _CAMERA = re.compile(r"cam\d+", re.ASCII)
 _YAML_LISTS = ("resolution", "intrinsics", "distortion_coefficients")
 _YAML_NUMBERS = ("rate_hz", "_noise_density", "_random_walk")
@@ -102,11 +107,6 @@ class EurocSource(SequenceSource):
         below = "" if mav == folder else "mav0/"
         metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
         found = SequenceTables(source=self, folder=folder, unit="ns", metadata=metadata)
-
-        def sensor(name: str) -> dict[str, Any]:
-            found.files.append(mav / name / "sensor.yaml")
-            return _sensor(found.files[-1])
-
         for name in cameras:
             feature, listed = f"image_{name}", mav / name / "data.csv"
             found.places[feature] = f"{below}{name}/*"
@@ -124,7 +124,7 @@ class EurocSource(SequenceSource):
                 found.metadata[f"frames_without_{name}"] = len(paths) - there
                 found.metadata[f"{name}_without_frame"] = len(by_time) - there
             camera = None
-            if description := sensor(name):
+            if description := _sensor_of(found, mav / name):
                 found.metadata["cameras"][name] = description
                 if camera := _pinhole(description, found.files[-1]):
                     found.metadata.setdefault("camera", {})[feature] = camera.to_json()
@@ -132,22 +132,9 @@ class EurocSource(SequenceSource):
                 found.notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
         found.places["timestamp"] = f"{below}cam0/data.csv"
         found.begin(found.times)
-        table = mav / "imu0" / "data.csv"
-        if found.has(table, **dict.fromkeys(("imu", "imu_timestamp"), f"{below}imu0/*")):
-            if description := sensor("imu0"):
-                found.metadata["imu"] = description
-            if samples := found.samples(table, 6):
-                stamps, values, bounds = samples
-                found.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
-                found.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
+        _add_imu(found, mav / "imu0", f"{below}imu0/*")
         if name := next((n for n in _TRUTHS if is_file(mav / n / "data.csv")), ""):
-            table, features = mav / name / "data.csv", ("pose", "velocity", "imu_bias")
-            chosen = features if name == _TRUTHS[0] else features[:1]
-            if found.has(table, **dict.fromkeys(chosen, f"{below}{name}/*")):
-                if rows := found.rows(table, (16, 7)):
-                    _add_truth(found, table, *rows)
-                if description := sensor(name):
-                    found.metadata["ground_truth"] = description
+            _add_truth(found, mav / name, dict.fromkeys(_TRUTHS[name], f"{below}{name}/*"))
         found.fps = frame_rate(found.metadata["cameras"].get("cam0", {}).get("rate_hz"))
         return found
 
@@ -159,7 +146,31 @@ def _mav(folder: Path) -> Path:
     return folder / "mav0" if is_directory(folder / "mav0") else folder
 
 
-def _add_truth(
+def _add_imu(found: SequenceTables, folder: Path, place: str) -> None:
+    """Add the samples of the inertial sensor between frames."""
+    table = folder / "data.csv"
+    if not found.has(table, imu=place, imu_timestamp=place):
+        return
+    if description := _sensor_of(found, folder):
+        found.metadata["imu"] = description
+    if samples := found.samples(table, 6):
+        stamps, values, bounds = samples
+        found.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
+        found.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
+
+
+def _add_truth(found: SequenceTables, folder: Path, places: dict[str, str]) -> None:
+    """Add the ground truth; `places` has its features."""
+    table = folder / "data.csv"
+    if not found.has(table, **places):
+        return
+    if rows := found.rows(table, (16, 7)):
+        _add_poses(found, table, *rows)
+    if description := _sensor_of(found, folder):
+        found.metadata["ground_truth"] = description
+
+
+def _add_poses(
     found: SequenceTables,
     path: Path,
     stamps: npt.NDArray[np.int64],
@@ -172,6 +183,12 @@ def _add_truth(
     if values.shape[1] == 16:
         found.columns["velocity"] = Values(rows[:, 7:10], "state", "m/s", there)
         found.columns["imu_bias"] = Values(rows[:, 10:16], "state", "rad/s, m/s^2", there)
+
+
+def _sensor_of(found: SequenceTables, folder: Path) -> dict[str, Any]:
+    """Read the description of a sensor, which is then a file of the sequence."""
+    found.files.append(folder / "sensor.yaml")
+    return _sensor(found.files[-1])
 
 
 def _sensor(path: Path) -> dict[str, Any]:

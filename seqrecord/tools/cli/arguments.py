@@ -90,6 +90,13 @@ def write_mode(function: Callable[..., None]) -> Callable[..., None]:
     return resume(append(with_mode))
 
 
+def check_usage(*rules: tuple[str, object]) -> None:
+    """Raise `UsageError` with the message of the first rule whose second item is true."""
+    for message, is_wrong in rules:
+        if is_wrong:
+            raise click.UsageError(message)
+
+
 def is_given(context: click.Context, name: str) -> bool:
     """Whether the command line has this option."""
     return context.get_parameter_source(name) != click.core.ParameterSource.DEFAULT

@@ -29,7 +29,13 @@ from seqrecord.store.reading.summary import (
 )
 from seqrecord.store.reading.versions import list_versions
 from seqrecord.store.text import counted, one_line, table_lines
-from seqrecord.tools.cli.arguments import AT_LEAST_1, check_video, common, feature_names
+from seqrecord.tools.cli.arguments import (
+    AT_LEAST_1,
+    check_usage,
+    check_video,
+    common,
+    feature_names,
+)
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.verify import verify as verify_dataset
 
@@ -82,26 +88,22 @@ def info(
     seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
     seqrecord info mix.yaml                   sources, shares and features of a mix
     """
-    if Path(path).suffix in _MIX_FILES and Path(path).is_file():
-        if any((key, episodes, versions, features, storage_options, batch_size)):
-            raise click.UsageError("a mix file takes only --clip-len, --split, --samples, --json")
+    is_mix, is_listing = Path(path).suffix in _MIX_FILES and Path(path).is_file(), key or episodes
+    check_usage(
+        ("a mix file takes only --clip-len, --split, --samples, --json",
+         is_mix and any((is_listing, versions, features, storage_options, batch_size))),
+        ("--split requires a mix file", not is_mix and split is not None),
+        ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
+         versions and any((is_listing, clip_len, features))),
+        ("--batch-size requires --clip-len", batch_size and not versions and clip_len is None),
+        ("--batch-size cannot be combined with KEY or --episodes", batch_size and is_listing),
+    )  # fmt: skip
+    if is_mix:
         _show_mix(path, clip_len, split, samples=samples is not None, as_json=as_json)
         return
-    if split is not None:
-        raise click.UsageError("--split requires a mix file")
     if versions:
-        if key or episodes or clip_len or features:
-            raise click.UsageError(
-                "--versions cannot be combined with KEY, --episodes, --clip-len or --features"
-            )
-        found = list_versions(path, storage_options=storage_options)
-        rows = [version.to_json() for version in found]
-        click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, found)))
+        _show_versions(path, storage_options, as_json=as_json)
         return
-    if batch_size and clip_len is None:
-        raise click.UsageError("--batch-size requires --clip-len")
-    if batch_size and (key or episodes):
-        raise click.UsageError("--batch-size cannot be combined with KEY or --episodes")
     if samples is not None:
         with open_dataset(path, features=features, storage_options=storage_options) as dataset:
             _show_samples(dataset, samples, clip_len, as_json=as_json)
@@ -114,18 +116,33 @@ def info(
             for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
                 click.echo(line)
             return
-        summary: Summary | EpisodeRow
-        if key is None:
-            summary = summarize(dataset, clip=clip)
-            if clip_len and batch_size and summary.clips and summary.clips.num_clips:
-                nbytes = _predicted_memory(dataset, clip_len, batch_size)
-                clips = replace(summary.clips, batch_size=batch_size, memory_bytes=nbytes)
-                summary = replace(summary, clips=clips)
-        else:
-            summary = next(list_episodes(dataset, [key], clip=clip))
-            with suppress(SeqRecordError):  # `verify` reports unreadable timestamps
-                summary = replace(summary, measured=measured_rate(dataset.episodes[key]))
-    click.echo(json.dumps(summary.to_json(), indent=1) if as_json else str(summary))
+        shown: Summary | EpisodeRow
+        shown = _summary(dataset, clip, batch_size) if key is None else _row(dataset, key, clip)
+    click.echo(json.dumps(shown.to_json(), indent=1) if as_json else str(shown))
+
+
+def _show_versions(path: str, storage_options: dict[str, Any] | None, *, as_json: bool) -> None:
+    listed = list_versions(path, storage_options=storage_options)
+    rows = [version.to_json() for version in listed]
+    click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, listed)))
+
+
+def _summary(dataset: Dataset, clip: ClipSpec | None, batch_size: int | None) -> Summary:
+    """Counts of a dataset, with the memory of a loader if there is a batch size."""
+    summary = summarize(dataset, clip=clip)
+    if clip is None or not batch_size or not summary.clips or not summary.clips.num_clips:
+        return summary
+    nbytes = _predicted_memory(dataset, clip.length, batch_size)
+    clips = replace(summary.clips, batch_size=batch_size, memory_bytes=nbytes)
+    return replace(summary, clips=clips)
+
+
+def _row(dataset: Dataset, key: str, clip: ClipSpec | None) -> EpisodeRow:
+    """An episode, with the rate of its timestamps."""
+    row = next(list_episodes(dataset, [key], clip=clip))
+    with suppress(SeqRecordError):  # `verify` reports unreadable timestamps
+        row = replace(row, measured=measured_rate(dataset.episodes[key]))
+    return row
 
 
 def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:

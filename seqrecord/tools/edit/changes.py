@@ -65,7 +65,7 @@ class EditedDataset:
         commits nothing, if the record files do not give the expected episodes (`Delete` edits may
         remove some), and `ConflictError` if another writer has committed.
         """
-        storage, manifest = self.storage, self.manifest
+        storage, manifest, kinds = self.storage, self.manifest, {type(edit) for edit in edits}
         own_files = own_sizes(record_sizes(storage), writer) if writer else {}
         sizes = {path: size for path, size in own_files.items() if path not in self.base.files}
         footers = {path: footer for path, footer in self.footers.items() if path not in gone}
@@ -83,22 +83,23 @@ class EditedDataset:
             is_same = np.array_equal(version.index.uids, self.index.uids)
             if not edits:
                 is_same = is_same and version.index.fingerprint() == self.index.fingerprint()
-            if not is_same and not any(isinstance(edit, Delete) for edit in edits):
+            if not is_same and Delete not in kinds:
                 raise FormatError(
                     "record files and index have different episodes; see `seqrecord verify`",
                     file=storage.url,
                 )
-            are_trimmed = any(isinstance(edit, Trim) for edit in edits)
-            if is_same and not are_trimmed and version.index.schema == manifest.schema:
+            if is_same and Trim not in kinds and version.index.schema == manifest.schema:
                 version = version.with_fields(statistics=manifest.statistics)
-            renames = [edit.keys for edit in edits if isinstance(edit, Rename)]
-            if renames and statistics is None and version.manifest.statistics is not None:
-                statistics = self._rekeyed(renames[-1])
+            if statistics is None and version.manifest.statistics is not None:
+                statistics = self._rekeyed(edits)
             done = put_version(own, self.base, version, statistics, refused=_REFUSED)
         return done, list(sizes)
 
-    def _rekeyed(self, keys: Mapping[str, str]) -> Statistics | None:
-        """The statistics, if they name episodes, with these new keys by uid."""
+    def _rekeyed(self, edits: Sequence[Edit]) -> Statistics | None:
+        """The statistics with the new keys of renamed episodes; `None` if they need no change."""
+        keys = next((edit.keys for edit in reversed(edits) if isinstance(edit, Rename)), None)
+        if keys is None:
+            return None
         known = stored_statistics(self.storage, self.manifest)
         if known is None or not any(one.non_finite for one in known.values()):
             return None

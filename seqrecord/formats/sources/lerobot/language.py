@@ -76,7 +76,7 @@ class Resolver:
         found = cls(match[1], **values, offset=int(offset))
         is_of_all = found.name == "emitted_at"
         styles = [style for style, one in _STYLES.items() if is_of_all or one == PERSISTENT]
-        if found.style not in styles and not (is_of_all and found.style is None):
+        if found.style not in ([*styles, None] if is_of_all else styles):
             raise _not_resolver(feature, f"a style among {', '.join(styles)}", text)
         return found
 
