@@ -37,7 +37,7 @@ class Packing:
         schema: the features of the dataset, with codecs and groups.
         frame_cost: relative cost of packing a frame, see `frame_cost`.
         inventory: the account of the original, with notes of this packing.
-        statistics: those of a source that is a dataset.
+        statistics: stored ones of a source that is a dataset.
         inventories: replace `inventory` in the dataset, if the source is a dataset.
         copied: lists of the files whose values are copied.
         externals: lists and numbers of external files, see `VideoGroup`.

@@ -130,7 +130,7 @@ class EpisodeVideos:
 
     Args:
         parts: the parts of each video, by feature.
-        stored: the features of the dataset; those that are no video there are decoded.
+        stored: the features of the dataset. A video that is none there is decoded.
         resized: names of features that are decoded too.
         num_frames, checks: as for `SourceVideo`.
     """

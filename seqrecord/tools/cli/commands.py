@@ -110,14 +110,26 @@ def info(
         return
     clip = None if clip_len is None else ClipSpec(clip_len)
     with open_unchecked(path, features=features, storage_options=storage_options) as dataset:
-        is_key = key is not None and key in dataset.contents.index.positions
-        if episodes or (key is not None and not is_key and set(key) & set("*?[")):
-            make_lines = _json_lines if as_json else listing_lines
-            for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
-                click.echo(line)
-            return
-        shown: Summary | EpisodeRow
-        shown = _summary(dataset, clip, batch_size) if key is None else _row(dataset, key, clip)
+        _show_dataset(dataset, key, clip, batch_size, as_list=episodes, as_json=as_json)
+
+
+def _show_dataset(
+    dataset: Dataset,
+    key: str | None,
+    clip: ClipSpec | None,
+    batch_size: int | None,
+    *,
+    as_list: bool,
+    as_json: bool,
+) -> None:
+    is_key = key is not None and key in dataset.contents.index.positions
+    if as_list or (key is not None and not is_key and set(key) & set("*?[")):
+        make_lines = _json_lines if as_json else listing_lines
+        for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
+            click.echo(line)
+        return
+    shown: Summary | EpisodeRow
+    shown = _summary(dataset, clip, batch_size) if key is None else _row(dataset, key, clip)
     click.echo(json.dumps(shown.to_json(), indent=1) if as_json else str(shown))
 
 
