@@ -7,15 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from seqrecord import SeqRecordWriter
 from tests.formats.all_cases import indexed, made
 from tests.kit.processes import run_python
+from tests.kit.video_data import moving
 from tests.project.source_code import PACKAGE
 from tests.project.test_parts import may_import
 
 pytestmark = pytest.mark.usefixtures("home")
-
-IMPORTED = {"video", "in_place"}
-"""Parts that store and loader still import: `DEBTS` of `test_parts`. Only remove from this set."""
 
 OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
 
@@ -60,6 +59,11 @@ def read_frame(place):
     with seqrecord.open(place) as dataset:
         return next(iter(dataset.episodes.values()))[0]
 
+def write_film(place):
+    with seqrecord.SeqRecordWriter(place, codecs={"image": "h264"}) as writer:
+        with writer.episode("a") as episode:
+            episode.append({"image": np.zeros((24, 32, 3), np.uint8)})
+
 indexes = [*(folder / "indexes").iterdir()]
 assert len(indexes) == 2
 if {"formats", "in_place"} & {*lacking}:  # loaded by name
@@ -69,8 +73,14 @@ if {"formats", "in_place"} & {*lacking}:  # loaded by name
     check_missing(lambda place: seqrecord.open_source(place), folder / "original")
 if "in_place" in lacking:
     check_missing(read_frame, *indexes)
-elif "video" not in lacking:
-    assert [*map(read_frame, indexes)]
+else:
+    assert read_frame(folder / "indexes/folders")
+if "video" in lacking:
+    check_missing(read_frame, folder / "film", folder / "indexes/videos")
+    check_missing(write_film, folder / "other film")
+else:
+    assert read_frame(folder / "film")
+    assert "in_place" in lacking or read_frame(folder / "indexes/videos")
 
 if "cloud" in lacking:  # loaded by name
     local = {"storage_options": {"mount": True}}
@@ -151,6 +161,10 @@ def run_without(parts: list[str], folder: Path) -> None:
     shutil.copytree(PACKAGE, folder / "seqrecord", ignore=shutil.ignore_patterns("__pycache__"))
     for name in ("folders", "videos"):  # one copies values, the other one has references only
         indexed(made(folder / "originals" / name, name), name, folder / "indexes" / name)
+    film = SeqRecordWriter(folder / "film", codecs={"image": "h264"})
+    with film, film.episode("a") as episode:
+        for image in moving(4):
+            episode.append({"image": image})
     for part in parts:
         shutil.rmtree(folder / "seqrecord" / part)
     dependent = {part for part, imports in may_import().items() if imports & {*parts}}
@@ -159,20 +173,11 @@ def run_without(parts: list[str], folder: Path) -> None:
     assert done.stdout == "done\n", done.stderr
 
 
-@pytest.mark.parametrize(
-    "part",
-    [
-        pytest.param(part, marks=pytest.mark.xfail(reason="imports listed in DEBTS"))
-        if part in IMPORTED
-        else part
-        for part in OPTIONAL
-    ],
-)
+@pytest.mark.parametrize("part", OPTIONAL)
 @pytest.mark.slow
 def test_the_rest_works_without_a_part(part: str, tmp_path: Path) -> None:
     run_without([part], tmp_path)
 
 
-@pytest.mark.xfail(reason="imports listed in DEBTS")
 def test_store_and_loader_work_alone(tmp_path: Path) -> None:
     run_without(OPTIONAL, tmp_path)
