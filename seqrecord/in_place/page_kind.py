@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.in_place.external_pages import ExternalPages
-from seqrecord.store.format.page_kinds import ReferenceKind, kind_of
+from seqrecord.store.format.page_kinds import ReferenceKind, page_kind
 from seqrecord.store.schema import Schema
 
 
@@ -23,12 +23,12 @@ class _Reference(ReferenceKind):
     ) -> Any:
         # Only the writer needs groups.
         [spec] = schema.group(number).values()
-        if kind_of(spec).in_order:
+        if page_kind(spec).in_order:
             from seqrecord.in_place.video_group import ReferringVideoGroup
 
             return ReferringVideoGroup(schema, number, externals, checksums=checksums)
         # A source with video has no other references.
-        if any(kind_of(other).in_order for other in schema.values()):
+        if any(page_kind(other).in_order for other in schema.values()):
             return None
         from seqrecord.in_place.reference_group import ReferenceGroup
 

@@ -17,6 +17,7 @@ from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_readable, list_folder, opened
 from seqrecord.in_place.remote import RemoteFiles, remote_files
 from seqrecord.store.checksum import crc32c
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import (
     SAMPLED_FILES,
     ExternalFile,
@@ -200,14 +201,16 @@ def referring_schema(schema: Schema) -> Schema:
     variable = [s for s in schema.values() if s.codec and not s.is_fixed]
     copied = [s.name for s in variable if s.codec[0].get("format") == "npy"]
     schema = Schema([replace(s, codec=()) if s.name in copied else s for s in schema.values()])
-    numbers: dict[str, int] = {}
-    for spec in schema.values():
-        numbers.setdefault(spec.name if spec.may_be_referred_to else "", len(numbers))
+    referable = referable_features(schema)
+    owners = [name if name in referable else "" for name in schema]
+    numbers = {owner: number for number, owner in enumerate(dict.fromkeys(owners))}
+    groups = zip(schema.values(), owners, strict=True)
+    return Schema([replace(spec, group=numbers[owner]) for spec, owner in groups])
 
-    def group(spec: FeatureSpec) -> int:
-        return numbers[spec.name if spec.may_be_referred_to else ""]
 
-    return Schema([replace(spec, group=group(spec)) for spec in schema.values()])
+def referable_features(schema: Mapping[str, FeatureSpec]) -> list[str]:
+    """Return the names of the features whose pages may refer to original files."""
+    return [name for name, spec in schema.items() if page_kind(spec).may_refer(spec)]
 
 
 def _original_folder(folder: str | Path) -> LocalStorage:

@@ -36,7 +36,7 @@ import numpy.typing as npt
 
 from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.format.index import GroupIndex, Index
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunks import ChunkReader, has_digest
@@ -334,7 +334,7 @@ class CachedFrames:
                 reference = self._reader.reference(key.group, key.row, feature)
                 if reference is not None:
                     found.references.append(reference)
-                elif kind_of(other.schema[feature]).in_slices:
+                elif page_kind(other.schema[feature]).in_slices:
                     present = _present_frames(other, key.row, feature)
                     bits = "" if present is None else np.packbits(present).tobytes().hex()
                     numbers = (other.offset, other.num_frames, other.page_length[:, column])
@@ -424,7 +424,7 @@ def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:
 
 def is_costly(spec: FeatureSpec) -> bool:
     """Whether decoding frames, of a fixed shape, costs several times as much as writing them."""
-    is_costly = kind_of(spec).is_costly(spec) or spec.stored.shape != spec.shape
+    is_costly = page_kind(spec).is_costly(spec) or spec.stored.shape != spec.shape
     return is_costly and spec.is_fixed and spec.value == "array"
 
 

@@ -126,11 +126,6 @@ class FeatureSpec:
         return self.name.startswith("~")
 
     @property
-    def is_raw(self) -> bool:
-        """Whether pages are the frames' bytes, without a codec and a resize."""
-        return not self.codec and self.is_fixed and self.stored_shape is None
-
-    @property
     def stored(self) -> FeatureSpec:
         """The feature with its shape on disk, before the resize of an open dataset."""
         if self.stored_shape is None:
@@ -141,15 +136,6 @@ class FeatureSpec:
     def is_video(self) -> bool:
         """Whether pages are groups of pictures rather than a blob per frame."""
         return bool(self.codec) and self.codec[0]["id"] == "video"
-
-    @property
-    def may_be_referred_to(self) -> bool:
-        """Whether pages may be references to external files.
-
-        True for video, and for image files of one shape that are stored unchanged.
-        """
-        is_kept = bool(self.codec) and self.codec[0]["id"] == "seqrecord.image"
-        return self.is_video or (is_kept and self.is_fixed)
 
     @property
     def nbytes(self) -> int:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.store.codecs.base import named_parameters
-from seqrecord.store.schema import CodecConfig
+from seqrecord.store.schema import CodecConfig, FeatureSpec
 
 if TYPE_CHECKING:
     from seqrecord.video.depth import DepthScale
@@ -123,6 +123,12 @@ class VideoConfig:
 
             items["depth"] = DepthScale.from_json(items["depth"])
         return cls(**items)
+
+    @classmethod
+    def of(cls, spec: FeatureSpec) -> VideoConfig | None:
+        """The configuration of a video feature; `None` for features with other codecs."""
+        has_config = bool(spec.codec) and spec.codec[0]["id"] == VIDEO
+        return cls.from_json(spec.codec[0]) if has_config else None
 
     def to_json(self) -> dict[str, Any]:
         """Configuration for a schema: all values except `None`."""

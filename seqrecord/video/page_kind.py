@@ -22,6 +22,7 @@ class _Video(PageKind):
     name = "video"
     codec = VideoPageCodec
     max_chunk_frames = MAX_GOP_FRAMES  # decoding a frame requires all frames before it in its GOP
+    shares_chunks = False
     in_order = True
     scales = True
     reference_copies = 2  # the range of the file, and the page with its bare packets
@@ -41,6 +42,12 @@ class _Video(PageKind):
 
     def decoder_bytes(self, spec: FeatureSpec) -> int:
         return _DECODER_FRAMES * spec.nbytes
+
+    def keeps_encoding(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
+        return True
+
+    def is_lossy(self, spec: FeatureSpec) -> bool:
+        return bool(spec.codec[0].get("codec") != "ffv1")
 
     def is_costly(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
         return True

@@ -34,7 +34,8 @@ from seqrecord.store.format.manifest import (
     RecordFile,
     read_manifest,
 )
-from seqrecord.store.format.rows import MAX_CHUNK_FRAMES, chunk_row, most_table_bytes
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES
+from seqrecord.store.format.rows import chunk_row, most_table_bytes
 from seqrecord.store.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, parse_json
 from seqrecord.store.json_object import MAX_JSON_VALUES
 from seqrecord.store.reading.index_building import absent_chunks

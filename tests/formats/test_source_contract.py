@@ -28,6 +28,7 @@ from seqrecord.errors import NotFoundError, SeqRecordError, SourceError
 from seqrecord.sources import EpisodeInfo, LeftOut, Source, format_names, inventory_of
 from seqrecord.store.areas import FORMATS
 from seqrecord.store.feature_kinds import check_kinds_and_units
+from seqrecord.store.format.page_kinds import page_kind
 from tests.formats.all_cases import CASES
 from tests.formats.cases import Case, Episodes, index_source, upload
 from tests.kit.source_faults import check_refused, read_all
@@ -250,7 +251,7 @@ def check_indexed(case: Case, place: Any, expected: Episodes, ragged: list[str])
         kinds = {
             name: "video" if spec.is_video else spec.codec[0]["format"]
             for name, spec in dataset.features.items()
-            if spec.may_be_referred_to
+            if page_kind(spec).may_refer(spec)
         }
         assert kinds == case.referred
         assert any(group.external.any() for group in dataset.contents.index.groups)

@@ -31,6 +31,7 @@ from seqrecord.store.format.footer import (
     parse_header,
     parse_tail,
 )
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import aligned, chunk_bytes, page_digest
 from seqrecord.store.format.rows import (
     GAP_ROW,
@@ -148,7 +149,9 @@ def _footers(draw: st.DrawFn) -> Footer:
             for column, (spec, n) in enumerate(zip(group.values(), present, strict=True)):
                 more = draw(st.integers(1, 99)) * spec.nbytes
                 stored = table_bytes(spec, n) + more if n else 0
-                row["pages"][column]["length"] = n * spec.nbytes if spec.is_raw else stored
+                row["pages"][column]["length"] = (
+                    n * spec.nbytes if page_kind(spec).in_slices else stored
+                )
                 if not spec.is_fixed and n:
                     least = -(-more // (n * spec.nbytes))
                     largest = draw(st.integers(least, more // spec.nbytes)) * spec.nbytes

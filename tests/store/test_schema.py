@@ -70,9 +70,6 @@ def test_names_and_shapes() -> None:
     assert _spec(shape=(np.int64(3), None)).shape == (3, None)
     assert _spec(shape=(None, 4), dtype=np.dtype("<f4")).nbytes == 16
     assert not _spec(shape=(None,)).is_fixed
-    assert not _spec(shape=(None,)).is_raw
-    assert _spec().is_raw
-    assert not _spec(codec=({"id": "zstd"},)).is_raw
     spec = _spec(shape=(None, 3))
     shapes = ((1, 3), (9, 3), (3,), (1, 2), (1, 3, 1))
     assert [spec.accepts(shape) for shape in shapes] == [True, True, False, False, False]
@@ -88,7 +85,7 @@ def test_schema_round_trip_and_order() -> None:
     assert [schema.position(name) for name in schema] == [0, 1]
     assert list(schema.select(["b"])) == ["b"]
     assert schema.select(None) is schema
-    assert schema.with_codecs({"b": ()})["b"].is_raw
+    assert not schema.with_codecs({"b": ()})["b"].codec
     with pytest.raises(SchemaError, match="no such feature"):
         schema.select(["c"])
 

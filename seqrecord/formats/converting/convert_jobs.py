@@ -31,6 +31,7 @@ from seqrecord.formats.converting.source_video import Change, EpisodeVideos, Sou
 from seqrecord.in_place.boundary import boundary, check_unexpected, guarded
 from seqrecord.in_place.file_types import explained
 from seqrecord.in_place.limits import check_frames
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.text import encode_metadata
 from seqrecord.store.format.time_spans import clock_of
 from seqrecord.store.originals.inventory import format_of
@@ -134,7 +135,7 @@ class Job:
     skip_bad_episodes: bool
     statistics: bool
     resizing: SourceResizing | None = None
-    externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `VideoGroup`
+    externals: Mapping[str, tuple[str, int]] = field(default_factory=dict)  # see `ReferenceKind`
     checksums: bool = False  # of referenced data
     strict: bool = False  # refuse lossy changes, and video of another size
     check_video: bool = False  # decode all kept packets
@@ -152,7 +153,9 @@ def frame_cost(schema: Schema, *, copied: Collection[str] = (), in_place: bool =
     """
     return sum(
         -(-spec.nbytes // KEPT_COST)
-        if spec.is_video or spec.name in copied or (in_place and spec.may_be_referred_to)
+        if page_kind(spec).in_order
+        or spec.name in copied
+        or (in_place and page_kind(spec).may_refer(spec))
         else spec.nbytes
         for spec in schema.values()
     )

@@ -28,7 +28,7 @@ from seqrecord.errors import (
 from seqrecord.store.areas import DATASET
 from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
-from seqrecord.store.format.page_kinds import page_codec
+from seqrecord.store.format.page_kinds import page_codec, page_kind
 from seqrecord.store.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.store.format.text import parse_json
 from seqrecord.store.format.time_spans import timestamp_features
@@ -133,7 +133,9 @@ class DatasetSource:
             specs = [spec for spec in schema.group(number).values() if not spec.is_dropped]
             groups = {stored[spec.name].group for spec in specs}
             is_same = all(has_same_pages(stored[spec.name], spec) for spec in specs)
-            rechunked = chunk_frames is not None and not any(spec.is_video for spec in specs)
+            rechunked = chunk_frames is not None and all(
+                page_kind(spec).shares_chunks for spec in specs
+            )
             is_same = is_same and {spec.name for spec in specs}.isdisjoint(changed)
             if len(groups) == 1 and is_same and not rechunked:
                 copied[number] = groups.pop()

@@ -60,8 +60,7 @@ class SourceResizing:
     @cached_property
     def resized(self) -> dict[str, FeatureSpec]:
         """The features with another size."""
-        changed = {n: spec for n, spec in self.features.items() if spec.stored_shape is not None}
-        return {n: spec for n, spec in changed.items() if spec.stored_shape != spec.shape}
+        return {n: spec for n, spec in self.features.items() if spec.stored.shape != spec.shape}
 
     @cached_property
     def intrinsics(self) -> dict[str, FloatArray]:
@@ -98,7 +97,7 @@ class SourceResizing:
         """The features as they are stored; resized ones have no codec yet."""
         return Schema(
             [
-                replace(spec, codec=(), stored_shape=None) if spec.name in self.resized
+                replace(spec.stored, shape=spec.shape, codec=()) if spec.name in self.resized
                 else spec.stored
                 for spec in self.features.values()
             ]

@@ -58,8 +58,8 @@ class SourceVideo:
         self.changes: Counter[Change] = Counter()
         self.codecs: set[tuple[str, str]] = set()  # that are not the feature's
         self._spec, self._stored, self._strict, self._decodes = spec, stored, strict, decodes
-        self._config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
-        self._known = VideoConfig.from_json(stored.codec[0]).decoding if stored.is_video else None
+        self._config, target = VideoConfig.of(spec), VideoConfig.of(stored)
+        self._known = None if target is None else target.decoding
 
     def parts(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield the parts that a video feature stores; packets keep their own configuration."""
@@ -152,7 +152,7 @@ class EpisodeVideos:
         self._decoded = {
             name: self.videos[name].frames(parts[name])
             for name in parts
-            if name in resized or not stored[name].is_video
+            if name in resized or VideoConfig.of(stored[name]) is None
         }
         self._kept = {name: parts[name] for name in parts if name not in self._decoded}
         self._has_others = len(self._kept) < len(stored.active)
@@ -224,7 +224,7 @@ def with_videos(
             notes.append(f"{name}: {counted(count, 'frame')} without loss, {text}")
         if change.rounded:
             notes.append(f"{name}: {counted(count, 'frame')} of {change.codec}: {change.rounded}")
-    if num_resumed and any(spec.is_video for spec in schema.values()):
+    if num_resumed and any(map(VideoConfig.of, schema.values())):
         resumed = counted(num_resumed, "resumed episode")
         notes.append(f"changes of pixels not counted in {resumed}")
     notes += (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
@@ -234,7 +234,7 @@ def with_videos(
 def notes_of_kept(schema: Schema) -> Iterator[str]:
     """Notes on kept video whose frames have other values than its packets."""
     for name, spec in schema.items():
-        config = VideoConfig.from_json(spec.codec[0]) if spec.is_video else None
+        config = VideoConfig.of(spec)
         if config is not None and config.depth is not None:
             yield f"{name}: codes of {config.pixel_format} decoded to metres"
         elif config is not None and config.bits > 8 and not config.is_grey:
@@ -242,8 +242,8 @@ def notes_of_kept(schema: Schema) -> Iterator[str]:
 
 
 def _described(spec: FeatureSpec) -> str:
-    if not spec.is_video:
+    if (config := VideoConfig.of(spec)) is None:
         return f"{spec.dtype.name} arrays"
     height, width = (n or 0 for n in spec.shape[:2])
-    config = VideoConfig.from_json(spec.codec[0]).encoding(height, width)
+    config = config.encoding(height, width)
     return f"{config.codec} {config.pixel_format}"

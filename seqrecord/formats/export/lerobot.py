@@ -302,7 +302,7 @@ class _Writer:
         path = root / f"videos/{column.name}/{file_name(number)}.mp4"
         path.parent.mkdir(parents=True, exist_ok=True)
         gops: list[Gop] = []
-        if self._reader.features[name].is_video:
+        if VideoConfig.of(self._reader.features[name]) is not None:
             for count, data in DatasetSource(self._reader).pages(name, episode.key):
                 gops += _gops(data, count, name)
         else:

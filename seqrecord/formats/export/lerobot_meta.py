@@ -144,7 +144,7 @@ def plan_columns(
         # Video loses the values of labels and of coded normals or depth.
         may_be_video = _is_colour(spec) and is_image(spec, known_kind(name, spec, spec.kind))
         if name != TIMESTAMP or name in rename:
-            if video is not None and may_be_video and not spec.is_video and spec.is_fixed:
+            if video is not None and may_be_video and not VideoConfig.of(spec) and spec.is_fixed:
                 spec = replace(spec, codec=_video_codec(video, spec))
             yield _column(rename.get(name, name), spec)
         elif keeps_times:
@@ -231,7 +231,7 @@ def _is_colour(spec: FeatureSpec) -> bool:
 
 def _is_contained(spec: FeatureSpec) -> bool:
     """Whether video files of LeRobot can contain the packets."""
-    return spec.is_video and spec.codec[0]["codec"] in CONTAINED
+    return VideoConfig.of(spec) is not None and spec.codec[0]["codec"] in CONTAINED
 
 
 def _is_depth(spec: FeatureSpec) -> bool:

@@ -39,9 +39,10 @@ from seqrecord.formats.indexing.source_opening import open_source
 from seqrecord.in_place.externals import ExternalFiles
 from seqrecord.in_place.files import NoOriginalError
 from seqrecord.in_place.original_checks import check_new
-from seqrecord.in_place.references import MOST_COPIED
+from seqrecord.in_place.references import MOST_COPIED, referable_features
 from seqrecord.store.feature_kinds import PIXEL_KINDS
 from seqrecord.store.format.manifest import read_manifest
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import (
     EXTERNALS,
     MAX_LIST_BYTES,
@@ -167,7 +168,7 @@ def _referring(source: Any) -> Any:
     schema, are_named = source.schema(), getattr(source, "features", None) is not None
     large = {name: reason for name, spec in schema.items() if (reason := _reason_to_pack(spec))}
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
-    refers = are_named or any(spec.may_be_referred_to for spec in schema.values())
+    refers = are_named or bool(referable_features(schema))
     has_pixels = any(spec.kind in PIXEL_KINDS for spec in schema.values())
     # An original of numbers and texts is copied whole; pictures never are.
     if (large and (are_named or not hasattr(source, "leaving_out"))) or (
@@ -188,7 +189,7 @@ def _referring(source: Any) -> Any:
 
 def _reason_to_pack(spec: FeatureSpec) -> str | None:
     """Why a feature can be neither a reference nor a small copy; `None` if it can."""
-    if spec.may_be_referred_to:
+    if page_kind(spec).may_refer(spec):
         return None
     if spec.value == "array" and not spec.is_fixed:
         return f"its frames differ in size, {spec}"

@@ -39,6 +39,7 @@ from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.forks import at_fork
 from seqrecord.store.processes.threads import error_of, start
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -134,7 +135,9 @@ class Execution:
         )
         video: tuple[FeatureSpec, ...] = ()
         if self.decode_there and self.device is not None and job.frame_transform is None:
-            video = tuple(spec for spec in job.dataset.features.values() if spec.is_video)
+            video = tuple(
+                spec for spec in job.dataset.features.values() if page_kind(spec).in_order
+            )
         return BufferNeeds(
             groups,
             job.made,

@@ -6,7 +6,7 @@ from collections import defaultdict
 from collections.abc import Collection
 from dataclasses import dataclass
 
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.schema import FeatureSpec
 
@@ -39,7 +39,7 @@ class GroupLoads:
             specs[spec.group].append(spec)
         loads = {}
         for group, features in specs.items():
-            in_order = any(kind_of(spec).in_order for spec in features)
+            in_order = any(page_kind(spec).in_order for spec in features)
             if results is not None:  # it needs whole frames, of all groups
                 loads[group] = cls(frozenset(results), in_order, False, False, False)
                 continue
@@ -47,11 +47,11 @@ class GroupLoads:
             by_frame = has_store and all(map(_is_read_by_frame, features))
             # From remote storage, raw pages are read together with the other pages.
             is_direct = reader.is_local or by_frame or names == reader.raw[group].specs.keys()
-            is_compact = all(kind_of(spec).scales or spec.stored is spec for spec in features)
+            is_compact = all(page_kind(spec).scales or spec.stored is spec for spec in features)
             loads[group] = cls(names, in_order, by_frame, is_direct, is_compact)
         return loads
 
 
 def _is_read_by_frame(spec: FeatureSpec) -> bool:
     """Whether loads of some frames read these alone; texts beside raw frames are short."""
-    return kind_of(spec).in_slices or spec.value == "text"
+    return page_kind(spec).in_slices or spec.value == "text"

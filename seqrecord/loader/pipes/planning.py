@@ -30,7 +30,7 @@ from seqrecord.loader.sampling.memory import (
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.store.clips.tables import ClipTable
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import clip_nbytes
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -228,7 +228,7 @@ class EpochPlanner:
         """
         features = self.selection.dataset.features.values()
         if self.selection.frames.transform is None and all(
-            kind_of(spec).in_slices for spec in features
+            page_kind(spec).in_slices for spec in features
         ):
             nbytes -= memory.max_read_ahead * self._sizes.chunk
         return max(0, self.limit(plan.shard.count) - nbytes)

@@ -21,7 +21,7 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.selection import Selection
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec, bound
 from seqrecord.store.reading.dataset import (
     Dataset,
@@ -275,8 +275,8 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     groups = list(table.groups)
     for place, grid in enumerate(groups):
         stored = [spec for spec in features.values() if spec.group == grid.group]
-        in_order = next((spec for spec in stored if kind_of(spec).in_order), None)
-        by_frame = all(kind_of(spec).in_slices or spec.value == "text" for spec in stored)
+        in_order = next((spec for spec in stored if page_kind(spec).in_order), None)
+        by_frame = all(page_kind(spec).in_slices or spec.value == "text" for spec in stored)
         groups[place] = replace(grid, by_frame=by_frame)
         if in_order is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))

@@ -20,7 +20,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import CodecError, FormatError
 from seqrecord.store.checksum import Buffer
-from seqrecord.store.codecs.images import IMAGE
+from seqrecord.store.codecs.images import FILES, IMAGE
 from seqrecord.store.format.page_kinds import Blob, EncodedColumn, Memo, PageCodec, PageKind
 from seqrecord.store.format.pages import FramePages, are_bools, is_small_frame, row_of
 from seqrecord.store.format.references import FrameReference
@@ -189,6 +189,14 @@ class _Encoded(PageKind):
     def may_refer(self, spec: FeatureSpec) -> bool:
         """Image files of one shape that are stored unchanged may stay in their files."""
         return bool(spec.codec) and spec.codec[0]["id"] == IMAGE and spec.is_fixed
+
+    def keeps_encoding(self, spec: FeatureSpec) -> bool:
+        return any(config.get("format") in FILES for config in spec.codec)
+
+    def is_lossy(self, spec: FeatureSpec) -> bool:
+        return bool(spec.codec) and (
+            spec.codec[0]["id"] == IMAGE and spec.codec[0].get("format") in ("jpeg", "any")
+        )
 
     def is_costly(self, spec: FeatureSpec) -> bool:
         return any(

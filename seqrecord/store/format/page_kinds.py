@@ -1,6 +1,6 @@
 """Page kinds: how the frames of a feature become pages, and pages become frames again.
 
-A kind is one object. The codec of a feature selects it, see `kind_of`; a page whose reference bit
+A kind is one object. The codec of a feature selects it, see `page_kind`; a page whose reference bit
 is set has packets or frames in an external file, and the kind `reference` resolves it first::
 
     raw        no codec, a fixed shape      `store.format.raw_pages`
@@ -19,6 +19,7 @@ they ask the kind. Who calls it, and when:
 - The reader decodes with a `PageCodec` too. Only `cut` and `decode_into` know the page's bytes.
 - Plans ask for sizes in bytes: `slice_bytes`, `decoder_bytes`, `reference_copies`. Frames that
   must be decoded in order are loaded in runs (`in_order`).
+- Conversions ask what a feature keeps of its source: `keeps_encoding`, `is_lossy`, `may_refer`.
 - Caches and residency ask whether decoding costs more than a copy: `in_slices`, `is_costly`.
 
 A page's identity is its digest (`page_digest`), of its bytes and the frames that it has. Pages of
@@ -164,6 +165,9 @@ class PageKind(ABC):
     in_order: ClassVar[bool] = False
     """Whether a decoder stays open, and frames are cheapest in ascending order."""
 
+    shares_chunks: ClassVar[bool] = True
+    """Whether features may share a group; false for a kind with a `group` of its own."""
+
     scales: ClassVar[bool] = False
     """Whether pages are decoded into frames of any height and width, see `resize=`."""
 
@@ -187,6 +191,14 @@ class PageKind(ABC):
     def decoder_bytes(self, spec: FeatureSpec) -> int:
         """Bytes that an open decoder takes, if frames are decoded `in_order`."""
         raise NotImplementedError(f"pages of {spec.name} have no decoder")
+
+    def keeps_encoding(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
+        """Whether frames may be stored in their source's encoding: image files, packets."""
+        return False
+
+    def is_lossy(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
+        """Whether encoding loses data."""
+        return False
 
     def is_costly(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
         """Whether decoding a frame costs several times as much as writing it."""
@@ -231,7 +243,7 @@ class ReferenceKind(ABC):
         """Return an `ExternalPages`, which reads external bytes and makes pages of them."""
 
 
-def kind_of(spec: FeatureSpec) -> PageKind:
+def page_kind(spec: FeatureSpec) -> PageKind:
     """Return the kind of a feature's pages, whether or not frames are resized after decoding.
 
     Raises `MissingPackageError` if it is of a part that this copy of the package lacks.
@@ -261,7 +273,7 @@ def _load_kind(name: str) -> Any:
 
 def page_codec(spec: FeatureSpec) -> Any:
     """Return the page codec for a feature."""
-    return kind_of(spec).codec(spec.stored)
+    return page_kind(spec).codec(spec.stored)
 
 
 def encode_each(encode: Callable[[Any], Blob], frames: Iterable[Any]) -> list[Blob]:

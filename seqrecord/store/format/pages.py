@@ -20,7 +20,7 @@ from seqrecord.store.checksum import Buffer, crc32c
 from seqrecord.store.codecs.chain import FrameCodec
 from seqrecord.store.codecs.exif import check_upright
 from seqrecord.store.codecs.images import probe
-from seqrecord.store.format.page_kinds import Blob, PageCodec, kind_of
+from seqrecord.store.format.page_kinds import Blob, PageCodec, page_kind
 from seqrecord.store.schema import MAX_FRAME_BYTES, EncodedImage, FeatureSpec, Schema
 
 ALIGNMENT = 64
@@ -112,7 +112,7 @@ def chunk_bytes(lengths: npt.NDArray[np.integer[Any]], schema: Schema) -> npt.ND
     """
     total: npt.NDArray[np.int64] = np.einsum("...f->...", _padded(lengths))  # 3x faster than sum()
     for column, spec in enumerate(schema.values()):
-        if (kind := kind_of(spec)).in_slices:
+        if (kind := page_kind(spec)).in_slices:
             total += 4 * -(-lengths[..., column].astype(np.int64) // kind.slice_bytes(spec))
     return total
 
@@ -146,9 +146,9 @@ def slice_sums(page: Buffer, slice_bytes: int) -> npt.NDArray[np.uint32]:
 def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
     """Return the bytes after a chunk's pages: the checksums of all slices."""
     return b"".join(
-        slice_sums(page, kind_of(spec).slice_bytes(spec)).tobytes()
+        slice_sums(page, page_kind(spec).slice_bytes(spec)).tobytes()
         for spec, page in zip(schema.values(), pages, strict=True)
-        if kind_of(spec).in_slices
+        if page_kind(spec).in_slices
     )
 
 

@@ -19,7 +19,7 @@ import pyarrow as pa
 from seqrecord.errors import FormatError, located
 from seqrecord.store.format.arrow import read_batch, to_arrow
 from seqrecord.store.format.encoded_pages import table_bytes
-from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, kind_of
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, page_kind
 from seqrecord.store.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes
 from seqrecord.store.format.references import least_reference_bytes
 from seqrecord.store.format.time_spans import MAX_TIME_SPANS, num_time_spans, timestamp_features
@@ -66,7 +66,7 @@ def may_be_references(group: Schema) -> bool:
     """Return whether pages of a group can be references. The group must have a single feature whose
     kind of pages allows them.
     """
-    return len(group) == 1 and all(kind_of(spec).may_refer(spec) for spec in group.values())
+    return len(group) == 1 and all(page_kind(spec).may_refer(spec) for spec in group.values())
 
 
 def features_of(schema: Schema) -> list[npt.NDArray[np.int64]]:
@@ -220,7 +220,7 @@ def check_pages(
         check_rows(external == 0, "a reference in a group that allows none", offset, first=first)
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
-        kind = kind_of(spec)
+        kind = page_kind(spec)
         fits = kind.can_be_length(spec, length, n)
         if external.any():
             as_references = (n > 0) & (length >= least_reference_bytes(n))
@@ -349,7 +349,7 @@ def most_table_bytes(
     groups = schema.groups
     sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
     most = min(num_frames, record_bytes // min(sizes))  # chunks of any group in record files
-    longest = min(kind_of(spec).max_chunk_frames for spec in schema.values())
+    longest = min(page_kind(spec).max_chunk_frames for spec in schema.values())
     absent = min(num_frames, most + num_frames // longest)
     rows, words, more_words = {}, 0, 0
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):

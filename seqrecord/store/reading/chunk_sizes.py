@@ -8,7 +8,7 @@ import numpy as np
 
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys
 from seqrecord.store.format.index import GroupIndex
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec, Schema
@@ -16,7 +16,7 @@ from seqrecord.store.schema import FeatureSpec, Schema
 
 def is_decoded(spec: FeatureSpec) -> bool:
     """Whether frames cost more than a copy: they are decoded, or resized."""
-    return spec.stored is not spec or not kind_of(spec).in_slices
+    return spec.stored is not spec or not page_kind(spec).in_slices
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
@@ -27,7 +27,7 @@ def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     columns = [group.schema.position(name) for name in group.schema if name in features]
     padded = group.page_length[:, columns].astype("i8") + (ALIGNMENT - 1)
     total: IntArray = (padded // ALIGNMENT * ALIGNMENT).sum(axis=1)
-    copies = max(kind_of(spec).reference_copies for spec in group.schema.values())
+    copies = max(page_kind(spec).reference_copies for spec in group.schema.values())
     total += copies * group.external * bool(columns)
     return total
 
@@ -63,7 +63,9 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
 
 def decoder_bytes(features: Iterable[FeatureSpec]) -> list[int]:
     """Return the memory of the decoder of each feature that has one, in bytes."""
-    return [kind_of(spec).decoder_bytes(spec.stored) for spec in features if kind_of(spec).in_order]
+    return [
+        page_kind(spec).decoder_bytes(spec.stored) for spec in features if page_kind(spec).in_order
+    ]
 
 
 def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Schema) -> int:
@@ -90,7 +92,7 @@ def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
     nbytes, index = 0, dataset.contents.index
     for name, spec in dataset.features.items():
         stored = spec.stored
-        if stored is not spec and not kind_of(spec).scales:
+        if stored is not spec and not page_kind(spec).scales:
             nbytes += stored.nbytes if stored.is_fixed else index.largest_frames(name, episodes)
     return nbytes
 

@@ -14,7 +14,7 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.manifest import MANIFEST
-from seqrecord.store.format.page_kinds import PageCodec, kind_of, reference_kind
+from seqrecord.store.format.page_kinds import PageCodec, page_kind, reference_kind
 from seqrecord.store.format.pages import ALIGNMENT, page_digest, slice_sums
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.pages import Chunk, Page
@@ -58,7 +58,7 @@ class ChunkReader:
         self._paths = paths  # record files
         self._lengths: dict[str, int] = {}  # of record files, if checked
         self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
-        self.kinds = {name: kind_of(spec) for name, spec in features.items()}
+        self.kinds = {name: page_kind(spec) for name, spec in features.items()}
         """Page kind by selected feature."""
         self._codecs: dict[str, PageCodec] = {
             n: self.kinds[n].codec(s.stored) for n, s in features.items()

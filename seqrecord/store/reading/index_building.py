@@ -21,7 +21,7 @@ from seqrecord.store.format.arrow import text_column
 from seqrecord.store.format.edits import Edits
 from seqrecord.store.format.footer import EpisodePart, Footer
 from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index, check_text
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.rows import GAP_ROW, WORD, chunk_row, features_of
 from seqrecord.store.format.text import parse_metadata, unmark_truncated
 from seqrecord.store.format.time_spans import EpisodeTimeSpans, timestamp_features
@@ -567,7 +567,7 @@ def absent_chunks(
     Positions and lengths follow the `chunks` of another group, which are in `files`. `schema` is
     the absent group's, `features` its feature positions.
     """
-    most = min(kind_of(spec).max_chunk_frames for spec in schema.values())
+    most = min(page_kind(spec).max_chunk_frames for spec in schema.values())
     held = chunks["num_frames"].astype(np.int64)
     pieces = -(-held // most)
     source = np.repeat(np.arange(len(chunks)), pieces)

@@ -17,7 +17,7 @@ import numpy as np
 
 from seqrecord.store.clips.grids import ChunkGrid, IntArray, ragged_arange, run_bounds
 from seqrecord.store.format.index import GroupIndex
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.chunk_store import PIECE_BYTES, Pieces
@@ -92,7 +92,7 @@ def _of_group(
     sums = np.zeros_like(position)
     for column, spec in enumerate(table.schema.values()):
         length = table.page_length[chunk, column].astype(np.int64)
-        kind, low, high = kind_of(spec), np.zeros_like(length), length
+        kind, low, high = page_kind(spec), np.zeros_like(length), length
         size = kind.slice_bytes(spec) if kind.in_slices else 0
         if size:
             sums += 4 * -(-length // size)

@@ -25,7 +25,7 @@ from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordEr
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.clips.grids import IntArray, ragged_arange, run_bounds
 from seqrecord.store.format.index import Index
-from seqrecord.store.format.page_kinds import kind_of
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.pages import aligned
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.resizing import resize_frame
@@ -187,7 +187,7 @@ class RawFrames:
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
         self.slice_bytes = [
-            kind_of(spec).slice_bytes(spec) if kind_of(spec).in_slices else 0
+            page_kind(spec).slice_bytes(spec) if page_kind(spec).in_slices else 0
             for spec in table.schema.values()
         ]
         """See `PageKind`; for each feature of the group, selected or not, 0 without slices."""

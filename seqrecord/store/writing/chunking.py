@@ -13,7 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import ChecksumError
 from seqrecord.store.checksum import Buffer, combined_crc32c, crc32c
 from seqrecord.store.format.footer import Footer
-from seqrecord.store.format.page_kinds import Blob, EncodedColumn, kind_of
+from seqrecord.store.format.page_kinds import Blob, EncodedColumn, page_kind
 from seqrecord.store.format.pages import page_offsets, slice_sums, slice_table
 from seqrecord.store.format.rows import chunk_row, features_of, present_frames
 from seqrecord.store.schema import FeatureSpec, Schema
@@ -167,7 +167,7 @@ class StoredChunk:
 
 def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
     """CRC32C of a page, and the encoded CRC32Cs of its slices if it has some."""
-    if not (kind := kind_of(spec)).in_slices:
+    if not (kind := page_kind(spec)).in_slices:
         return crc32c(page), b""
     size = kind.slice_bytes(spec)
     sums = slice_sums(page, size)
@@ -250,7 +250,7 @@ class FrameGroup(ChunkGroup):
     def __init__(self, schema: Schema, number: int) -> None:
         super().__init__(schema, number)
         self._columns = {
-            name: (kind := kind_of(spec)).column(kind.codec(spec))
+            name: (kind := page_kind(spec)).column(kind.codec(spec))
             for name, spec in self.schema.items()
         }
 

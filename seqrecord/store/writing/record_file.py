@@ -17,8 +17,8 @@ from seqrecord.store.format.page_kinds import (
     Blob,
     EncodedColumn,
     encode_each,
-    kind_of,
     page_codec,
+    page_kind,
     reference_kind,
 )
 from seqrecord.store.format.pages import check_fits
@@ -74,7 +74,9 @@ class RecordFileWriter(ChunkWriter):
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [
-            name for name, spec in schema.items() if name in watched and not kind_of(spec).in_slices
+            name
+            for name, spec in schema.items()
+            if name in watched and not page_kind(spec).in_slices
         ]
         self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
         self._rate = RateCheck(schema)
@@ -320,7 +322,7 @@ class RecordFileWriter(ChunkWriter):
     def _watch(self, schema: Schema, chunk: StoredChunk) -> None:
         """Add a chunk's raw pages to the statistics: a page is an array of many frames."""
         for (name, spec), page in zip(schema.items(), chunk.parts, strict=False):
-            if len(page) and kind_of(spec).in_slices:
+            if len(page) and page_kind(spec).in_slices:
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
@@ -346,7 +348,7 @@ def _group_of(
     if externals and may_be_references(features):
         group = reference_kind().group(schema, number, externals, checksums=checksums)
     if group is None:
-        group = kind_of(next(iter(features.values()))).group(schema, number)
+        group = page_kind(next(iter(features.values()))).group(schema, number)
     return FrameGroup(schema, number) if group is None else group
 
 

@@ -11,9 +11,9 @@ import numpy as np
 
 from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaError
 from seqrecord.store.codecs.chain import check_codec, image_chain, resolve
-from seqrecord.store.codecs.images import FILES, IMAGE, probe
+from seqrecord.store.codecs.images import probe
 from seqrecord.store.feature_kinds import check_depth, differences
-from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, page_kind
 from seqrecord.store.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, parse_size
@@ -137,10 +137,7 @@ def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
 
 def loses_data(spec: FeatureSpec) -> bool:
     """Whether a feature's codec is lossy."""
-    config = spec.codec[0] if spec.codec else {"id": "none"}
-    return (config["id"] == "video" and config.get("codec") != "ffv1") or (
-        config["id"] == IMAGE and config.get("format") in ("jpeg", "any")
-    )
+    return page_kind(spec).is_lossy(spec)
 
 
 def check_passthrough(schema: Schema, stored: Schema, *, in_place: bool) -> None:
@@ -151,9 +148,9 @@ def check_passthrough(schema: Schema, stored: Schema, *, in_place: bool) -> None
     """
     for spec in schema.values():
         found = stored[spec.name]
-        if not spec.is_video or is_passthrough(spec, found):
+        if not page_kind(spec).in_order or is_passthrough(spec, found):
             continue
-        is_same = found.is_video and found.codec[0]["codec"] == spec.codec[0]["codec"]
+        is_same = bool(found.codec) and found.codec[0].get("codec") == spec.codec[0]["codec"]
         if in_place or (loses_data(found) and not is_same):
             raise SchemaError(
                 "cannot change the codec of a source's video to a lossy one, or in place; leave "
@@ -298,7 +295,8 @@ def _grouped(schema: Schema, *, by_size: bool) -> Schema:
     """
     keys: list[object] = [is_small(s) if by_size else s.group for s in schema.values()]
     if by_size:
-        keys = [s.name if s.is_video else key for s, key in zip(schema.values(), keys, strict=True)]
+        specs = zip(schema.values(), keys, strict=True)
+        keys = [key if page_kind(spec).shares_chunks else spec.name for spec, key in specs]
     numbers = {key: number for number, key in enumerate(dict.fromkeys(keys))}
     return Schema(
         [replace(spec, group=numbers[key]) for spec, key in zip(schema.values(), keys, strict=True)]
@@ -312,4 +310,4 @@ def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> N
 
 def _is_encoded(spec: FeatureSpec) -> bool:
     """Whether frames keep the encoding of their source: image files or video."""
-    return spec.is_video or any(config.get("format") in FILES for config in spec.codec)
+    return page_kind(spec).keeps_encoding(spec)

@@ -43,8 +43,9 @@ from seqrecord.formats.sources.inventory import (
 )
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import check_array, read_bytes
-from seqrecord.in_place.references import external_files, external_folders
+from seqrecord.in_place.references import external_files, external_folders, referable_features
 from seqrecord.store.feature_kinds import size_in
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ExternalFile, ReferencedFile
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.processes.forks import cached_property
@@ -128,7 +129,7 @@ class Images:
         if (item := self.items[frame]) is None:
             return None
         path = path_of(item)
-        if source.in_place and spec.may_be_referred_to:
+        if source.in_place and page_kind(spec).may_refer(spec):
             return ReferencedFile(str(path))
         if isinstance(item, Path) and path.suffix.lower() in IMAGE_ENDINGS:
             return embedded_value(read_bytes(path), spec, path, source.exif)
@@ -277,7 +278,7 @@ class SequenceSource(ScannedSource):
         return found
 
     def _files(self, *, are_referred_to: bool) -> Iterator[Path]:
-        names = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        names = referable_features(self.schema())
         for place in self._places.values():
             with skipping_unreadable():  # raised by reading
                 sequence = self.open(place)

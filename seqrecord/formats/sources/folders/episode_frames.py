@@ -44,6 +44,7 @@ from seqrecord.formats.sources.folders.tree import (
     read_metadata,
 )
 from seqrecord.in_place.files import list_folder, read_bytes
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ReferencedFile
 from seqrecord.store.schema import FeatureSpec, Frame, Schema
 
@@ -90,7 +91,7 @@ def read_frames(
                 if key not in feature.files.names:
                     continue
                 path_of = path / feature.folder / feature.files.names[key]
-                if in_place and spec.may_be_referred_to:
+                if in_place and page_kind(spec).may_refer(spec):
                     frame[name] = ReferencedFile(str(path_of))
                 else:
                     with located(SourceError, feature=name, frame=index):

@@ -55,7 +55,7 @@ from seqrecord.formats.sources.folders.tree import (
 from seqrecord.formats.sources.inventory import Account, is_document
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import is_directory, is_file, read_bytes
-from seqrecord.in_place.references import external_files, external_folders
+from seqrecord.in_place.references import external_files, external_folders, referable_features
 from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
@@ -146,7 +146,7 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""
-        kept = {name for name, spec in self.schema().items() if spec.may_be_referred_to}
+        kept = referable_features(self.schema())
         folders = {
             episode.path / each.folder
             for episode in self._episodes
@@ -157,7 +157,7 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return all files except referenced ones: an index copies values from them."""
-        kept = [name for name, spec in self.schema().items() if spec.may_be_referred_to]
+        kept = referable_features(self.schema())
         referred = {
             path for each in self._episodes for path in files_of(each.path, kept, self.sparse)
         }

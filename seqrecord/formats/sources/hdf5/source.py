@@ -46,9 +46,11 @@ from seqrecord.formats.sources.video.tables import read_references, read_table
 from seqrecord.in_place.files import is_file
 from seqrecord.in_place.limits import check_decoded, check_frames
 from seqrecord.in_place.references import external_files
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.schema import EncodedImage, FeatureSpec, Frame
+from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import DecodedFrame, Gop
 from seqrecord.video.references import ReferencedGops
 
@@ -118,14 +120,14 @@ class Hdf5Source(ScannedSource):
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
         """Return the GOPs of a DROID episode's cameras; its frames omit these features."""
-        schema = self.schema()
-        if not any(spec.is_video for spec in schema.values()):
+        schema = {n: spec for n, spec in self.schema().items() if VideoConfig.of(spec) is not None}
+        if not schema:
             return {}
         with self._opened(info) as (one, _):
             return {
                 name: _gops(info, schema[name], video, in_place=self.in_place)
                 for name, video in one.videos.items()
-                if name in schema and schema[name].is_video
+                if name in schema
             }
 
     @contextmanager
@@ -263,7 +265,7 @@ class Hdf5Source(ScannedSource):
                     )
                 declared += dataset.dtype.itemsize * math.prod(dataset.shape)
                 stored += dataset.id.get_storage_size()
-                if self.in_place and spec.may_be_referred_to:
+                if self.in_place and page_kind(spec).may_refer(spec):
                     readers[name] = _referred(dataset, there[name], spec, path)
                 else:
                     readers[name] = self._values(dataset, spec, one, path, num_frames)

@@ -34,6 +34,7 @@ from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import FeatureSpec, Frame, Schema
 from seqrecord.store.text import counted, repr_of
+from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import DecodedFrame, Gop
 from seqrecord.video.references import ReferencedGops
 
@@ -180,10 +181,11 @@ class VideoSource(InPlace):
                 config = own_config(file, spec)
                 listed, count = file.known_count(), 0
                 parts: Iterator[Gop | ReferencedGops | DecodedFrame]
-                if self.in_place and spec.is_video:
+                keeps_packets = VideoConfig.of(spec) is not None
+                if self.in_place and keeps_packets:
                     parts = iter((read_references(file, read_table(file), config=config),))
                 else:
-                    parts = read_gops(file, config=config, is_deep=not spec.is_video)
+                    parts = read_gops(file, config=config, is_deep=not keeps_packets)
                 for part in parts:
                     count += int(np.sum(part.num_frames))
                     yield part

@@ -175,9 +175,9 @@ def own_config(file: VideoFile, spec: FeatureSpec) -> VideoConfig | None:
     Raises `OtherSizeError` for another size, and `SourceError` for an unsupported video.
     """
     check_size(file, spec)
-    if not spec.is_video:
+    if (config := VideoConfig.of(spec)) is None:
         return None
-    known = VideoConfig.from_json(spec.codec[0]).decoding
+    known = config.decoding
     pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
     found: tuple[object, ...] = (file.codec, pixels, file.matrix, file.color_range)
     if found == (known.codec, known.pixel_format, known.matrix, known.range):

@@ -55,6 +55,7 @@ from seqrecord.formats.sources.webdataset.tar_files import (
 )
 from seqrecord.in_place.files import is_file, is_junk, opened
 from seqrecord.in_place.references import external_files
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.references import ExternalFile, ReferencedFile
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.schema import FeatureSpec, Frame
@@ -316,7 +317,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             }
             frame: dict[str, Any] = {}
             for name, spec in schema.items():
-                if name in found and self.in_place and spec.may_be_referred_to:
+                if name in found and self.in_place and page_kind(spec).may_refer(spec):
                     start, size = found[name].start, found[name].size
                     frame[name] = ReferencedFile(str(path), start, start + size)
                 elif name in found:

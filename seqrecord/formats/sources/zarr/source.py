@@ -53,7 +53,7 @@ from seqrecord.formats.sources.inventory import (
 from seqrecord.in_place.boundary import skipping_unreadable
 from seqrecord.in_place.files import first_line, is_directory, is_file, list_folder
 from seqrecord.in_place.limits import MAX_CHUNK_BYTES, check_frames, check_size
-from seqrecord.in_place.references import external_files
+from seqrecord.in_place.references import external_files, referable_features
 from seqrecord.in_place.remote import remote_files
 from seqrecord.store.format.references import ExternalFile
 from seqrecord.store.lazy import import_extra
@@ -103,7 +103,7 @@ class ZarrSource(ScannedSource):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that frames may reference, by path."""
-        names = [spec.name for spec in self.schema().values() if spec.may_be_referred_to]
+        names = referable_features(self.schema())
         found: dict[str, ExternalFile] = {}
         for path in self._buffers:
             with skipping_unreadable(), _open(path) as group:  # raised by `frames`
