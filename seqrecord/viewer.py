@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING
 from seqrecord.store.lazy import lazy
 
 if TYPE_CHECKING:
+    from seqrecord.tools.viewer.dataset_page import MAX_FOLDER as MAX_FOLDER
     from seqrecord.tools.viewer.dataset_page import MAX_PAGE as MAX_PAGE
     from seqrecord.tools.viewer.dataset_page import view_page as view_page
     from seqrecord.tools.viewer.quality import view_quality as view_quality

@@ -18,6 +18,7 @@ from seqrecord.viewer import view_page
 from tests.kit.browser import CHROMIUM, Browser, Page
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import columns, noise, write_dataset
+from tests.kit.lerobot_video_data import unpack
 
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "seqrecord" / "tools" / "viewer" / "html"
@@ -197,6 +198,53 @@ def test_pages_fit_their_size_and_say_what_is_left_out(tmp_path: Path, max_size:
     assert 0 < having <= 60
     note = f"{60 - having:,} of 60 episodes have no pictures and curves"
     assert (note in path.read_text()) == (having < 60)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_folder_has_playable_video(tmp_path: Path, browser: Browser) -> None:
+    """The packets of the original, remuxed: as many frames, at their times."""
+    import av
+
+    root = unpack(tmp_path, "lerobot_video_v3")
+    result = run("view", root, "-o", f"{tmp_path}/page/", "--quiet")
+    assert result.stdout == f"{tmp_path / 'page' / 'index.html'}\n"
+    files = sorted((tmp_path / "page" / "videos").iterdir())
+    assert len(files) == 6
+    for file, count in zip(files[::2], (5, 4, 7), strict=True):
+        with av.open(str(file)) as video:
+            times = [frame.time for frame in video.decode(video=0)]
+        assert times == pytest.approx(np.arange(count) / 10)
+    page = browser.open(tmp_path / "page" / "index.html", "#episode=episode_000002&frame=3")
+    page.wait("document.querySelector('video').readyState >= 2")
+    assert page.evaluate("document.querySelectorAll('video').length") == 2
+    assert page.evaluate("document.querySelector('video').duration") == pytest.approx(0.7)
+    page.wait("Math.abs(document.querySelector('video').currentTime - 0.35) < 0.01")
+    assert page.problems == []
+    assert all(url.startswith(("file:///", "data:image/")) for url in page.requests)
+    page = browser.open(tmp_path / "page" / "index.html", "#episodes")
+    loaded = "new Promise((done) => { const image = new Image(); image.onload = () => done(true);"
+    loaded += " image.onerror = () => done(false); image.src = 'pictures/000000-0.webp'; })"
+    assert page.evaluate(loaded)
+    assert page.problems == []
+    run("view", root, "-o", tmp_path / "page", "--quiet")  # an earlier page is replaced
+    (tmp_path / "page" / "notes.txt").write_text("mine")
+    assert "other files" in fail("view", root, "-o", tmp_path / "page", "--quiet")
+    assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
+
+
+def test_numbers_of_a_quality_table_are_columns(tmp_path: Path) -> None:
+    write_robot(tmp_path / "records")
+    run("doctor", tmp_path / "records", "--quality", tmp_path / "quality.parquet", "--quiet")
+    page = tmp_path / "page.html"
+    table = ["--quality-table", tmp_path / "quality.parquet"]
+    run("view", tmp_path / "records", "-o", page, *table, "--quiet")
+    data = data_of(page)
+    assert {"rank", "jerk", "final_pose"} <= {*data["quality"]}
+    assert sorted(row["quality"]["rank"] for row in data["episodes"]) == [1, 2, 3]
+    (tmp_path / "other.parquet").write_bytes(b"")
+    with pytest.raises(ClipError):
+        view_page(tmp_path / "records", page, quality=tmp_path / "other.parquet")
 
 
 def test_pages_that_cannot_be_written(tmp_path: Path) -> None:

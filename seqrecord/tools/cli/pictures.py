@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import click
@@ -14,12 +15,23 @@ from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, is_given
 from seqrecord.tools.cli.terminal import Command, ProgressBar
-from seqrecord.viewer import DEFAULT_CLIP_LEN, MAX_PAGE, view_page, view_quality, view_rerun
+from seqrecord.viewer import (
+    DEFAULT_CLIP_LEN,
+    MAX_FOLDER,
+    MAX_PAGE,
+    view_page,
+    view_quality,
+    view_rerun,
+)
 from seqrecord.viewer import view as draw_view
 
 _FORMATS = (".png", ".jpg", ".webp", ".svg", ".pdf")
 _PAGES = (".html", ".htm")
-_OF_CLIPS, _OF_RERUN, _OF_PAGES = {"start", "clip_len"}, {"save"}, {"episodes", "max_size"}
+_OF_CLIPS, _OF_RERUN, _OF_PAGES = (
+    {"start", "clip_len"},
+    {"save"},
+    {"episodes", "max_size", "quality_table"},
+)
 _REFUSED = {
     "clip": {*_OF_RERUN, *_OF_PAGES, "quiet"},
     "page": {*_OF_CLIPS, *_OF_RERUN, "key"},
@@ -61,7 +73,15 @@ _REFUSED = {
     help="Episodes of a page: a key or a glob (repeatable) [all]",
 )
 @click.option(
-    "--max-size", type=BYTE_SIZE, default=MAX_PAGE, metavar="SIZE", help="Bytes of a page."
+    "--quality-table",
+    metavar="FILE",
+    help="Show the numbers of `doctor --quality` in a page: its file.",
+)
+@click.option(
+    "--max-size",
+    type=BYTE_SIZE,
+    metavar="SIZE",
+    help=f"Most bytes of a page. [{MAX_PAGE}; {MAX_FOLDER} for a folder]",
 )
 @click.option("--quiet", is_flag=True, help="Hide the progress bar of a page or of --rerun.")
 @click.option(
@@ -69,7 +89,7 @@ _REFUSED = {
     "--output",
     default="clip.png",
     metavar="FILE",
-    help=f"A page of the dataset: .html. A clip's image: {', '.join(_FORMATS)}.",
+    help=f"A page of the dataset: .html or FOLDER/. A clip's image: {', '.join(_FORMATS)}.",
 )
 @common
 @click.pass_context
@@ -82,7 +102,8 @@ def view(
     rerun: bool,
     save: str | None,
     episodes: tuple[str, ...],
-    max_size: int,
+    max_size: int | None,
+    quality_table: str | None,
     quiet: bool,
     output: str,
     **options: Any,
@@ -91,6 +112,7 @@ def view(
 
     \b
     seqrecord view records/ -o page.html      one file for the browser: all episodes
+    seqrecord view records/ -o page/          a folder: more pictures, and video as MP4
     seqrecord view records/ KEY -o clip.png   a clip; KEY is an episode, by default the first
     seqrecord view records/ --rerun           episodes in the Rerun viewer
 
@@ -98,7 +120,7 @@ def view(
     """
     if rerun and quality:
         raise click.UsageError("--rerun cannot be combined with --quality")
-    is_page = output.lower().endswith(_PAGES)
+    is_page = output.lower().endswith((*_PAGES, "/")) or Path(output).is_dir()
     chosen = "rerun" if rerun else "quality" if quality else "page" if is_page else "clip"
     for parameter in context.command.params:
         if parameter.name in _REFUSED[chosen] and is_given(context, parameter.name):
@@ -111,7 +133,13 @@ def view(
     if chosen == "page":
         with ProgressBar("episodes", quiet=quiet) as bar:
             written = view_page(
-                path, output, _selection(episodes), max_size=max_size, progress=bar, **shared
+                path,
+                output,
+                _selection(episodes),
+                quality=quality_table,
+                max_size=max_size,
+                progress=bar,
+                **shared,
             )
         click.echo(str(written))
         return

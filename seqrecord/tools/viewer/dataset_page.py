@@ -6,9 +6,8 @@ import base64
 import hashlib
 import json
 import math
-import os
 from collections.abc import Callable, Mapping, Sequence
-from importlib.resources import files
+from importlib.resources import files as files_of
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ from typing import Any
 import jinja2
 from markupsafe import Markup
 
-from seqrecord.errors import ClipError, DestinationError
+from seqrecord.errors import ClipError, CodecError, MissingPackageError
 from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.storage.url import local_path
@@ -28,21 +27,24 @@ from seqrecord.tools.viewer.page_episodes import (
     PageFeatures,
     Row,
     add_outliers,
+    add_quality,
     rows_of,
 )
+from seqrecord.tools.viewer.page_files import PageFiles, PageFolder, SingleFile
 from seqrecord.tools.viewer.page_overview import overview
-from seqrecord.tools.viewer.page_pictures import encoded_url
 from seqrecord.tools.viewer.page_sources import page_sources
 from seqrecord.tools.viewer.view import spread
 from seqrecord.version import __version__
 
-MAX_PAGE = "5MB"
+MAX_PAGE, MAX_FOLDER = "5MB", "200MB"
 
 _SCRIPTS = ("uPlot.iife.min.js", "page.js")
 _STYLES = ("uPlot.min.css", "page.css")
 _ROW_SHARE = 0.6  # of the page, at most, for the list of episodes
 _RESERVE = 4096  # for notes
 _ROW_RESERVE = 200  # for an episode's numbers
+_MAX_INDEX = 20_000_000  # bytes of a folder's `index.html`
+_VIDEO_SHARE = 0.5  # of a folder
 
 
 def view_page(
@@ -51,80 +53,116 @@ def view_page(
     episodes: EpisodeFilter = None,
     *,
     features: Sequence[str] | None = None,
-    max_size: int | str = MAX_PAGE,
+    quality: str | PathLike[str] | None = None,
+    max_size: int | str | None = None,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,
 ) -> Path:
     """Write a dataset as a page for the browser: one file, which loads nothing else.
 
-    The page has an overview (features, statistics, rates, splits, versions, and what the original's
-    reader left out), a list of the episodes, and each episode with pictures under a slider, curves
-    and captions. `path#episode=KEY&frame=123` opens it there. Numbers of pictures and points fit
-    `max_size`; the page says what it leaves out.
+    The page has an overview (features, statistics, rates, splits, versions, and omissions of the
+    original's reader), a list of the episodes, and each episode with pictures under a slider,
+    curves and captions. `page.html#episode=KEY&frame=123` opens it there. Numbers of pictures and
+    points fit `max_size`; the page lists its omissions.
 
     Args:
         data: path or URL of a dataset or an original, an open dataset, or a mix file.
-        path: local file to write, `page.html`.
+        path: local file to write, such as `page.html`. A folder (it exists, or the text ends with
+            `/`) gets the page as `index.html`, with more pictures, and with video as MP4 whose
+            packets are copied, not encoded again.
         episodes: keys, numbers, a glob or a function, as for loaders. Default: all.
         features: names of features. Default: all.
-        max_size: of the page: bytes, or text such as "5MB".
+        quality: file of `seqrecord doctor --quality`, whose numbers the list shows.
+        max_size: bytes, or text such as "5MB", for the file, by default 5 MB, or for all files in
+            the folder, by default 200 MB.
         progress: called from the calling thread, in episodes.
         storage_options: options of the filesystem, if `data` is a URL.
 
-    Returns the path. Memory: the page, and about 32 MiB for each core. Raises `ClipError` for
-    missing episodes or a small `max_size`, `DestinationError` if the file cannot be written, and
-    the errors of `seqrecord.open`. Episodes that cannot be read are in the page with the error.
+    Returns the page's path. Memory: the page, and about 32 MiB for each core. Raises `ClipError`
+    for missing episodes or a small `max_size`, `DestinationError` if the page cannot be written,
+    and the errors of `seqrecord.open`. Episodes that cannot be read are in the page with the error.
 
     Example:
         seqrecord.viewer.view_page("records/", "page.html", "demo/*")
     """
     target = local_path(path, "the page")
-    limit = parse_size(max_size)
+    is_folder = target.is_dir() or str(path).endswith("/")
+    limit = parse_size(max_size or (MAX_FOLDER if is_folder else MAX_PAGE))
     with page_sources(data, episodes, features, storage_options) as sources:
-        all_features = [PageFeatures.of(source) for source in sources.datasets]
-        for one in all_features:
-            one.fit_scales()
-        title = shown_place(sources.title)
-        html = _Html(title, [overview(one) for one in all_features], sources.mix)
+        page_features = [PageFeatures.of(source) for source in sources.datasets]
         rows = [row for i, one in enumerate(sources.datasets) for row in rows_of(i, one)]
-        notes = _fill(html, rows, all_features, limit, progress)
-        text = html.render(rows, [_feature_json(one) for one in all_features], notes)
-    _write(target, text.encode("utf-8", "backslashreplace"))
-    return target
+        columns = [] if quality is None else add_quality(rows, Path(quality))
+        files: SingleFile | PageFolder = PageFolder(target) if is_folder else SingleFile(target)
+        for one in page_features:
+            one.fit_scales()
+        overviews = [overview(one) for one in page_features]
+        html = _Html(shown_place(sources.title), overviews, sources.mix, files.policy)
+        html.data = {"sources": [_feature_json(one) for one in page_features], "quality": columns}
+        notes = _fill(html, rows, page_features, files, limit, progress)
+        if isinstance(files, PageFolder):
+            notes += _add_videos(rows, page_features, files, int(limit * _VIDEO_SHARE))
+        return files.write(html.render(rows, notes))
 
 
 def _fill(
     html: _Html,
     rows: list[Row],
     features: Sequence[PageFeatures],
+    files: PageFiles,
     limit: int,
     progress: Callable[[Progress], None] | None,
 ) -> list[str]:
     """Add pictures, curves and captions to rows within `limit`; returns notes on omissions."""
-    frame = len(html.render([], [_feature_json(one) for one in features], [])) + _RESERVE
-    room, notes = _list_rows(rows, limit - frame)
+    is_single = isinstance(files, SingleFile)
+    page_limit = limit if is_single else min(limit // 4, _MAX_INDEX)
+    room, notes = _list_rows(rows, page_limit - len(html.render([], [])) - _RESERVE)
     chosen = spread(len(rows), room // MIN_EPISODE_BYTES)
     if len(chosen) < len(rows):
         count = len(rows) - len(chosen)
         notes.append(f"{count:,} of {len(rows):,} episodes have no pictures and curves")
     done = 0
     for number, one in enumerate(features):
-        own_rows = [rows[i] for i in chosen if rows[i].get("source", 0) == number]
+        numbered = [(i, rows[i]) for i in chosen if rows[i].get("source", 0) == number]
+        count = max(1, len(chosen))
         share = share_of(
-            room // max(1, len(chosen)) - _ROW_RESERVE,
-            pictures=len(one.pictures),
-            curves=len(one.curves),
-            channels=one.num_channels,
-            texts=len(one.texts),
+            room // count - _ROW_RESERVE,
+            one.contents,
+            picture_room=None if is_single else limit // 4 // count,
         )
-        if own_rows:
+        if numbered:
             notes += share.omissions(pictures=bool(one.pictures), curves=bool(one.curves))
-        for _ in EpisodePages(one, share, encoded_url).read(own_rows):
+        for _ in EpisodePages(one, share, files.put, num_episodes=count).read(numbered):
             done += 1
             if progress is not None:
                 progress(Progress(done, len(chosen)))
     add_outliers(rows, {number: one.vectors for number, one in enumerate(features)})
     return notes
+
+
+def _add_videos(
+    rows: list[Row], features: Sequence[PageFeatures], folder: PageFolder, room: int
+) -> list[str]:
+    """Write videos of episodes in order while `room` suffices; returns notes on omissions."""
+    num_lacking, reasons = 0, set[str]()
+    for place, row in enumerate(rows):
+        source = features[row.get("source", 0)].source
+        index = source.dataset.contents.index
+        names = [name for name, spec in source.dataset.features.items() if spec.is_video]
+        for number, name in enumerate(names):
+            chunks = index.group_of(name).rows_of(index.positions[row["key"]])
+            room -= int(index.lengths(name)[chunks].sum())
+            if room < 0 or "error" in row:
+                num_lacking += 1
+                break
+            try:
+                address = folder.put_video(place, number, source.dataset, row["key"], name)
+            except (CodecError, MissingPackageError) as error:
+                num_lacking += 1
+                reasons.add(error.message)
+                break
+            row.setdefault("videos", {})[name] = address
+    reason = f": {'; '.join(sorted(reasons))}" if reasons else ""
+    return [f"{num_lacking:,} episodes lack videos{reason}"] if num_lacking else []
 
 
 def _list_rows(rows: list[Row], room: int) -> tuple[int, list[str]]:
@@ -168,12 +206,16 @@ def _feature_json(features: PageFeatures) -> dict[str, Any]:
 class _Html:
     """The page's template with its overview. `render` adds episodes."""
 
-    def __init__(self, title: str, overviews: list[dict[str, Any]], mix: str | None) -> None:
-        folder = files(__package__) / "html"
+    def __init__(
+        self, title: str, overviews: list[dict[str, Any]], mix: str | None, policy: str
+    ) -> None:
+        folder = files_of(__package__) / "html"
         environment = jinja2.Environment(
             autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True, lstrip_blocks=True
         )
         environment.filters["printable"] = _printable
+        self.data: dict[str, Any] = {}
+        """Entries of the script's data beside the episodes."""
         self._template = environment.from_string((folder / "page.html").read_text("utf-8"))
         scripts = [(folder / name).read_text("utf-8") for name in _SCRIPTS]
         styles = [(folder / name).read_text("utf-8") for name in _STYLES]
@@ -181,7 +223,7 @@ class _Html:
             "title": title,
             "overviews": overviews,
             "mix": mix,
-            "more_sources": "",
+            "policy": policy,
             "version": __version__,
             # Files of the package, not data: they are not escaped.
             "scripts": [Markup(script) for script in scripts],  # noqa: S704
@@ -190,10 +232,11 @@ class _Html:
             "style_hashes": " ".join(map(_csp_hash, styles)),
         }
 
-    def render(self, rows: Sequence[Row], sources: list[Any], notes: list[str]) -> str:
-        """The page as text."""
-        data = {"sources": sources, "episodes": rows, "quality": []}
-        return self._template.render(**self._values, notes=notes, data=Markup(_json(data)))  # noqa: S704
+    def render(self, rows: Sequence[Row], notes: list[str]) -> bytes:
+        """The page in UTF-8."""
+        data = Markup(_json({**self.data, "episodes": rows}))  # noqa: S704
+        text = self._template.render(**self._values, notes=notes, data=data)
+        return text.encode("utf-8", "backslashreplace")
 
 
 def _json(value: object) -> str:
@@ -212,16 +255,3 @@ def _printable(value: object) -> str:
 def _csp_hash(text: str) -> str:
     digest = hashlib.sha256(text.encode()).digest()
     return f"'sha256-{base64.b64encode(digest).decode()}'"
-
-
-def _write(target: Path, data: bytes) -> None:
-    """Replace the file at once, so that a reload never shows half of it."""
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    try:
-        temporary.write_bytes(data)
-        temporary.replace(target)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise DestinationError(
-            f"cannot write the page: {error.strerror or error}", file=str(target)
-        ) from error

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-MIN_EPISODE_BYTES = 1500  # of pictures, curves and captions; fewer would show nothing
+MIN_EPISODE_BYTES = 2500  # of pictures, curves and captions; fewer would show nothing
 
-_PIXEL_BYTES = 0.15  # of a small picture as WebP and base64
 _TILES = (  # number of tiles, and pixels of each
     (2, 24 * 18), (3, 32 * 24), (4, 40 * 30), (4, 48 * 36), (5, 56 * 42), (6, 64 * 48),
     (8, 80 * 60), (10, 96 * 72), (12, 112 * 84), (16, 128 * 96), (20, 160 * 120),
@@ -14,18 +13,21 @@ _TILES = (  # number of tiles, and pixels of each
     (64, 480 * 360),
 )  # fmt: skip
 _CHANNEL_BYTES, _CURVE_BYTES = 26, 110  # of the JSON around the points
-_MIN_POINTS, _MAX_POINTS = 12, 2000
+_MIN_POINTS, _FEW_POINTS, _MAX_POINTS = 12, 32, 2000
+
+MAX_SHORT_POINTS = 256
+"""Most points of a curve with 8 bits each; others have 16."""
 
 
 @dataclass(frozen=True)
 class Share:
     """Bytes of one episode in the page.
 
-    `picture` is of each feature with pictures, at most `tiles` of `pixels` each; `points` of each
+    `pictures` are for all features together, at most `tiles` of `pixels` each; `points` of each
     curve; `text` of each feature with captions. 0 leaves the kind out.
     """
 
-    picture: int
+    pictures: int
     tiles: int
     pixels: int
     points: int
@@ -33,24 +35,46 @@ class Share:
 
     def omissions(self, *, pictures: bool, curves: bool) -> list[str]:
         """Notes on kinds that the source has, and the page has no room for."""
-        notes = ["all pictures"] if pictures and not self.picture else []
+        notes = ["all pictures"] if pictures and not self.pictures else []
         return notes + (["all curves"] if curves and not self.points else [])
 
 
-def share_of(room: int, *, pictures: int, curves: int, channels: int, texts: int) -> Share:
-    """Share out the bytes of an episode over numbers of features, and of channels of curves."""
+@dataclass(frozen=True)
+class Contents:
+    """A source's numbers of features by the way a page shows them, and of channels of curves.
+
+    `max_frames` is the length of its longest episode, `pixel_bytes` the measured size of a pixel in
+    small pictures, summed over features.
+    """
+
+    pictures: int
+    curves: int
+    channels: int
+    texts: int
+    max_frames: int
+    pixel_bytes: float
+
+
+def share_of(room: int, contents: Contents, *, picture_room: int | None = None) -> Share:
+    """Share out an episode's bytes in the page, and `picture_room` if pictures have their own."""
+    curves, channels, texts = contents.curves, contents.channels, contents.texts
+    pictures = contents.pictures if picture_room is None else 0
     text = min(6000, room // 6 // texts) if texts else 0
     room -= text * texts
-    part = (0.4 if pictures else 0.95) if channels else 0.0
-    free = int(room * part) - _CURVE_BYTES * curves - _CHANNEL_BYTES * channels
-    points = min(_MAX_POINTS, int(free * 0.75) // max(channels, 1))
-    if points > 256:  # of 16 bits
-        points = max(256, points // 2)
-    if points < _MIN_POINTS:
+    fixed = _CURVE_BYTES * curves + _CHANNEL_BYTES * channels
+    part = max(0.4 * room, min(0.6 * room, fixed + _FEW_POINTS * channels * 4 / 3))
+    free = int(part if pictures else 0.95 * room) - fixed
+    points = int(free * 0.75) // max(channels, 1)
+    if points > MAX_SHORT_POINTS:
+        points = max(MAX_SHORT_POINTS, points // 2)
+    points = min(points, _MAX_POINTS, max(_MIN_POINTS, contents.max_frames))
+    if points < _MIN_POINTS or not channels:
         points = 0
     else:
-        room -= _CURVE_BYTES * curves + channels * (_CHANNEL_BYTES + points * 4 // 3)
-    picture = room // pictures if pictures else 0
-    fitting = [tile for tile in _TILES if tile[0] * tile[1] * _PIXEL_BYTES <= picture]
-    tiles, pixels = fitting[-1] if fitting else (0, 0)
-    return Share(picture if fitting else 0, tiles, pixels, points, text)
+        size = points if points <= MAX_SHORT_POINTS else 2 * points
+        room -= fixed + channels * size * 4 // 3
+    if picture_room is not None:
+        room, pictures = picture_room, contents.pictures
+    fitting = [tile for tile in _TILES if tile[0] * tile[1] * contents.pixel_bytes <= room]
+    tiles, pixels = fitting[-1] if fitting and pictures else (0, 0)
+    return Share(room if tiles else 0, tiles, pixels, points, text)

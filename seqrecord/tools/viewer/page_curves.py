@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from seqrecord.store.reading.episode import Episode, values_in_order
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.tools.viewer.page_budget import MAX_SHORT_POINTS
 
 Floats = npt.NDArray[np.float64]
 
@@ -43,7 +44,7 @@ class Curves:
 
     def to_json(self) -> dict[str, Any]:
         """The curves as integers from 1 in each channel's range; 0 is no number. [C, points]."""
-        is_wide = len(self.values) > _WIDE_POINTS
+        is_wide = len(self.values) > MAX_SHORT_POINTS
         most = 65_534 if is_wide else 254
         is_known = self.low <= self.high
         low, high = np.where(is_known, self.low, 0.0), np.where(is_known, self.high, 0.0)

@@ -8,12 +8,16 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 
 from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.loader.clips.sample_tables import table_columns
 from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode import Episode
@@ -21,7 +25,7 @@ from seqrecord.store.reading.filters import EpisodeDescription
 from seqrecord.store.reading.measured_rates import measured_rate
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.tools.viewer.kinds import Kind, kind_of
-from seqrecord.tools.viewer.page_budget import Share
+from seqrecord.tools.viewer.page_budget import Contents, Share
 from seqrecord.tools.viewer.page_curves import Curves, captions, gaps
 from seqrecord.tools.viewer.page_pictures import (
     PICTURE_KINDS,
@@ -29,6 +33,7 @@ from seqrecord.tools.viewer.page_pictures import (
     PictureScale,
     Tile,
     encode_sprite,
+    pixel_bytes,
     resized,
     tile_size,
 )
@@ -40,11 +45,15 @@ _MAX_VALUE = 300
 _MAX_NAME = 60
 _BLOCK_BYTES = 32 << 20  # of decoded frames, per thread
 _SCALE_FRAMES = 8
+_SAMPLE_PIXELS = 128 * 96  # of pictures whose bytes are measured
+_DECODED_PIXELS = 8_000_000_000  # of all video: about 20 s of a core
+_BINARY = 0.75  # of base64's size
+_PICTURE_BYTES = 90  # of the JSON around a picture
 _STILL = 0.25  # of 255: mean difference of two pictures that are the same
 
 Row = dict[str, Any]
-Store = Callable[[bytes], str]
-"""Keeps an encoded picture and returns its address in the page."""
+Store = Callable[[int, int, bytes], str]
+"""Keeps a picture by its numbers of episode and feature; returns its address in the page."""
 
 
 @dataclass(frozen=True)
@@ -61,6 +70,7 @@ class PageFeatures:
     texts: tuple[str, ...]
     hidden: tuple[str, ...]
     scales: dict[str, PictureScale] = field(default_factory=dict)
+    pixel_sizes: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, source: PageSource) -> PageFeatures:
@@ -76,10 +86,14 @@ class PageFeatures:
         return cls(source, kinds, pictures, curves, texts, hidden)
 
     @property
-    def num_channels(self) -> int:
-        """Number of curves of an episode."""
+    def contents(self) -> Contents:
+        """Numbers for the page's budget, after `fit_scales`."""
         specs = self.source.dataset.features
-        return sum(math.prod(n or 0 for n in specs[name].shape) for name in self.curves)
+        channels = sum(math.prod(n or 0 for n in specs[name].shape) for name in self.curves)
+        sizes = sum(self.pixel_sizes.values())
+        counts = len(self.pictures), len(self.curves), channels, len(self.texts)
+        frames = self.source.dataset.contents.index.num_frames[self.source.numbers]
+        return Contents(*counts, max_frames=int(frames.max()), pixel_bytes=sizes)
 
     @property
     def vectors(self) -> tuple[str, ...]:
@@ -106,9 +120,9 @@ class PageFeatures:
         keys = dataset.contents.index.keys_of(np.array(self.source.numbers)[chosen])
         for name in self.pictures:
             kind, spec = self.kinds[name], dataset.features[name]
-            needs_frames = kind in ("depth", "scale", "flow")
+            needs_scale = kind in ("depth", "scale", "flow")
             frames = []
-            for key in keys if needs_frames else ():
+            for key in keys if needs_scale else keys[:: max(1, len(keys) // 2)]:
                 with suppress(SeqRecordError):  # its row tells the error
                     episode = dataset.episodes[key]
                     having = np.flatnonzero(episode.present(name))
@@ -116,7 +130,11 @@ class PageFeatures:
                         frame = int(having[len(having) // 2])
                         frames.append(episode.read([frame], features=[name])[name][0])
             sample = frames or [np.zeros((1, 1, 2) if kind == "flow" else (1, 1))]
-            self.scales[name] = PictureScale.of(kind, sample, spec.unit)
+            scale = PictureScale.of(kind, sample, spec.unit)
+            tiles = [scale.colours(frame) for frame in sample[:2]]
+            sizes = [tile_size(tile.shape[0], tile.shape[1], _SAMPLE_PIXELS) for tile in tiles]
+            small = [resized(t, n, smooth=True) for t, n in zip(tiles, sizes, strict=True)]
+            self.scales[name], self.pixel_sizes[name] = scale, pixel_bytes(small)
 
 
 def rows_of(number: int, source: PageSource) -> Iterator[Row]:
@@ -160,15 +178,30 @@ def _value_text(value: Any) -> str:
 
 
 class EpisodePages:
-    """Reads episodes of one source in threads. Each thread holds about 32 MiB of frames."""
+    """Reads episodes of one source in threads. Each thread needs about 32 MiB for frames.
 
-    def __init__(self, features: PageFeatures, share: Share, store: Store) -> None:
+    `num_episodes` is the number in the whole page, whose time for decoding is limited: of video
+    with distant keyframes, only keyframes are shown where it does not suffice.
+    """
+
+    def __init__(
+        self, features: PageFeatures, share: Share, store: Store, *, num_episodes: int
+    ) -> None:
         self._features, self._share, self._store = features, share, store
         dataset = features.source.dataset
         self._dataset = dataset
+        specs = dataset.features
+        self._videos = [name for name in features.pictures if specs[name].is_video]
+        pixels = sum(math.prod(n or 0 for n in specs[name].shape[:2]) for name in self._videos)
+        self._max_decoded = _DECODED_PIXELS // max(1, pixels * num_episodes)
         self._tiles = {name: self._tile(dataset, name) for name in features.pictures}
+        total = sum(features.pixel_sizes.values())
+        self._limits = {
+            name: max(0, int(share.pictures * size / total * _BINARY) - _PICTURE_BYTES)
+            for name, size in features.pixel_sizes.items()
+        }
         self._small = dataset
-        for name in self._tiles if share.picture else ():
+        for name in self._tiles if share.pictures else ():
             # Refused for flow, whose values depend on the size, and for some others.
             with suppress(ClipError):
                 sizes = {**self._small.contents.sizes, name: self._tiles[name] or (0, 0)}
@@ -177,25 +210,26 @@ class EpisodePages:
 
     def _tile(self, dataset: Dataset, name: str) -> tuple[int, int] | None:
         height, width = dataset.features[name].shape[:2]
-        if height is None or width is None or not self._share.picture:
+        if height is None or width is None or not self._share.pictures:
             return None
         return tile_size(height, width, self._share.pixels)
 
-    def read(self, rows: list[Row]) -> Iterator[None]:
-        """Add pictures, curves and captions to rows; yields after each."""
+    def read(self, rows: list[tuple[int, Row]]) -> Iterator[None]:
+        """Add pictures, curves and captions to numbered rows; yields after each."""
         with ThreadPoolExecutor(usable_cores(), "page") as threads:
             try:
                 yield from threads.map(self._add, rows)
             finally:
                 threads.shutdown(cancel_futures=True)
 
-    def _add(self, row: Row) -> None:
+    def _add(self, numbered: tuple[int, Row]) -> None:
+        number, row = numbered
         try:
-            self._read(row)
+            self._read(number, row)
         except SeqRecordError as error:
             row["error"] = str(error)[:500]
 
-    def _read(self, row: Row) -> None:
+    def _read(self, place: int, row: Row) -> None:
         key, share, features = row["key"], self._share, self._features
         episode, small = self._dataset.episodes[key], self._small.episodes[key]
         numbers: dict[str, float] = {}
@@ -211,14 +245,17 @@ class EpisodePages:
         if share.text:
             row["texts"] = {name: captions(episode, name, share.text) for name in features.texts}
         pictures, light, still = {}, [], []
-        for name in features.pictures if share.picture else ():
-            frames, tiles = self._tiles_of(episode, small, name)
+        numbered = enumerate(features.pictures) if share.pictures else ()
+        chosen = self._frames_of(episode) if share.pictures else []
+        for number, name in numbered:
+            frames, tiles = self._tiles_of(episode, small, name, chosen)
             if tiles and features.kinds[name] == "picture":
                 light.append(float(np.mean([tile.mean() for tile in tiles])) / 2.55)
                 still.append(_share_still(tiles))
-            if (picture := self._picture(frames, tiles)) is not None:
+            store = partial(self._store, place, number)
+            if (picture := self._picture(frames, tiles, self._limits[name], store)) is not None:
                 pictures[name] = picture
-        if share.picture:
+        if share.pictures:
             row["pictures"] = pictures
         numbers |= {"light": min(light), "still": 100 * max(still)} if light else {}
         row["numbers"] = {name: float(f"{value:.4g}") for name, value in numbers.items()}
@@ -226,14 +263,36 @@ class EpisodePages:
     def _curves(self, episode: Episode, name: str) -> Curves:
         return Curves(episode, self._dataset.features[name], self._share.points)
 
+    def _frames_of(self, episode: Episode) -> list[int]:
+        """Evenly spaced frames, the same for all cameras.
+
+        Moved towards starts of chunks, which are keyframes, if decoding a video takes too long.
+        """
+        frames = spread(len(episode), self._share.tiles)
+        for name in self._videos:
+            table = self._dataset.contents.index.group_of(name)
+            number = self._dataset.contents.index.positions[episode.key]
+            starts = np.maximum(table.first_frame[table.rows_of(number)], 0)
+            chunk = np.searchsorted(starts, frames, side="right") - 1
+            last = {int(i): frame for i, frame in zip(chunk, frames, strict=True)}
+            cost = sum(frame + 1 - int(starts[i]) for i, frame in last.items())
+            if cost > self._max_decoded:
+                # Frames near a start are cheap; others move to the last of these, or to a start.
+                reach = max(1, self._max_decoded // len(last)) - 1
+                before = np.minimum(frames, starts[chunk] + reach)
+                after = np.append(starts, 2 * len(episode))[chunk + 1]
+                is_nearer = after - frames < frames - before
+                return sorted({*np.where(is_nearer, after, before).tolist()})
+        return frames
+
     def _tiles_of(
-        self, episode: Episode, small: Episode, name: str
+        self, episode: Episode, small: Episode, name: str, chosen: list[int]
     ) -> tuple[list[int], list[Tile]]:
-        """Numbers and tiles of evenly spaced frames that have the feature."""
+        """Numbers and tiles of the chosen frames that have the feature."""
         scale = self._features.scales[name]
         spec: FeatureSpec = small.features[name]
         present = episode.present(name)
-        frames = [n for n in spread(len(episode), self._share.tiles) if present[n]]
+        frames = [n for n in chosen if present[n]]
         at_once = max(1, _BLOCK_BYTES // max(1, spec.nbytes)) if spec.is_fixed else 1
         tiles: list[Tile] = []
         size = self._tiles[name]
@@ -245,15 +304,17 @@ class EpisodePages:
                 tiles.append(resized(tile, size, smooth=scale.kind != "labels"))
         return frames, tiles
 
-    def _picture(self, frames: list[int], tiles: list[Tile]) -> dict[str, Any] | None:
-        """A sprite within the share; of every second frame and so on if all take more."""
+    def _picture(
+        self, frames: list[int], tiles: list[Tile], limit: int, store: Callable[[bytes], str]
+    ) -> dict[str, Any] | None:
+        """A sprite of at most `limit` bytes; of every second frame and so on if all take more."""
         while tiles:
-            data = encode_sprite(tiles, self._share.picture * 3 // 4 - 100)
+            data = encode_sprite(tiles, limit)
             if data is not None:
                 height, width = tiles[0].shape[:2]
                 columns = min(SPRITE_COLUMNS, len(tiles))
                 form = {"frames": frames, "size": [height, width], "columns": columns}
-                return {"src": self._store(data), **form}
+                return {"src": store(data), **form}
             if len(tiles) == 1:
                 return None
             tiles, frames = tiles[::2], frames[::2]
@@ -288,3 +349,33 @@ def add_outliers(rows: list[Row], names: Mapping[int, tuple[str, ...]]) -> None:
                 greatest += (far / deviation[deviation > 0])[np.isfinite(far)].tolist()
         if greatest:
             row["numbers"]["outlier"] = float(f"{max(greatest):.3g}")
+
+
+def add_quality(rows: list[Row], path: Path) -> list[str]:
+    """Add numbers of a quality table to rows by episode; returns its columns.
+
+    Raises `ClipError` if the file is no such table.
+    """
+    table = table_columns(path)
+    columns = {
+        name: values.to_pylist()
+        for name, values in table.items()
+        if values.type in (pa.int64(), pa.float64())
+    }
+    if "episode" not in table or not columns:
+        raise ClipError(
+            "not a table of `seqrecord doctor --quality`",
+            file=str(path),
+            expected="a column `episode` and numbers",
+            got=", ".join(table)[:200],
+        )
+    places = {key: place for place, key in enumerate(table["episode"].to_pylist())}
+    for row in rows:
+        if (place := places.get(row["key"])) is not None:
+            numbers = {name: values[place] for name, values in columns.items()}
+            row["quality"] = {
+                name: float(f"{value:.4g}")
+                for name, value in numbers.items()
+                if value is not None and math.isfinite(value)
+            }
+    return [name for name in columns if name != "num_frames"]

@@ -137,6 +137,13 @@ def tile_size(height: int, width: int, pixels: int) -> tuple[int, int]:
     return max(1, round(height * factor)), max(1, round(width * factor))
 
 
+def pixel_bytes(tiles: Sequence[Tile]) -> float:
+    """Size of a pixel of these pictures as an encoded sprite in the page."""
+    sizes = [len(encoded_url(data)) for tile in tiles if (data := encode_sprite([tile], 1 << 30))]
+    pixels = sum(tile.shape[0] * tile.shape[1] for tile in tiles)
+    return float(max(sum(sizes) / max(pixels, 1), 0.01))
+
+
 def encode_sprite(tiles: Sequence[Tile], limit: int) -> bytes | None:
     """Encode tiles of one size side by side, in rows of 8, in at most `limit` bytes.
 

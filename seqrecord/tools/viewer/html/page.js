@@ -295,8 +295,13 @@ function pictures(row) {
     const [h, w] = picture.size;
     const canvas = element("canvas", { width: w, height: h, role: "img", "aria-label": feature.name });
     const caption = element("figcaption");
-    const box = element("figure", {}, canvas, caption, ...(feature.legend ? [legend(feature.legend)] : []));
+    const address = row.videos?.[feature.name];
+    const video = address && element("video", { src: address, controls: true, muted: true, playsInline: true, preload: "metadata" });
+    video?.addEventListener("timeupdate", () => video.paused || seek(video.currentTime * (row.fps ?? 30)));
+    const box = element("figure", {}, ...(video ? [video] : []), canvas, caption, ...(feature.legend ? [legend(feature.legend)] : []));
+    canvas.hidden = Boolean(video);
     box.show = () => {
+      if (video?.paused) video.currentTime = (state.frame + 0.5) / (row.fps ?? 30);
       const gap = (row.gaps?.[feature.name] ?? []).find(([start, stop]) => start <= state.frame && state.frame < stop);
       let tile = 0;
       picture.frames.forEach((frame, i) => {
@@ -474,18 +479,13 @@ get("previous").addEventListener("click", () => step(-1));
 get("next").addEventListener("click", () => step(1));
 get("help-button").addEventListener("click", actions["?"]);
 get("theme").addEventListener("click", () => {
-  const root = document.documentElement;
-  const isDark = root.dataset.theme ? root.dataset.theme === "dark" : matchMedia("(prefers-color-scheme: dark)").matches;
-  root.dataset.theme = isDark ? "light" : "dark";
+  const { dataset } = document.documentElement;
+  const theme = dataset.theme ?? (matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light");
+  dataset.theme = theme === "dark" ? "light" : "dark";
   if (state.open) charts(state.open);
 });
 window.addEventListener("hashchange", route);
-let width = window.innerWidth;
-window.addEventListener("resize", () => {
-  if (window.innerWidth === width || !state.open) return;
-  width = window.innerWidth;
-  charts(state.open);
-});
+window.addEventListener("resize", () => state.charts.forEach((plot) => plot.setSize({ width: plot.root.parentElement.clientWidth, height: plot.height })));
 new ResizeObserver(([entry]) => document.documentElement.style.setProperty("--header", `${entry.target.offsetHeight}px`)).observe(document.querySelector("header"));
 
 const splits = [...new Set(rows.map((row) => row.split ?? ""))].sort();

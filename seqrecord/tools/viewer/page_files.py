@@ -1,0 +1,173 @@
+"""Where a page's pictures and videos are: in the page itself, or in files beside it."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+from collections.abc import Iterator
+from fractions import Fraction
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Protocol
+
+from seqrecord.errors import CodecError, DestinationError
+from seqrecord.formats.converting.dataset_source import DatasetSource
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.tools.viewer.page_pictures import SPRITE_SUFFIX, encoded_url
+from seqrecord.video.config import VideoConfig
+from seqrecord.video.container import CONTAINED, TimedPacket, mux_mp4
+from seqrecord.video.pages import parse_video_page
+
+PAGE = "index.html"
+
+_PICTURES, _VIDEOS = "pictures", "videos"
+_MARK = re.compile(r'<meta name="generator" content="seqrecord [^"]*">')
+_TICKS = 512  # of a frame; MP4 keeps the times exactly
+_DEFAULT_FPS = 30  # of a video whose episode has no frame rate
+
+
+class PageFiles(Protocol):
+    """Keeps pictures of a page. Threads call `put`."""
+
+    policy: str
+    """Sources of pictures and videos beside `data:`, for the page's policy."""
+
+    def put(self, episode: int, feature: int, data: bytes) -> str:
+        """Keep an encoded picture and return its address in the page."""
+
+    def write(self, page: bytes) -> Path:
+        """Write the page itself; returns its path."""
+
+
+class SingleFile:
+    """A page with its pictures inside."""
+
+    policy = ""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def put(self, episode: int, feature: int, data: bytes) -> str:  # noqa: ARG002 - of the protocol
+        return encoded_url(data)
+
+    def write(self, page: bytes) -> Path:
+        """Replace the file at once, so that a reload never shows half of it."""
+        temporary = self._path.with_name(f".{self._path.name}.{os.getpid()}")
+        try:
+            temporary.write_bytes(page)
+            temporary.replace(self._path)
+        except OSError as error:
+            temporary.unlink(missing_ok=True)
+            raise DestinationError(
+                f"cannot write the page: {error.strerror or error}", file=str(self._path)
+            ) from error
+        return self._path
+
+
+class PageFolder:
+    """A folder with `index.html`, pictures and videos.
+
+    The folder is new, empty, or has an earlier page, whose pictures and videos are removed. Raises
+    `DestinationError` for any other folder.
+    """
+
+    policy = " 'self'"
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        try:
+            names = {entry.name for entry in path.iterdir()} if path.exists() else set[str]()
+            if names and not (names <= {PAGE, _PICTURES, _VIDEOS} and self._has_page()):
+                raise DestinationError(
+                    "the folder has other files than an earlier page",
+                    file=str(path),
+                    expected="a new or empty folder",
+                )
+            for name in (_PICTURES, _VIDEOS):
+                if name in names:
+                    shutil.rmtree(path / name)
+                (path / name).mkdir(parents=True)
+        except OSError as error:
+            raise _failed(path, error) from error
+
+    def put(self, episode: int, feature: int, data: bytes) -> str:
+        name = f"{_PICTURES}/{episode:06}-{feature}{SPRITE_SUFFIX}"
+        try:
+            (self._path / name).write_bytes(data)
+        except OSError as error:
+            raise _failed(self._path, error) from error
+        return name
+
+    def put_video(self, episode: int, number: int, dataset: Dataset, key: str, feature: str) -> str:
+        """Write an episode's packets as MP4 without encoding; returns its address in the page.
+
+        Raises `CodecError` for packets that cannot be played alone, and the errors of reading.
+        """
+        name = f"{_VIDEOS}/{episode:06}-{number}.mp4"
+        write_video(self._path / name, dataset, key, feature)
+        return name
+
+    def write(self, page: bytes) -> Path:
+        """Write the page, after the files that it shows."""
+        return SingleFile(self._path / PAGE).write(page)
+
+    def _has_page(self) -> bool:
+        with (self._path / PAGE).open(encoding="utf-8", errors="replace") as file:
+            return _MARK.search(file.read(1 << 12)) is not None
+
+
+def _failed(path: Path, error: OSError) -> DestinationError:
+    return DestinationError(
+        f"cannot write the page's files: {error.strerror or error}", file=str(path)
+    )
+
+
+def write_video(path: Path, dataset: Dataset, key: str, feature: str) -> None:
+    """Write a video feature of an episode as MP4 with the packets as they are.
+
+    Frame i is shown at i frame periods. Raises `CodecError` if the packets have hidden or missing
+    frames, several configurations, or a codec that MP4 lacks.
+    """
+    spec, episode = dataset.features[feature], dataset.episodes[key]
+    config = VideoConfig.from_json(spec.codec[0])
+    if config.codec not in CONTAINED:
+        raise CodecError("MP4 has no such codec", feature=feature, got=config.codec)
+    if not episode.present(feature).all():
+        raise CodecError("frames lack the video", episode=key, feature=feature)
+    packets: list[tuple[bytes, int, bool]] = []
+    for count, page in DatasetSource(dataset).pages(feature, key):
+        packets += _packets(page, count, feature, len(packets))
+    delay = max(place - frame for place, (_, frame, _) in enumerate(packets))
+    keys = [place for place, (_, _, is_key) in enumerate(packets) if is_key]
+    rate = Fraction(episode.fps or _DEFAULT_FPS).limit_denominator(1001)
+    try:
+        mux_mp4(
+            str(path),
+            config.codec,
+            (spec.shape[0] or 0, spec.shape[1] or 0),
+            [data for data, _, _ in packets[: [*keys, len(packets)][1]]],
+            (
+                TimedPacket(data, frame * _TICKS, (place - delay) * _TICKS, is_key)
+                for place, (data, frame, is_key) in enumerate(packets)
+            ),
+            tick=1 / rate / _TICKS,
+            duration=_TICKS,
+            options={"movflags": "faststart"},
+        )
+    except CodecError:
+        path.unlink(missing_ok=True)
+        raise
+
+
+def _packets(
+    page: memoryview, count: int, feature: str, first: int
+) -> Iterator[tuple[bytes, int, bool]]:
+    """Packets of a page with the numbers of their frames, and whether they are keyframes."""
+    table = parse_video_page(page, count, feature)
+    if table.config is not None or (table.order < 0).any():
+        raise CodecError("packets that cannot be played alone", feature=feature)
+    starts = set(table.first_packet.tolist())
+    frames: list[Any] = table.order.tolist()
+    for place, (begin, end) in enumerate(pairwise(table.offsets.tolist())):
+        yield bytes(page[begin:end]), first + frames[place], place in starts
