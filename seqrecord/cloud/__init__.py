@@ -9,7 +9,7 @@ Read first, in this order:
 - `objects.storage`: the storage protocol on objects; `objects.azure`, `objects.s3`, `objects.gs`,
   `objects.http`, `objects.hub`: the services.
 - `retrying`: attempts and delays; `failures`: which errors are worth another attempt.
-- `requests`: ranges into requests; `uploads`: parts, and unfinished files.
+- `requests`: ranges into requests; `uploads`: whole files.
 - `cache`: a cache of bytes that processes share.
 - `remote`: filesystems of fsspec; `mounts`: blobfuse and similar.
 

@@ -156,14 +156,12 @@ class FsspecStorage(WholeFileStorage):
 
         return list(self._ask(folder or ".", listed))
 
-    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
+    def listed(self, folder: str) -> list[FileInfo]:
         full = self._remote.full(folder)
 
         def listed(fs: Any) -> list[dict[str, Any]]:
             fs.invalidate_cache(full)
             try:
-                if deep:
-                    return list(fs.find(full, detail=True).values())
                 return list(fs.ls(full, detail=True))
             except FileNotFoundError:
                 return []

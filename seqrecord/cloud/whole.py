@@ -9,13 +9,7 @@ from typing import TypeVar
 
 from seqrecord.cloud.requests import FsspecReader
 from seqrecord.cloud.retrying import Retrier
-from seqrecord.cloud.uploads import (
-    PARTS,
-    Content,
-    SpooledUpload,
-    UploadTiming,
-    unfinished_uploads,
-)
+from seqrecord.cloud.uploads import Content, SpooledUpload
 from seqrecord.errors import (
     DestinationError,
     LocationError,
@@ -23,7 +17,14 @@ from seqrecord.errors import (
     StorageError,
 )
 from seqrecord.store.processes.forks import PerProcess
-from seqrecord.store.storage.base import FileInfo, Unfinished, Upload, check_path, digest_of
+from seqrecord.store.storage.base import (
+    FileInfo,
+    Unfinished,
+    Upload,
+    UploadLimits,
+    check_path,
+    digest_of,
+)
 from seqrecord.store.storage.ranges import ByteRange, check_wanted
 
 _COMPARED_BYTES = 1 << 20  # to recognize our file: record files begin with a random id
@@ -40,7 +41,7 @@ class WholeFileStorage(ABC):
     has_conditions = True
     piece_bytes: int  # size of pieces when sending a new file
     most_pieces: int
-    timing: UploadTiming | None = None  # of new uploads; `None` for the default
+    upload_limits = UploadLimits()
 
     def __init__(self, reader: FsspecReader, shown: str, retrier: Retrier | None) -> None:
         self._reader, self._url = reader, shown.rstrip("/")
@@ -55,12 +56,8 @@ class WholeFileStorage(ABC):
         """Write a new file; one attempt."""
 
     @abstractmethod
-    def overwrite(self, path: str, data: bytes) -> None:
-        """Write or replace a small file; one attempt."""
-
-    @abstractmethod
-    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
-        """Sorted files in a folder; `deep` includes subfolders. One attempt."""
+    def listed(self, folder: str) -> list[FileInfo]:
+        """Sorted files in a folder; one attempt."""
 
     @abstractmethod
     def delete(self, path: str) -> None:
@@ -83,20 +80,19 @@ class WholeFileStorage(ABC):
         return data, digest_of(data)
 
     def files(self, folder: str) -> list[FileInfo]:
-        return self.listed(check_path(folder), deep=False)
+        return self.listed(check_path(folder))
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        return unfinished_uploads(folder, self)
+        check_path(folder)
+        return []
 
     def create(self, path: str) -> Upload:
-        upload = SpooledUpload(check_path(path), self, self.timing)
+        upload = SpooledUpload(check_path(path), self)
         self._uploads.get().add(upload)
         return upload
 
     def remove(self, path: str) -> None:
         self.delete(check_path(path))
-        for file in self.listed(f"{PARTS}/{path}", deep=False):
-            self.delete(file.path)
 
     def local_path(self, path: str) -> str | None:
         check_path(path)
@@ -154,12 +150,6 @@ class WholeFileStorage(ABC):
             )
 
         self.retried(path, attempt)
-
-    def put_part(self, path: str, data: bytes) -> None:
-        self.retried(path, lambda: self.overwrite(path, data))
-
-    def remove_part(self, path: str) -> None:
-        self.retried(path, lambda: self.delete(path))
 
     def _size(self, path: str) -> int | None:
         try:

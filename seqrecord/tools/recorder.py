@@ -42,7 +42,6 @@ from seqrecord.store.units import parse_size
 from seqrecord.store.writing.destination import WriteMode
 from seqrecord.store.writing.record_file import check_names, check_value
 from seqrecord.store.writing.stored_schema import (
-    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     FeatureInfo,
     check_fps,
@@ -129,7 +128,7 @@ class SeqRecordRecorder:
         queue_size: int | str = DEFAULT_QUEUE_BYTES,
         flush_seconds: float = 1.0,
         chunk_frames: int | None = None,
-        max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+        max_file_size: int | str | None = None,
         statistics: bool = True,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
@@ -554,8 +553,9 @@ class _RecordingThread:
                 self.queued_bytes -= item.nbytes if self._failure is None else 0
                 self._condition.notify_all()
         if self._flush_at is not None and time.monotonic() >= self._flush_at:
-            self._begun().flush()
-            self._flush_at, self.durable_frames = None, self.written_frames
+            if self._begun().flush():
+                self.durable_frames = self.written_frames
+            self._flush_at = None
 
     def _write(self, frame: Frame) -> None:
         if self._flush_at is None:  # not since `put`: frames that waited long share a flush

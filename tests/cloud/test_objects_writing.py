@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +17,10 @@ from seqrecord.cloud.clients import RUNTIME
 from seqrecord.storage import Storage, identity_of, open_storage
 from seqrecord.store.storage.ranges import unwanted_if
 from tests.kit.made_source import MadeSource
-from tests.kit.processes import in_fork, own_threads, wait_for
+from tests.kit.processes import in_fork, wait_for
 from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults, no_lists
 from tests.kit.services.places import CLOUDS, Place, with_short_waits
-from tests.store.storage_contract import DATA, PATH, StorageContract, get, put, unfinished_uploads
+from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
 
 # Sizes for hastened storages:
 LARGE = np.random.default_rng(1).bytes(11 << 16)  # uploaded in parts
@@ -54,15 +55,9 @@ def test_a_bucket_without_a_path(place: Place) -> None:
     assert place.names() == ["manifest.json", "other", PATH, "records/sub/c"]
     assert [file.path for file in storage.files("records")] == [PATH]
     assert (storage.size(PATH), get(storage, PATH)) == (len(DATA), DATA)
-    upload = storage.create("records/left")
-    upload.write(DATA)
-    upload.checkpoint(b"note")
-    storage.close()
-    assert unfinished_uploads(storage) == [("records/left", [(len(DATA), b"note")], DATA)]
-    for path in ("records/left", PATH, "records/sub/c", "other"):
+    for path in (PATH, "records/sub/c", "other"):
         storage.remove(path)
     assert place.names() == ["manifest.json"]
-    assert storage.unfinished("records") == []
     for path in ("records", "records/sub", "records/sub/c"):
         put(storage, path, b"")
     assert storage.files("records") == [], "placeholders of folders are not files"
@@ -125,10 +120,6 @@ def test_a_large_file_is_uploaded_in_parts(
         assert "Uploads" not in found
 
 
-def _uploading() -> bool:
-    return bool(own_threads("seqrecord-upload"))
-
-
 # Failures
 
 
@@ -145,26 +136,24 @@ def test_an_unreachable_server_is_a_deadline_error(place: Place, size: int) -> N
         assert f"{place.url}/{PATH}" in str(caught.value)
         with pytest.raises(errors.DeadlineError):
             storage.put("manifest.json", b"x", expected=None)
-        upload.checkpoint(b"one")
-        wait_for(lambda: not _uploading())
-        with pytest.raises(errors.DeadlineError):
-            upload.write(b"more")
         storage.close()
 
 
 @pytest.mark.slow
 def test_close_does_not_wait_for_an_unreachable_server(place: Place) -> None:
     with FaultProxy(place.host) as proxy:
-        storage = with_short_waits(place.open(proxy.host), leave_seconds=0.5)
+        storage = place.hasty(proxy.host)
         upload = storage.create(PATH)
         proxy.close()
         upload.write(DATA)
-        upload.checkpoint(b"one")
-        wait_for(lambda: storage.counters()["retries"] >= 2)
-        started = time.monotonic()
-        storage.close()
+        with ThreadPoolExecutor(1) as pool:
+            sending = pool.submit(upload.commit)
+            wait_for(lambda: storage.counters()["retries"] >= 2)
+            started = time.monotonic()
+            storage.close()
+            with pytest.raises(errors.StorageError):
+                sending.result()
         assert time.monotonic() - started < 60  # of 120
-        assert not _uploading()
 
 
 ACTIONS: list[Callable[[Storage], object]] = [
@@ -173,7 +162,6 @@ ACTIONS: list[Callable[[Storage], object]] = [
     lambda storage: put(storage, PATH, b"x"),
     lambda storage: put(storage, PATH, LARGE),
     lambda storage: storage.files("records"),
-    lambda storage: storage.unfinished("records"),
     lambda storage: storage.read_whole("manifest.json", 100),
     lambda storage: get(storage, PATH, 0, 5),
     lambda storage: storage.size(PATH),
@@ -216,7 +204,6 @@ def test_a_forked_child_reads_and_cannot_write(place: Place, storage: Storage) -
     assert identity[1] is not None
     upload = storage.create(PATH)
     upload.write(DATA)
-    upload.checkpoint(b"one")
 
     def child() -> bool:
         assert RUNTIME.lost  # obstore would hang

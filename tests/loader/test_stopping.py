@@ -28,7 +28,6 @@ from seqrecord import (
     StorageError,
 )
 from seqrecord.cloud.retrying import Retrier, RetryingStorage
-from seqrecord.cloud.uploads import UploadTiming
 from seqrecord.errors import TransientError
 from seqrecord.loader.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.loader.engine.engine import Scheduler
@@ -349,21 +348,24 @@ def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
 # Uploads
 
 
-def test_an_aborted_upload_sends_nothing_more(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_closed_storage_ends_the_retries_of_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
     def takes_nothing(*_: object) -> None:
         raise transient()
 
     retrier = Retrier(deadline=DEADLINE)
     store = FsspecStorage("memory", "gone", shown="memory://gone", retrier=retrier)
-    monkeypatch.setattr(store, "overwrite", takes_nothing)
-    store.timing = UploadTiming(0.0)
+    monkeypatch.setattr(store, "upload", takes_nothing)
     upload = store.create("file")
     upload.write(bytes(9 << 20))
-    upload.checkpoint(b"note")
+    pool = ThreadPool(1, "test")
+    sending = pool.submit(upload.commit)
     while not retrier.counters()["retries"]:
         time.sleep(0.01)
     with soon():
-        upload.abort()
+        store.close()
+        with pytest.raises(StorageError):
+            sending.result()
+        pool.shutdown()
 
 
 # unwanted_if

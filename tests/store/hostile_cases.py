@@ -458,6 +458,8 @@ _EPISODES = [
     Case("episode has another key", _part(extra=1), "right keys"),
     Case("time spans of no timestamp", _part(time_spans={"x": ""}), "not timestamps"),
     Case("time spans are a list", _part(time_spans=[]), "not timestamps"),
+    Case("discarded with a length", _part(discarded=True), "discarded episode"),
+    Case("discarded is false", _part(discarded=False, num_frames=None), "discarded episode"),
     *(Case(f"episode key {key!r:.20}", _part(key=key), "episode key") for key in _KEYS),
     Case("uid", _part(uid="x" * 32), "uid"),
     *(

@@ -20,12 +20,9 @@ from typing import Any
 
 from seqrecord import SeqRecordWriter
 from seqrecord.storage import Storage, open_storage
-from seqrecord.store.format.footer import parse_footer
-from seqrecord.store.format.pages import aligned
 from seqrecord.store.reading.index_building import complete_episodes
 from seqrecord.store.reading.metadata import read_footers
 from tests.kit.made_source import MadeSource
-from tests.kit.processes import wait_for
 from tests.kit.services.fault_proxy import FaultProxy, Request
 from tests.kit.services.places import with_short_waits
 
@@ -90,8 +87,8 @@ class Writers:
         """Run a job; returns whether it finished, and its output. Calls `started` with its pid.
 
         A job has a `url`, storage `options`, `lengths` and a `mode`: it writes the missing episodes
-        of `MadeSource(lengths)`, and prints the key of each ended episode after a read with the
-        storage options `straight` has found it durable.
+        of `MadeSource(lengths)`, flushes each after its last frame, and prints its key after a read
+        with the storage options `straight` has found it stored.
         """
         self._send(json.dumps(job))
         started(int(self._receive()))
@@ -131,19 +128,16 @@ def _write(job: dict[str, Any]) -> None:
             with writer.episode(info.key, metadata=info.metadata) as episode:
                 for frame in source.frames(info):
                     episode.append(frame)
-            key = info.key
-            wait_for(lambda key=key: key in _durable(straight))  # type: ignore[misc]
-            os.write(1, f"{key}\n".encode())
+                assert episode.flush()
+                assert info.key in _stored(straight)
+                os.write(1, f"{info.key}\n".encode())
 
 
-def _durable(storage: Storage) -> set[str]:
-    """Keys of complete episodes in finished record files and unfinished uploads."""
+def _stored(storage: Storage) -> set[str]:
+    """Keys of complete episodes in finished record files."""
     sizes = {file.path: file.size for file in storage.files("records")}
-    footers = list(read_footers(storage, sizes).items())
-    for upload in storage.unfinished("records"):
-        for size, note in upload.checkpoints():
-            footers.append((upload.path, parse_footer(note, aligned(size))))
-    return {part.key for part in complete_episodes(footers).values()}
+    footers = read_footers(storage, sizes)
+    return {part.key for part in complete_episodes([*footers.items()]).values()}
 
 
 def _serve() -> None:

@@ -366,7 +366,6 @@ def test_errors_contain_no_text_of_the_client() -> None:
         lambda: put(storage, "a", b"x"),
         lambda: storage.put("a", b"x", expected=None),
         lambda: storage.files("a"),
-        lambda: storage.unfinished("a"),
         lambda: storage.remove("a"),
     ):
         with pytest.raises(errors.StorageError, match="RuntimeError") as caught:

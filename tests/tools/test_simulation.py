@@ -15,9 +15,9 @@ from seqrecord.cloud.retrying import RetryingStorage
 from seqrecord.errors import ConflictError
 from seqrecord.storage import Storage
 from seqrecord.store.format.manifest import MANIFEST, VERSIONS, read_manifest
-from seqrecord.store.reading import dataset
+from seqrecord.store.reading import dataset, index_building
 from seqrecord.store.reading.versions import kept_versions, open_version
-from seqrecord.store.writing import committing, recovery
+from seqrecord.store.writing import committing, record_files, recovery
 from seqrecord.tools.edit import cleaning
 from tests.store.storage_contract import StorageContract
 from tests.tools.simulation.commands import COMMANDS
@@ -30,7 +30,7 @@ from tests.tools.simulation.histories import (
     run,
     shortened,
 )
-from tests.tools.simulation.model import Client, Server
+from tests.tools.simulation.model import Client, Fault, Server
 
 FIRST = 1_000_000  # seed; `make simulate` starts at 0
 
@@ -71,6 +71,38 @@ def test_pairs(thorough: bool) -> None:
             continue
         for seed in range(2 if thorough else 1):
             check(random_case(seed, pair))
+
+
+_SOME = [("flushing", Fault.KILL), ("dropping", Fault.KILL_AFTER), ("flushing", Fault.BUSY)]
+_WRITING = "write", "append", "flushing", "dropping", "resume", "merge", "clean"
+
+
+@pytest.mark.parametrize(
+    ("command", "fault"),
+    [
+        *_SOME,
+        *(
+            pytest.param(*case, marks=pytest.mark.slow)
+            for case in itertools.product(_WRITING, Fault)
+            if case not in _SOME
+        ),
+    ],
+)
+def test_a_fault_in_every_request_to_an_object_store(
+    command: str, fault: Fault, thorough: bool
+) -> None:
+    """No unfinished upload remains, and flushes store all episodes that had ended.
+
+    At the end a resume adds what was stored, compared frame by frame.
+    """
+    in_empty = not COMMANDS[command].in_dataset
+    number, has_fault = 0, True
+    while has_fault:
+        case = Case((command,), faults=(("", number, fault, 0),), in_empty=in_empty)
+        steps = run(replace(case, keeps_uploads=False))
+        has_fault = any(step.fault is not None for step in steps)
+        number += 1 if thorough else 12
+    assert number > 10
 
 
 @pytest.mark.parametrize(
@@ -161,6 +193,27 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[str, ...], str]] = {
         keep_another,
         _COMMITS,
         "it was never the dataset",
+    ),
+    "a flush stores nothing": (
+        record_files.ChunkWriter,
+        "store",
+        lambda writer: True,
+        ("flushing", "resume"),
+        "that had ended are lost",
+    ),
+    "a discarded episode has no mark": (
+        index_building,
+        "_discarded",
+        lambda footers: set(),
+        ("dropping", "resume"),
+        "a commit of",
+    ),
+    "a mark is not kept": (
+        index_building,
+        "_discard_files",
+        lambda *_: [],
+        ("dropping", "resume"),
+        "",
     ),
     "a resume skips unfinished files": (
         recovery,

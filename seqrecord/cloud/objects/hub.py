@@ -175,12 +175,14 @@ class HubStorage(ObjectStorage):
         file = self.bucket.hub.file(check_path(path))
         return file.size, file.identity
 
-    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
+    def listed(self, folder: str) -> list[FileInfo]:
         listing = self.bucket.hub.listing()
-        return [
-            FileInfo(path, listing.files[path].size, 0.0)
-            for path in sorted(listing.below(check_path(folder), deep=deep))
-        ]
+        paths = (
+            f"{folder}/{entry.name}"
+            for entry in listing.entries(check_path(folder))
+            if not entry.is_folder
+        )
+        return [FileInfo(path, listing.files[path].size, 0.0) for path in sorted(paths)]
 
     def entries(self, folder: str) -> list[Entry]:
         return self.bucket.hub.listing().entries(check_path(folder) if folder else "")

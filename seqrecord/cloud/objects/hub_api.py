@@ -10,7 +10,7 @@ import re
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, TypeVar
@@ -82,15 +82,6 @@ class Listing:
     def entries(self, folder: str) -> list[Entry]:
         """Files and folders directly in a folder, sorted by name; empty if it does not exist."""
         return sorted(self._folders.get(folder, {}).values(), key=lambda entry: entry.name)
-
-    def below(self, folder: str, *, deep: bool) -> Iterator[str]:
-        """Paths of the files directly in a folder; `deep` includes subfolders."""
-        for entry in self.entries(folder):
-            path = f"{folder}/{entry.name}" if folder else entry.name
-            if not entry.is_folder:
-                yield path
-            elif deep:
-                yield from self.below(path, deep=True)
 
 
 class _CommitMetadata:

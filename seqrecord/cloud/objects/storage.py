@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from functools import partial
 from typing import Any
@@ -127,9 +127,6 @@ class ObjectStorage(WholeFileStorage):
 
         self._ask(path, put, self._repeaters)
 
-    def overwrite(self, path: str, data: bytes) -> None:
-        self._put(path, data, "overwrite")
-
     def _put(self, path: str, data: bytes, mode: Any) -> None:
         """One attempt to write an object; raises `ConflictError` if `mode` forbids it."""
         key = self.bucket.key(path)
@@ -144,23 +141,17 @@ class ObjectStorage(WholeFileStorage):
         with suppress(NotFoundError):
             self._ask(path, lambda store: store.delete(key))
 
-    def listed(self, folder: str, *, deep: bool) -> list[FileInfo]:
-        """Sorted files in a folder, without folder markers; `deep` includes subfolders."""
+    def listed(self, folder: str) -> list[FileInfo]:
+        """Sorted files in a folder, without folder markers."""
         prefix = self.bucket.key(check_path(folder)) + "/"
 
-        def listed(store: Any) -> tuple[Sequence[Any], Sequence[str]]:
-            if deep:
-                return store.list(prefix, chunk_size=1000).collect(), ()
-            found = store.list_with_delimiter(prefix)
-            return found["objects"], found["common_prefixes"]
-
-        objects, folders = self._ask(folder, listed)
-        markers = {name.rstrip("/") for name in folders}
+        found = self._ask(folder, lambda store: store.list_with_delimiter(prefix))
+        markers = {name.rstrip("/") for name in found["common_prefixes"]}
         return files_of(
             folder,
             (
                 (item["path"][len(prefix) :], item["size"], item["last_modified"].timestamp())
-                for item in objects
+                for item in found["objects"]
                 if item["path"] not in markers
             ),
         )

@@ -38,8 +38,8 @@ from seqrecord.store.text import counted
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.rates import irregular_notes
+from seqrecord.store.writing.record_files import file_bytes_on
 from seqrecord.store.writing.stored_schema import (
-    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     check_codecs,
     check_fps,
@@ -83,7 +83,7 @@ def convert(
     skip_bad_episodes: bool = False,
     strict: bool = False,
     chunk_frames: int | None = None,
-    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+    max_file_size: int | str | None = None,
     statistics: bool = True,
     in_place: bool = False,
     checksums: bool = False,
@@ -96,8 +96,8 @@ def convert(
     """Pack all episodes of a source into a dataset.
 
     The dataset exists when `convert` returns. After an error or a kill, `mode="resume"` continues
-    after the episodes that had ended; if all chunks are copied, a kill loses the episodes of
-    unfinished record files.
+    after the episodes that had ended. A kill loses the episodes of unfinished record files on
+    object stores, and everywhere if all chunks are copied; the resume writes them again.
 
     Jobs of about one record file run on `workers`, each into record files of its own. The order of
     episodes is the source's, independent of `workers`. Memory: one chunk of frames per worker.
@@ -159,7 +159,7 @@ def convert(
     """
     check_mode(mode)
     fps = check_fps(fps)
-    file_bytes = check_sizes(chunk_frames, max_file_size)
+    max_bytes = check_sizes(chunk_frames, max_file_size)
     check_codecs(codecs)
     if workers is not None and workers < 1:
         raise DestinationError("invalid number of workers", expected="1 or more", got=workers)
@@ -177,6 +177,7 @@ def convert(
             todo = _pending(target, original.episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * packing.frame_cost // (2 * processes)
+            file_bytes = file_bytes_on(target.storage, max_bytes)
             job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
             jobs = [
                 Job(

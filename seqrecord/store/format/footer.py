@@ -67,7 +67,8 @@ class EpisodePart:
     `[0, num_frames)`. `num_frames` is `None` in files finished before the episode ended.
     `ordinal` is the sort key of episodes in the index. `fps` is in frames per second, `None` if
     unknown. `time_spans` has an entry for each timestamp feature present in every frame; it is
-    empty while `num_frames` is `None`.
+    empty while `num_frames` is `None`. With `is_discarded` the episode was discarded after other
+    files with parts of it were stored.
     """
 
     key: str
@@ -77,6 +78,7 @@ class EpisodePart:
     fps: float | None
     metadata: str  # a JSON object
     time_spans: tuple[tuple[str, TimeSpans], ...] = ()
+    is_discarded: bool = False
 
     def trimmed(self, num_frames: int) -> EpisodePart:
         """Return the entry of an episode with fewer frames; the time spans remain bounds."""
@@ -126,15 +128,7 @@ def encode_footer(footer: Footer) -> bytes:
     head = {
         "num_chunks": [len(rows) for rows in footer.chunks],
         "num_gaps": sum(len(rows) for rows in footer.gaps),
-        "episodes": [
-            {name: getattr(part, name) for name in _EPISODE_KEYS}
-            | (
-                {"time_spans": {n: time_spans.to_text() for n, time_spans in part.time_spans}}
-                if part.time_spans
-                else {}
-            )
-            for part in footer.episodes
-        ],
+        "episodes": [_episode_json(part) for part in footer.episodes],
     }
     # Cached text: a writer encodes a footer for each episode, all with one schema.
     schema = _schema_text(footer.schema)
@@ -150,6 +144,15 @@ def encode_footer(footer: Footer) -> bytes:
         )
     length = struct.pack("<Q", len(body))
     return body + _TAIL.pack(len(body), crc32c(body, length), FORMAT_VERSION, _MAGIC)
+
+
+def _episode_json(part: EpisodePart) -> dict[str, Any]:
+    value = {name: getattr(part, name) for name in _EPISODE_KEYS}
+    if part.time_spans:
+        value["time_spans"] = {name: spans.to_text() for name, spans in part.time_spans}
+    if part.is_discarded:
+        value["discarded"] = True
+    return value
 
 
 def _json(value: object) -> str:
@@ -270,13 +273,20 @@ def _parse_rows(
 
 
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
-    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("time_spans",))
+    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("time_spans", "discarded"))
     key = check_key(found.value["key"])
     with located(FormatError, episode=key):
         num_frames = None
         if found.value["num_frames"] is not None:
             num_frames = found.integer("num_frames", 1, MAX_EPISODE_FRAMES)
         parse_metadata(found.value["metadata"])
+        is_discarded = "discarded" in found.value
+        if is_discarded and (found.value["discarded"] is not True or num_frames is not None):
+            raise FormatError(
+                "an impossible mark of a discarded episode",
+                expected="discarded: true, and num_frames: null",
+                got=repr_of((found.value["discarded"], num_frames), 50),
+            )
         return EpisodePart(
             key=key,
             uid=found.text("uid", ID),
@@ -285,6 +295,7 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
             fps=_parse_fps(found.value["fps"]),
             metadata=found.value["metadata"],
             time_spans=_parse_time_spans(found.value, num_frames, timestamps),
+            is_discarded=is_discarded,
         )
 
 

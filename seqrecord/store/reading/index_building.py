@@ -8,7 +8,7 @@ files.
 from __future__ import annotations
 
 import logging
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import compress, zip_longest
 from typing import Any, NamedTuple
@@ -46,8 +46,9 @@ class DuplicateEpisode:
 class BuiltIndex:
     """An index and its record files, in the order of the index's numbers.
 
-    More files follow if they contain no chunk of the index, but are the only ones with the length
-    of an episode; its last chunk is in a dropped group. `splits` are the split names, by number.
+    More files follow without chunks of the index: the only ones with an episode's length, whose
+    last chunk is in a dropped group, and those with the mark of an episode that is discarded
+    although one of the files has its length. `splits` are the split names, by number.
     """
 
     index: Index
@@ -70,6 +71,8 @@ def build_index(
 
     - Of several episodes with one key, the committed one wins, else the smallest uid.
     - Of several copies of a chunk, one in a committed file wins, else the smallest file id.
+    - An episode that was discarded is left out; if it is complete in committed files, because
+      another writer added it before, it stays as it is there.
     - Files are numbered in the order of use by the episodes.
 
     Args:
@@ -91,7 +94,9 @@ def build_index(
         if (other := by_id.setdefault(footer.file_id, path)) != path:
             raise FormatError("record files with the same id: one is a copy", file=path, got=other)
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
-    complete = _complete_rows([footers[path] for path in paths], schema, edits.frames)
+    in_dataset = np.array([path in committed for path in paths], bool)
+    in_order = [footers[path] for path in paths]
+    complete = _complete_rows(in_order, schema, edits.frames, int(in_dataset.sum()))
     for uid in edits.deleted:
         complete.pop(uid, None)
     for uid in (edits.keys.keys() | edits.metadata.keys() | edits.frames.keys()) & complete.keys():
@@ -102,7 +107,6 @@ def build_index(
             metadata=edits.metadata.get(uid, rows.episode.metadata),
         )
         complete[uid] = replace(rows, episode=episode)
-    in_dataset = np.array([path in committed for path in paths], bool)
     left_out = frozenset(left_out)
 
     def rank(uid: str) -> tuple[bool, str]:
@@ -122,9 +126,11 @@ def build_index(
     names = tuple(dict.fromkeys((*splits, *edits.names)))
     of_splits = [edits.splits.get(rows.episode.uid) for rows in chosen]
     index, used = _index_of(schema, chosen, of_splits, names)
+    used = [*used, *_length_files(chosen, used)]
+    used += _discard_files(in_order, used, edits.deleted | complete.keys())
     return BuiltIndex(
         index=index,
-        files=tuple(paths[number] for number in (*used, *_length_files(chosen, used))),
+        files=tuple(paths[number] for number in used),
         next_ordinal=chosen[-1].episode.ordinal + 1,
         duplicates=tuple(
             DuplicateEpisode(
@@ -203,6 +209,27 @@ def _length_files(episodes: Sequence[_EpisodeRows], used: Sequence[int]) -> list
     return list(known)[len(used) :]
 
 
+def _discard_files(
+    footers: Sequence[Footer], used: Sequence[int], decided: Collection[str]
+) -> list[int]:
+    """Return further files without which an episode in used files would no longer be discarded.
+
+    Uids in `decided` do not depend on them: deleted and complete episodes.
+    """
+    parts = (part for number in used for part in footers[number].episodes)
+    lasting = {part.uid for part in parts if part.num_frames is not None}.difference(decided)
+    return [
+        number
+        for number, footer in enumerate(footers)
+        if number not in used and not lasting.isdisjoint(_discarded([footer]))
+    ]
+
+
+def _discarded(footers: Iterable[Footer]) -> set[str]:
+    """Uids of the episodes that these record files mark as discarded."""
+    return {part.uid for footer in footers for part in footer.episodes if part.is_discarded}
+
+
 def _group_of(
     schema: Schema,
     features: npt.NDArray[np.int64],
@@ -263,11 +290,15 @@ class _EpisodeRows:
 
 
 def _complete_rows(
-    footers: Sequence[Footer], schema: Schema | None, frames: Mapping[str, tuple[int, int]]
+    footers: Sequence[Footer],
+    schema: Schema | None,
+    frames: Mapping[str, tuple[int, int]],
+    num_committed: int = 0,
 ) -> dict[str, _EpisodeRows]:
     """Return the rows of all complete episodes, by uid.
 
-    `schema` is the dataset's, `frames` are as in `Edits`.
+    `schema` is the dataset's, `frames` are as in `Edits`. The first `num_committed` files are in
+    the dataset.
     """
     if schema is None:
         return {}
@@ -275,9 +306,17 @@ def _complete_rows(
     for file, footer in enumerate(footers):
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
+    before = _discarded(footers[:num_committed])
+    for uid in _discarded(footers):  # of files that are not committed only committed parts count
+        places = [place for place in parts[uid] if place[0] < num_committed and uid not in before]
+        parts[uid] = places
     groups = list(zip(schema.groups, features_of(schema), strict=True))
     files = [_FooterRows.of(footer) for footer in footers]
-    joined = {uid: _join(files, places, groups, frames.get(uid)) for uid, places in parts.items()}
+    joined = {
+        uid: _join(files, places, groups, frames.get(uid))
+        for uid, places in parts.items()
+        if places
+    }
     return {uid: rows for uid, rows in joined.items() if rows is not None}
 
 

@@ -8,7 +8,8 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -28,10 +29,28 @@ MIN_CACHE_BYTES = 1 << 20  # the least limit of a cache
 MAX_PUT_BYTES = 64 << 20  # of a file written by `Storage.put`, such as the manifest
 
 
+@dataclass(frozen=True)
+class UploadLimits:
+    """Limits of uploads that a kill loses: when writers end a record file, so that it is stored.
+
+    Attributes:
+        file_bytes: default of `max_file_size`.
+        flush_seconds, flush_bytes: a flush ends the open file after this time, or with so many
+            bytes, since the last end.
+        clock: seconds, from any origin.
+    """
+
+    file_bytes: int = 256 << 20
+    flush_seconds: float = 60.0
+    flush_bytes: int = 64 << 20
+    clock: Callable[[], float] = time.monotonic
+
+
 class Upload(Protocol):
     """A file under construction, written sequentially and invisible until `commit`.
 
     If its process is killed, the upload is neither committed nor aborted; see `Storage.unfinished`.
+    On a storage with `upload_limits_of` nothing of it remains.
     Use it from one thread at a time.
     """
 
@@ -45,11 +64,10 @@ class Upload(Protocol):
         """Number of bytes written so far."""
 
     def checkpoint(self, note: bytes) -> None:
-        """Preserve the bytes written so far, and `note`, in case the process is killed."""
+        """Preserve the bytes written so far, and `note`, in case the process is killed.
 
-    @property
-    def is_durable(self) -> bool:
-        """Whether all checkpoints survive a kill: some storages need a few seconds for that."""
+        Does nothing on a storage with `upload_limits_of`.
+        """
 
     def rewind(self, offset: int) -> None:
         """Truncate to `offset` bytes; raises `ValueError` if fewer were written."""
@@ -157,7 +175,7 @@ class Storage(Protocol):
         """Finished files directly in a folder, sorted by path; empty without the folder."""
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        """Unfinished uploads into a folder, sorted by path."""
+        """Unfinished uploads into a folder, sorted by path; none with `upload_limits_of`."""
 
     def create(self, path: str) -> Upload:
         """Start an upload to a unique path; raises `DestinationError` if the path is in use."""
@@ -253,6 +271,11 @@ def reads_commit(storage: Storage) -> bool:
 def has_fixed_files(storage: Storage) -> bool:
     """Whether the storage's `place` names a commit, so that no file is ever replaced."""
     return getattr(storage, "has_fixed_files", False)
+
+
+def upload_limits_of(storage: Storage) -> UploadLimits | None:
+    """Limits of a storage that loses unfinished uploads in a kill; `None` if it keeps them."""
+    return getattr(storage, "upload_limits", None)
 
 
 def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) -> bool:
@@ -387,6 +410,11 @@ class StorageWrapper:
     def has_fixed_files(self) -> bool:
         """See `has_fixed_files`."""
         return has_fixed_files(self.inner)
+
+    @property
+    def upload_limits(self) -> UploadLimits | None:
+        """See `upload_limits_of`."""
+        return upload_limits_of(self.inner)
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Browsable`; raises `LocationError` if the inner storage cannot list folders."""

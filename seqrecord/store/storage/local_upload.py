@@ -79,10 +79,6 @@ class LocalUpload:
         self._add_note({"size": self._size, "note": note.hex()})
         self._noted = self._size
 
-    @property
-    def is_durable(self) -> bool:
-        return True
-
     def rewind(self, offset: int) -> None:
         fd = self._open_fd()
         check_rewind(self._size, offset)

@@ -33,11 +33,12 @@ from seqrecord.store.reading.metadata import (
     record_sizes,
 )
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.storage.base import Storage, Unfinished
+from seqrecord.store.storage.base import Storage, Unfinished, upload_limits_of
 from seqrecord.store.storage.local import missing_folders, remove_empty_folders
 from seqrecord.store.storage.parallel import map_files
 from seqrecord.store.text import counted, repr_of
 from seqrecord.store.writing.committing import (
+    Base,
     SmallFiles,
     edits_of,
     loose_files,
@@ -89,21 +90,10 @@ class Destination:
         storage = self.storage
         self._base = base = read_base(storage)
         manifest, files = base.manifest, base.files
-        # Unfinished files first: a file that is finished in between is then in `sizes`.
-        unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
-        sizes = record_sizes(storage)
-        found = set(loose_files(storage, base, {*sizes, *(cut.path for cut in unfinished)}))
-        unfinished = [cut for cut in unfinished if cut.path in found - sizes.keys()]
-        loose = [path for path in sizes if path in found]
+        sizes, loose, unfinished = _record_files(storage, base, mode)
         _check_mode_fits(storage, mode, manifest, len(loose) + len(unfinished))
-        if mode == "append" and loose:  # files that an edit left out are of no running writer
-            loose = sorted(set(loose).difference(*(note.files for note in retired_files(storage))))
-        if mode == "append" and loose:
-            _logger.warning(
-                "%s: ignored %s of another writer, which is running or was interrupted; resume "
-                "(--resume) adds their episodes",
-                *(storage.url, counted(len(loose), "record file")),
-            )
+        if mode == "append":
+            _warn_of_ignored(storage, loose)
         is_resumed = mode == "resume" and (loose or unfinished)
         for path in loose if is_resumed else ():
             check_record_path(storage, path)
@@ -272,7 +262,7 @@ class Destination:
         path = self.storage.local_path(MANIFEST)
         is_in_home = path is not None and home() in Path(path).parents
         if (is_kept or self.recovered) and not is_in_home:
-            _name_resume(error)
+            _name_resume(error, self.storage)
 
     def _remove_useless(self) -> bool:
         """Remove all own files if none has an episode that ended or was flushed."""
@@ -294,9 +284,36 @@ class Destination:
         self.storage.close()
 
 
-def _name_resume(error: BaseException | None) -> None:
+def _record_files(
+    storage: Storage, base: Base, mode: WriteMode
+) -> tuple[dict[str, int], list[str], list[Unfinished]]:
+    """Sizes of all record files; paths of those that the dataset lacks; unfinished files."""
+    # Unfinished files first: a file that is finished in between is then in `sizes`.
+    unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
+    sizes = record_sizes(storage)
+    lacking = set(loose_files(storage, base, {*sizes, *(cut.path for cut in unfinished)}))
+    unfinished = [cut for cut in unfinished if cut.path in lacking - sizes.keys()]
+    return sizes, [path for path in sizes if path in lacking], unfinished
+
+
+def _warn_of_ignored(storage: Storage, loose: Collection[str]) -> None:
+    """Log the number of record files that an append ignores."""
+    if not loose:
+        return
+    # Files that an edit left out are of no running writer.
+    ignored = set(loose).difference(*(note.files for note in retired_files(storage)))
+    if ignored:
+        _logger.warning(
+            "%s: ignored %s of another writer, which is running or was interrupted; resume "
+            "(--resume) adds their episodes",
+            *(storage.url, counted(len(ignored), "record file")),
+        )
+
+
+def _name_resume(error: BaseException | None, storage: Storage) -> None:
     """Add the remedy `--resume` to an error that is being raised."""
-    text = "ended episodes are kept: continue with resume (--resume)"
+    kept = "ended episodes" if upload_limits_of(storage) is None else "stored episodes"
+    text = f"{kept} are kept: continue with resume (--resume)"
     if isinstance(error, SeqRecordError):
         if "resume" not in error.message:
             error.message += f"; {text}"

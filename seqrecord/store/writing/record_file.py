@@ -55,14 +55,17 @@ class RecordFileWriter(ChunkWriter):
         schema: Schema,
         *,
         writer: str,
-        max_file_size: int,
+        max_file_size: int | None = None,
         statistics: StatisticsCollector | None = None,
         only: Collection[int] | None = None,
         externals: Mapping[str, tuple[str, int]] | None = None,
         checksums: bool = False,
         notes: bool = True,
+        began: float | None = None,
     ) -> None:
-        super().__init__(storage, schema, writer=writer, max_file_size=max_file_size, notes=notes)
+        super().__init__(
+            storage, schema, writer=writer, max_file_size=max_file_size, notes=notes, began=began
+        )
         self._names = dict.fromkeys(schema.active)
         self._statistics = statistics or StatisticsCollector(None)
         self._bools = [name for name, spec in schema.items() if spec.dtype == np.bool_]
@@ -160,7 +163,7 @@ class RecordFileWriter(ChunkWriter):
         """Take these rows of a block; no group has a chunk that ends before the last row."""
         episode, number = self._begun(), self._num_frames
         if self._flushed and self.is_full and self._other_length() is None:
-            self.flush()  # the file may only have chunks of flushed frames
+            self._flush_chunks()  # the file may only have chunks of flushed frames
             self.hold_back()
         with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._encoding:
@@ -249,8 +252,15 @@ class RecordFileWriter(ChunkWriter):
                 got=num_frames,
             )
 
-    def flush(self) -> None:
-        """Write the frames so far, in shorter chunks if needed: a kill or `drop` keeps them."""
+    def flush(self) -> bool:
+        """Write the frames so far, in shorter chunks if needed: `drop` keeps them.
+
+        Returns whether a kill keeps them too, with all ended episodes; see `store`.
+        """
+        self._flush_chunks()
+        return self.store()
+
+    def _flush_chunks(self) -> None:
         episode = self._begun()
         self.check_lengths()
         if self._flushed == self._num_frames:
@@ -262,7 +272,7 @@ class RecordFileWriter(ChunkWriter):
         self._statistics.keep()
 
     def end(self, metadata: str | None = None) -> None:
-        """End the episode, with other `metadata` if given: from here on a kill does not lose it."""
+        """End the episode, with other `metadata` if given; see `ChunkWriter.end_part`."""
         episode = self._begun()
         if metadata is not None:
             self._episode = episode = replace(episode, metadata=metadata)

@@ -34,15 +34,16 @@ from seqrecord.store.format.text import mark_truncated
 from seqrecord.store.format.time_spans import TimeSpans, timestamp_features
 from seqrecord.store.processes.threads import ThreadPool
 from seqrecord.store.schema import Schema
-from seqrecord.store.storage.base import Storage, Upload
+from seqrecord.store.storage.base import Storage, Upload, upload_limits_of
 from seqrecord.store.storage.ranges import unwanted_if
-from seqrecord.store.writing.chunking import StoredChunk
+from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.store.writing.page_digests import PageDigests
 
 LEAVE_SECONDS = 5.0  # that a failed writer waits for a commit
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # the rest is more than any chunk or episode adds
 FULL_FOOTER_EPISODES = 100_000  # readers limit the number of values in the footer's JSON
+_LOCAL_FILE_BYTES = 1 << 30
 _VALUES = 7  # in JSON, per episode without time spans
 _TIME_SPAN_BYTES = 600  # of a timestamp's name and time spans in a footer, at most
 
@@ -53,6 +54,14 @@ FeatureTimeSpans: TypeAlias = "tuple[tuple[str, TimeSpans], ...]"
 """Time spans of an episode's timestamps, by feature."""
 
 _Self = TypeVar("_Self", bound="ChunkWriter")
+
+
+def file_bytes_on(storage: Storage, max_file_size: int | None) -> int:
+    """Bytes at which a record file on a storage is full; `None` is the storage's default."""
+    if max_file_size is not None:
+        return max_file_size
+    limits = upload_limits_of(storage)
+    return _LOCAL_FILE_BYTES if limits is None else limits.file_bytes
 
 
 class ChunkWriter:
@@ -68,6 +77,11 @@ class ChunkWriter:
     completes the episode, and `discard` can take it back. Nothing waits for a commit meanwhile: the
     open file may grow to twice its size.
 
+    On a storage with `upload_limits_of` a kill loses unfinished files, so notes are not written.
+    There `store` ends the files, the first one in time after `began` (by default now), and an
+    episode whose chunks are all in finished files repeats one of them, the smallest, in the open
+    file where it ends or is discarded.
+
     An error of the storage breaks the writer, since earlier data may be lost with it. The call, or
     the next call after an error of the thread, raises the error; later calls raise
     `DestinationError`. Data on the storage stays for a resume.
@@ -79,14 +93,21 @@ class ChunkWriter:
         schema: Schema,
         *,
         writer: str,
-        max_file_size: int,
+        max_file_size: int | None = None,
         notes: bool = True,
+        began: float | None = None,
     ) -> None:
         self.schema = schema
         self._storage = storage
         self._writer = writer
-        self._max_file_size = max_file_size
-        self._has_notes = notes  # without, a kill loses the episodes of an unfinished file
+        self._max_file_size = file_bytes_on(storage, max_file_size)
+        self._limits = upload_limits_of(storage)
+        # Without notes, a kill loses the episodes of an unfinished file.
+        self._has_notes = notes and self._limits is None
+        if began is None and self._limits is not None:
+            began = self._limits.clock()
+        self._ended_at = began or 0.0  # time when the last file ended, by the clock of the limits
+        self._stored: OpenFile | None = None  # last finished file with the episode's frame count
         self.failure: BaseException | None = None  # the first; afterwards nothing is stored
         self._file: OpenFile | None = None
         self._held: OpenFile | None = None  # the previous, full file, held back
@@ -110,10 +131,11 @@ class ChunkWriter:
             if self._commit is not None and self._commit.is_done:
                 self._wait_for_commit()
             return
+        kept = "complete episodes" if self._limits is None else "episodes in stored record files"
         raise DestinationError(
             "this writer failed before, and writes and commits nothing more "
-            f"({getattr(failure, 'message', None) or repr(failure)}); complete episodes are kept: "
-            "continue with resume (--resume)",
+            f"({getattr(failure, 'message', None) or repr(failure)}); {kept} are kept: continue "
+            "with resume (--resume)",
             file=getattr(failure, "file", None) or self._storage.url,
         ) from failure
 
@@ -123,7 +145,7 @@ class ChunkWriter:
         assert self._episode is None, "the episode before has not ended"
         if episode.num_frames is not None or episode.time_spans:
             episode = replace(episode, num_frames=None, time_spans=())
-        self._episode, self._flushed = episode, 0
+        self._episode, self._flushed, self._stored = episode, 0, None
 
     def add(self, chunk: StoredChunk) -> None:
         """Write a chunk into the open file, or into the next one."""
@@ -140,7 +162,8 @@ class ChunkWriter:
     def flush_part(
         self, num_frames: int, time_spans: FeatureTimeSpans, *, is_regular: bool = True
     ) -> None:
-        """Keep the first `num_frames` of the episode whatever happens, except `discard`."""
+        """Keep the first `num_frames` of the episode whatever happens, except `discard`, and a
+        kill before `store`."""
         assert self._episode is not None
         metadata = mark_truncated(self._episode.metadata)
         self._complete(num_frames, metadata, time_spans, is_regular=is_regular)
@@ -150,8 +173,8 @@ class ChunkWriter:
     def end_part(
         self, num_frames: int, time_spans: FeatureTimeSpans, *, is_regular: bool = True
     ) -> None:
-        """End the episode: from here on a kill does not lose it. Its fps is kept if it
-        `is_regular`."""
+        """End the episode: a kill does not lose it with notes, or once its last file is finished.
+        Its fps is kept if it `is_regular`."""
         assert self._episode is not None
         self._complete(num_frames, self._episode.metadata, time_spans, is_regular=is_regular)
         self._episode = None
@@ -170,6 +193,33 @@ class ChunkWriter:
             self._episode = None
         else:
             self.end_part(episode.num_frames, episode.time_spans)
+
+    def store(self) -> bool:
+        """Finish the files so far if it is time; returns whether a kill loses nothing flushed.
+
+        True without `upload_limits_of`, because of notes. Otherwise a file with flushed frames or
+        ended episodes is finished and sent if the limits allow it: this waits.
+        """
+        limits = self._limits
+        if limits is None:
+            return True
+        files = [
+            file for file in (self._held, self._file) if file is not None and file.has_episodes
+        ]
+        if files:
+            nbytes = sum(file.upload.tell() for file in files)
+            is_old = limits.clock() - self._ended_at >= limits.flush_seconds
+            if not is_old and nbytes < limits.flush_bytes:
+                return False
+            self._finish_file()
+        elif not self._is_free:
+            return False
+        self._wait_for_commit()
+        if files:
+            self._ended_at = limits.clock()  # again: sending may take longer than `flush_seconds`
+            if self._episode is not None and files[-1].contains(self._episode):
+                self._stored = files[-1]
+        return True
 
     @property
     def is_full(self) -> bool:
@@ -200,7 +250,8 @@ class ChunkWriter:
         """Drop the current episode and its flushed frames.
 
         Finished files with nothing else stay until the writer's commit, because a resume may have
-        added them to the dataset by now.
+        added them to the dataset by now. If one of them has the episode's number of frames, another
+        file with a mark is finished now.
         """
         episode = self._episode
         assert episode is not None, "no episode has begun"
@@ -215,6 +266,11 @@ class ChunkWriter:
                 self._file, self._held = self._held, None
             elif self._file is not None:
                 self._file.rollback(episode, all_of_it=True)
+        if self._stored is not None:
+            mark = replace(episode, num_frames=None, is_discarded=True)
+            self._repeat_chunk(episode).complete(mark, note=False)
+            self._finish_file()
+            self._wait_for_commit()
         self._episode = None
         self._flushed = 0
 
@@ -266,10 +322,13 @@ class ChunkWriter:
         self, num_frames: int, metadata: str, time_spans: FeatureTimeSpans, *, is_regular: bool
     ) -> None:
         """Note the episode as it is now, after the commit of earlier files with parts of it."""
-        assert self._file is not None
         assert self._episode is not None
+        file = self._file
+        if self._stored is not None and (file is None or not file.contains(self._episode)):
+            file = self._repeat_chunk(self._episode)
+        assert file is not None
         # After a flush, notes of the earlier files cover all their chunks.
-        commit = None if self._flushed else self._commit
+        commit = None if self._flushed or not self._has_notes else self._commit
         if commit is not None and commit.file.contains(self._episode):
             self._wait_for_commit()
         with self._storing(BaseException):
@@ -277,7 +336,17 @@ class ChunkWriter:
             fps = self._episode.fps if is_regular else None
             about: dict[str, Any] = {"fps": fps, "metadata": metadata, "time_spans": time_spans}
             part = replace(self._episode, num_frames=num_frames, **about)
-            self._file.complete(part, note=self._has_notes)
+            file.complete(part, note=self._has_notes)
+
+    def _repeat_chunk(self, episode: EpisodePart) -> OpenFile:
+        """Begin a part of an episode whose chunks are in finished files: a part needs a chunk."""
+        assert self._stored is not None
+        with self._storing(BaseException):
+            chunk = self._stored.smallest_chunk(self._storage)
+            if self._file is None:
+                self._file = OpenFile(self._storage, self.schema, self._writer, episode.ordinal)
+            self._file.add(episode, chunk)
+        return self._file
 
     @property
     def _is_free(self) -> bool:
@@ -300,8 +369,7 @@ class ChunkWriter:
         if held is None:
             return
         is_noted = file is not None and episode is not None and file.has_num_frames(episode)
-        is_safe = is_noted and file is not None and file.upload.is_durable
-        if only_if_free and not (is_safe and self._is_free):
+        if only_if_free and not (is_noted and self._is_free):
             return
         if is_noted and episode is not None:
             held.update(episode)
@@ -314,6 +382,8 @@ class ChunkWriter:
         with self._storing(BaseException):
             if file.finish():
                 self._commit = _Commit(file, self._is_over)
+        if self._limits is not None:
+            self._ended_at = self._limits.clock()
 
     def _wait_for_commit(self) -> None:
         if self._commit is not None:
@@ -363,6 +433,11 @@ class OpenFile:
         self._values = _VALUES + (self._num_lags and self._num_lags + 1)  # per episode
         self._row_bytes = 0
         self._text_bytes = 0  # of the episodes in the footer
+
+    @property
+    def has_episodes(self) -> bool:
+        """Whether this file has chunks."""
+        return bool(self._episodes)
 
     @property
     def ended(self) -> frozenset[str]:
@@ -473,6 +548,21 @@ class OpenFile:
         start = _Mark(0, (0,) * len(self._rows))
         self.upload.write(encode_footer(self._footer(self._episodes, start)))
         return True
+
+    def smallest_chunk(self, storage: Storage) -> StoredChunk:
+        """Read the smallest chunk of the last episode, after the file's commit."""
+        footer = self._footer(self._episodes, _Mark(0, (0,) * len(self._rows)))
+        numbers = [
+            (int(row["pages"]["length"].sum()), group, number)
+            for group, rows in enumerate(footer.chunks)
+            for number, row in enumerate(rows)
+            if row["episode"] == len(self._episodes) - 1
+        ]
+        _, group, number = min(numbers)
+        ranges = page_ranges(footer.chunks[group][number])
+        pages = [memoryview(bytearray(item.length)) for item in ranges]
+        storage.read_ranges(self.upload.path, ranges, pages)
+        return stored_chunk(footer, self._schema, group, number, pages)
 
     def _text_of(self, episode: EpisodePart) -> int:
         """Upper bound on an episode's bytes in the footer's JSON, where metadata is a string."""

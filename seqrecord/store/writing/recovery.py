@@ -21,7 +21,6 @@ from seqrecord.store.text import counted, shown_place
 from seqrecord.store.units import format_size
 from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.store.writing.record_files import ChunkWriter
-from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE
 
 _logger = logging.getLogger("seqrecord")
 
@@ -69,9 +68,7 @@ def recover(
         best = found.get(uid)
         while best is not None and best != whole.get(uid) and best.key not in committed:
             written = notes[0].footer.schema
-            files = writers.get(written) or ChunkWriter(
-                storage, written, writer=writer, max_file_size=DEFAULT_MAX_FILE_SIZE
-            )
+            files = writers.get(written) or ChunkWriter(storage, written, writer=writer)
             writers[written] = files
             try:
                 files.copy(best, _chunks(notes, _length(best)))

@@ -21,7 +21,6 @@ from seqrecord.store.writing.chunking import is_small
 from seqrecord.store.writing.values import plain
 
 DEFAULT_CODEC = "balanced"
-DEFAULT_MAX_FILE_SIZE = 1 << 30
 
 Codecs: TypeAlias = "str | Mapping[str, str | Sequence[CodecConfig]]"
 """A codec name for all features, or by feature a name or a chain of codec configurations."""
@@ -231,8 +230,11 @@ def check_fps(fps: float | None) -> float | None:
     return number
 
 
-def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
-    """Bytes of a record file. Raises `SchemaError` or `DestinationError` for invalid sizes."""
+def check_sizes(chunk_frames: int | None, max_file_size: int | str | None) -> int | None:
+    """Bytes of a record file, `None` for the default.
+
+    Raises `SchemaError` or `DestinationError` for invalid sizes.
+    """
     if chunk_frames is not None and not (
         is_integer(chunk_frames) and 1 <= chunk_frames <= MAX_CHUNK_FRAMES
     ):
@@ -241,6 +243,8 @@ def check_sizes(chunk_frames: int | None, max_file_size: int | str) -> int:
             expected=f"1 to {MAX_CHUNK_FRAMES}",
             got=repr_of(chunk_frames, 50),
         )
+    if max_file_size is None:
+        return None
     try:
         size = parse_size(max_file_size)
     except ValueError as error:

@@ -22,13 +22,13 @@ from seqrecord.store.processes.exclusive import Exclusive, exclusive
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.schema import Block, Frame, Schema
 from seqrecord.store.statistics.collecting import StatisticsCollector
+from seqrecord.store.storage.base import upload_limits_of
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.writing.chunking import CHUNK_BYTES, CHUNK_FRAMES
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.record_file import RecordFileWriter
 from seqrecord.store.writing.stored_schema import (
-    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     FeatureInfo,
     check_codecs,
@@ -51,9 +51,10 @@ class SeqRecordWriter:
 
     The dataset exists once the `with` block ends without an error: record files are finished one by
     one, and the manifest is written last. After an error or a kill, ended episodes are kept, and a
-    writer with `mode="resume"` continues after them. If the storage fails (a full disk, for
-    example), the call raises the error; later calls raise `DestinationError`, and nothing is
-    committed.
+    writer with `mode="resume"` continues after them. On an object store, a kill or a failed upload
+    loses the episodes of the last record files, see `EpisodeWriter.flush`. If the storage fails (a
+    full disk, for example), the call raises the error; later calls raise `DestinationError`, and
+    nothing is committed.
 
     A writer belongs to one process, and to one thread at a time: a call in a forked process, or
     during a call of another thread, raises `DestinationError` and changes nothing.
@@ -84,7 +85,8 @@ class SeqRecordWriter:
         chunk_frames: frames per chunk, 1 to 65536. By default as many as fit 48 MiB decoded, at
             most 32; for groups of small features as many as fit 1 MiB, at most 1024. If a feature's
             shape varies, the first frames of each episode decide.
-        max_file_size: bytes, or text such as "1GiB", at which a record file is full.
+        max_file_size: bytes, or text such as "1GiB", at which a record file is full. By default
+            1 GiB, and 256 MiB on an object store.
         statistics: collect statistics for `Dataset.statistics`. They are not stored if some
             episodes lack them: episodes of an older dataset without statistics, or recovered ones.
             Then run `seqrecord stats`. They also serve a warning about the first NaN or infinity
@@ -117,7 +119,7 @@ class SeqRecordWriter:
         codecs: Codecs | None = None,
         fps: float | None = None,
         chunk_frames: int | None = None,
-        max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+        max_file_size: int | str | None = None,
         statistics: bool = True,
         mode: WriteMode = "create",
         storage_options: Mapping[str, Any] | None = None,
@@ -136,6 +138,8 @@ class SeqRecordWriter:
         self._collector: StatisticsCollector | None = None
         self._noted: set[str] = set()  # features with NaN or infinities
         self._destination = Destination(open_storage(destination, storage_options), mode)
+        limits = upload_limits_of(self._destination.storage)
+        self._began = None if limits is None else limits.clock()
         self._keys = {*self._destination.finished}  # of complete episodes
         self._ordinal = self._destination.next_ordinal
         self._exclusive = Exclusive("writer", self.url)
@@ -303,6 +307,7 @@ class SeqRecordWriter:
             writer=self._destination.writer,
             max_file_size=self._max_file_size,
             statistics=self._collector,
+            began=self._began,
         )
 
     def _begin(self, episode: EpisodeWriter, first: Sequence[Frame]) -> RecordFileWriter:
@@ -404,20 +409,31 @@ class EpisodeWriter:
                 records.append_video(name, gop)
 
     @exclusive
-    def flush(self) -> None:
-        """Write all frames so far: from here on neither an error nor a kill loses them.
+    def flush(self) -> bool:
+        """Write all frames so far: an error loses none of them, and after `True` a kill neither.
+
+        On a local disk the result is always `True`. On an object store a kill loses the open record
+        file. If 60 s or 64 MiB have passed since the last record file ended, the flush ends the
+        file, waits until it is stored with all ended episodes and the frames so far, and returns
+        `True`. Otherwise it returns `False` without a request, and a later flush or the writer's
+        `close` stores the frames.
 
         An episode that is not closed ends at its last flush. Each flush ends the open chunks, so
         flush every few seconds rather than after each frame.
         """
         self._check_open()
-        if self.num_frames or self._records is not None:
-            with self._forget_on_error():
-                self._begun().flush()
+        with self._forget_on_error():
+            if self.num_frames or self._records is not None:
+                return self._begun().flush()
+            records = self._writer._records
+            return records is None or records.store()
 
     @exclusive
     def close(self, metadata: Mapping[str, Any] | None = None) -> None:
-        """End the episode: from here on neither an error nor a kill loses it.
+        """End the episode: from here on no error loses it, and on a local disk no kill.
+
+        On an object store a kill loses it until its record file is stored: when the file is full,
+        at the writer's `close`, or at a `flush` of a later episode that returns `True`.
 
         `metadata` are more entries, for example whether the task succeeded. Raises `FormatError`
         if they cannot be stored; the episode stays open.
@@ -447,8 +463,8 @@ class EpisodeWriter:
         """Drop the episode with all flushed frames, as if it had never begun.
 
         After a kill during the call, the episode is dropped or ends at its last flush. After the
-        return it is dropped; a storage that keeps flushes some seconds later also drops it some
-        seconds later. The key is free again, and so are its bytes in the open record file. A
+        return it is dropped: on an object store, a small record file marks it if a flush had
+        returned `True`. The key is free again, and so are its bytes in the open record file. A
         finished record file with nothing else is removed after the writer's commit, since a resume
         of another writer may have added it to the dataset. Does nothing for an ended episode.
         """

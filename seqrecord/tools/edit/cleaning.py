@@ -59,7 +59,7 @@ from seqrecord.store.writing.committing import (
 )
 from seqrecord.store.writing.edit_files import batched
 from seqrecord.store.writing.record_files import ChunkWriter
-from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, check_sizes
+from seqrecord.store.writing.stored_schema import check_sizes
 from seqrecord.tools.edit.changes import originals_named, read_existing
 
 MIN_UNUSED = 0.25  # share of a record file's bytes that makes a rewrite worth it
@@ -92,7 +92,7 @@ def rewrite_files(
     location: str | PathLike[str],
     *,
     min_unused: float = MIN_UNUSED,
-    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+    max_file_size: int | str | None = None,
     commit_bytes: int | str = _COMMIT_BYTES,
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,

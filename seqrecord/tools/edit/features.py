@@ -37,7 +37,6 @@ from seqrecord.store.writing.committing import new_writer_id, recorded
 from seqrecord.store.writing.rates import irregular_notes
 from seqrecord.store.writing.record_file import RecordFileWriter
 from seqrecord.store.writing.stored_schema import (
-    DEFAULT_MAX_FILE_SIZE,
     Codecs,
     check_sizes,
     infer_schema,
@@ -66,7 +65,7 @@ def add_feature(
     codec: Codecs | None = None,
     kind: str | None = None,
     unit: str | None = None,
-    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+    max_file_size: int | str | None = None,
     overwrite: bool = False,
     dry_run: bool = False,
     if_version: str | None = None,

@@ -23,7 +23,7 @@ from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import codec_text
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode
-from seqrecord.store.writing.stored_schema import DEFAULT_MAX_FILE_SIZE, has_same_pages, loses_data
+from seqrecord.store.writing.stored_schema import has_same_pages, loses_data
 from seqrecord.tools.edit.changes import originals_named
 
 _logger = logging.getLogger("seqrecord")
@@ -50,7 +50,7 @@ def merge_datasets(
     prefixes: Sequence[str] | None = None,
     features: Sequence[str] | None = None,
     mode: WriteMode = "create",
-    max_file_size: int | str = DEFAULT_MAX_FILE_SIZE,
+    max_file_size: int | str | None = None,
     dry_run: bool = False,
     progress: Callable[[Progress], None] | None = None,
     storage_options: Mapping[str, Any] | None = None,

@@ -12,9 +12,9 @@ import pytest
 
 from seqrecord.cloud.objects.storage import ObjectStorage
 from seqrecord.cloud.retrying import RetryingStorage
-from seqrecord.cloud.uploads import UploadTiming
 from seqrecord.cloud.whole import WholeFileStorage
 from seqrecord.storage import Storage, StorageWrapper, open_storage
+from seqrecord.store.storage.base import UploadLimits
 from tests.kit.services import Azurite, Moto
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.web_server import WebFolder
@@ -69,17 +69,17 @@ class Place:
         return with_short_waits(self.open(host, **more))
 
 
-def with_short_waits(storage: Storage, *, leave_seconds: float = 30.0) -> Storage:
+def with_short_waits(storage: Storage) -> Storage:
     """Shorten a storage's waits, and let it divide short files; returns it.
 
-    Failed requests are repeated soon, and checkpoints are stored at once. Parts and pieces have a
-    sixteenth of the default size.
+    Failed requests are repeated soon, and each flush ends a record file. Pieces of uploads have a
+    fiftieth of the default size.
     """
     for each in _layers(storage):
         if isinstance(each, (RetryingStorage, WholeFileStorage)):
             each.retrier.first_wait = 0.01
         if isinstance(each, WholeFileStorage):
-            each.timing = UploadTiming(0.0, 8 << 16, leave_seconds=leave_seconds)
+            each.upload_limits = UploadLimits(flush_seconds=0.0)
         if isinstance(each, ObjectStorage):
             each.piece_bytes = 5 << 16
     return storage

@@ -66,13 +66,15 @@ def read(storage: Any, version: str | None = None) -> Content:
 class History:
     """Expected data of a history, updated while it runs.
 
-    `written` are the values of each key's frames so far, by any writer, `flushed` how many of them
-    must survive, `ended` the keys of acknowledged episodes, by actor.
+    `written` are the values of each key's frames so far, by any writer, `flushed` the numbers of
+    them that may survive, since the last flush that returned `True`. By actor, `ended` are the keys
+    of acknowledged episodes, and `stored` those that had ended, or were flushed, at that flush.
     """
 
     written: dict[str, list[float]] = field(default_factory=dict)
-    flushed: dict[str, int] = field(default_factory=dict)
+    flushed: dict[str, set[int]] = field(default_factory=dict)
     ended: dict[str, set[str]] = field(default_factory=dict)
+    stored: dict[str, set[str]] = field(default_factory=dict)
     removed: set[str] = field(default_factory=set)  # deleted, discarded or renamed: never again
     seen: list[Content] = field(default_factory=list)  # of each version, including the first
 
@@ -102,15 +104,19 @@ def frame(value: float, **more: Any) -> dict[str, Any]:
     return {"x": np.full(100, value, np.float32), **more}
 
 
-def append(episode: Any, key: str, number: int, history: History, flush_at: Any = ()) -> None:
+def append(
+    episode: Any, key: str, number: int, history: History, flush_at: Any = (), actor: str = ""
+) -> None:
     """Append an episode's frames; flush after the counts in `flush_at`."""
     values = history.written.setdefault(key, [])
     for value in frames(number):
         values.append(value)
         episode.append(frame(value))
         if len(values) in flush_at:
-            episode.flush()
-            history.flushed[key] = len(values)
+            history.flushed.setdefault(key, set()).add(len(values))
+            if episode.flush():
+                history.flushed[key] = {len(values)}
+                history.stored[actor] = {*history.ended.get(actor, ()), key}
 
 
 def write(
@@ -121,8 +127,16 @@ def write(
         for number in range(episodes):
             key = f"{actor}{number}"
             with writer.episode(key) as episode:
-                append(episode, key, ord(actor[0]) + number, history, [2] if flushes else [])
+                flush_at = {0: (2,), 1: (1, 3)}[number % 2] if flushes else ()
+                append(episode, key, ord(actor[0]) + number, history, flush_at, actor)
             history.ended.setdefault(actor, set()).add(key)
+
+
+def discard(episode: Any, key: str, history: History, actor: str) -> None:
+    """Discard an episode. A kill or an error during the call may keep it."""
+    history.stored.get(actor, set()).discard(key)
+    episode.discard()
+    history.removed.add(key)
 
 
 def discarding(where: Any, actor: str, history: History) -> None:
@@ -130,13 +144,27 @@ def discarding(where: Any, actor: str, history: History) -> None:
     with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode="append") as writer:
         key = f"{actor}0"
         episode = writer.episode(key)
-        append(episode, key, ord(actor[0]), history, [1, 2, 3])
-        episode.discard()
-        history.removed.add(key)
+        append(episode, key, ord(actor[0]), history, [1, 2, 3], actor)
+        discard(episode, key, history, actor)
         key = f"{actor}1"
         with writer.episode(key) as episode:
             append(episode, key, ord(actor[0]) + 1, history)
         history.ended.setdefault(actor, set()).add(key)
+
+
+def dropping(where: Any, actor: str, history: History) -> None:
+    """Write an episode, flush and discard a second one, then write a third one."""
+    with SeqRecordWriter(where, codecs="raw", max_file_size=1000, mode="append") as writer:
+        for number in range(3):
+            key = f"{actor}{number}"
+            episode = writer.episode(key)
+            flush_at = (1, 2, 3) if number == 1 else ()
+            append(episode, key, ord(actor[0]) + number, history, flush_at, actor)
+            if number == 1:
+                discard(episode, key, history, actor)
+            else:
+                episode.close()
+                history.ended.setdefault(actor, set()).add(key)
 
 
 def record(where: Any, actor: str, history: History) -> None:
@@ -189,7 +217,7 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
 
     def is_kept(key: str, item: tuple[float, ...]) -> bool:
         now = after.episodes.get(key, ())
-        is_longer = now[: len(item)] == item and len(item) == history.flushed.get(key)
+        is_longer = now[: len(item)] == item and len(item) in history.flushed.get(key, ())
         return now == item or is_longer
 
     rest = {key: item for key, item in after.episodes.items() if key not in before.episodes}
@@ -201,7 +229,7 @@ def _resumed(before: Content, after: Content, actor: str, history: History) -> b
         and not rest.keys() & history.removed
         and all(
             tuple(history.written[key][: len(item)]) == item
-            and len(item) in (len(history.written[key]), history.flushed.get(key, -1))
+            and len(item) in {len(history.written[key]), *history.flushed.get(key, ())}
             for key, item in rest.items()
         )
     )
@@ -290,6 +318,7 @@ COMMANDS: dict[str, Command] = {
     "flushing": Command(partial(write, mode="append", flushes=True), _appended),
     "record": Command(record, _appended),
     "discarding": Command(discarding, _appended),
+    "dropping": Command(dropping, _appended),
     "resume": Command(partial(write, mode="resume", episodes=1), _resumed, in_empty=True),
     "only resume": Command(partial(write, mode="resume", episodes=0), _resumed),
     "reindex": Command(_on(seqrecord.reindex), _resumed),

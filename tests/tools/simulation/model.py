@@ -9,6 +9,7 @@ be killed.
 from __future__ import annotations
 
 import hashlib
+import itertools
 import random
 import threading
 from collections import Counter
@@ -31,6 +32,7 @@ from seqrecord.store.storage.base import (
     FileInfo,
     Unfinished,
     Upload,
+    UploadLimits,
     check_buffers,
     check_path,
     check_rewind,
@@ -79,12 +81,15 @@ class _Open:
 
 
 class Server:
-    """Stored files and uploads. The clock advances by a second with each call."""
+    """Stored files and uploads. The clock advances by a second with each call.
+
+    Without `keeps_uploads`, as an object store, uploads are invisible until they are committed.
+    """
 
     def __init__(
-        self, *, has_conditions: bool = True, is_durable: bool = True, clock: float = 1e9
+        self, *, has_conditions: bool = True, keeps_uploads: bool = True, clock: float = 1e9
     ) -> None:
-        self.has_conditions, self.is_durable = has_conditions, is_durable
+        self.has_conditions, self.keeps_uploads = has_conditions, keeps_uploads
         self.files: dict[str, _File] = {}
         self.uploads: list[_Open] = []
         self.clock = clock
@@ -328,6 +333,7 @@ class Client:
     def __init__(self, world: World | None, actor: Actor | None, server: Server | None = None):
         self._world, self._actor = world, actor
         self._server = server or world.server  # type: ignore[union-attr]
+        self._ticks = itertools.count(0.0)  # so that about every second flush ends a file
 
     url = place = "model"
 
@@ -342,6 +348,12 @@ class Client:
     @property
     def has_conditions(self) -> bool:
         return self._server.has_conditions
+
+    @property
+    def upload_limits(self) -> UploadLimits | None:
+        if self._server.keeps_uploads:
+            return None
+        return UploadLimits(flush_seconds=2, clock=self._ticks.__next__)
 
     def call(self, name: str, path: str, effect: Callable[[], _T]) -> _T:
         if self._world is None or self._actor is None:
@@ -400,7 +412,8 @@ class Client:
 
     def unfinished(self, folder: str) -> list[Unfinished]:
         def listed() -> list[Unfinished]:
-            found = [each for each in self._server.uploads if each.path.startswith(f"{folder}/")]
+            uploads = self._server.uploads if self._server.keeps_uploads else ()
+            found = [each for each in uploads if each.path.startswith(f"{folder}/")]
             return [_Unfinished(self, each) for each in sorted(found, key=lambda each: each.path)]
 
         return self.call("unfinished", check_path(folder), listed)
@@ -444,10 +457,6 @@ class _Upload:
     def path(self) -> str:
         return self._upload.path
 
-    @property
-    def is_durable(self) -> bool:
-        return self._server.is_durable
-
     def _check(self) -> None:
         if self._upload.is_over:
             raise StorageError("the upload is over", file=self.path)
@@ -461,6 +470,8 @@ class _Upload:
 
     def checkpoint(self, note: bytes) -> None:
         self._check()
+        if not self._server.keeps_uploads:
+            return
         upload, size = self._upload, len(self._upload.data)
 
         def land() -> None:
