@@ -54,8 +54,6 @@ COMPLEX = {
     "robots.lerobot.mix_meta.of",
     "store.reading.index_building._index_of",
     "store.reading.index_building._join",
-    "store.storage.url.parse_location",
-    "store.writing.destination._open",
     "tools.edit.cleaning.rewrite_files",
     "tools.viewer.kinds.kind_of",
     "tools.viewer.view._view_clip",

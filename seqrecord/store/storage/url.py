@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -32,7 +32,6 @@ _HOST = re.compile(
 _ANY_HOST = re.compile(rf".*\.{_CLOUD}", re.IGNORECASE)
 _HTTPS = "https://ACCOUNT.blob.core.windows.net/CONTAINER/PATH"
 _ABFS = "abfs://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH"
-_BUCKETS = ("s3", "s3a", "gs", "gcs")
 _URL = re.compile(r"(?P<scheme>[a-z][a-z0-9+.-]*)://(?P<authority>[^/?#]*)(?P<rest>.*)", re.DOTALL)
 _SCHEME = re.compile(r"\s*(?P<scheme>[A-Za-z][A-Za-z0-9+.-]+)://")  # of two letters or more
 _KNOWN = (
@@ -86,65 +85,10 @@ def parse_location(location: str | os.PathLike[str], *, backend: str | None = No
     if "://" not in text:
         _refuse_broken_url(location, text)
         return _local(text)
-    scheme = text.split("://", 1)[0].lower()
-    found = _URL.fullmatch(scheme + text[len(scheme) :])
-    try:
-        parts = urlsplit(text) if found else None
-    except ValueError:
-        parts = None
-    if found is None or parts is None:  # without urlsplit's error: it may contain a password
-        raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
-    authority = re.sub(r"\[.*?\]", "", found["authority"])
-    user = (not found["authority"] and scheme != "file") or ":" in authority
-    rest = found["rest"]
-    if (user and re.search("@|%(25)*40", rest)) or re.match("/+[^/]*:[^/]*@", rest):
-        raise LocationError(
-            "a URL that may have a password with / in it",
-            expected="%2F for / in names and passwords, and %40 for @ in paths",
-            got=f"{scheme}://…",
-        )
-    host = parts.netloc.rpartition("@")[2]
-    port = re.sub(r"\[.*?\]", "", host).partition(":")[2]
-    if not (port.isdecimal() or port[:1] in ("", ":")) or re.search(
-        "%(25)*(40|3A)", host, re.IGNORECASE
-    ):
-        raise LocationError(
-            "a URL with a port that is not a number",
-            expected=f"{scheme}://HOST[:PORT]/PATH, with a credential in storage_options",
-            got=f"{scheme}://…",
-        )
-    shown = f"{scheme}://{host}{parts.path}"
-    if scheme == "file":
-        if parts.netloc not in ("", "localhost"):
-            raise LocationError("a file URL with a host", expected="file:///path", got=shown)
-        return _local(unquote(parts.path))
-    if ".." in unquote(parts.path).split("/"):
-        raise LocationError("a URL with .. in its path", got=shown)
-    if scheme in ("http", "https") and _ANY_HOST.fullmatch(host):
-        return _https(parts, shown)
-    if scheme in ("abfs", "abfss") or (scheme == "az" and "@" in parts.netloc):
-        return _abfs(parts, shown)
-    if parts.query or parts.fragment:
-        raise LocationError(
-            "the URL of a folder cannot contain ? or #", expected=shown, got=f"{shown}?…"
-        )
-    if scheme in _BUCKETS and "@" in parts.netloc:
-        raise LocationError(
-            "a bucket's URL with a user or a password",
-            expected=f"{scheme}://BUCKET/PATH, with the credential in storage_options",
-            got=f"{scheme}://…@{host}{parts.path}",
-        )
-    if scheme == "az":
-        first, path = parts.netloc, parts.path.strip("/")
-        has_account = backend == "blobfile"
-        if not first or (has_account and not path):
-            expected = f"az://{'ACCOUNT/' * has_account}CONTAINER/PATH"
-            raise LocationError("an az:// URL without container", expected=expected, got=shown)
-        if has_account:
-            return Location("az", path, shown, {"account_name": first})
-        return Location("az", _in_container(first, path), shown)
-    rest = text.split("://", 1)[1]
-    return Location(scheme, f"{scheme}://{rest}" if scheme in ("http", "https") else rest, shown)
+    url = _Url.of(text)
+    if url.scheme != "file" and ".." in unquote(url.parts.path).split("/"):
+        raise LocationError("a URL with .. in its path", got=url.shown)
+    return _FORMS.get(url.scheme, _any_url)(url, backend)
 
 
 def is_blob_service(endpoint: str, account: str) -> bool:
@@ -211,25 +155,135 @@ def _local(path: str) -> Location:
         raise LocationError(str(error), got=path) from None
 
 
-def _abfs(parts: SplitResult, shown: str) -> Location:
-    container = parts.username
-    host = _HOST.fullmatch(parts.netloc.rpartition("@")[2].lower())
+@dataclass(frozen=True)
+class _Url:
+    """A URL whose syntax was checked."""
+
+    text: str = field(repr=False)
+    scheme: str
+    parts: SplitResult = field(repr=False)
+    host: str  # with port, without user and password
+
+    @classmethod
+    def of(cls, text: str) -> _Url:
+        """Split a URL. Raises `LocationError`, without the text, which may have a password."""
+        scheme = text.split("://", 1)[0].lower()
+        found = _URL.fullmatch(scheme + text[len(scheme) :])
+        try:
+            parts = urlsplit(text) if found else None
+        except ValueError:
+            parts = None
+        if found is None or parts is None:  # without urlsplit's error: it may contain a password
+            raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
+        if _may_have_password(scheme, found["authority"], found["rest"]):
+            raise LocationError(
+                "a URL that may have a password with / in it",
+                expected="%2F for / in names and passwords, and %40 for @ in paths",
+                got=f"{scheme}://…",
+            )
+        host = parts.netloc.rpartition("@")[2]
+        port = re.sub(r"\[.*?\]", "", host).partition(":")[2]
+        if not (port.isdecimal() or port[:1] in ("", ":")) or re.search(
+            "%(25)*(40|3A)", host, re.IGNORECASE
+        ):
+            raise LocationError(
+                "a URL with a port that is not a number",
+                expected=f"{scheme}://HOST[:PORT]/PATH, with a credential in storage_options",
+                got=f"{scheme}://…",
+            )
+        return cls(text, scheme, parts, host)
+
+    @property
+    def shown(self) -> str:
+        return f"{self.scheme}://{self.host}{self.parts.path}"
+
+    def of_folder(self) -> _Url:
+        """Return the URL. Raises `LocationError` if it has a query or a fragment."""
+        if self.parts.query or self.parts.fragment:
+            raise LocationError(
+                "the URL of a folder cannot contain ? or #",
+                expected=self.shown,
+                got=f"{self.shown}?…",
+            )
+        return self
+
+
+def _may_have_password(scheme: str, authority: str, rest: str) -> bool:
+    """Whether a `/` may be inside the password of a URL, so that it ends the host too early."""
+    has_user = (not authority and scheme != "file") or ":" in re.sub(r"\[.*?\]", "", authority)
+    return bool((has_user and re.search("@|%(25)*40", rest)) or re.match("/+[^/]*:[^/]*@", rest))
+
+
+def _file_url(url: _Url, _: str | None) -> Location:
+    if url.parts.netloc not in ("", "localhost"):
+        raise LocationError("a file URL with a host", expected="file:///path", got=url.shown)
+    return _local(unquote(url.parts.path))
+
+
+def _abfs_url(url: _Url, _: str | None) -> Location:
+    parts, container = url.parts, url.parts.username
+    host = _HOST.fullmatch(url.host.lower())
     clear = container and host is not None and host["kind"] == "dfs"
     if not clear or host is None or parts.password or parts.query or parts.fragment:
-        raise LocationError("an unclear Azure URL", expected=_ABFS, got=shown)
-    shown = shown.replace("://", f"://{container}@", 1)
+        raise LocationError("an unclear Azure URL", expected=_ABFS, got=url.shown)
+    shown = url.shown.replace("://", f"://{container}@", 1)
     return Location("az", _in_container(str(container), parts.path), shown, _account(host))
 
 
-def _https(parts: SplitResult, shown: str) -> Location:
+def _az_url(url: _Url, backend: str | None) -> Location:
+    if "@" in url.parts.netloc:
+        return _abfs_url(url, backend)
+    parts = url.of_folder().parts
+    first, path = parts.netloc, parts.path.strip("/")
+    has_account = backend == "blobfile"
+    if not first or (has_account and not path):
+        expected = f"az://{'ACCOUNT/' * has_account}CONTAINER/PATH"
+        raise LocationError("an az:// URL without container", expected=expected, got=url.shown)
+    if has_account:
+        return Location("az", path, url.shown, {"account_name": first})
+    return Location("az", _in_container(first, path), url.shown)
+
+
+def _web_url(url: _Url, backend: str | None) -> Location:
+    """Azure Blob, or any web server."""
+    if _ANY_HOST.fullmatch(url.host) is None:
+        root = _any_url(url, backend).root
+        return Location(url.scheme, f"{url.scheme}://{root}", url.shown)
+    parts = url.parts
     host = _HOST.fullmatch(parts.netloc.lower())
     path = unquote(parts.path).strip("/")
     if host is None or not path or parts.scheme != "https" or parts.fragment:
-        raise LocationError("an unclear Azure URL", expected=_HTTPS, got=shown)
+        raise LocationError("an unclear Azure URL", expected=_HTTPS, got=url.shown)
     options = _account(host)
     if parts.query:
         options["sas_token"] = parts.query
-    return Location("az", path, shown, options)
+    return Location("az", path, url.shown, options)
+
+
+def _bucket_url(url: _Url, backend: str | None) -> Location:
+    if "@" in url.of_folder().parts.netloc:
+        raise LocationError(
+            "a bucket's URL with a user or a password",
+            expected=f"{url.scheme}://BUCKET/PATH, with the credential in storage_options",
+            got=f"{url.scheme}://…@{url.host}{url.parts.path}",
+        )
+    return _any_url(url, backend)
+
+
+def _any_url(url: _Url, _: str | None) -> Location:
+    return Location(url.scheme, url.of_folder().text.split("://", 1)[1], url.shown)
+
+
+_FORMS: Mapping[str, Callable[[_Url, str | None], Location]] = {
+    "file": _file_url,
+    "http": _web_url,
+    "https": _web_url,
+    "abfs": _abfs_url,
+    "abfss": _abfs_url,
+    "az": _az_url,
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs"), _bucket_url),
+}
+"""Functions that make the location of a URL, with the option `backend`, by scheme."""
 
 
 def _account(host: re.Match[str]) -> dict[str, Any]:
