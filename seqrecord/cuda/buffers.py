@@ -18,7 +18,7 @@ from __future__ import annotations
 import math
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain, pairwise
 from typing import Any, NamedTuple
@@ -34,7 +34,7 @@ from seqrecord.cuda.streams import (
     Staging,
 )
 from seqrecord.cuda.video import DeviceFrames, DeviceVideo
-from seqrecord.loader.engine.arena import FeatureRows, Frames, ObjectRows, upload
+from seqrecord.loader.engine.arena import FeatureRows, Frames, ObjectRows, stacked, upload
 from seqrecord.loader.engine.batches import NO_STEPS, BatchForm, ClipRows, Copiers
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, most_numbers, shapes_of
 from seqrecord.loader.engine.calls import Calls
@@ -51,6 +51,7 @@ from seqrecord.loader.engine.vectors import VectorStep, VectorSteps, bits_of
 from seqrecord.loader.sampling.memory import CONSUMER
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.value_kinds import BLOBS, RAGGED_ARRAYS, TEXTS, ValueKind
 
 
 class CopySpan(NamedTuple):
@@ -96,10 +97,10 @@ class DeviceArena:
                     dtype=_word(spec.nbytes),
                     device=stream.device,
                 )
-                if spec.is_fixed
-                else [None] * num_rows
-                for name, spec in specs.items()
+                for name, spec in stacked(specs).items()
             }
+        for name in specs.keys() - self._rows.keys():
+            self._rows[name] = [None] * num_rows
 
     @property
     def nbytes(self) -> int:
@@ -120,16 +121,15 @@ class DeviceArena:
         staged = {name: spec for name, spec in self.specs.items() if name not in arrays}
         stored: dict[str, torch.Tensor | list[Any]] = {}
         count = len(rows)
-        fixed = [spec.nbytes * count for spec in staged.values() if spec.is_fixed]
-        with self._staging.acquire(fixed) as buffer:
-            for name, spec in staged.items():
-                if spec.is_fixed:
-                    shape: Any = (count, *spec.shape)
-                    memory, arrays[name] = buffer.array(shape, spec.dtype)
-                    if memory.numel():
-                        stored[name] = memory.view(count, -1)
-                else:
-                    stored[name] = arrays[name] = ObjectRows(count, spec)
+        in_buffer = stacked(staged)
+        with self._staging.acquire([s.nbytes * count for s in in_buffer.values()]) as buffer:
+            for name, spec in in_buffer.items():
+                shape: Any = (count, *spec.shape)
+                memory, arrays[name] = buffer.array(shape, spec.dtype)
+                if memory.numel():
+                    stored[name] = memory.view(count, -1)
+            for name in staged.keys() - in_buffer.keys():
+                stored[name] = arrays[name] = ObjectRows(staged[name], count)
             yield arrays
             self._store(rows, stored)
 
@@ -283,11 +283,12 @@ class DeviceArena:
 
         Frames of a variable shape are yielded one by one.
         """
-        if not self.specs[feature].is_fixed:
+        frames = self._rows[feature]
+        if isinstance(frames, list):
             for number, row in enumerate(rows.tolist()):
-                yield slice(number, number + 1), _bytes(self._rows[feature][row][None])
+                yield slice(number, number + 1), _bytes(frames[row][None])
             return
-        whole = self._rows[feature].view(torch.uint8)
+        whole = frames.view(torch.uint8)
         pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
         for there, here in runs(rows):
             if (step := here.step or 1) > 0:
@@ -299,10 +300,9 @@ class DeviceArena:
 
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Copy frames of a variable shape; texts are returned as values."""
-        if self.specs[feature].value != "array":
-            return [self._rows[feature][row] for row in rows.tolist()]
+        frames = [self._rows[feature][row] for row in rows.tolist()]
         with self.stream.use():
-            return [self._rows[feature][row].clone() for row in rows.tolist()]
+            return _LISTS[self.specs[feature].value_kind].copy(frames)
 
     def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Upload an array that is never written to again."""
@@ -404,6 +404,49 @@ class DeviceBuffers(Buffers[DeviceArena]):
                 )
 
 
+class _RaggedLists:
+    """Arrays of variable shape: a list of tensors for each clip."""
+
+    def clips(self, size: int) -> list[Any]:
+        return [[] for _ in range(size)]
+
+    def copy(self, frames: list[torch.Tensor]) -> list[torch.Tensor]:
+        """Copies for a batch, on the current stream, since rows are overwritten."""
+        return [frame.clone() for frame in frames]
+
+    def tensors(self, clips: list[list[torch.Tensor]]) -> Iterable[torch.Tensor]:
+        """Tensors on the device."""
+        return chain.from_iterable(clips)
+
+    def column(self, clips: list[list[torch.Tensor]]) -> Any:
+        """The feature of a batch."""
+        return Frames(clips)
+
+
+class _ObjectLists:
+    """Texts, which stay on the host: a list for each clip, `None` if its source lacks them."""
+
+    def clips(self, size: int) -> list[Any]:
+        return [None] * size
+
+    def copy(self, frames: list[Any]) -> list[Any]:
+        return frames
+
+    def tensors(self, clips: list[Any]) -> Iterable[torch.Tensor]:  # noqa: ARG002
+        return ()
+
+    def column(self, clips: list[Any]) -> Any:
+        return clips
+
+
+_LISTS: Mapping[ValueKind, _RaggedLists | _ObjectLists] = {
+    RAGGED_ARRAYS: _RaggedLists(),
+    TEXTS: _ObjectLists(),
+    BLOBS: _ObjectLists(),
+}
+"""Frames that are not stacked, on devices, by value kind."""
+
+
 class DeviceBatchBuilder:
     """A batch of `size` clips while the device gathers it; see `BatchBuilder`.
 
@@ -424,14 +467,12 @@ class DeviceBatchBuilder:
         self._stream = stream
         self._taken = taken
         self._specs = specs
-        self._features: dict[str, Any] = {}  # tensors [clips, frames, …], or lists of clips
+        self._lists = {n: _LISTS[specs[n].value_kind] for n in specs.keys() - stacked(specs).keys()}
+        # Tensors [clips, frames, …], or lists of clips.
+        self._features: dict[str, Any] = {n: form.clips(size) for n, form in self._lists.items()}
         self._words: dict[str, torch.Tensor] = {}
         with stream.use():
-            for name, spec in specs.items():
-                if not spec.is_fixed:
-                    is_text = spec.value != "array"
-                    self._features[name] = [None if is_text else [] for _ in range(size)]
-                    continue
+            for name, spec in stacked(specs).items():
                 shape: Any = (size, lengths[name], *spec.shape)
                 if views is not None:
                     shape = (size, *views[0][name])
@@ -469,7 +510,7 @@ class DeviceBatchBuilder:
                 self._change_values(slots, source, source.crop)
             nbytes += self._make_vectors(slots, source, vectors)
             for name in source.features:
-                if name in self._features and not self._specs[name].is_fixed:
+                if name in self._lists:
                     for place, clip in zip(slots.tolist(), source.rows, strict=True):
                         self._features[name][place] = source.arena.gather_list(name, clip)
         return nbytes
@@ -528,23 +569,14 @@ class DeviceBatchBuilder:
 
     def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
         self._mark = self._stream.mark()  # several threads may have gathered
-        features = {
-            name: Frames(clips) if self._is_ragged(name) else clips
-            for name, clips in self._features.items()
-        }
+        features = {name: self._features[name] for name in self._specs}
+        for name, form in self._lists.items():
+            features[name] = form.column(features[name])
         return features, self._arrive
-
-    def _is_ragged(self, feature: str) -> bool:
-        """Whether a feature has lists of tensors per clip."""
-        spec = self._specs[feature]
-        return not spec.is_fixed and spec.value == "array"
 
     def _arrive(self) -> None:
         """Let the consumer's current stream use the features."""
         tensors: list[torch.Tensor] = []
         for name, item in self._features.items():
-            if self._is_ragged(name):
-                tensors += chain.from_iterable(item)
-            elif isinstance(item, torch.Tensor):
-                tensors.append(item)
+            tensors += self._lists[name].tensors(item) if name in self._lists else [item]
         self._taken.add(self._stream.give_to_current(self._mark, tensors))

@@ -198,7 +198,7 @@ def referring_schema(schema: Schema) -> Schema:
 
     Only chunks of a single feature can refer to files. Arrays of variable shape are copied.
     """
-    variable = [s for s in schema.values() if s.codec and not s.is_fixed]
+    variable = [s for s in schema.variable if s.codec]
     copied = [s.name for s in variable if s.codec[0].get("format") == "npy"]
     schema = Schema([replace(s, codec=()) if s.name in copied else s for s in schema.values()])
     referable = referable_features(schema)

@@ -170,9 +170,9 @@ class CachedFrames:
         `None` without a key, if a result is no array, or if some frame lacks a feature.
         """
         features = self._reader.features
-        are_arrays = all(spec.is_fixed and spec.value == "array" for spec in specs.values())
+        sizes = [spec.value_kind.constant_nbytes(spec) for spec in specs.values()]
         has_gaps = any(self._reader.raw[spec.group].has_gaps for spec in features.values())
-        if key is None or not are_arrays or has_gaps:
+        if key is None or None in sizes or has_gaps:
             return None
         known = leading, key, *specs.items()
         if (found := self._results.get(known)) is not None:
@@ -425,7 +425,7 @@ def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:
 def is_costly(spec: FeatureSpec) -> bool:
     """Whether decoding frames, of a fixed shape, costs several times as much as writing them."""
     is_costly = page_kind(spec).is_costly(spec) or spec.stored.shape != spec.shape
-    return is_costly and spec.is_fixed and spec.value == "array"
+    return is_costly and spec.value_kind.constant_nbytes(spec) is not None
 
 
 def _place(spec: FeatureSpec) -> str:

@@ -7,12 +7,13 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
 from seqrecord.errors import SchemaError
 from seqrecord.store.text import repr_of
+from seqrecord.store.value_kinds import Frames
 
 if TYPE_CHECKING:
     from seqrecord.store.schema import FeatureSpec, Schema
@@ -166,7 +167,7 @@ def check_kinds_and_units(
 def check_depth(spec: FeatureSpec) -> None:
     """Raise `SchemaError` for depth with a unit in the channels of a picture."""
     is_picture = spec.dtype == np.uint8 and len(spec.shape) == 3 and spec.shape[2] != 1
-    if spec.kind == "depth" and spec.unit is not None and spec.value == "array" and is_picture:
+    if spec.kind == "depth" and spec.unit is not None and is_picture:
         raise SchemaError(
             "a picture with channels has no depth in a unit; store depth as uint16 or float32 "
             "[H, W], or leave the unit out",
@@ -184,7 +185,8 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
             expected=f"{_guess(kind, KINDS)}any of {', '.join(KINDS)}",
             got=repr_of(kind, 50),
         )
-    shape, numbers = spec.shape, spec.value == "array" and spec.dtype.kind in "biuf"
+    shape, dtype = spec.shape, spec.value_kind.number_dtype(spec)
+    numbers = dtype is not None and dtype.kind in "biuf"
     ok, expected = True, ""
     if kind in PIXEL_KINDS:
         expected = "numbers [height, width] or [height, width, channels]"
@@ -202,8 +204,8 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
         expected, ok = DISTORTION_SHAPES, are_coefficients(spec)
     elif kind in ("text", "frame_name"):
         expected, ok = "text", spec.value == "text"
-    elif spec.value != "array":
-        expected, ok = "an array", False
+    else:
+        expected, ok = "an array", dtype is not None
     if fits and not ok:
         raise SchemaError(
             f"kind {kind} does not fit the feature",
@@ -223,7 +225,7 @@ def _check_unit(spec: FeatureSpec, unit: object) -> None:
             "or a multiple of one such as 1/5000 m",
             got=repr_of(unit, 50),
         )
-    if spec.value != "array":
+    if spec.value_kind.number_dtype(spec) is None:
         raise SchemaError(
             "only numbers have a unit", feature=spec.name, expected="an array", got=spec.value
         )
@@ -294,65 +296,54 @@ def unknown_pose_kinds(schema: Schema) -> Iterator[str]:
     not guessed.
     """
     for name, spec in schema.active.items():
-        is_float = spec.value == "array" and spec.dtype.kind == "f"
-        is_pose = is_float and spec.shape in _POSE_SHAPES and _POSE_WORDS.intersection(_words(name))
+        has_form = spec.dtype.kind == "f" and spec.shape in _POSE_SHAPES
+        is_pose = has_form and _POSE_WORDS.intersection(_words(name))
         if spec.kind is None and is_pose:
             yield f"feature {name}: no kind; if these are poses, --kind {name}=pose says so"
-
-
-class Pixels(Protocol):
-    """Any feature with dtype, shape of one frame and value, such as a `FeatureSpec`."""
-
-    @property
-    def dtype(self) -> np.dtype[Any]: ...
-    @property
-    def shape(self) -> tuple[int | None, ...]: ...
-    @property
-    def value(self) -> str: ...
 
 
 INTRINSICS_SHAPES = "floats [4], fx, fy, cx and cy, or [3, 3]"
 
 
-def are_intrinsics(spec: Pixels) -> bool:
+def are_intrinsics(spec: Frames) -> bool:
     """Whether frames can be intrinsics: fx, fy, cx and cy in pixels, or a camera matrix."""
-    is_float = spec.value == "array" and spec.dtype.kind == "f"
-    return is_float and spec.shape in ((4,), (3, 3))
+    return spec.dtype.kind == "f" and spec.shape in ((4,), (3, 3))
 
 
 DISTORTION_SHAPES = "floats [4], [5], [8], [12] or [14], distortion coefficients"
 _COEFFICIENTS = (4, 5, 8, 12, 14)
 
 
-def are_coefficients(spec: Pixels) -> bool:
+def are_coefficients(spec: Frames) -> bool:
     """Whether frames can be distortion coefficients in OpenCV's order."""
-    is_float = spec.value == "array" and spec.dtype.kind == "f"
-    return is_float and len(spec.shape) == 1 and spec.shape[0] in _COEFFICIENTS
+    is_vector = spec.dtype.kind == "f" and len(spec.shape) == 1
+    return is_vector and spec.shape[0] in _COEFFICIENTS
 
 
-def is_distortion(name: str, spec: Pixels, kind: str | None) -> bool:
+def is_distortion(name: str, spec: Frames, kind: str | None) -> bool:
     """Whether frames are distortion coefficients, by kind, or by name without a kind."""
     is_named = kind is None and (name == "distortion" or name.endswith("_distortion"))
     return (kind == "distortion" or is_named) and are_coefficients(spec)
 
 
-def has_pixels(spec: Pixels) -> bool:
+def has_pixels(spec: Frames) -> bool:
     """Whether frames are [H, W, …], with fixed dimensions after the first two."""
-    return spec.value == "array" and len(spec.shape) >= 2 and None not in spec.shape[2:]
+    shape = spec.value_kind.value_shape(spec.shape)
+    return len(shape) >= 2 and None not in shape[2:]
 
 
-def known_kind(name: str, spec: Pixels, kind: str | None) -> str | None:
+def known_kind(name: str, spec: Frames, kind: str | None) -> str | None:
     """The kind of a feature: the declared one, else the kind that its name implies.
 
     Returns no `image` for undeclared kinds: `is_image` decides these by dtype and shape.
     """
-    if kind is not None or spec.value != "array":
+    if kind is not None:
         return kind
-    found = pixel_kind(name, spec.dtype, spec.shape)
+    found = pixel_kind(name, spec.dtype, spec.value_kind.value_shape(spec.shape))
     return None if found == "image" else found
 
 
-def is_image(spec: Pixels, kind: str | None) -> bool:
+def is_image(spec: Frames, kind: str | None) -> bool:
     """Whether resizing interpolates; other features take the nearest pixel.
 
     `kind` is the result of `known_kind`.
@@ -362,7 +353,7 @@ def is_image(spec: Pixels, kind: str | None) -> bool:
     return spec.dtype == np.uint8 and spec.shape[2] in (3, 4)
 
 
-def may_have_pixels(spec: Pixels, kind: str | None) -> bool:
+def may_have_pixels(spec: Frames, kind: str | None) -> bool:
     """Whether frames may have a value per pixel: [H, W, …] of a pixel kind, of no kind, or of a
     kind that this package does not know.
 
@@ -371,7 +362,7 @@ def may_have_pixels(spec: Pixels, kind: str | None) -> bool:
     return has_pixels(spec) and kind not in OTHER_KINDS
 
 
-def is_camera_image(name: str, spec: Pixels, kind: str | None) -> bool:
+def is_camera_image(name: str, spec: Frames, kind: str | None) -> bool:
     """Whether frames are a camera's images: by kind, or by name, dtype and shape without a kind."""
     if kind is not None or not has_pixels(spec):
         return kind == "image" and has_pixels(spec)
@@ -381,7 +372,7 @@ def is_camera_image(name: str, spec: Pixels, kind: str | None) -> bool:
     return implied == "image" or is_named or is_image(spec, known_kind(name, spec, kind))
 
 
-def is_picture(name: str, spec: Pixels, kind: str | None) -> bool:
+def is_picture(name: str, spec: Frames, kind: str | None) -> bool:
     """Whether frames have a value for each pixel of a camera, by kind, name, dtype and shape."""
     found = known_kind(name, spec, kind)
     return has_pixels(spec) and (found in PIXEL_KINDS or is_image(spec, found))
@@ -393,10 +384,11 @@ def is_vector(spec: FeatureSpec) -> bool:
     NaN and infinities are mistakes in these features. Without a kind, frames have at most one
     dimension.
     """
-    if spec.value != "array" or spec.dtype.kind != "f" or not spec.is_fixed:
+    nbytes = spec.value_kind.constant_nbytes(spec)
+    if spec.dtype.kind != "f" or nbytes is None:
         return False
     is_meant = spec.kind in VECTOR_KINDS or (spec.kind is None and len(spec.shape) <= 1)
-    return is_meant and spec.nbytes <= MAX_VECTOR * spec.dtype.itemsize
+    return is_meant and nbytes <= MAX_VECTOR * spec.dtype.itemsize
 
 
 def doubtful_forms(schema: Schema) -> list[str]:
@@ -404,7 +396,7 @@ def doubtful_forms(schema: Schema) -> list[str]:
     found = []
     for name, spec in schema.items():
         shape = spec.shape
-        if spec.value != "array" or len(shape) not in (2, 3):
+        if len(shape) not in (2, 3):
             continue
         turned = spec.kind or pixel_kind(name, spec.dtype, (*shape[1:], shape[0]))
         if len(shape) == 3 and shape[0] in _CHANNELS.get(str(turned), ()) and (shape[2] or 0) > 4:
@@ -422,7 +414,7 @@ def doubtful_forms(schema: Schema) -> list[str]:
     return found
 
 
-def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
+def is_flow(name: str, spec: Frames, kind: str | None) -> bool:
     """Whether the first two channels are displacements along x and y, in pixels."""
     if kind is not None and kind != "flow":
         return False
@@ -432,7 +424,7 @@ def is_flow(name: str, spec: Pixels, kind: str | None) -> bool:
     return spec.dtype.kind in "fi"
 
 
-def is_normals(spec: Pixels, kind: str | None) -> bool:
+def is_normals(spec: Frames, kind: str | None) -> bool:
     """Whether the first of the channels is a normal's x; `kind` is the result of `known_kind`."""
     return kind == "normals" and len(spec.shape) > 2
 

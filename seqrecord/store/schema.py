@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence, ValuesView
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +14,7 @@ import numpy.typing as npt
 from seqrecord.errors import SchemaError
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer
+from seqrecord.store.value_kinds import VALUE_KINDS, ValueKind, ValueName
 
 MAX_FEATURES = 1024
 MAX_FRAME_BYTES = 1 << 30  # of one feature of one frame, decoded
@@ -79,6 +80,7 @@ class FeatureSpec:
         group: number of the group. Features of a group share chunks.
         kind: `image`, `depth`, `pose`, …; `None` if undeclared.
         unit: of the numbers: `m`, `px`, `rad`, …; `None` if undeclared.
+        value_kind: behaviour of the frames' values, by `value` and `shape`.
         value: `"text"` or `"bytes"` if frames are `str` or `bytes`, stored as `uint8 [?]` (text in
             UTF-8); `"array"` otherwise.
         added: id of the writer that added the feature to existing episodes; `None` otherwise.
@@ -98,9 +100,10 @@ class FeatureSpec:
     group: int = 0
     kind: str | None = None
     unit: str | None = None
-    value: ValueKind = "array"
+    value: ValueName = "array"
     added: str | None = None
     stored_shape: tuple[int | None, ...] | None = None
+    value_kind: ValueKind = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -112,6 +115,7 @@ class FeatureSpec:
         object.__setattr__(self, "shape", check_shape(self.name, self.shape))
         object.__setattr__(self, "codec", check_codec(self.name, self.codec))
         check_value(self.name, self.value, self.dtype, self.shape)
+        object.__setattr__(self, "value_kind", VALUE_KINDS[self.value][None in self.shape])
         limit, problem = f"at most {MAX_FRAME_BYTES} bytes", "a frame of this feature is too large"
         refuse(self.nbytes > MAX_FRAME_BYTES, problem, self.nbytes, limit, self.name)
 
@@ -183,13 +187,14 @@ class FeatureSpec:
         return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **rest)
 
     def __str__(self) -> str:
-        if self.value != "array":
-            return f"{self.name}: {self.value}"
-        shape = ", ".join("?" if n is None else str(n) for n in self.shape)
-        return f"{self.name}: {self.dtype.name} [{shape}]"
+        return f"{self.name}: {self.value_kind.describe(self)}"
 
 
-_KEYS = frozenset(field.name for field in fields(FeatureSpec)) - {"added", "stored_shape"}
+_KEYS = frozenset(field.name for field in fields(FeatureSpec)) - {
+    "added",
+    "stored_shape",
+    "value_kind",
+}
 
 
 class Schema(Mapping[str, FeatureSpec]):
@@ -356,9 +361,6 @@ KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 UNIT = re.compile(r"[\x20-\x7e]{1,32}")
 DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())  # noqa: SIM905
 
-ValueKind = Literal["array", "text", "bytes"]
-"""Type of a frame's value in Python: NumPy array, `str` or `bytes`."""
-
 CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
 
@@ -400,11 +402,12 @@ def check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) 
     refuse(is_wrong, f"not a {what}", text, f"null, or {pattern.pattern}", name)
 
 
-def check_value(name: str, value: object, dtype: np.dtype[Any], shape: object) -> None:
+def check_value(name: str, value: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """Raise `SchemaError` for a value type that is unknown, or does not fit dtype and shape."""
-    known = get_args(ValueKind)
+    known = tuple(VALUE_KINDS)
     refuse(value not in known, "not a kind of value", value, f"any of {', '.join(known)}", name)
-    is_wrong = value != "array" and (dtype.str != "|u1" or shape != (None,))
+    form = VALUE_KINDS[value][None in shape].stored_form
+    is_wrong = form not in (None, (dtype.str, shape))
     problem, got = "text and bytes are not of this dtype and shape", f"{dtype.str} {shape}"
     refuse(is_wrong, problem, got, "|u1 [null]", name)
 

@@ -277,18 +277,19 @@ class DatasetSource:
         shown = reader.shown(chunk)
         some, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
         gaps, largest, external, times = {}, [], 0, {}
-        for name, spec in specs.items():
+        for name in specs:
             page = pages.get(name)
             present = np.zeros(chunk.num_frames, bool) if page is None else page.present
             if present is not None:
                 gaps[self.target.position(name)] = present[some]
-            if not spec.is_fixed:
-                nbytes = 0 if page is None else page.largest or 0
-                if page is not None and page in data and not is_whole:
-                    nbytes = self._largest_shown(page, data[page], shown) * spec.dtype.itemsize
-                largest.append(nbytes)
             if page is not None and is_whole and self.keeps_references:
                 external += page.external
+        for spec in specs.variable:
+            page = pages.get(spec.name)
+            nbytes = 0 if page is None else page.largest or 0
+            if page is not None and page in data and not is_whole:
+                nbytes = self._largest_shown(page, data[page], shown) * spec.dtype.itemsize
+            largest.append(nbytes)
         for name in timestamp_features(specs):
             if (page := pages[name]) in data:
                 frames = np.array([*filter(page.has, shown)], np.int64)

@@ -38,7 +38,6 @@ from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.formats.sources.common.originals import MAX_DEPTH
 from seqrecord.formats.sources.folders.exported import (
     DESCRIPTION,
-    ENDINGS,
     ExportedEpisode,
     ExportedFeature,
     encode_description,
@@ -178,9 +177,9 @@ def _write_frame(stem: Path, value: Any, spec: FeatureSpec) -> None:
     stem.parent.mkdir(exist_ok=True)
     if isinstance(value, EncodedImage):
         stem.with_suffix(f".{_ENDINGS[image_format(value.data)]}").write_bytes(value.data)
-    elif spec.value in ENDINGS:
-        data = value.encode() if isinstance(value, str) else value
-        stem.with_suffix(ENDINGS[spec.value]).write_bytes(data)
+    elif (ending := spec.value_kind.file_ending) is not None:
+        data = spec.value_kind.stored_array(spec.name, value).tobytes()
+        stem.with_suffix(ending).write_bytes(data)
     elif _is_image(value):
         # Level 1 of 9: twice as fast as Pillow's default, a few percent larger.
         Image.fromarray(value).save(stem.with_suffix(".png"), compress_level=1)

@@ -52,7 +52,7 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.parallel import map_files
 from seqrecord.store.storage.url import parse_location, without_commit
-from seqrecord.store.text import counted, printable, shape_text
+from seqrecord.store.text import counted, printable
 from seqrecord.store.units import format_size
 
 _CARD = "README.md"
@@ -284,12 +284,11 @@ def _card(url: str, summary: Summary, originals: _Originals, license: str | None
     rows = [("feature", "dtype", "shape", "unit", "frames", "size"), ("---",) * 6]
     for each in summary.features:
         spec = each.spec
-        is_array = spec.value == "array"
         rows.append(
             (
                 f"`{spec.name}`",
-                spec.dtype.name if is_array else spec.value,
-                shape_text(spec.shape) if is_array else "",
+                spec.value_kind.dtype_text(spec),
+                spec.value_kind.shape_text(spec),
                 printable(spec.unit or "").replace("|", "\\|"),
                 f"{each.num_frames:,}",
                 format_size(each.stored_bytes),

@@ -246,7 +246,7 @@ class _Writer:
     ) -> list[str]:
         """Write an episode's rows, from row `first` on; returns its tasks in order."""
         specs = [self._reader.features[name] for name in self._read]
-        frame_bytes = sum(spec.nbytes for spec in specs if spec.is_fixed)
+        frame_bytes = sum(spec.value_kind.constant_nbytes(spec) or 0 for spec in specs)
         step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
         tasks: dict[str, None] = {}
         default = _default_task(episode)

@@ -211,7 +211,7 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
         raise _impossible(spec, "LeRobot reserves the name; choose other features")
     if spec.value == "text":
         return LeRobotColumn(name, spec, "language" if name == EVENTS else "string", (1,))
-    if spec.value != "array" or not spec.is_fixed:
+    if spec.value_kind.constant_nbytes(spec) is None:
         raise _impossible(spec, "LeRobot does not support bytes and varying shapes")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
     for dtype, channel, fits in _PICTURES:

@@ -7,12 +7,15 @@ packed into one buffer, which takes only their size and is reused like that of f
     memory    [ . . . . . . . . . . . . . . | never touched …                     ]
 """
 
+# ruff: noqa: ARG002 (each form needs some of the arguments only)
+
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import accumulate, chain
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -20,9 +23,21 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.pools import BufferPool, page_aligned
-from seqrecord.store.format.pages import aligned
-from seqrecord.store.reading.array_specs import SHAPE_DTYPE, ArraySpec, mask_name
+from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.value_kinds import (
+    BLOBS,
+    FIXED_ARRAYS,
+    RAGGED_ARRAYS,
+    ROW_ALIGNMENT,
+    SHAPE_DTYPE,
+    TEXTS,
+    ValueKind,
+)
+
+if TYPE_CHECKING:
+    from seqrecord.store.reading.chunks import ChunkReader
+    from seqrecord.store.reading.pages import Page
 
 _BYTE = np.dtype(np.uint8)
 
@@ -36,10 +51,11 @@ class FeatureRows(Protocol):
 class VariableRows:
     """Rows of a feature with a variable shape, each with room for the largest frame."""
 
-    def __init__(self, num_rows: int, spec: ArraySpec) -> None:
+    def __init__(self, spec: ArraySpec, num_rows: int) -> None:
         assert spec.largest is not None, "spec.largest is set"
         self._dtype = spec.dtype
-        self._memory = page_aligned((num_rows, aligned(spec.largest)), np.dtype(np.uint8))
+        row = -(-spec.largest // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        self._memory = page_aligned((num_rows, row), _BYTE)
         self._shapes = np.zeros((num_rows, len(spec.shape)), SHAPE_DTYPE)
 
     @property
@@ -66,7 +82,7 @@ class VariableRows:
 class ObjectRows(list[Any]):
     """Rows of a feature with `str` or `bytes` values, or with arrays of variable shapes."""
 
-    def __init__(self, num_rows: int, spec: ArraySpec) -> None:
+    def __init__(self, spec: ArraySpec, num_rows: int) -> None:
         super().__init__([None] * num_rows)
         self.nbytes, self._dtype = num_rows * spec.nbytes, spec.dtype
 
@@ -90,7 +106,7 @@ class Arena:
         self.is_read: npt.NDArray[np.bool_] = np.zeros(num_rows, np.bool_)
         """Rows with loaded frames, if each frame has its own row."""
         self._arrays: dict[str, Any] = {
-            name: _rows_of(spec, num_rows) for name, spec in specs.items()
+            name: FORMS[spec.value_kind].rows(spec, num_rows) for name, spec in specs.items()
         }
 
     def __getitem__(self, feature: str) -> Any:
@@ -118,15 +134,7 @@ class Arena:
         Texts are returned as values.
         """
         frames: VariableRows | ObjectRows = self._arrays[feature]
-        return [frames[row] for row in rows.tolist()]
-
-
-def _rows_of(spec: ArraySpec, num_rows: int) -> Any:
-    if spec.value != "array":
-        return ObjectRows(num_rows, spec)
-    if not spec.is_fixed:
-        return VariableRows(num_rows, spec)
-    return page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
+        return [*map(frames.__getitem__, rows.tolist())]
 
 
 class Padded:
@@ -154,22 +162,6 @@ class Padded:
         target[tuple(map(slice, frame.shape))] = frame
         mask[...] = False
         mask[tuple(slice(frame.shape[axis]) for axis in self._varies)] = True
-
-
-def clear_rows(spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
-    """Clear rows of a feature: zeros, empty arrays if the shape varies, empty texts."""
-    rows = target[spec.name]
-    if isinstance(rows, np.ndarray):
-        rows[first : first + count] = 0
-        if not spec.is_fixed:
-            target[mask_name(spec.name)][first : first + count] = False
-    elif spec.value != "array":
-        for row in range(first, first + count):
-            rows.put(row, "" if spec.value == "text" else b"")
-    elif spec.is_fixed:  # of a device
-        rows.clear(first, count)
-    else:
-        rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
 
 
 def pad(
@@ -212,23 +204,31 @@ class Frames:
 class PackedFrames:
     """Frames packed consecutively into one buffer of a pool."""
 
-    def __init__(self, spec: ArraySpec, pool: BufferPool) -> None:
-        self._pool = pool
+    def __init__(self, spec: ArraySpec, size: int, pool: BufferPool | None) -> None:
+        assert pool is not None, "a pool"
+        self._pool, self._num_clips = pool, size
         self._memory = pool.acquire()
         self._used = 0
         self._shapes: list[tuple[int, ...]] = []
+        self._results: dict[int, Sequence[npt.NDArray[Any]]] = {}  # of functions, in any order
         self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
 
-    def append(self, frame: npt.NDArray[np.generic]) -> None:
-        """Append a copy of a frame."""
-        self._shapes.append(frame.shape)
-        self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
-        self._used += frame.nbytes
+    def gather(self, slots: npt.NDArray[np.int64], frames: Sequence[Any]) -> None:
+        """Append copies of frames, for slots in ascending order; see `Column`."""
+        for frame in frames:
+            self._shapes.append(frame.shape)
+            self._memory[self._used : self._used + frame.nbytes] = frame.reshape(-1).view(_BYTE)
+            self._used += frame.nbytes
 
-    def finish(self, num_clips: int) -> PackedFrames:
+    def put(self, slot: int, frames: Sequence[npt.NDArray[Any]]) -> None:
+        """See `Column`."""
+        self._results[slot] = frames
+
+    def finish(self) -> PackedFrames:
         """End packing. The memory returns to the pool after the last frame is deleted."""
+        for slot in sorted(self._results):
+            self.gather(np.array([slot]), self._results.pop(slot))
         self._values = self._pool.lease(self._memory, self._used).view(self._dtype)
-        self._num_clips = num_clips
         return self
 
     def lists(self) -> list[list[torch.Tensor]]:
@@ -242,6 +242,248 @@ class PackedFrames:
     def nested(self) -> torch.Tensor:
         shape = (sum(shape[0] for shape in self._shapes), *self._shapes[0][1:])
         return _jagged(self._values.view(shape), [shape[0] for shape in self._shapes])
+
+
+class ObjectColumn:
+    """Texts of a batch: a list per clip, `None` for a clip whose source lacks the feature."""
+
+    def __init__(self, spec: ArraySpec, size: int, pool: BufferPool | None) -> None:
+        self._clips: list[list[Any] | None] = [None] * size
+
+    def gather(self, slots: npt.NDArray[np.int64], frames: list[Any]) -> None:
+        """See `Column`."""
+        for slot, texts in zip(slots.tolist(), clips_of(frames, len(slots)), strict=True):
+            self._clips[slot] = texts
+
+    def put(self, slot: int, frames: Sequence[Any]) -> None:
+        """See `Column`."""
+        self._clips[slot] = [*frames]
+
+    def finish(self) -> list[Any]:
+        """See `Column`."""
+        return self._clips
+
+
+class PoolClasses(NamedTuple):
+    """Classes of pools: for stacked frames, and for packed ones."""
+
+    stacked: type[BufferPool]
+    packed: type[BufferPool]
+
+
+class FrameForm(ABC):
+    """How loaders hold frames of a value kind: in rows of arenas, and in columns of batches."""
+
+    is_stacked: ClassVar[bool] = False
+    """Whether a batch has one array [clips, frames, …], which loads and views can write directly.
+    Other frames have a `Column`."""
+
+    takes_ragged: ClassVar[bool] = False
+    """Whether a batch has tensors of different shapes, which the argument `ragged` pads or nests.
+    Such features keep their axis of frames."""
+
+    fits_rows: ClassVar[bool] = True
+    """Whether rows for all frames of a dataset take about the memory of the frames."""
+
+    stays_with_others: ClassVar[bool] = False
+    """Whether frames stay in memory if those of the other features do, since most are short."""
+
+    rows: Callable[[ArraySpec, int], Any]
+    """Makes memory for this number of frames."""
+
+    column: Callable[[ArraySpec, int, BufferPool | None], Column]
+    """Makes the column of a batch of this number of clips, for frames that are not stacked."""
+
+    item_nbytes: ClassVar[int] = 0
+    """Bytes of a frame in a batch, beside its values."""
+
+    @abstractmethod
+    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+        """Clear rows of a feature, for frames that lack it."""
+
+    @abstractmethod
+    def decode(
+        self,
+        reader: ChunkReader,
+        page: Page,
+        data: memoryview,
+        frames: list[int],
+        target: FeatureRows,
+        row: int,
+    ) -> None:
+        """Decode frames of a page, relative to the chunk's first frame, into rows from `row` on."""
+
+    def pool(
+        self, spec: ArraySpec, shape: tuple[int, int], keep: int, pools: PoolClasses
+    ) -> BufferPool | None:
+        """Memory of batches of `shape`, [clips, frames], of which `keep` stay.
+
+        `None` for objects.
+        """
+        return None
+
+    def missing(self, spec: ArraySpec, shape: tuple[int, ...]) -> Any:
+        """Values of `shape`, [clips, …], without the feature: zeros, `None` for objects."""
+        return torch.from_numpy(np.zeros((*shape, *spec.shape), spec.dtype))
+
+
+class Column(Protocol):
+    """Frames of a feature of a batch that are not stacked."""
+
+    def gather(self, slots: npt.NDArray[np.int64], frames: list[Any]) -> None:
+        """Take the frames of consecutive clips for these slots; they may be views."""
+
+    def put(self, slot: int, frames: Sequence[Any]) -> None:
+        """Set the frames of a clip, the result of a function."""
+
+    def finish(self) -> RaggedFrames | list[Any]:
+        """The frames of all clips."""
+
+
+class StackedForm(FrameForm):
+    """Arrays of one shape: rows of one array, on the host or a device."""
+
+    is_stacked = True
+
+    @staticmethod
+    def rows(spec: ArraySpec, num_rows: int) -> Any:
+        return page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
+
+    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+        rows = target[spec.name]
+        if isinstance(rows, np.ndarray):
+            rows[first : first + count] = 0
+        else:
+            rows.clear(first, count)
+
+    def decode(
+        self,
+        reader: ChunkReader,
+        page: Page,
+        data: memoryview,
+        frames: list[int],
+        target: FeatureRows,
+        row: int,
+    ) -> None:
+        out = target[page.feature][row : row + len(frames)]
+        reader.decode(page, data, _as_range(frames), out)
+
+    def pool(
+        self, spec: ArraySpec, shape: tuple[int, int], keep: int, pools: PoolClasses
+    ) -> BufferPool:
+        return pools.stacked((*shape, *spec.shape), spec.dtype, keep)  # type: ignore[arg-type]
+
+
+class RaggedForm(FrameForm):
+    """Arrays whose shape varies: with room for the largest in a row, packed in batches.
+
+    Padded rows are an array, with one for their mask.
+    """
+
+    takes_ragged = True
+    fits_rows = False
+    item_nbytes = 1 << 10  # a tensor of its own
+    rows = VariableRows
+    column = PackedFrames
+
+    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+        rows = target[spec.name]
+        if isinstance(rows, np.ndarray):  # padded
+            rows[first : first + count] = 0
+            target[mask_name(spec.name)][first : first + count] = False
+        else:
+            rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
+
+    def decode(
+        self,
+        reader: ChunkReader,
+        page: Page,
+        data: memoryview,
+        frames: list[int],
+        target: FeatureRows,
+        row: int,
+    ) -> None:
+        rows = target[page.feature]
+        if isinstance(rows, np.ndarray):
+            padded = Padded(reader.features[page.feature], rows, target[mask_name(page.feature)])
+            _put_each(reader, page, data, frames, padded, row)
+            return
+        found = reader.shapes(page, data)
+        shapes = [*map(found.__getitem__, page.positions(frames).tolist())]
+        reader.decode(page, data, frames, rows.make(row, shapes))
+
+    def pool(
+        self, spec: ArraySpec, shape: tuple[int, int], keep: int, pools: PoolClasses
+    ) -> BufferPool:
+        assert spec.largest is not None, "spec.largest is set"
+        return pools.packed((math.prod(shape) * spec.largest,), _BYTE, keep)
+
+
+class ObjectForm(FrameForm):
+    """`str` or `bytes`: lists."""
+
+    stays_with_others = True
+    rows = ObjectRows
+    column = ObjectColumn
+
+    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+        rows, empty = target[spec.name], spec.value_kind.user_value(np.empty(0, _BYTE))
+        for row in range(first, first + count):
+            rows.put(row, empty)
+
+    def decode(
+        self,
+        reader: ChunkReader,
+        page: Page,
+        data: memoryview,
+        frames: list[int],
+        target: FeatureRows,
+        row: int,
+    ) -> None:
+        _put_each(reader, page, data, frames, target[page.feature], row)
+
+    def missing(self, spec: ArraySpec, shape: tuple[int, ...]) -> list[Any]:
+        return [None] * shape[0]
+
+
+FORMS: Mapping[ValueKind, FrameForm] = {
+    FIXED_ARRAYS: StackedForm(),
+    RAGGED_ARRAYS: RaggedForm(),
+    TEXTS: ObjectForm(),
+    BLOBS: ObjectForm(),
+}
+
+
+def stacked(specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
+    """The features whose frames are rows of an array."""
+    return {name: spec for name, spec in specs.items() if FORMS[spec.value_kind].is_stacked}
+
+
+def _as_range(frames: list[int]) -> range | list[int]:
+    """Convert evenly spaced frames to a range, which is decoded in one call."""
+    step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
+    run = range(frames[0], frames[0] + step * len(frames), step)
+    return run if list(run) == frames else frames
+
+
+def _put_each(
+    reader: ChunkReader,
+    page: Page,
+    data: memoryview,
+    frames: list[int],
+    rows: ObjectRows | Padded,
+    row: int,
+) -> None:
+    """Decode frames one by one, and put their values into rows from `row` on."""
+    shapes, dtype = reader.shapes(page, data), reader.features[page.feature].dtype
+    places = page.positions(frames).tolist()
+    for at, (frame, place) in enumerate(zip(frames, places, strict=True), row):
+        array = np.empty(shapes[place], dtype)
+        reader.decode(page, data, [frame], [array])
+        try:
+            rows.put(at, reader.value(page, array, frame))
+        except ClipError as error:
+            raise error.located(frame=page.chunk.first_frame + frame) from None
 
 
 def for_users(

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.loader.engine.arena import Arena, FeatureRows, PackedFrames, clips_of
+from seqrecord.loader.engine.arena import FORMS, Arena, Column, FeatureRows, PoolClasses, stacked
 from seqrecord.loader.engine.batches import (
     NO_STEPS,
     BatchBuilder,
@@ -114,10 +114,9 @@ class ChunkBuffers:
 
 def shapes_of(needs: BufferNeeds, form: BatchForm) -> dict[str, tuple[int, ...]]:
     """The shapes of features in a clip of a batch of this form."""
-    found = {name: spec for name, spec in needs.specs.items() if spec.is_fixed}
     return {
         name: form.shape(name, needs.lengths[name], [side or 0 for side in spec.shape])
-        for name, spec in found.items()
+        for name, spec in stacked(needs.specs).items()
     }
 
 
@@ -126,8 +125,7 @@ def most_numbers(needs: BufferNeeds) -> dict[str, int]:
     return {
         name: (needs.most_frames or needs.batch_size * needs.lengths[name])
         * math.prod(side or 0 for side in spec.shape)
-        for name, spec in needs.specs.items()
-        if spec.is_fixed
+        for name, spec in stacked(needs.specs).items()
     }
 
 
@@ -191,20 +189,17 @@ def _pools(needs: BufferNeeds) -> dict[str, BufferPool]:
     Batches for another process are sent without a copy. Frames of a variable shape are copied even
     then, and their memory is not reused.
     """
-    pool, size, lengths = pool_class(is_shared=needs.shared), needs.batch_size, needs.lengths
+    size, lengths = needs.batch_size, needs.lengths
+    packed = FreshPool if needs.shared else BufferPool
+    classes = PoolClasses(pool_class(is_shared=needs.shared), packed)
     if needs.most_frames is not None:  # batches are views of one flat buffer
         size, lengths = needs.most_frames, dict.fromkeys(lengths, 1)
     keep = max(needs.num_batches, _KEEP_SINGLE) if size == 1 else needs.num_batches
     pools: dict[str, BufferPool] = {}
     for name, spec in needs.specs.items():
-        if spec.is_fixed and spec.value == "array":
-            shape: Any = (size, lengths[name], *spec.shape)
-            pools[name] = pool(shape, spec.dtype, keep)
-        elif spec.value == "array":
-            assert spec.largest is not None, "spec.largest is set"
-            room = (size * lengths[name] * spec.largest,)
-            of_bytes = FreshPool if needs.shared else BufferPool
-            pools[name] = of_bytes(room, np.dtype(np.uint8), keep)
+        pool = FORMS[spec.value_kind].pool(spec, (size, lengths[name]), keep, classes)
+        if pool is not None:
+            pools[name] = pool
     return pools
 
 
@@ -234,23 +229,20 @@ class HostBatchBuilder:
         self.size = size
         self._specs = specs
         self._pools = pools
-        fixed = [name for name, spec in specs.items() if spec.is_fixed]
-        self._acquired = {name: pools[name].acquire() for name in fixed}
+        self._columns: dict[str, Column] = {}
+        self._acquired: dict[str, npt.NDArray[Any]] = {}
+        for name, spec in specs.items():
+            if (form := FORMS[spec.value_kind]).is_stacked:
+                self._acquired[name] = pools[name].acquire()
+            else:
+                self._columns[name] = form.column(spec, size, pools.get(name))
         self._shapes = None
         self._buffers = self._acquired
         if shapes is not None:
-            self._shapes = {name: (size, *shapes[name]) for name in fixed}
+            self._shapes = {name: (size, *shapes[name]) for name in self._acquired}
             self._buffers = {
                 n: view_of(whole, self._shapes[n]) for n, whole in self._buffers.items()
             }
-        self._variable: dict[str, PackedFrames] = {}
-        self._results: dict[str, list[Any]] = {}  # of functions, of varying length, for each clip
-        self._texts: dict[str, list[Any]] = {}  # a list for each clip
-        for name, spec in specs.items():
-            if spec.value != "array":
-                self._texts[name] = [None] * size
-            elif not spec.is_fixed:
-                self._variable[name] = PackedFrames(spec, pools[name])
 
     @property
     def rows(self) -> dict[str, npt.NDArray[Any]]:
@@ -282,16 +274,10 @@ class HostBatchBuilder:
                 other.do()
         else:
             copiers.copy([*others, *_pieces(parts, total, copiers.num_threads)])
-        for source in sources:
-            rows = source.rows.reshape(-1)
+        for source in sources if self._columns else ():
             for name in source.features:
-                if name in self._texts:
-                    found = clips_of(source.arena.find_list(name, rows), len(source.rows))
-                    for at, texts in zip(slots.tolist(), found, strict=True):
-                        self._texts[name][at] = texts
-                elif name in self._variable:
-                    for frame in source.arena.find_list(name, rows):
-                        self._variable[name].append(frame)
+                if (column := self._columns.get(name)) is not None:
+                    column.gather(slots, source.arena.find_list(name, source.rows.reshape(-1)))
         return 0
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
@@ -301,13 +287,8 @@ class HostBatchBuilder:
     def finish(self) -> tuple[dict[str, Any], Callable[[], object]]:
         features: dict[str, Any] = {}
         for name in self._specs:
-            if name in self._texts:
-                features[name] = self._texts[name]
-            elif name in self._variable:
-                for frames in self._results.get(name, ()):
-                    for frame in frames:
-                        self._variable[name].append(frame)
-                features[name] = self._variable[name].finish(self.size)
+            if (column := self._columns.get(name)) is not None:
+                features[name] = column.finish()
             else:
                 shape = None if self._shapes is None else self._shapes[name]
                 whole = self._acquired[name]
@@ -400,11 +381,9 @@ class HostBatchBuilder:
             for source in sources:
                 clip.update(_views(source, number))
             out = {name: buffer[slot] for name, buffer in self._buffers.items()}
-            for name, texts in calls.make(number, clip, out, vectors).items():
-                if name in self._texts:
-                    self._texts[name][slot] = texts
-                elif name in self._variable:
-                    self._results.setdefault(name, [()] * self.size)[slot] = texts
+            for name, frames in calls.make(number, clip, out, vectors).items():
+                if (column := self._columns.get(name)) is not None:
+                    column.put(slot, frames)
 
 
 def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
@@ -416,10 +395,10 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     for name in source.features:
         if source.crop is not None and name in source.crop.features:
             yield name, read_only(source.crop.view(name, clip, arena[name], rows))
-        elif not arena.specs[name].is_fixed:
-            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
-        else:
+        elif FORMS[arena.specs[name].value_kind].is_stacked:
             yield name, read_only(frames_in(arena[name], rows))
+        else:
+            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
 
 
 class _RowCopy(NamedTuple):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -19,13 +20,12 @@ from seqrecord.store.reading.array_specs import (
     add_place,
     arrays_by_name,
     check_arrays,
-    check_text,
-    size_of_text,
     unchanged_values,
 )
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.trials import check_signature, repeatable
 from seqrecord.store.text import repr_of
+from seqrecord.store.value_kinds import object_kind
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
@@ -39,8 +39,8 @@ class ClipFunctions:
     """A chain of functions from clips with the features `names` to features of batches.
 
     `made` has the dtypes and shapes of the results, [frames, …]. Lists of texts are allowed for
-    text features, whose spec limits their size. The results `single` are a text per clip, or an
-    array of varying length: `made` has one frame of them.
+    text features, whose spec limits their size: the results `listed`. The results `single` are a
+    text per clip, or an array of varying length: `made` has one frame of them.
     """
 
     functions: tuple[ClipFunction, ...]
@@ -48,6 +48,7 @@ class ClipFunctions:
     names: tuple[str, ...]
     made: Mapping[str, ArraySpec]
     single: frozenset[str] = frozenset()
+    listed: frozenset[str] = frozenset()
     unchanged: frozenset[str] = frozenset()  # features that the functions do not change
 
     @classmethod
@@ -93,11 +94,12 @@ class ClipFunctions:
                 else _spec_of(name, value, arrays)
                 for name, value in values.items()
             }
-            texts = {name for name, value in values.items() if isinstance(value, (str, bytes))}
+            texts = {name for name, value in values.items() if object_kind(value) is not None}
             single = frozenset(texts.union(largest).intersection(made))
+            listed = frozenset(name for name, value in values.items() if isinstance(value, list))
             unchanged = unchanged_values(clip, clip, values)
-            found = cls(functions, dataset, tuple(clip), made, single, unchanged)
-            check_arrays(_NAME, "clip", values, made, found._check_varying)
+            found = cls(functions, dataset, tuple(clip), made, single, listed, unchanged)
+            found._check(values)
         except Exception as error:
             unknown.add_place(error, episode, start)
             raise
@@ -119,8 +121,19 @@ class ClipFunctions:
         differ from those of the first clip.
         """
         arrays = self._call({name: clip[name] for name in self.names}, row, seed)
-        check_arrays(_NAME, "clip", arrays, self.made, self._check_varying)
+        self._check(arrays)
         return arrays
+
+    def _check(self, arrays: Mapping[str, Any]) -> None:
+        check_arrays(_NAME, "clip", arrays, self._result_specs, self.listed)
+
+    @cached_property
+    def _result_specs(self) -> dict[str, ArraySpec]:
+        """Specs of what the functions return: values of `single` have no axis of frames."""
+        return {
+            name: replace(spec, shape=spec.shape[1:]) if name in self.single else spec
+            for name, spec in self.made.items()
+        }
 
     def add_place(self, error: Exception, episode: int, start: int) -> None:
         """Add the clip's place to an error."""
@@ -139,21 +152,6 @@ class ClipFunctions:
                     got=", ".join(wrong),
                 )
         return {name: _array(name, value) for name, value in arrays_by_name(_NAME, clip).items()}
-
-    def _check_varying(self, caller: str, name: str, value: Any, spec: ArraySpec) -> None:
-        if name not in self.single:
-            _check_texts(caller, name, value, spec)
-        elif spec.value != "array":
-            check_text(caller, name, value, spec)
-        elif not _fits(value, spec):
-            raise ClipError(
-                f"{caller} returns an array that does not fit its example",
-                feature=name,
-                expected=f"{replace(spec, shape=spec.shape[1:])} of at most {spec.largest} bytes",
-                got=f"{value.dtype} {[*value.shape]}"
-                if isinstance(value, np.ndarray)
-                else repr_of(value, 50),
-            )
 
 
 @dataclass(frozen=True, eq=False)
@@ -258,10 +256,8 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
 
 def _varying_spec(name: str, largest: Any) -> ArraySpec:
     """Spec of results, each one frame, from the largest one."""
-    if isinstance(largest, str):
-        return ArraySpec(np.dtype(np.uint8), (1, None), size_of_text(largest), "text")
-    if isinstance(largest, bytes):
-        return ArraySpec(np.dtype(np.uint8), (1, None), len(largest), "bytes")
+    if (kind := object_kind(largest)) is not None:
+        return ArraySpec(np.dtype(np.uint8), (1, None), kind.nbytes_of(largest), kind.value)
     if not isinstance(largest, np.ndarray) or not largest.nbytes:
         raise ClipError(
             f"the example in a function of {_NAME} is not valid",
@@ -272,13 +268,6 @@ def _varying_spec(name: str, largest: Any) -> ArraySpec:
     return ArraySpec(largest.dtype, (1, None, *largest.shape[1:]), largest.nbytes)
 
 
-def _fits(value: Any, spec: ArraySpec) -> bool:
-    """Whether a result is an array like its example, and not longer."""
-    if not isinstance(value, np.ndarray) or not value.ndim or value.dtype != spec.dtype:
-        return False
-    return value.shape[1:] == spec.shape[2:] and value.nbytes <= (spec.largest or 0)
-
-
 def text_spec(
     caller: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
 ) -> ArraySpec:
@@ -286,26 +275,14 @@ def text_spec(
 
     Raises `ClipError` if the feature had no texts before. `caller` names the function in messages.
     """
-    kind = "text" if isinstance(text, str) else "bytes"
-    if name not in before or before[name].value != kind:
+    kind = object_kind(text)
+    assert kind is not None, "neither str nor bytes"
+    if name not in before or before[name].value_kind is not kind:
         raise ClipError(
             f"{caller} returns texts of unknown size",
             feature=name,
-            expected=f"arrays; {kind} under the name of a {kind} feature, or in the attribute "
-            "`example` of a function of clips, see seqrecord.types.VaryingClipFunction",
+            expected=f"arrays; {kind.value} under the name of a {kind.value} feature, or in the "
+            "attribute `example` of a function of clips, see seqrecord.types.VaryingClipFunction",
             got=repr_of(text, 50),
         )
     return before[name]
-
-
-def _check_texts(caller: str, name: str, values: Any, spec: ArraySpec) -> None:
-    count = spec.shape[0]
-    if not (isinstance(values, list) and len(values) == count):
-        raise ClipError(
-            f"{caller} returns a different number of texts than for the first clip",
-            feature=name,
-            expected=count,
-            got=len(values) if isinstance(values, list) else repr_of(values, 50),
-        )
-    for value in values:
-        check_text(caller, name, value, spec)

@@ -190,7 +190,7 @@ def _by_name(
             )
     specs = [arrays[name] for name in requested]
     frame = _common(_size(spec) for spec in specs) if all(map(has_pixels, specs)) else None
-    if frame is None or len({spec.is_fixed for spec in specs}) > 1:
+    if frame is None or len({spec.value_kind for spec in specs}) > 1:
         raise ClipError(
             "clip_transform: features without one common height and width",
             expected="frames [height, width, …]; a dict of steps for different sizes",

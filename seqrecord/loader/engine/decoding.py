@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ClipError
-from seqrecord.loader.engine.arena import FeatureRows, Padded, clear_rows
+from seqrecord.loader.engine.arena import FORMS, FeatureRows
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import run_bounds
@@ -25,7 +24,6 @@ from seqrecord.store.reading.array_specs import (
     add_place,
     apply_transform,
     check_arrays,
-    mask_name,
 )
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk, Page
@@ -117,7 +115,7 @@ class FrameDecoder:
                 for page in pages:
                     spec = self._reader.features[page.feature]
                     for row in rows[~present].tolist():
-                        clear_rows(spec, out, row, 1)
+                        FORMS[spec.value_kind].clear(spec, out, row, 1)
             inside, places = frames[present] - chunk.first_frame, rows[present]
             runs = list(pairwise(run_bounds(places)))
             with self.naming(chunk):
@@ -134,26 +132,9 @@ class FrameDecoder:
     ) -> None:
         """Decode frames of a page, relative to the chunk's first frame, into rows from `row` on."""
         reader, target = self._reader, out[page.feature]
-        spec = reader.features[page.feature]
         if (open_video := getattr(target, "open_video", None)) is not None:  # rows on a device
             page.memo.setdefault("open_video", open_video)
-        if spec.is_fixed:
-            reader.decode(page, data, _as_range(frames), target[row : row + len(frames)])
-            return
-        found = reader.shapes(page, data)
-        shapes = [found[i] for i in page.positions(frames).tolist()]
-        if spec.value == "array" and not isinstance(target, np.ndarray):
-            reader.decode(page, data, frames, target.make(row, shapes))
-            return
-        if spec.value == "array":
-            target = Padded(spec, target, out[mask_name(page.feature)])
-        for at, (frame, shape) in enumerate(zip(frames, shapes, strict=True), row):
-            array = np.empty(shape, spec.dtype)
-            reader.decode(page, data, [frame], [array])
-            try:
-                target.put(at, reader.value(page, array, frame))
-            except ClipError as error:
-                raise error.located(frame=page.chunk.first_frame + frame) from None
+        FORMS[reader.features[page.feature].value_kind].decode(reader, page, data, frames, out, row)
 
     def _store_transformed(
         self,
@@ -228,10 +209,3 @@ def _all_present(chunk: Chunk, pages: Iterable[Page], frames: IntArray) -> npt.N
         if page.present is not None:
             present[contained] &= page.present[inside[contained]]
     return present
-
-
-def _as_range(frames: list[int]) -> range | list[int]:
-    """Convert evenly spaced frames to a range, which is decoded in one call."""
-    step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
-    run = range(frames[0], frames[0] + step * len(frames), step)
-    return run if list(run) == frames else frames

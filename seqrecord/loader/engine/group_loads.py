@@ -54,4 +54,4 @@ class GroupLoads:
 
 def _is_read_by_frame(spec: FeatureSpec) -> bool:
     """Whether loads of some frames read these alone; texts beside raw frames are short."""
-    return page_kind(spec).in_slices or spec.value == "text"
+    return page_kind(spec).in_slices or spec.value_kind.are_short

@@ -169,7 +169,7 @@ def _is_usual(selection: Selection, name: str) -> bool:
     is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
     stored = selection.dataset.features.get(name)
     kind = None if stored is None else stored.kind
-    is_vector = is_whole and spec.value == "array" and len(spec.shape) == 1
+    is_vector = is_whole and len(spec.shape) == 1
     return is_vector and spec.dtype.kind == "f" and kind in _KINDS
 
 

@@ -15,7 +15,7 @@ import numpy as np
 import torch
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.engine.arena import for_users
+from seqrecord.loader.engine.arena import FORMS, for_users
 from seqrecord.loader.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
 from seqrecord.loader.engine.buffer_cache import BufferCache
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
@@ -185,7 +185,8 @@ class MixedBatches:
     ) -> BatchBuilder[Any]:
         builder = buffers.begin_batch(len(source), form)
         for name, without in self.missing.items():
-            if name in self.specs and self.specs[name].value == "array":
+            spec = self.specs.get(name)  # texts stay `None`
+            if spec is not None and FORMS[spec.value_kind].is_stacked:
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
@@ -298,9 +299,8 @@ def check_sizes(sources: Mapping[str, Selection]) -> None:
 def _is_camera(selection: Selection, name: str) -> bool:
     """Whether a feature is an image."""
     spec, stored = selection.made[name], selection.dataset.features.get(name)
-    if spec.value != "array" or not has_pixels(spec):
-        return False
-    return is_image(spec, known_kind(name, spec, None if stored is None else stored.kind))
+    kind = None if stored is None else stored.kind
+    return has_pixels(spec) and is_image(spec, known_kind(name, spec, kind))
 
 
 def joined_features(sources: Mapping[str, Selection], join: Join) -> list[str]:
@@ -362,9 +362,7 @@ def _shape(selection: Selection, name: str) -> str:
     """Dtype and shape of a feature in a clip, with a `?` for each varying dimension."""
     spec = selection.made[name]
     frames = () if name in selection.squeezed else (selection.lengths[name],)
-    if spec.value == "array":
-        return str(replace(spec, shape=(*frames, *spec.shape)))
-    return f"{spec} {[*frames]}"
+    return spec.value_kind.describe_clip(spec, frames)
 
 
 def _check_meanings(
@@ -379,7 +377,8 @@ def _check_meanings(
         if attribute == "unit" and name in unitless:
             continue
         found = {s: meaning(one, name) for s, one in sources.items() if name in one.made}
-        specs = {s: spec for s, spec in found.items() if spec is not None and spec.value == "array"}
+        known = {s: spec for s, spec in found.items() if spec is not None}
+        specs = {s: f for s, f in known.items() if f.value_kind.number_dtype(f) is not None}
         declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
         sure, *_ = [*(source for source, text in declared.items() if text is not None), ""]
         for source in specs if sure else ():

@@ -40,7 +40,8 @@ def warn_of_form(
     for one in batches:
         lacking: dict[int, list[str]] = defaultdict(list)
         for name, numbers in one.missing.items():
-            if name not in one.specs or one.specs[name].value == "array":
+            spec = one.specs.get(name)
+            if spec is None or spec.value_kind.number_dtype(spec) is not None:
                 for number in numbers:
                     lacking[number].append(name)
         for number, names in lacking.items():

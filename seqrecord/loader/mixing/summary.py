@@ -164,8 +164,7 @@ def _feature(batches: MixedBatches, name: str, source: SourceLoader, *, is_drawn
         shape = (None, None, *shape[2:])
     if name in batches.squeezed:
         frames = ()
-    is_array = spec.value == "array"
-    dtype, shape = (spec.dtype.name, (*frames, *shape)) if is_array else (spec.value, frames)
+    dtype, shape = spec.value_kind.dtype_text(spec), (*frames, *spec.value_kind.value_shape(shape))
     kind, unit = (None, None) if stored is None else (stored.kind, stored.unit)
     return name, dtype, shape, kind, unit
 

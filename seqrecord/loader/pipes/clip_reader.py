@@ -30,6 +30,7 @@ from seqrecord.loader.engine.arena import (
     for_users,
     nested,
     squeeze,
+    stacked,
 )
 from seqrecord.loader.engine.batches import CallThreads, ClipDraws, ClipRows, Copy, repeats
 from seqrecord.loader.engine.buffers import BufferNeeds, HostBuffers
@@ -311,6 +312,7 @@ def _sets_of(
     sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
+    direct = stacked(arrays).keys() - selection.vectors.keys()
     found: list[_FeatureSet] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}
@@ -319,11 +321,7 @@ def _sets_of(
         for kind, some in parts.items():
             stored = dataset.select([name for name in some if arrays[name].mask_of is None])
             goes = kind is False and not selection.draws.is_any
-            straight = [
-                name
-                for name in some
-                if goes and arrays[name].is_fixed and name not in selection.vectors
-            ]
+            straight = [name for name in some if goes and name in direct]
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = in_memory.get(some[0])
             is_read_alone = kind is not False and some[0] in small

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +21,6 @@ from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import update_digest
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import counted, repr_of
 from seqrecord.store.units import raise_if
 
@@ -105,19 +103,15 @@ class DatasetEpisodes:
     def _read(self, feature: str) -> npt.NDArray[Any]:
         """The values of all frames of the selected episodes."""
         dataset, problem = self.windows.dataset, "samples have no such value of each frame"
-        features = ", ".join(n for n, one in dataset.features.items() if _is_scalar(one))
-        spec = dataset.features.get(feature)
-        if spec is None or not _is_scalar(spec) or len(dataset.contents.missing_frames([feature])):
+        scalars = [n for n, one in dataset.features.items() if one.value_kind.is_scalar(one)]
+        features = ", ".join(scalars)
+        if feature not in scalars or len(dataset.contents.missing_frames([feature])):
             expected = f"text or number, in all frames and in features=; such: {features or 'none'}"
             raise ClipError(problem, expected=expected, got=repr_of(feature, 100))
         dataset = dataset.select([feature])
         keys = dataset.contents.index.keys_of(self.selected)
         found = [np.asarray(dataset.episodes[key][:][feature]).reshape(-1) for key in keys]
         return np.concatenate(found)
-
-
-def _is_scalar(spec: FeatureSpec) -> bool:
-    return spec.value == "text" or (spec.is_fixed and math.prod(spec.shape) == 1)  # type: ignore[arg-type]
 
 
 @dataclass(frozen=True, eq=False)

@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from seqrecord.errors import ClipError, located
+from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.pipes.clip_sets import ClipSet
 from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
@@ -129,7 +130,7 @@ def _ragged_arrays(
     A padded feature has the padded sizes, and its mask follows it. Raises `ClipError` for a feature
     that `ragged` cannot convert.
     """
-    variable = {n: s for n, s in stored.items() if not s.is_fixed and s.value == "array"}
+    variable = [name for name, spec in stored.items() if FORMS[spec.value_kind].takes_ragged]
     forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
     if wrong := [name for name in forms if name not in variable]:
         raise ClipError(
@@ -177,11 +178,11 @@ def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]
 
     A variable shape has the size of its largest frame in these episodes, given by row.
     """
-    found = {}
+    arrays, index = {}, dataset.contents.index
     for name, spec in dataset.features.items():
-        largest = None if spec.is_fixed else dataset.contents.index.largest_frames(name, episodes)
-        found[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
-    return found
+        largest = None if spec.is_fixed else index.largest_frames(name, episodes)
+        arrays[name] = ArraySpec(spec.dtype, spec.shape, largest, spec.value)
+    return arrays
 
 
 def _transformed(

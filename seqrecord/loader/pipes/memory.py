@@ -10,6 +10,7 @@ import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
@@ -34,7 +35,6 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.units import format_size
 
-_TENSOR_BYTES = 1 << 10  # of a tensor beside its values: one for each frame of a variable shape
 _MUCH, _TOO_MUCH = 0.5, 0.8  # of the machine's memory
 
 
@@ -109,8 +109,8 @@ def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
     whole = max(loads.chunk, loads.whole_chunk) + beside
     clip = 0
     for name, spec in selection.made.items():
-        tensor = 0 if spec.is_fixed or spec.value != "array" else _TENSOR_BYTES
-        clip += (spec.nbytes + tensor) * selection.lengths[name]
+        item = FORMS[spec.value_kind].item_nbytes
+        clip += (spec.nbytes + item) * selection.lengths[name]
     rows = tuple(max(1, nbytes) for nbytes in loads.frames)
     staying = tuple(max(1, nbytes) for nbytes in loads.staying)
     return FrameSizes(rows, loads.chunk + beside, batch_size * max(1, clip), staying, whole)
@@ -145,13 +145,14 @@ def _loads_of_groups(selection: Selection) -> _LoadSizes:
     # Where a cursor keeps a chunk open, its decoder is in `opened`.
     cut = {grid.group for grid in grids if grid.whole is not None}
     closed = [spec for spec in features.values() if spec.group not in cut]
+    stored = selection.frames.stored.values()
     return _LoadSizes(
         staying,
         [frame + chunk for frame, chunk in zip(staying, opened, strict=True)],
         largest + max(decoder_bytes(closed), default=0),
         largest + max(decoder_bytes(features.values()), default=0),
         # Codecs may need room for a frame.
-        sum(spec.nbytes for spec in selection.frames.stored.values() if not spec.is_fixed),
+        sum(s.nbytes for s in stored if not FORMS[s.value_kind].is_stacked),
     )
 
 
@@ -191,7 +192,7 @@ def frames_in_memory(selection: Selection) -> tuple[int, int]:
     if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
         return 0, 0
     features, transform = selection.dataset.features, selection.frames.transform
-    arrays = [name for name, spec in features.items() if spec.value == "array"]
+    arrays = [n for n, spec in features.items() if not FORMS[spec.value_kind].stays_with_others]
     are_small = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
     may_stay = all(map(_has_rows, selection.frames.arrays.values()))
     if transform is not None:
@@ -344,10 +345,11 @@ class Residency:
 def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small and complete, and each can be read alone."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
+    nbytes = spec.value_kind.constant_nbytes(spec)
     is_alone = not dataset.contents.chunks.kinds[feature].in_order
-    return spec.is_fixed and spec.nbytes <= _SMALL and is_alone and not len(gaps)
+    return nbytes is not None and nbytes <= _SMALL and is_alone and not len(gaps)
 
 
 def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
     """Whether such frames fit into preallocated rows: fixed shapes and texts do."""
-    return spec.is_fixed or spec.value != "array"
+    return FORMS[spec.value_kind].fits_rows

@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any, TypeAlias
 
 from seqrecord.errors import MemoryLimitError
+from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.memory import Residency, frame_sizes
@@ -213,7 +214,7 @@ class EpochPlanner:
         if in_worker and selection.dataset.contents.chunks.is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             memory = replace(memory, prefetch=1)
-        are_alike = all(spec.is_fixed and spec.value == "array" for spec in made.values())
+        are_alike = all(FORMS[spec.value_kind].is_stacked for spec in made.values())
         if fitted.settings.batch_size is None and own_batches and are_alike:
             clip = max(1, clip_nbytes(made, selection.lengths))
             most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.errors import ClipError, SeqRecordError, located
+from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frame_cache import FrameFolder
 from seqrecord.loader.pipes.clip_sets import ClipSet
 from seqrecord.loader.pipes.columns import ClipEpisodes, NoDraws
@@ -192,13 +193,13 @@ def _with_form(options: ClipOptions, selection: Selection) -> Selection:
     Results of functions have the form that these return.
     """
     made, lists, called = selection.made, selection.clip_set.excerpts, selection.draws.functions
-    nested = frozenset(n for n in selection.frames.nested if n in made and not made[n].is_fixed)
+    ragged = {name for name, spec in made.items() if FORMS[spec.value_kind].takes_ragged}
+    nested = frozenset(ragged.intersection(selection.frames.nested))
     if called is not None:
         return replace(selection, nested=nested, squeezed=called.single)
     squeezed, form = set[str](), "pad"
     if options.squeeze_time:
-        fixed = {n for n, spec in made.items() if spec.is_fixed or spec.value != "array"}
-        squeezed = fixed.intersection(selection.windows.alone)
+        squeezed = made.keys() & {*selection.windows.alone} - ragged
     if lists is not None and lists.length_of is not None:
         form = options.ragged if isinstance(options.ragged, str) else "list"
         _check_cut(form, made, nested)
@@ -207,7 +208,7 @@ def _with_form(options: ClipOptions, selection: Selection) -> Selection:
 
 def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]) -> None:
     """Raise `ClipError` if a nested tensor would have two varying dimensions."""
-    varying = [n for n, spec in made.items() if not spec.is_fixed] if form == "nested" else nested
+    varying = made.keys() - stacked(made) if form == "nested" else nested
     problem = "nested tensors of lists of frames that differ in length need one shape"
     raise_if(bool(varying), problem, 'ragged="list" or "pad"', ", ".join(varying))
 
@@ -276,7 +277,7 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     for place, grid in enumerate(groups):
         stored = [spec for spec in features.values() if spec.group == grid.group]
         in_order = next((spec for spec in stored if page_kind(spec).in_order), None)
-        by_frame = all(page_kind(spec).in_slices or spec.value == "text" for spec in stored)
+        by_frame = all(page_kind(spec).in_slices or spec.value_kind.are_short for spec in stored)
         groups[place] = replace(grid, by_frame=by_frame)
         if in_order is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))

@@ -201,7 +201,7 @@ class Selection:
         lines = [f"{place!r}, {found.epochs.clips.num_clips} clips{left_out}{more}"]
         for name, spec in self.made.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
-            whole = ArraySpec(spec.dtype, (*frames, *spec.shape))
+            whole = ArraySpec(spec.dtype, (*frames, *spec.shape), value=spec.value)
             step = f", {self.vectors[name]}" if name in self.vectors else ""
-            lines.append(f"{name}: {whole if spec.value == 'array' else spec}{step}")
+            lines.append(f"{name}: {whole}{step}")
         return "\n  ".join(lines)

@@ -101,7 +101,8 @@ def checked_vector(selection: Selection, name: str, argument: str) -> ArraySpec:
     spec, padded = selection.given(name), {one.mask_of for one in selection.made.values()}
     is_scaled = argument == "normalize"
     is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
-    are_numbers = spec.value == "array" and spec.dtype.kind in ("iuf" if is_scaled else "biuf")
+    dtype = spec.value_kind.number_dtype(spec)
+    are_numbers = dtype is not None and dtype.kind in ("iuf" if is_scaled else "biuf")
     if is_whole and are_numbers and len(spec.shape) in ((0, 1) if is_scaled else (1,)):
         return spec
     expected = "numbers [D] of each frame; a frame_transform or a clip_transform can make them"

@@ -13,6 +13,7 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.formats.export.lerobot_meta import TASK, TIMESTAMP
+from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.mixed_batches import differing_shapes, joined_features
 from seqrecord.loader.mixing.sources import StoppingStrategy
@@ -209,10 +210,8 @@ class LeRobotMixDataset(PlannedDataset):
         for other in (one.selection for one in self.sources):
             for name in self._missing & other.made.keys() - found.keys():
                 spec, length = other.made[name], other.lengths[name]
-                shape = (count, *(() if name in other.squeezed else (length,)), *spec.shape)
-                found[name] = [None] * count
-                if spec.value == "array":
-                    found[name] = torch.from_numpy(np.zeros(shape, spec.dtype))
+                shape = (count, *(() if name in other.squeezed else (length,)))
+                found[name] = FORMS[spec.value_kind].missing(spec, shape)
             for name, column in other.column_kinds.items():
                 if name not in found and isinstance(column, torch.Tensor):
                     is_all_padding = name.endswith("_dim_is_pad")  # of a feature that is missing

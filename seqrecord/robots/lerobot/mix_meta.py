@@ -101,7 +101,8 @@ class MixMeta:
         loaders = loader.loaders
         sources = mix_sources(loaders)
         specs = {n: s for one in loaders.values() for n, s in one.selection.made.items()}
-        shown = {n: s for n, s in specs.items() if s.value == "array" and n != TIMESTAMP}
+        numbers = {n: s for n, s in specs.items() if s.value_kind.number_dtype(s) is not None}
+        shown = {n: s for n, s in numbers.items() if n != TIMESTAMP}
         if taken := [name for name in specs if name in COMPUTED]:
             names = ", ".join(f"'{name}': 'my_{name}'" for name in taken)
             raise ClipError(

@@ -264,14 +264,17 @@ class Index:
         lengths += group.external
         return lengths
 
-    def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int:
+    def largest_frames(self, feature: str, episodes: npt.NDArray[np.int64]) -> int | None:
         """Return the decoded size, in bytes, of the largest frame in these episodes.
 
-        For features with a variable dimension.
+        `None` for a feature without a variable dimension, for which the index has no sizes.
         """
         group = self.group_of(feature)
-        column = [spec.name for spec in group.schema.variable].index(feature)
-        by_episode = np.maximum.reduceat(group.largest_frame[:, column], group.first_chunk)
+        columns = [spec.name for spec in group.schema.variable]
+        if feature not in columns:
+            return None
+        largest = group.largest_frame[:, columns.index(feature)]
+        by_episode = np.maximum.reduceat(largest, group.first_chunk)
         return int(by_episode[episodes].max(initial=0))
 
     def keys_of(self, episodes: npt.NDArray[np.int64]) -> list[str]:

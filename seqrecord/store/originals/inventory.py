@@ -70,8 +70,8 @@ def inventory_of(source: Source) -> Inventory:
         tuple(
             PackedFeature(
                 spec.name,
-                spec.dtype.name if spec.value == "array" else spec.value,
-                spec.shape if spec.value == "array" else (),
+                spec.value_kind.dtype_text(spec),
+                spec.value_kind.value_shape(spec.shape),
                 spec.kind,
                 spec.unit,
                 found.places.get(spec.name, ""),

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeAlias, TypeVar
 
@@ -11,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
-from seqrecord.store.format.pages import aligned
 from seqrecord.store.reading.trials import check_signature, repeatable
-from seqrecord.store.schema import Schema, ValueKind
+from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
+from seqrecord.store.value_kinds import VALUE_KINDS, ValueKind, ValueName
 
 FrameFunction: TypeAlias = "Callable[[dict[str, Any]], Mapping[str, npt.ArrayLike | str | bytes]]"
 """Maps a frame's values (arrays, `str`, `bytes`) to the values of clips, with the same dtypes and
@@ -22,10 +21,6 @@ shapes for every frame.
 """
 
 _Transform = TypeVar("_Transform")
-
-SHAPE_DTYPE = np.dtype(np.uint32)  # stored beside frames of variable shape
-_OBJECT_BYTES = 128  # overhead of a `str` or `bytes` object and its reference
-_CHARACTER_BYTES = 4  # maximum for a character of `str`, which has at least a byte in UTF-8
 
 
 @dataclass(frozen=True)
@@ -40,8 +35,13 @@ class ArraySpec:
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
     largest: int | None = None
-    value: ValueKind = "array"
+    value: ValueName = "array"
     mask_of: str | None = None
+
+    @property
+    def value_kind(self) -> ValueKind:
+        """Behaviour of the frames' values."""
+        return VALUE_KINDS[self.value][None in self.shape]
 
     @property
     def is_fixed(self) -> bool:
@@ -50,17 +50,10 @@ class ArraySpec:
     @property
     def nbytes(self) -> int:
         """Memory for one frame in bytes: for variable shapes the largest frame, and its shape."""
-        if self.value != "array":
-            size = _CHARACTER_BYTES if self.value == "text" else 1
-            return size * (self.largest or 0) + _OBJECT_BYTES
-        if self.largest is not None:
-            return aligned(self.largest) + len(self.shape) * SHAPE_DTYPE.itemsize
-        return self.dtype.itemsize * math.prod(1 if n is None else n for n in self.shape)
+        return self.value_kind.row_nbytes(self, self.largest)
 
     def __str__(self) -> str:
-        if self.value != "array":
-            return self.value
-        return f"{self.dtype.name} [{', '.join('?' if n is None else str(n) for n in self.shape)}]"
+        return self.value_kind.describe(self)
 
 
 def clip_nbytes(specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> int:
@@ -147,41 +140,16 @@ def unchanged_values(
     return frozenset(kept)
 
 
-def size_of_text(value: str) -> int:
-    """Bytes of a text in UTF-8."""
-    return len(value.encode(errors="surrogatepass"))
-
-
-def check_text(what: str, name: str, value: Any, spec: ArraySpec) -> None:
-    """Raise `ClipError` if a text has another type, or is larger than its reserved memory."""
-    kind = str if spec.value == "text" else bytes
-    if not isinstance(value, kind):
-        raise ClipError(
-            f"{what} returns another type than for the first one",
-            feature=name,
-            expected=kind.__name__,
-            got=type(value).__name__,
-        )
-    size = size_of_text(value) if isinstance(value, str) else len(value)
-    if size > (spec.largest or 0):
-        raise ClipError(
-            f"{what} returns a longer text than any frame of this feature, or than its example",
-            feature=name,
-            expected=f"at most {spec.largest} bytes, the reserved memory",
-            got=f"{size} bytes",
-        )
-
-
 def check_arrays(
     what: str,
     of: str,
     arrays: Mapping[str, Any],
     specs: Mapping[str, ArraySpec],
-    check_varying: Callable[[str, str, Any, ArraySpec], None] = check_text,
+    listed: Collection[str] = (),
 ) -> None:
     """Raise `ClipError` unless a function's results match `specs`, from its first result.
 
-    `check_varying` checks texts and arrays of a variable shape.
+    The results in `listed` are lists, and `specs` has their length as first dimension.
     """
     if arrays.keys() != specs.keys():
         raise ClipError(
@@ -190,17 +158,16 @@ def check_arrays(
             got=", ".join(arrays),
         )
     for name, spec in specs.items():
-        if not spec.is_fixed:
-            check_varying(what, name, arrays[name], spec)
-            continue
-        array = np.asarray(arrays[name])
-        if (got := ArraySpec(array.dtype, array.shape)) != spec:
+        values = arrays[name] if name in listed else [arrays[name]]
+        if name in listed and not (isinstance(values, list) and len(values) == spec.shape[0]):
             raise ClipError(
-                f"{what} returns another dtype or shape than for the first {of}",
+                f"{what} returns a different number of texts than for the first {of}",
                 feature=name,
-                expected=spec,
-                got=got,
+                expected=spec.shape[0],
+                got=len(values) if isinstance(values, list) else repr_of(values, 50),
             )
+        for value in values:
+            spec.value_kind.check_result(what, of, name, value, spec, spec.largest)
 
 
 def add_place(

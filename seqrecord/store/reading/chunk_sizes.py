@@ -93,7 +93,8 @@ def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
     for name, spec in dataset.features.items():
         stored = spec.stored
         if stored is not spec and not page_kind(spec).scales:
-            nbytes += stored.nbytes if stored.is_fixed else index.largest_frames(name, episodes)
+            largest = index.largest_frames(name, episodes)
+            nbytes += stored.nbytes if largest is None else largest
     return nbytes
 
 

@@ -139,8 +139,9 @@ class ChunkReader:
         starts, sums = self.raw[chunk.group].places(row)
         if starts[-1] - chunk.offset > _UNCHECKED_BYTES:
             self._check_length(chunk, starts[-1])
-        variable = 0
+        sizes = iter(table.largest_frame[row].tolist())  # of the features of variable shape
         for column, (name, spec) in enumerate(table.schema.items()):
+            largest = None if spec.is_fixed else next(sizes)
             if name in self.features:
                 found[name] = Page(
                     feature=name,
@@ -150,11 +151,10 @@ class ChunkReader:
                     crc32c=int(table.page_crc32c[row, column]),
                     digest=table.page_digest[row, column].tobytes(),
                     present=table.present(row, int(table.features[column])),
-                    largest=None if spec.is_fixed else int(table.largest_frame[row, variable]),
+                    largest=largest,
                     sums=sums[column] if self.raw[chunk.group].slice_bytes[column] else None,
                     external=int(table.external[row]),
                 )
-            variable += not spec.is_fixed
         return [found[name] for name in self.features if name in found]
 
     def _check_length(self, chunk: Chunk, stop: int) -> None:
@@ -348,12 +348,8 @@ class ChunkReader:
 
         `frame` counts from the chunk's start. Raises `CodecError` for text that is not UTF-8.
         """
-        kind = self.features[page.feature].value
-        if kind == "array":
-            return array
-        data = array.tobytes()
         try:
-            return data if kind == "bytes" else text_of(data)
+            return self.features[page.feature].value_kind.user_value(array)
         except CodecError as error:
             error.frame = page.chunk.first_frame + frame
             raise self.located(page, error) from error.__cause__
@@ -401,15 +397,6 @@ def slice_error(
     at = int(np.argmin(stored == actual))
     message = "the checksums of a page's slices do not match it"
     return ChecksumError.of(message, int(actual[at]), int(stored[at]), offset=start + 4 * at)
-
-
-def text_of(data: bytes) -> str:
-    """Decode UTF-8. Raises `CodecError` for other bytes."""
-    try:
-        return data.decode()
-    except UnicodeDecodeError as error:
-        message = "text that is not UTF-8"
-        raise CodecError(message, expected="UTF-8", got=data[:50]) from error
 
 
 def _state_if_known(storage: Storage, path: str) -> list[Any] | None:

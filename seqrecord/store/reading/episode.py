@@ -131,10 +131,7 @@ class Episode:
     ) -> dict[str, Any]:
         reader = self._reader
         arrays: dict[str, Any] = {
-            name: np.empty((len(numbers), *(n or 0 for n in spec.shape)), spec.dtype)
-            if spec.is_fixed
-            else [np.empty(0)] * len(numbers)
-            for name, spec in chosen.items()
+            name: spec.value_kind.allocate(spec, len(numbers)) for name, spec in chosen.items()
         }
         for group in {spec.group for spec in chosen.values()}:
             table, raw = self._index.groups[group], reader.raw[group]
@@ -224,8 +221,8 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
     `Episode.read`.
     """
     present, spec = episode.present(feature), episode.features[feature]
-    small = _SMALL_BYTES // max(1, spec.nbytes) if spec.is_fixed else 0
-    at_once = max(_FRAMES_AT_ONCE, small)
+    nbytes = spec.value_kind.constant_nbytes(spec) or _SMALL_BYTES
+    at_once = max(_FRAMES_AT_ONCE, _SMALL_BYTES // nbytes)
     for start in range(0, len(numbers), at_once):
         part = numbers[start : start + at_once]
         there = [number for number in part if present[number]]

@@ -26,7 +26,6 @@ from seqrecord.store.text import (
     codec_text,
     counted,
     printable,
-    shape_text,
     shown_place,
     table_lines,
 )
@@ -305,9 +304,9 @@ def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
     num_missing = _num_missing(index, group, index.schema.position(spec.name))
     stored = int(lengths.sum(dtype=np.uint64))
     num_frames = int(index.num_frames.sum()) - num_missing
-    raw = None
-    if spec.is_fixed:
-        raw = num_frames * spec.nbytes
+    raw, nbytes = None, spec.value_kind.constant_nbytes(spec)
+    if nbytes is not None:
+        raw = num_frames * nbytes
     elif not spec.codec:
         # Each page with frames begins with a table.
         pages = int(np.count_nonzero(lengths))
@@ -367,8 +366,8 @@ def _table(features: Sequence[FeatureSummary]) -> list[tuple[str, ...]]:
     specs = [feature.spec for feature in features]
     columns = [
         ("feature", [spec.name for spec in specs]),
-        ("dtype", [spec.dtype.name if spec.value == "array" else spec.value for spec in specs]),
-        ("shape", ["" if spec.value != "array" else shape_text(spec.shape) for spec in specs]),
+        ("dtype", [spec.value_kind.dtype_text(spec) for spec in specs]),
+        ("shape", [spec.value_kind.shape_text(spec) for spec in specs]),
         ("codec", [codec_text(spec.codec) for spec in specs]),
     ]
     if len({spec.group for spec in specs}) > 1:

@@ -34,7 +34,8 @@ def num_channels(spec: FeatureSpec) -> int | None:
     otherwise. Any other feature has one channel. Complex numbers, text and bytes have no
     statistics.
     """
-    if sketch_dtype(spec.dtype) is None or spec.value != "array":
+    dtype = spec.value_kind.number_dtype(spec)
+    if dtype is None or sketch_dtype(dtype) is None:
         return None
     if len(spec.shape) == 2 and spec.kind in _PLANES:
         return 1

@@ -35,7 +35,9 @@ _LARGE_SLICE = 1 << 16  # bytes; combining checksums of such slices is faster th
 def is_small(spec: FeatureSpec) -> bool:
     """Whether a feature belongs in long chunks: text, or a fixed shape below 4096 bytes per
     frame."""
-    return spec.value == "text" or (spec.is_fixed and spec.nbytes < SMALL_FRAME_BYTES)
+    kind = spec.value_kind
+    nbytes = 0 if kind.are_short else kind.constant_nbytes(spec)
+    return nbytes is not None and nbytes < SMALL_FRAME_BYTES
 
 
 class ChunkLength:
@@ -55,7 +57,7 @@ class ChunkLength:
         if all(map(is_small, group.values())):
             self._max_frames, self._max_bytes = SMALL_CHUNK_FRAMES, SMALL_CHUNK_BYTES
         self._variable = group.variable
-        self._fixed_bytes = sum(spec.nbytes for spec in group.values() if spec.is_fixed)
+        self._fixed_bytes = sum(s.value_kind.constant_nbytes(s) or 0 for s in group.values())
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
@@ -286,15 +288,19 @@ class FrameGroup(ChunkGroup):
     def _take(self, length: int) -> StoredChunk:
         pages: list[Buffer] = []
         present: list[list[bool]] = []
-        largest: list[int] = []
-        for name, spec in self.schema.items():
+        variable: dict[str, Sequence[Blob]] = {spec.name: () for spec in self.schema.variable}
+        for name in self.schema:
             present.append(self._present[name][:length])
             count = sum(present[-1])
             del self._present[name][:length]
             page, blobs = self._columns[name].take(count)
             pages.append(page)
-            if not spec.is_fixed:
-                largest.append(int(_decoded_bytes(spec, blobs).max(initial=0)))
+            if name in variable:
+                variable[name] = blobs
+        largest = [
+            int(_decoded_bytes(self.schema[name], blobs).max(initial=0))
+            for name, blobs in variable.items()
+        ]
         self._num_frames -= length
         return self._chunk(present, pages, largest)
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -14,7 +13,6 @@ import numpy.typing as npt
 from seqrecord.errors import CodecError, FrameError, located
 from seqrecord.store.format.footer import EpisodePart
 from seqrecord.store.format.page_kinds import (
-    Blob,
     EncodedColumn,
     encode_each,
     page_codec,
@@ -365,34 +363,12 @@ def _group_of(
 def _encoder(spec: FeatureSpec) -> _Encoder:
     """Encoder for values of a feature: arrays, `str`, or `bytes` and similar buffers."""
     codec = page_codec(spec)
-    encoder: _Encoder = codec.encode_block
-    if spec.value == "array":
-        return encoder
-    data_of = _text if spec.value == "text" else _bytes
-
-    def encode(item: Any) -> Any:
-        return codec.encode_frame(np.frombuffer(data_of(spec, item), np.uint8))
-
-    if spec.value == "text":
-        return partial(_once_each, encode)
-    return partial(encode_each, encode)
+    encoders = codec.encode_block, codec.encode_frame, encode_each
+    return spec.value_kind.column_encoder(spec.name, *encoders)
 
 
 def _as_they_are(items: Any) -> Any:
     return items
-
-
-def _once_each(encode: Callable[[Any], Blob], items: Sequence[Any]) -> list[Blob]:
-    """Encode equal texts once, such as the task of consecutive frames."""
-    if not {str}.issuperset(map(type, items)):
-        return encode_each(encode, items)
-    texts = [*dict.fromkeys(items)]
-    try:
-        known = dict(zip(texts, encode_each(encode, texts), strict=True))
-    except (FrameError, CodecError) as error:
-        error.frame = items.index(texts[error.frame or 0])
-        raise
-    return [known[item] for item in items]
 
 
 def check_names(known: Collection[str], names: Iterable[str]) -> None:
@@ -407,8 +383,9 @@ def check_names(known: Collection[str], names: Iterable[str]) -> None:
 
 def check_value(spec: FeatureSpec, item: Any) -> None:
     """Raise `FrameError` for a value that does not fit the feature; arrays are not encoded."""
-    if spec.value == "array" and not isinstance(item, EncodedImage):
-        _fitting(spec, item)
+    if not isinstance(item, EncodedImage):
+        array = spec.value_kind.stored_array(spec.name, item)
+        check_fits(spec, array.dtype, array.shape)
         return
     try:
         _encoder(spec)((item,))
@@ -421,38 +398,3 @@ def _proper_bools(item: Any) -> Any:
     """Bools as bytes 0 and 1; arrays of Pillow's 1-bit images have 255 for true."""
     array = np.asarray(item)
     return np.asarray(array, order="C").view(np.uint8) != 0 if array.dtype == np.bool_ else item
-
-
-def _fitting(spec: FeatureSpec, item: Any) -> npt.NDArray[Any]:
-    """An array of the feature's shape and dtype, in either byte order."""
-    array = np.asarray(item)
-    check_fits(spec, array.dtype, array.shape)
-    return array
-
-
-def _text(spec: FeatureSpec, item: object) -> bytes:
-    if not isinstance(item, str):
-        raise _misfit(spec, "str", item)
-    try:
-        return item.encode()
-    except UnicodeEncodeError as error:
-        raise FrameError(
-            "text cannot be encoded as UTF-8", feature=spec.name, expected="Unicode", got=str(error)
-        ) from error
-
-
-def _bytes(spec: FeatureSpec, item: object) -> bytes:
-    if isinstance(item, np.ndarray) and (item.dtype != np.uint8 or item.ndim != 1):
-        raise _misfit(spec, "bytes, or uint8 [n]", item)
-    if not isinstance(item, (bytes, bytearray, memoryview, np.ndarray)):
-        raise _misfit(spec, "bytes", item)
-    return bytes(item)
-
-
-def _misfit(spec: FeatureSpec, expected: str, item: object) -> FrameError:
-    got = type(item).__name__
-    if isinstance(item, np.ndarray):
-        got = f"{item.dtype} {list(item.shape)}"
-    return FrameError(
-        "value does not fit its feature", feature=spec.name, expected=expected, got=got
-    )

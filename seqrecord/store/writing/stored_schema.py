@@ -17,6 +17,7 @@ from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, page_kind
 from seqrecord.store.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, parse_size
+from seqrecord.store.value_kinds import object_kind
 from seqrecord.store.writing.chunking import is_small
 from seqrecord.store.writing.values import plain
 
@@ -44,7 +45,7 @@ def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
 
     def chain(spec: FeatureSpec) -> tuple[CodecConfig, ...]:
         codec = named.get(spec.name, default)
-        if spec.value == "text" and codec in ("fast", "balanced"):
+        if spec.value_kind.are_short and codec in ("fast", "balanced"):
             codec = "raw"
         return resolve(codec, spec.dtype, spec.shape, feature=spec.name)
 
@@ -270,10 +271,8 @@ def infer_schema(frames: Sequence[Frame], described: FeatureInfo | None = None) 
 
 def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
     """The specification of a value; `shape` is the declared one, if any."""
-    if isinstance(item, str):
-        return FeatureSpec(name, np.dtype("u1"), (None,), value="text")
-    if isinstance(item, (bytes, bytearray, memoryview)):
-        return FeatureSpec(name, np.dtype("u1"), (None,), value="bytes")
+    if (kind := object_kind(item)) is not None:
+        return FeatureSpec(name, np.dtype("u1"), (None,), value=kind.value)
     if isinstance(item, EncodedImage):
         try:
             chain, header = image_chain(item.data), probe(item.data)

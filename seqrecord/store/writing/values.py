@@ -12,6 +12,7 @@ from seqrecord.errors import FrameError
 from seqrecord.store.codecs.exif import check_single, orientation_of
 from seqrecord.store.schema import EncodedImage, Frame
 from seqrecord.store.text import repr_of
+from seqrecord.store.value_kinds import object_kind
 
 _AS_THEY_ARE = (np.ndarray, str, bytes, EncodedImage)
 _BUFFERS = (str, bytes, bytearray, memoryview, EncodedImage)
@@ -69,9 +70,8 @@ def copied_value(item: Any) -> Any:
     """A copy of a value, unless it is immutable."""
     if isinstance(item, EncodedImage):
         return EncodedImage(bytes(item.data))  # perhaps a bytearray
-    if isinstance(item, (bytes, bytearray, memoryview)):
-        return bytes(item)
-    return item if isinstance(item, str) else np.array(item)
+    kind = None if isinstance(item, np.ndarray) else object_kind(item)
+    return np.array(item) if kind is None else kind.copied(item)
 
 
 def nbytes_of(item: Any) -> int:

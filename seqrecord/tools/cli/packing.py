@@ -301,7 +301,7 @@ def _print_written(
         raw = manifest.num_frames * manifest.schema.frame_nbytes
         # Text is small. The raw size of other features with varying shapes is unknown.
         features = manifest.schema.active
-        is_known = all(spec.value == "text" for spec in features.variable)
+        is_known = all(spec.value_kind.are_short for spec in features.variable)
         is_known &= len(features.variable) < len(features)
         size = format_size(stored)
         if is_known:

@@ -77,7 +77,8 @@ class PageFeatures:
         """Sort the features by their plot types."""
         specs = source.dataset.features
         kinds = {n: kind_of(n, spec.dtype, spec.shape, spec.kind) for n, spec in specs.items()}
-        arrays = [name for name, spec in specs.items() if spec.value == "array"]
+        dtypes = {name: spec.value_kind.number_dtype(spec) for name, spec in specs.items()}
+        arrays = [name for name, dtype in dtypes.items() if dtype is not None]
         pictures = tuple(name for name in arrays if kinds[name] in PICTURE_KINDS)
         curves = tuple(name for name in arrays if kinds[name] == "curves")
         texts = tuple(name for name, spec in specs.items() if spec.value == "text")
@@ -293,7 +294,8 @@ class EpisodePages:
         spec: FeatureSpec = small.features[name]
         present = episode.present(name)
         frames = [n for n in chosen if present[n]]
-        at_once = max(1, _BLOCK_BYTES // max(1, spec.nbytes)) if spec.is_fixed else 1
+        nbytes = spec.value_kind.constant_nbytes(spec) or _BLOCK_BYTES
+        at_once = max(1, _BLOCK_BYTES // nbytes)
         tiles: list[Tile] = []
         size = self._tiles[name]
         for start in range(0, len(frames), at_once):

@@ -15,7 +15,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.summary import FeatureSummary, Summary, summarize
 from seqrecord.store.reading.versions import list_versions
 from seqrecord.store.statistics.by_feature import FeatureStatistics
-from seqrecord.store.text import codec_text, number_text, shape_text, shown_place
+from seqrecord.store.text import codec_text, number_text, shown_place
 from seqrecord.store.units import format_size
 from seqrecord.tools.viewer.page_episodes import PageFeatures
 
@@ -70,8 +70,8 @@ def _feature(feature: FeatureSummary) -> dict[str, str]:
         "name": spec.name,
         "kind": spec.kind or "",
         "unit": spec.unit or "",
-        "dtype": spec.dtype.name if spec.value == "array" else spec.value,
-        "shape": shape_text(spec.shape) if spec.value == "array" else "",
+        "dtype": spec.value_kind.dtype_text(spec),
+        "shape": spec.value_kind.shape_text(spec),
         "codec": codec_text(spec.codec),
         "stored": format_size(feature.stored_bytes),
         "ratio": "" if ratio is None else f"{ratio:.2f}x",

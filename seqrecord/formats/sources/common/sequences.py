@@ -178,11 +178,10 @@ class Values:
         """Return a frame's value; `None` if the frame has none."""
         if self.there is not None and not self.there[frame]:
             return None
-        if spec.value == "text":
-            return str(self.array[frame])
-        if self.bounds is None:
-            return np.asarray(self.array[frame], spec.dtype, order="C")
-        return np.asarray(self.array[self.bounds[frame] : self.bounds[frame + 1]], spec.dtype)
+        place: Any = frame
+        if self.bounds is not None:
+            place = slice(self.bounds[frame], self.bounds[frame + 1])
+        return spec.value_kind.of_foreign(self.array[place], spec.dtype)
 
 
 Column: TypeAlias = Images | Values

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError, located
+from seqrecord.errors import CodecError, SourceError, located
 from seqrecord.formats.sources.common.array_files import NO_ROWS, NpyFile, read_array
 from seqrecord.formats.sources.common.embedded import embedded_value
 from seqrecord.formats.sources.common.frame_names import (
@@ -28,7 +28,6 @@ from seqrecord.formats.sources.common.specs import check_spec
 from seqrecord.formats.sources.common.tables import TEXT_ENDINGS, is_blank, read_numbers
 from seqrecord.formats.sources.folders.exported import (
     DESCRIPTION,
-    ENDINGS,
     ExportedEpisode,
     read_description,
 )
@@ -271,7 +270,7 @@ def _least(frames: Collection[int | str]) -> str:
 
 
 def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
-    ending = ENDINGS.get(spec.value)
+    ending = spec.value_kind.file_ending
     return frame_files(
         name
         for name, is_folder in list_folder(folder)
@@ -280,14 +279,12 @@ def _exported_frames(folder: Path, spec: FeatureSpec) -> FrameFiles:
 
 
 def _read_frame(path: Path, spec: FeatureSpec, exif: str | None, member: str | None = None) -> Any:
-    if spec.value != "array":
-        data = read_bytes(path)
-        if spec.value == "bytes":
-            return data
+    if spec.value_kind.file_ending is not None:
         try:
-            return data.decode()
-        except UnicodeDecodeError as error:
-            raise SourceError("text is not UTF-8", file=str(path), got=str(error)[:200]) from error
+            return spec.value_kind.user_value(np.frombuffer(read_bytes(path), np.uint8))
+        except CodecError as error:
+            got = str(error.__cause__)[:200]
+            raise SourceError("text is not UTF-8", file=str(path), got=got) from error
     ending = path.suffix.lower()
     if ending not in IMAGE_ENDINGS:
         if spec.codec:

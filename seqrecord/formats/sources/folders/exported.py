@@ -37,8 +37,6 @@ from seqrecord.store.json_object import JsonObject
 from seqrecord.store.schema import FeatureSpec
 
 DESCRIPTION = "seqrecord.json"
-ENDINGS = {"text": ".txt", "bytes": ".bin"}
-"""File name endings of frames that are not arrays, by `FeatureSpec.value`."""
 
 _VERSION = 1
 _MAX_BYTES = 1 << 26  # about eight million frame numbers

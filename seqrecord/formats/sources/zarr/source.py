@@ -260,7 +260,7 @@ FORMAT = SourceFormat(
 def _values(rows: Iterator[Any], spec: FeatureSpec) -> Iterator[npt.NDArray[Any] | str]:
     with located(SourceError, feature=spec.name):
         for row in rows:
-            yield np.asarray(row, spec.dtype) if spec.value == "array" else str(row)
+            yield spec.value_kind.of_foreign(row, spec.dtype)
 
 
 def _is_buffer(path: Path) -> bool:
