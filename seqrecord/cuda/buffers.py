@@ -302,7 +302,7 @@ class DeviceArena:
         """Copy frames of a variable shape; texts are returned as values."""
         frames = [self._rows[feature][row] for row in rows.tolist()]
         with self.stream.use():
-            return _LISTS[self.specs[feature].value_kind].copy(frames)
+            return LISTS[self.specs[feature].value_kind].copy(frames)
 
     def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Upload an array that is never written to again."""
@@ -439,7 +439,7 @@ class _ObjectLists:
         return clips
 
 
-_LISTS: Mapping[ValueKind, _RaggedLists | _ObjectLists] = {
+LISTS: Mapping[ValueKind, _RaggedLists | _ObjectLists] = {
     RAGGED_ARRAYS: _RaggedLists(),
     TEXTS: _ObjectLists(),
     BLOBS: _ObjectLists(),
@@ -467,7 +467,7 @@ class DeviceBatchBuilder:
         self._stream = stream
         self._taken = taken
         self._specs = specs
-        self._lists = {n: _LISTS[specs[n].value_kind] for n in specs.keys() - stacked(specs).keys()}
+        self._lists = {n: LISTS[specs[n].value_kind] for n in specs.keys() - stacked(specs).keys()}
         # Tensors [clips, frames, …], or lists of clips.
         self._features: dict[str, Any] = {n: form.clips(size) for n, form in self._lists.items()}
         self._words: dict[str, torch.Tensor] = {}

@@ -9,7 +9,7 @@ shape varies::
     text     always          Texts          str
     bytes    always          Blobs          bytes
 
-Callers ask the kind. `FORMS` of `loader.engine.arena` adds what loaders do with a kind, `_LISTS` of
+Callers ask the kind. `FORMS` of `loader.engine.arena` adds what loaders do with a kind, `LISTS` of
 `cuda.buffers` what devices do.
 """
 
@@ -79,12 +79,12 @@ class ValueKind(ABC):
     # ---- description
 
     def dtype_text(self, spec: Frames) -> str:
-        """Name of the dtype, or of the type in Python."""
+        """The dtype's name, or that in Python."""
         name: str = spec.dtype.name
         return name
 
     def value_shape(self, shape: Shape) -> Shape:
-        """Shape of a frame's value as users see it, which is () for an object."""
+        """A frame's shape as users see it: () for an object."""
         return shape
 
     def shape_text(self, spec: Frames) -> str:
@@ -102,7 +102,7 @@ class ValueKind(ABC):
         return f"{self.dtype_text(spec)} [{sizes}]"
 
     def number_dtype(self, spec: Frames) -> np.dtype[Any] | None:
-        """Dtype of the numbers in a frame; `None` if frames have none, as texts.
+        """The numbers' dtype; `None` if frames have no numbers, as texts.
 
         Numbers can have a unit and statistics.
         """
@@ -116,11 +116,11 @@ class ValueKind(ABC):
 
     @abstractmethod
     def constant_nbytes(self, spec: Frames) -> int | None:
-        """Bytes of each frame, decoded; `None` if frames differ."""
+        """Decoded bytes per frame; `None` if frames differ."""
 
     @abstractmethod
     def row_nbytes(self, spec: Frames, largest: int | None) -> int:
-        """Bytes of memory for a frame, given the size of the largest one."""
+        """Memory for a frame in bytes, given the largest frame's bytes."""
 
     # ---- values of users
 
@@ -135,7 +135,7 @@ class ValueKind(ABC):
         encode_frame: Callable[[Any], Any],
         encode_each: Callable[[Any, Any], list[Any]],
     ) -> Callable[[Any], Any]:
-        """Encoder of users' values of consecutive frames, given the encoders of arrays.
+        """Encoder for users' values in consecutive frames, given the arrays' encoders.
 
         `encode_each` calls a function for each frame.
         """
@@ -146,7 +146,7 @@ class ValueKind(ABC):
         return array
 
     def of_foreign(self, item: Any, dtype: np.dtype[Any]) -> Any:
-        """The user's value of an item of another format: an array of `dtype`, or an object."""
+        """Convert another format's item to the user's value: an array, or an object."""
         return np.asarray(item, dtype, order="C")
 
     @abstractmethod
@@ -161,7 +161,7 @@ class ValueKind(ABC):
 
     @abstractmethod
     def allocate(self, spec: Frames, count: int) -> Any:
-        """Uninitialized column of `count` frames: one array, or a list."""
+        """Uninitialized column for `count` frames: one array, or a list."""
 
 
 class FixedArrays(ValueKind):

@@ -70,7 +70,7 @@ def test_every_kind_has_forms() -> None:
     kinds = {kind for pair in VALUE_KINDS.values() for kind in pair}
     assert FORMS.keys() == kinds
     stacked = {kind for kind in kinds if FORMS[kind].is_stacked}
-    assert device_buffers._LISTS.keys() == kinds - stacked
+    assert device_buffers.LISTS.keys() == kinds - stacked
 
 
 def write(path: Path, events: Sequence[Any]) -> None:

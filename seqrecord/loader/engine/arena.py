@@ -245,7 +245,7 @@ class PackedFrames:
 
 
 class ObjectColumn:
-    """Texts of a batch: a list per clip, `None` for a clip whose source lacks the feature."""
+    """A batch's texts: a list per clip, `None` for a clip whose source lacks the feature."""
 
     def __init__(self, spec: ArraySpec, size: int, pool: BufferPool | None) -> None:
         self._clips: list[list[Any] | None] = [None] * size
@@ -272,34 +272,34 @@ class PoolClasses(NamedTuple):
 
 
 class FrameForm(ABC):
-    """How loaders hold frames of a value kind: in rows of arenas, and in columns of batches."""
+    """How loaders hold a kind's frames: rows in arenas, columns in batches."""
 
     is_stacked: ClassVar[bool] = False
     """Whether a batch has one array [clips, frames, …], which loads and views can write directly.
     Other frames have a `Column`."""
 
     takes_ragged: ClassVar[bool] = False
-    """Whether a batch has tensors of different shapes, which the argument `ragged` pads or nests.
+    """Whether a batch has differently shaped tensors, which the argument `ragged` pads or nests.
     Such features keep their axis of frames."""
 
     fits_rows: ClassVar[bool] = True
-    """Whether rows for all frames of a dataset take about the memory of the frames."""
+    """Whether rows for all frames take about as much memory as the frames."""
 
     stays_with_others: ClassVar[bool] = False
-    """Whether frames stay in memory if those of the other features do, since most are short."""
+    """Whether frames stay in memory if the other features do, since most are short."""
 
     rows: Callable[[ArraySpec, int], Any]
-    """Makes memory for this number of frames."""
+    """Makes memory for frames, given their number."""
 
     column: Callable[[ArraySpec, int, BufferPool | None], Column]
-    """Makes the column of a batch of this number of clips, for frames that are not stacked."""
+    """Makes a batch's column, given its number of clips, for frames that are not stacked."""
 
     item_nbytes: ClassVar[int] = 0
-    """Bytes of a frame in a batch, beside its values."""
+    """Bytes per frame in a batch, beside its values."""
 
     @abstractmethod
     def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
-        """Clear rows of a feature, for frames that lack it."""
+        """Clear a feature's rows, for frames that lack it."""
 
     @abstractmethod
     def decode(
@@ -316,10 +316,7 @@ class FrameForm(ABC):
     def pool(
         self, spec: ArraySpec, shape: tuple[int, int], keep: int, pools: PoolClasses
     ) -> BufferPool | None:
-        """Memory of batches of `shape`, [clips, frames], of which `keep` stay.
-
-        `None` for objects.
-        """
+        """Memory for `keep` batches with this `shape`, [clips, frames]; `None` for objects."""
         return None
 
     def missing(self, spec: ArraySpec, shape: tuple[int, ...]) -> Any:
@@ -328,16 +325,16 @@ class FrameForm(ABC):
 
 
 class Column(Protocol):
-    """Frames of a feature of a batch that are not stacked."""
+    """A feature's frames in a batch, if they are not stacked."""
 
     def gather(self, slots: npt.NDArray[np.int64], frames: list[Any]) -> None:
-        """Take the frames of consecutive clips for these slots; they may be views."""
+        """Take consecutive clips' frames for these slots; they may be views."""
 
     def put(self, slot: int, frames: Sequence[Any]) -> None:
-        """Set the frames of a clip, the result of a function."""
+        """Set a clip's frames, a function's result."""
 
     def finish(self) -> RaggedFrames | list[Any]:
-        """The frames of all clips."""
+        """Return all clips' frames."""
 
 
 class StackedForm(FrameForm):
