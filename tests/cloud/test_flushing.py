@@ -269,11 +269,12 @@ def _failure(fails: bool) -> Exception | None:
     return TransientError("as asked") if fails else None
 
 
-def test_a_discarded_episode_stays_away_after_edits(place: Place) -> None:
-    """Its frames are in a file of the dataset, and a second file marks it."""
-    with place.writer(max_file_size=30_000) as writer:
+@pytest.mark.parametrize("key", ["b", "x"])
+def test_a_discarded_episode_stays_away_after_edits(place: Place, key: str) -> None:
+    """Its frames are in a file of the dataset, and a second file marks it. Its key is free."""
+    with place.writer() as writer:
         write_episodes(writer, {"a": FRAMES[:3]})
-        episode = append(writer.episode("b"), FRAMES[:9])
+        episode = append(writer.episode(key), FRAMES[:9])
         place.now += 60
         assert episode.flush()
         episode.discard()
@@ -282,6 +283,7 @@ def test_a_discarded_episode_stays_away_after_edits(place: Place) -> None:
     assert content(place.folder) == expected
     where: Any = place.folder
     clean(where, older_than=-1e9)
+    reindex(where)
     assert content(place.folder) == expected
     with SeqRecordWriter(where, mode="append") as appending:
         write_episodes(appending, {"d": FRAMES[:1]})

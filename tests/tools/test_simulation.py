@@ -201,19 +201,12 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[str, ...], str]] = {
         ("flushing", "resume"),
         "that had ended are lost",
     ),
-    "a discarded episode has no mark": (
+    "a mark of a discarded episode is ignored": (
         index_building,
         "_discarded",
         lambda footers: set(),
         ("dropping", "resume"),
-        "a commit of",
-    ),
-    "a mark is not kept": (
-        index_building,
-        "_discard_files",
-        lambda *_: [],
-        ("dropping", "resume"),
-        "",
+        "contradict",
     ),
     "a resume skips unfinished files": (
         recovery,
