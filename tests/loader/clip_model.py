@@ -392,9 +392,9 @@ class Case:
     def drawn_epoch(
         self, epoch: int, clips: list[Clip], drawn: Mapping[int, list[Clip]]
     ) -> list[Clip]:
-        """The clips of an epoch that the seed decides, after a check of those that came.
+        """The clips of an epoch that the seed decides, after a check of the clips delivered.
 
-        `drawn` are those of other epochs, by epoch.
+        `drawn` has clips of other epochs, by epoch.
         """
         expected = self.clips_of(clips[0][1] % self.every)
         turns = len(self.remainders)
@@ -421,7 +421,7 @@ class Case:
         return any(isinstance(one, Copies) for one in self.options.get("samples") or ())
 
     def incomplete(self) -> tuple[int | None, int | None]:
-        """The clips that lack a feature, and those outside their episode; `None` if not counted."""
+        """Numbers of clips without a feature, and outside their episode; `None` if not counted."""
         skips = self.function("skip_last", "n", 0) or not self.function("every", "rotate", True)
         if skips:
             return None, None

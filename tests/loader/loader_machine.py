@@ -170,7 +170,7 @@ class LoaderMachine(RuleBasedStateMachine):
     def clips(self, part: Part) -> list[Clip]:
         """The clips of a part's epoch in order, with copies.
 
-        If the seed decides, they are those of a single rank, after a check.
+        If the seed decides, a single rank delivers them, and the model checks them.
         """
         case = case_of(part.options)
         if (clips := case.epoch(part.epoch)) is not None:

@@ -1,9 +1,10 @@
 """Brute-force model of clips that a table or functions choose, or that are drawn for each batch.
 
-A `TableCase` has a loader's arguments with one of `KINDS_OF_TABLES`: tables of starts, of episodes,
-and of lists of frames, windows with anchors, functions that choose other samples in each epoch, and
-a drawn `clip_len`. `table_cases` draws one, `case_of` is the model of any arguments. A clip of a
-table is named by its row and start. The model loops over rows, and follows docs/sampling.md.
+A `TableCase` has a loader's arguments of a kind of `KINDS_OF_TABLES`: tables of starts, of
+episodes, and of lists of frames, windows with anchors, functions that choose other samples in each
+epoch, and a drawn `clip_len`. `table_cases` draws one, `case_of` is the model of any arguments. A
+clip of a table is named by its row and start. The model loops over rows, and follows
+docs/sampling.md.
 """
 
 from __future__ import annotations
@@ -164,7 +165,7 @@ class TableCase(Case):
 
     @property
     def span(self) -> int:
-        """The number of frames from which those of a clip come."""
+        """The number of frames that a clip's frames are drawn from."""
         span: int = self.function("subset", "of", self.lengths[1])
         return span
 
@@ -280,7 +281,7 @@ class TableCase(Case):
         return found
 
     def possible(self, epoch: int) -> list[tuple[Clip, int, int]]:
-        """Clips that an epoch may have, before one of each episode is drawn."""
+        """Clips that an epoch may have, before a clip of each episode is drawn."""
         functions = [one for one in self.functions if one.name != "one_per_episode"]
         return self.filtered(functions, epoch % TURNS)
 
@@ -494,7 +495,7 @@ class TableCase(Case):
             yield {name: column[i] for name, column in columns.items()}
 
     def decoded(self, clips: Sequence[Clip]) -> tuple[set[Clip], set[Clip]]:
-        """Frames that must be decoded for clips, and those that may be: (episode, frame).
+        """Frames that must be decoded for clips, and frames that may be: (episode, frame).
 
         The latter are in a chunk with a frame that is needed, and between two that are; of lists
         of frames, they are all listed frames of the episodes.
@@ -520,7 +521,7 @@ class TableCase(Case):
         return least, most
 
     def decoded_of(self, name: Clip) -> tuple[set[Clip], set[Clip]]:
-        """Frames that a clip needs in any case, and those that it may need.
+        """Frames that a clip needs in any case, and frames that it may need.
 
         Around an anchor, these are all frames at which it may be.
         """
@@ -536,7 +537,7 @@ class TableCase(Case):
         return least, set.union(*sets) | {(episode, f) for f in reached}
 
     def reach(self, name: str, episode: int, start: int) -> list[int]:
-        """Frames at which the anchors of a feature may be, or those of the greatest dilation."""
+        """Frames at which a feature's anchors may be, or frames up to the greatest dilation."""
         window, frames = self.window(name), list[int]()
         if window is None:
             dilations = [*self.dilations, *(self.table or {}).get("dilation", ())]
@@ -643,9 +644,10 @@ def table_cases(draw: st.DrawFn, *, kinds: Sequence[str] = KINDS_OF_TABLES) -> T
         )
         options["windows"] = {"id": [0, At("goal")]}
         options["pad"] = choose("edge", "after", "before")
+        before = At("goal", 0 if options["pad"] == "after" else -1)
         for name in features[:-1]:
             if maybe(6):
-                options["windows"][name] = choose(At("goal"), [At("goal", -1), 0], range(3), [0, 0])
+                options["windows"][name] = choose(At("goal"), [before, 0], range(3), [0, 0])
     if table is not None:
         draw(with_columns(table, has_repeat=kind != "lengths"))
     free = kind not in ("lengths", "goals")
