@@ -32,7 +32,7 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
     ("kind", "share"),
     [
         (LoaderMachine, 1),
-        (TableMachine, 1),
+        (TableMachine, 2),
         (MixMachine, 4),
         (TableMixMachine, 4),
         pytest.param(WorkerMachine, 10, marks=pytest.mark.slow),
