@@ -6,19 +6,23 @@ import base64
 import hashlib
 import json
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+import seqrecord
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.viewer import view_page
+from tests.formats.format_cases.scenes import write_nerfstudio
 from tests.kit.browser import CHROMIUM, Browser, Page
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import columns, noise, write_dataset
+from tests.kit.datasets import columns, damage, noise, write_dataset
+from tests.kit.lerobot_language_data import annotate
 from tests.kit.lerobot_video_data import unpack
+from tests.kit.trees import make_frames, write_v1
 
 ROOT = Path(__file__).parents[2]
 HTML = ROOT / "seqrecord" / "tools" / "viewer" / "html"
@@ -198,6 +202,158 @@ def test_pages_fit_their_size_and_say_what_is_left_out(tmp_path: Path, max_size:
     assert 0 < having <= 60
     note = f"{60 - having:,} of 60 episodes have no pictures and curves"
     assert (note in path.read_text()) == (having < 60)
+
+
+def make_tartanair(folder: Path) -> Any:
+    for number in range(2):
+        frames = make_frames(number, 5, size=(24, 32))
+        write_v1(folder / "tree" / "env" / "Easy" / f"P00{number}", frames)
+    run("write", "--src", folder / "tree", "--dst", folder / "records", "--workers", 1, "--quiet")
+    return folder / "records"
+
+
+def make_lerobot(folder: Path) -> Any:
+    root = unpack(folder, "lerobot_video_v3")
+    annotate(root)
+    return seqrecord.open(root, language={"subtask": "active_at(t, style=subtask)"})
+
+
+def make_scene(folder: Path) -> Any:
+    write_nerfstudio(folder / "scene")
+    run("write", "--src", folder / "scene", "--dst", folder / "records", "--workers", 1, "--quiet")
+    return folder / "records"
+
+
+def make_depth_and_flow(folder: Path) -> Any:
+    depth = np.linspace(0.5, 20, 5 * 24 * 32).reshape(5, 24, 32).astype(np.float32)
+    depth[:, :4] = np.nan
+    flow = noise(5, 24, 32, 2, dtype=np.float32)
+    features = {"depth": {"kind": "depth", "unit": "m"}, "flow": {"kind": "flow", "unit": "px"}}
+    frames = columns(depth=depth, flow=[*flow[:4], None], disparity=noise(5, 24, 32, dtype="f4"))
+    write_dataset(folder / "records", {"a": frames}, features=features)
+    return folder / "records"
+
+
+def make_missing(folder: Path) -> Any:
+    images = [None, *noise(3, 24, 32, 3), None, None, *noise(2, 24, 32, 3)]
+    state = [np.full(2, n) if n != 3 else None for n in range(8)]
+    write_dataset(folder / "records", {"a": columns(image=images, state=state, x=range(8))})
+    return folder / "records"
+
+
+def make_mix(folder: Path) -> Any:
+    write_robot(folder / "one", 2, 6)
+    write_robot(folder / "two", 1, 6)
+    (folder / "mix.yaml").write_text(
+        "sources: {left: {location: one}, right: {location: two}}\nbatch_size: 2\nclip_len: 2\n"
+    )
+    return folder / "mix.yaml"
+
+
+MADE: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
+    "tartanair": (make_tartanair, ["pose_left[6]", "flow: 1 missing", "full color"]),
+    "lerobot": (make_lerobot, ["observation.images.wrist", "observation.state[y]", "subtask"]),
+    "scene": (make_scene, ["image", "pose[0]"]),
+    "depth and flow": (make_depth_and_flow, ["20 m", " px a frame", "flow: 1 missing"]),
+    "missing frames": (
+        make_missing,
+        ["image: 3 missing", "missing at frame 0", "state: 1 missing"],
+    ),
+    "mix": (make_mix, ["kitchen/000 left", "front", "grasp"]),
+}
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MADE)
+def test_pages_of_all_kinds_of_data(tmp_path: Path, browser: Browser, name: str) -> None:
+    """At two widths, light and dark: no error in the log, no scrolling sideways."""
+    make, texts = MADE[name]
+    view_page(make(tmp_path), tmp_path / "page.html")
+    first = data_of(tmp_path / "page.html")["episodes"][0]["key"]
+    for width, dark in ((1280, False), (390, True)):
+        for fragment in ("#overview", "#episodes", f"#episode={first}"):
+            page = browser.open(tmp_path / "page.html", fragment, width=width, dark=dark)
+            check_quiet(page)
+            assert page.evaluate("document.documentElement.scrollWidth") == width
+            back = page.evaluate("getComputedStyle(document.body).backgroundColor")
+            assert back == ("rgb(20, 23, 27)" if dark else "rgb(255, 255, 255)")
+        page = browser.open(tmp_path / "page.html", f"#episode={first}", width=width, dark=dark)
+        charts = "document.querySelectorAll('.{}').length".format
+        page.wait(f"{charts('chart')} === {charts('uplot')}")
+        shown = page.text("#at-episode")
+        assert [text for text in texts if text not in shown] == []
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_two_sources_may_have_an_episode_of_one_name(tmp_path: Path, browser: Browser) -> None:
+    view_page(make_mix(tmp_path), tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html", "#episode=kitchen/000&source=right&frame=5")
+    assert page.text("#key") == "kitchen/000 right"
+    page = browser.open(tmp_path / "page.html")
+    assert "Source left" in page.text("#at-overview")
+    assert "Source right" in page.text("#at-overview")
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_unreadable_episodes_are_listed_with_their_error(tmp_path: Path, browser: Browser) -> None:
+    frames = columns(image=noise(4, 24, 32, 3))
+    write_dataset(tmp_path / "records", {"a": frames, "b": frames}, codecs="raw")
+    damage(tmp_path / "records", "image", 1, 0)
+    view_page(tmp_path / "records", tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html", "#episodes")
+    assert page.text("#list").count("cannot be read") == 2
+    page = browser.open(tmp_path / "page.html", "#episode=b")
+    assert "This episode cannot be read" in page.text("#problem")
+    assert "checksum" in page.text("#problem")
+    check_quiet(page)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_a_thousand_episodes_fit_a_page(tmp_path: Path, browser: Browser) -> None:
+    """All are in the list, with pictures and curves; sorting and filtering reach each."""
+    write_robot(tmp_path / "records", 1000, 8)
+    path = view_page(tmp_path / "records", tmp_path / "page.html")
+    assert path.stat().st_size <= 5_000_000
+    assert all(row["pictures"] and row["curves"] for row in data_of(path)["episodes"])
+    page = browser.open(path, "#episodes")
+    count = "document.querySelectorAll('#list tbody tr').length"
+    assert page.evaluate(count) == 200
+    page.evaluate("document.getElementById('more').click()")
+    assert page.evaluate(count) == 400
+    for key in "/777":
+        page.press(key)
+        page.wait("document.activeElement.id === 'search'")
+    page.wait(f"{count} === 1")
+    assert page.text("#count") == "1 of 1,000 episodes"
+    check_quiet(page)
+
+
+@needs_chromium
+@pytest.mark.slow
+def test_columns_point_at_planted_faults(tmp_path: Path, browser: Browser) -> None:
+    """A frozen camera, dropped frames, a wrong scale and dark images lead the sorted list."""
+    rng = np.random.default_rng(0)
+    episodes = {}
+    for number in range(12):
+        level = 12 if number == 7 else 120
+        images = rng.integers(level - 10, level + 10, (12, 24, 32, 3), np.uint8)
+        images[2:] = images[2] if number == 2 else images[2:]
+        state = np.sin(np.arange(12)[:, None] + [0, 1]) * (57.3 if number == 4 else 1)
+        times = np.arange(12) / 10 + (np.arange(12) > 5) * (0.8 if number == 9 else 0)
+        episodes[f"e{number:02}"] = columns(camera=images, state=state, timestamp=times)
+    features = {"state": {"kind": "state"}, "timestamp": {"kind": "timestamp", "unit": "s"}}
+    write_dataset(tmp_path / "records", episodes, fps=10, features=features)
+    view_page(tmp_path / "records", tmp_path / "page.html")
+    page = browser.open(tmp_path / "page.html", "#episodes")
+    for label, key in (("still", "e02"), ("longest", "e09"), ("outlier", "e04"), ("light", "e07")):
+        buttons = "[...document.querySelectorAll('thead button')]"
+        click = f"{buttons}.find((b) => b.innerText.startsWith('{label}')).click()"
+        page.evaluate(click)
+        assert page.text("#list tbody a") == key
 
 
 @needs_chromium

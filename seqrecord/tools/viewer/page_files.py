@@ -17,7 +17,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.tools.viewer.page_pictures import SPRITE_SUFFIX, encoded_url
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.container import CONTAINED, TimedPacket, mux_mp4
-from seqrecord.video.pages import parse_video_page
+from seqrecord.video.page_tables import parse_video_page
 
 PAGE = "index.html"
 

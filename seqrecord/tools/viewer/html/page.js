@@ -62,7 +62,7 @@ const COLUMNS = [
     value: (row) => (row.numbers?.step ? row.numbers.step * (row.fps ?? row.numbers.rate) : null) },
   { label: "outlier", title: "Greatest distance of a value of state, action or pose from its mean, in standard deviations", value: measure("outlier") },
   { label: "still %", title: "Successive pictures without a change; of the stillest camera", value: measure("still") },
-  { label: "light %", title: "Mean brightness of the pictures; of the darkest camera", value: measure("light") },
+  { label: "light %", title: "Mean brightness of the pictures; of the darkest camera", value: measure("light"), ascends: true },
   ...page.quality.map((name) => ({ label: name, title: `${name}, from the quality table`, value: (row) => row.quality?.[name] ?? null })),
 ].filter((column, i) => i === 0 || rows.some((row) => column.value(row)));
 
@@ -133,7 +133,7 @@ function head() {
     const arrow = isSorted ? (state.descending ? " ▼" : " ▲") : "";
     const button = element("button", { type: "button", title: column.title ?? "" }, column.label + arrow);
     button.addEventListener("click", () => {
-      state.descending = isSorted ? !state.descending : typeof rows.map(column.value).find((value) => !isEmpty(value)) === "number";
+      state.descending = isSorted ? !state.descending : !column.ascends && typeof rows.map(column.value).find((value) => !isEmpty(value)) === "number";
       state.sort = column;
       list();
     });
@@ -157,7 +157,7 @@ function line(place) {
     if (column.text) return element("td", { class: "text" }, ...(value ? [element("div", {}, isolated(value))] : []));
     return element("td", { class: "number", "data-label": column.label }, number(value, 3));
   });
-  const metadata = row.metadata.map(([name, value]) => `${name}: ${value}`).join(", ");
+  const metadata = row.metadata.filter(([name]) => !TASKS.includes(name)).map(([name, value]) => `${name}: ${value}`).join(", ");
   const made = element("tr", { "aria-selected": String(place === state.marked) }, element("td", {}, strip(row)), ...cells,
     element("td", { class: "text" }, ...(metadata ? [element("div", {}, isolated(metadata))] : [])));
   made.addEventListener("click", (event) => {
