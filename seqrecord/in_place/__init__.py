@@ -8,9 +8,9 @@ Read first, in this order:
 - `files`: files of an original, local or remote, in one form; `remote`: files behind a URL.
 - `references`: references to byte ranges, and checksums of the files.
 - `externals`: external files of an open dataset, also moved to another place.
-- `external_pages`: pages of references, read and checked.
+- `page_kind`: the kind of pages with the reference bit; `external_pages` reads and checks them.
 - `original_checks`: compares files from which an index copied values.
-- `reference_group`, `external_lists`: the writer's group of references, and lists of files.
+- `reference_group`, `video_group`, `external_lists`: the writer's groups, and lists of files.
 - `limits`: memory that a file's declared sizes may take.
 
 The store knows external files as a protocol, `store.reading.external_files`.

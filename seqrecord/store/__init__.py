@@ -6,6 +6,7 @@ a manifest, written last, make the files a dataset. docs/format.md is the text o
 Read first, in this order:
 
 - `schema`: `FeatureSpec` and `Schema`, the features of a dataset.
+- `format.page_kinds`: how frames become pages; `video` and `in_place` register theirs.
 - `format.pages`, `format.footer`, `format.index`, `format.manifest`: bytes on disk.
 - `codecs.chain`: frames to bytes and back, by filters and compressors.
 - `storage.base`: `Storage`, the protocol of files; `storage.local` implements it.

@@ -8,7 +8,8 @@ Read first, in this order:
 - `config`: `VideoConfig`, the JSON configuration of a video codec, and named codecs.
 - `gops`: `Gop`, one closed group of pictures as packets.
 - `packets`: packets of H.264, HEVC, AV1, VP9 and FFV1: parameter sets, keyframes, hidden frames.
-- `pages`: a page of GOPs, checked before use.
+- `page_kind`: what the store asks of video; `pages`, `page_tables`: a page of GOPs, checked.
+- `references`: pages whose packets are in original files.
 - `decoding`: GOPs to frames, into rows; `encoding`: frames to GOPs.
 - `depth`: codes of depth videos to metres.
 - `group`: the writer's group of a video feature.
