@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -41,42 +41,60 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
     that changed since they were written: the copied values would be stale.
     """
     files, content = copied_files(source), ""
-    now = {(without_commit(f.root), f.path): f for f in files.values()}
-    roots = {root for root, _ in now}
-    kept: list[str] = []
-    before, is_same = target.copied, False
-    lists: Sequence[str] = ()
+    present = {(without_commit(f.root), f.path): f for f in files.values()}
+    roots = {root for root, _ in present}
+    before, kept = target.copied, list[str]()
     if before is not None:
-        if hasattr(source, "content") and before.content:
-            with suppress(ValueError):  # another source
-                is_same = source.content(before.content) == before.content
-        lists = before.lists
-    elif target.recovered:  # by an interrupted run
-        lists = stored_list_ids(target.storage)
+        lists: Sequence[str] = before.lists
+    else:
+        lists = stored_list_ids(target.storage) if target.recovered else ()
+    is_same = before is not None and _has_content(source, before.content)
     for list_id in lists:
-        known = ExternalList.parse(
+        listed = ExternalList.parse(
             target.storage.read_whole(list_path(list_id), MAX_LIST_BYTES)[0], list_id
         )
-        if before and roots.isdisjoint(without_commit(file.root) for file in known.files):
+        if before and roots.isdisjoint(without_commit(file.root) for file in listed.files):
             kept.append(list_id)
-            continue
-        for file in () if is_same else known.files:
-            there = now.get((without_commit(file.root), file.path))
-            if there is None and before is None:  # a reference, checked when read
-                continue
-            if there is None or (there.size, there.identity) != (file.size, file.identity):
-                raise SourceError(
-                    "a file of the original changed after its values were copied, so nothing can "
-                    "be appended; index it again, into another folder: "
-                    "`seqrecord index SRC -o DST`",
-                    file=f"{file.root}/{file.path}",
-                    expected=f"{file.size} bytes, {file.identity}",
-                    got=there and f"{there.size} bytes, {there.identity}",
-                )
+        elif not is_same:
+            # An interrupted run also listed references, which are checked when they are read.
+            _check_unchanged(listed.files, present, may_refer=before is None)
     if not kept and hasattr(source, "content"):
         content = str(source.content())
     new = dict.fromkeys(list_id for list_id, _ in put_lists(target.storage, files).values())
     return CopiedFiles((*kept, *new), content)
+
+
+def _has_content(source: Any, content: str) -> bool:
+    """Whether a source has the content from which values were copied; false if it is unknown."""
+    if not hasattr(source, "content") or not content:
+        return False
+    with suppress(ValueError):  # another source
+        return bool(source.content(content) == content)
+    return False
+
+
+def _check_unchanged(
+    files: Iterable[ExternalFile],
+    present: Mapping[tuple[str, str], ExternalFile],
+    *,
+    may_refer: bool,
+) -> None:
+    """Raise `SourceError` for a file that differs from the present one, by root and path.
+
+    With `may_refer`, files that are not among the present ones pass.
+    """
+    for file in files:
+        now = present.get((without_commit(file.root), file.path))
+        is_equal = now is not None and (now.size, now.identity) == (file.size, file.identity)
+        if is_equal or (now is None and may_refer):
+            continue
+        raise SourceError(
+            "a file of the original changed after its values were copied, so nothing can be "
+            "appended; index it again, into another folder: `seqrecord index SRC -o DST`",
+            file=f"{file.root}/{file.path}",
+            expected=f"{file.size} bytes, {file.identity}",
+            got=now and f"{now.size} bytes, {now.identity}",
+        )
 
 
 def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, tuple[str, int]]:

@@ -329,30 +329,33 @@ def _vp9_frame(data: bytes) -> Iterator[tuple[int, int, int]]:
     if marker != 2 or take(1):  # show_existing_frame
         return
     is_inter, is_shown, is_resilient = take(1), take(1), take(1)
-    has_colours, is_intra_only = not is_inter, False
-    if is_inter:
-        is_intra_only = not is_shown and bool(take(1))
-        if not is_resilient:
-            take(2)
-        has_colours = is_intra_only and profile > 0
+    is_intra_only = bool(is_inter) and not is_shown and bool(take(1))
+    if is_inter and not is_resilient:
+        take(2)  # reset_frame_context
     if not is_inter or is_intra_only:
-        take(24)
-    colours = 1 + profile if has_colours else 0
-    if has_colours:
-        depth = take(1) if profile > 1 else 0
-        is_rgb = take(3) == 7
-        if not is_rgb:
-            take(1)
-        subsampling = take(3) if profile & 1 and not is_rgb else take(1) if profile & 1 else 0
-        colours |= depth << 4 | is_rgb << 5 | subsampling << 6
+        take(24)  # frame_sync_code
+    has_colours = profile > 0 if is_intra_only else not is_inter
+    colours = _vp9_colours(take, profile) if has_colours else 0
     if is_inter:
-        take(8)
-        if not is_intra_only:
-            take(12)
-            if take(1) or take(1) or take(1):
-                return
+        take(8)  # refresh_frame_flags
+    if is_inter and not is_intra_only:
+        take(12)  # reference frames and their signs
+        if take(1) or take(1) or take(1):  # found_ref
+            return
     width, height = take(16) + 1, take(16) + 1
     yield height, width, colours
+
+
+def _vp9_colours(take: Callable[[int], int], profile: int) -> int:
+    """Colour bits of a frame that declares them (color_config); never 0."""
+    depth = take(1) if profile > 1 else 0
+    is_rgb = take(3) == 7
+    if not is_rgb:
+        take(1)  # color_range
+    subsampling = 0
+    if profile & 1:
+        subsampling = take(1) if is_rgb else take(3)
+    return 1 + profile | depth << 4 | is_rgb << 5 | subsampling << 6
 
 
 def _bits(data: bytes) -> Callable[[int], int]:

@@ -47,17 +47,13 @@ COMPLEX = {
     "formats.sources.video.order._checked",
     "formats.sources.webdataset.source._frames",
     "formats.sources.webdataset.source.scan",
-    "in_place.external_lists.put_copied",
     "loader.pipes.clip_reader._sets_of",
     "loader.pipes.options.__post_init__",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
-    "store.reading.index_building._index_of",
-    "store.reading.index_building._join",
     "tools.edit.cleaning.rewrite_files",
     "tools.viewer.kinds.kind_of",
     "tools.viewer.view._view_clip",
-    "video.packets._vp9_frame",
 }
 """Functions with a complexity above 20. Only remove from this list."""
 

@@ -169,9 +169,7 @@ def _index_of(
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
-    files = np.concatenate([group.files for rows in episodes for group in rows.groups])
-    found, at = np.unique(files, return_index=True)
-    used: list[int] = found[np.argsort(at)].tolist()
+    used = _files_in_order(episodes)
     number = np.zeros(max(used) + 1, np.uint32)
     number[used] = np.arange(len(used))
     starts = [rows.span.start for rows in episodes]
@@ -179,11 +177,6 @@ def _index_of(
         _group_of(group, features, [rows.groups[at] for rows in episodes], number, starts)
         for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
     )
-    time_spans, timestamps = None, timestamp_features(schema)
-    if timestamps:
-        rows_of = [[dict(part.time_spans).get(name) for name in timestamps] for part in parts]
-        most = max(part.num_frames or 1 for part in parts)
-        time_spans = EpisodeTimeSpans.of(rows_of, len(timestamps), most)
     place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
     place[None] = NO_SPLIT
     index = Index(
@@ -195,9 +188,26 @@ def _index_of(
         fps=np.array([part.fps or 0 for part in parts], np.float64),
         split=np.array([place[name] for name in splits], np.uint16),
         groups=groups,
-        time_spans=time_spans,
+        time_spans=_time_spans_of(schema, parts),
     )
     return index, used
+
+
+def _files_in_order(episodes: Sequence[_EpisodeRows]) -> list[int]:
+    """Return the numbers of the files with chunks of the episodes, in order of use."""
+    files = np.concatenate([group.files for rows in episodes for group in rows.groups])
+    numbers, at = np.unique(files, return_index=True)
+    in_order: list[int] = numbers[np.argsort(at)].tolist()
+    return in_order
+
+
+def _time_spans_of(schema: Schema, parts: Sequence[EpisodePart]) -> EpisodeTimeSpans | None:
+    """Return the time spans of all episodes; `None` for a schema without timestamps."""
+    if not (timestamps := timestamp_features(schema)):
+        return None
+    rows = [[dict(part.time_spans).get(name) for name in timestamps] for part in parts]
+    longest = max(part.num_frames or 1 for part in parts)
+    return EpisodeTimeSpans.of(rows, len(timestamps), longest)
 
 
 def _length_files(episodes: Sequence[_EpisodeRows], used: Sequence[int]) -> list[int]:
@@ -336,11 +346,41 @@ def _join(
     described = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in described if part.num_frames is not None}
     episode = _common(described, max(lengths, default=None))
-    written = [  # groups in the files of its writer
-        len(files[file].footer.chunks)
-        for (file, _), part in zip(parts, described, strict=True)
-        if files[file].footer.file_id[:16] == part.uid[:16]
-    ]
+    groups = _stored_groups(files, parts, schemas, episode)
+    for length in sorted(lengths, reverse=True) if groups else ():
+        span = range(length) if frames is None else range(length)[slice(*frames)]
+        within = {
+            group: _rows_within(rows, span, length, episode) for group, rows in groups.items()
+        }
+        whole = {group: rows for group, rows in within.items() if rows is not None}
+        if span and len(whole) == len(within):
+            ended = _ended(episode, described, length)
+            numbers = tuple(file for file, _ in parts)
+            decides = [(p.num_frames, p.metadata) == (length, ended.metadata) for p in described]
+            length_files = tuple(compress(numbers, decides))
+            rows = _with_absent_groups(whole, span, schemas)
+            return _EpisodeRows(span, ended, rows, numbers, length_files)
+    return None
+
+
+def _stored_groups(
+    files: Sequence[_FooterRows],
+    parts: Sequence[tuple[int, int]],
+    schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
+    episode: EpisodePart,
+) -> dict[int, _GroupRows]:
+    """Return an episode's rows of each group that has chunks; none if a group lacks them all.
+
+    A group may lack them if it is dropped, or was added after the files were written.
+    """
+    written = max(  # groups in the files of its writer
+        (
+            len(files[file].footer.chunks)
+            for file, _ in parts
+            if files[file].footer.file_id[:16] == episode.uid[:16]
+        ),
+        default=0,
+    )
     groups: dict[int, _GroupRows] = {}
     for group, (schema, _) in enumerate(schemas):
         if all(spec.is_dropped for spec in schema.values()):
@@ -352,35 +392,36 @@ def _join(
         ]
         if any(len(piece.chunks) for piece in pieces):
             groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
-        elif next(iter(schema.values())).added is None or any(group < n for n in written):
-            return None  # chunks of an added group may be missing
-    for length in sorted(lengths, reverse=True) if groups else ():
-        span = range(length) if frames is None else range(length)[slice(*frames)]
-        first = {group: _rows_within(rows, span, length, episode) for group, rows in groups.items()}
-        if span and None not in first.values():
-            found = {group: rows for group, rows in first.items() if rows is not None}
-            at = next(iter(found.values()))  # missing groups get chunks like these
-            chunks = _clipped(at.chunks, span)
-            whole = tuple(
-                found[group]
-                if group in found
-                else _GroupRows(*absent_chunks(at.files, chunks, schema, features))
-                for group, (schema, features) in enumerate(schemas)
-            )
-            ends = [part for part in described if part.num_frames == length]
-            chosen = _last_metadata(episode, {part.metadata for part in ends})
-            numbers = tuple(file for file, _ in parts)
-            decides = [(p.num_frames, p.metadata) == (length, chosen) for p in described]
-            length_files = tuple(compress(numbers, decides))
-            time_spans = tuple(
-                sorted({item[0]: item for part in ends for item in part.time_spans}.values())
-            )
-            if len(described) > 1:
-                episode = replace(
-                    episode, num_frames=length, metadata=chosen, time_spans=time_spans
-                )
-            return _EpisodeRows(span, episode, whole, numbers, length_files)
-    return None
+        elif next(iter(schema.values())).added is None or group < written:
+            return {}
+    return groups
+
+
+def _with_absent_groups(
+    groups: Mapping[int, _GroupRows],
+    span: range,
+    schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
+) -> tuple[_GroupRows, ...]:
+    """Return the rows of all groups: those without chunks get some like another group's."""
+    stored = next(iter(groups.values()))
+    chunks = _clipped(stored.chunks, span)
+    return tuple(
+        groups[group]
+        if group in groups
+        else _GroupRows(*absent_chunks(stored.files, chunks, schema, features))
+        for group, (schema, features) in enumerate(schemas)
+    )
+
+
+def _ended(episode: EpisodePart, parts: Sequence[EpisodePart], num_frames: int) -> EpisodePart:
+    """Return the merged episode with the metadata and time spans of its parts that end here."""
+    if len(parts) == 1:
+        return episode
+    ends = [part for part in parts if part.num_frames == num_frames]
+    metadata = _last_metadata(episode, {part.metadata for part in ends})
+    by_feature = {item[0]: item for part in ends for item in part.time_spans}
+    time_spans = tuple(sorted(by_feature.values()))
+    return replace(episode, num_frames=num_frames, metadata=metadata, time_spans=time_spans)
 
 
 def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
