@@ -288,6 +288,25 @@ def test_a_selection_without_bad_episodes_is_read(tmp_path: Path) -> None:
         assert {*dataset.episodes} == {bad, *good}
 
 
+def test_segments_of_bad_episodes(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v21")
+    (root / f"videos/chunk-000/{_CAMERA}/episode_000001.mp4").unlink()
+    keys = ["episode_000001", "episode_000002"]
+    spans = {"episode": keys, "start": [0, 0], "stop": [3, 3], "label": [5, 6]}
+    loader: Any = partial(_loader, root, samples=seqrecord.samples.segments(spans))
+    with pytest.raises(SourceError, match="1 selected episode cannot be read: episode_000001"):
+        loader()
+    for more in ({"skip_bad_episodes": True}, {"episodes": keys[1:]}):
+        clips = [
+            (key, int(start), int(label))
+            for batch in loader(**more)
+            for key, start, label in zip(
+                batch["episode"], batch["start"], batch["label"], strict=True
+            )
+        ]
+        assert sorted(clips) == [(keys[1], 0, 6), (keys[1], 1, 6)]
+
+
 def test_a_loop_of_links_is_named(tmp_path: Path) -> None:
     (tmp_path / "sub").mkdir()
     write_video(tmp_path / "sub/a.mp4", pictures(3))
