@@ -132,6 +132,24 @@ def test_repeats_are_equal_clips() -> None:
     assert repeats((0, 0, 4), (0, 6, 2), stride=2)
 
 
+@pytest.mark.parametrize(("stride", "phase"), [(1, 0), (3, 0), (3, 2), (4, 1)])
+def test_union_of_tables(stride: int, phase: int) -> None:
+    """Each clip once, whatever tables have it; adjacent ones in one run."""
+
+    def table(*rows: tuple[int, int, int]) -> ClipTable:
+        """Clips by episode, number of the first start, and count."""
+        episode, number, count = (np.array(column) for column in zip(*rows, strict=True))
+        return ClipTable(spec, np.arange(3), episode, phase + number * stride, count)
+
+    spec = ClipSpec(2, stride, phase=phase)
+    union = ClipTable.union([table((0, 0, 4), (2, 1, 1)), table((0, 2, 3), (0, 7, 2), (1, 0, 1))])
+    clips = union.locate(np.arange(union.num_clips))
+    numbers = [(0, 0), (0, 1), (0, 2), (0, 3), (0, 4), (0, 7), (0, 8), (1, 0), (2, 1)]
+    wanted = [(episode, phase + number * stride) for episode, number in numbers]
+    assert [*zip(clips.episode.tolist(), clips.start.tolist(), strict=True)] == wanted
+    assert union.count.tolist() == [5, 2, 1, 1]
+
+
 def test_refuses_values_out_of_range() -> None:
     for selected in ([1, 0], [0, 0], [-1], [2]):
         with pytest.raises(IndexError, match="ascending rows in"):
