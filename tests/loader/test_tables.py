@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import Phase, assume, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
@@ -31,7 +31,8 @@ def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
 def test_any_table(records: seqrecord.Dataset, kind: str, tmp_path: Path) -> None:
     """Two epochs of one rank; of encoded images also from a frame cache."""
 
-    @settings(max_examples=max(3, settings().max_examples // 2))
+    # Without shrinking, which takes minutes.
+    @settings(max_examples=max(3, settings().max_examples // 2), phases=[Phase.generate])
     @given(table_cases(kinds=(kind,)), st.integers(0, 3))
     def check(case: TableCase, epoch: int) -> None:
         assume(case.clips and case.smallest)
