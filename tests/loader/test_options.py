@@ -22,6 +22,7 @@ from seqrecord import (
     ClipError,
     EngineOptions,
     LoaderOptions,
+    MaxFrames,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -31,7 +32,7 @@ from seqrecord import (
 )
 from seqrecord.loader.pipes import option_values
 from seqrecord.loader.pipes.options import ClipOptions, DatasetOptions
-from seqrecord.samples import every
+from seqrecord.samples import dilate, every, reverse, subset
 from seqrecord.tools.profiler.bench import BenchOptions
 from tests.kit.datasets import write_small
 from tests.kit.processes import run_python
@@ -239,6 +240,98 @@ WITHOUT_EFFECT: list[tuple[dict[str, Any], str, str]] = [
         "no frame_transform; or no video_decoder",
     ),
 ]
+
+
+def _frames(frame: dict[str, Any]) -> dict[str, Any]:
+    return frame
+
+
+DECODER = "engine.video_decoder='torchcodec'"
+TABLE = {"episode": ["a"], "frames": [[1, 2]]}
+CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
+    (
+        {"output": "numpy", "ragged": {"id": "nested"}, "clip_len": None},
+        "NumPy has no nested arrays",
+        'ragged="list" or "pad"; or output="torch"',
+        "output='numpy' ragged={'id': 'nested'}",
+    ),
+    ({"clip_len": None}, "neither clip_len nor windows is given", "one, or both", None),
+    (
+        {"clip_len": None, "windows": {"id": [0]}, "dilation": 2, "squeeze_time": True},
+        "dilation is that of clip_len",
+        "clip_len too",
+        2,
+    ),
+    (
+        {"squeeze_time": True, "samples": [dilate(1, 2), dilate(3)]},
+        "squeeze_time is for clips with one frame of each feature without a window",
+        "no lists of frames, and clip_len=1 or none",
+        "clip_len=4",
+    ),
+    (
+        {"samples": [reverse(0.5), dilate(1, 2), reverse(0.5), dilate(3)], "dilation": 2},
+        "samples has dilate twice",
+        "one dilate(…)",
+        None,
+    ),
+    (
+        {"samples": [dilate(1, 2), subset(of=2)], "dilation": 2},
+        "dilation and dilate exclude each other",
+        "dilate(…) alone",
+        2,
+    ),
+    (
+        {"samples": subset(of=2), "stride": 1 << 40},
+        "subset has fewer frames than a clip, or there is no clip_len",
+        "at least the greatest clip_len",
+        "subset(of=2), clip_len=4",
+    ),
+    (
+        {"samples": [{"episode": ["a"], "start": [1]}, reverse(0.5)], "windows": {"id": [0]}},
+        "dilate, reverse, subset, and a drawn clip_len are for clips of clip_len frames",
+        "no windows, but for Latest() and Next()",
+        "clip_len=4, reverse",
+    ),
+    (
+        {"samples": [TABLE, dilate(1, 2)], "stride": 2, "pad": "edge", "batch_size": MaxFrames(8)},
+        "samples has the starts, or the frames of each clip",
+        "no stride, clip_len, pad, dilate",
+        None,
+    ),
+    (
+        {"batch_size": MaxFrames(8), "output": "numpy", "device": "cpu"},
+        "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
+        "clip_len=(2, 24), for example; or a number of clips",
+        "clip_len=4",
+    ),
+    (
+        {"output": "numpy", "device": "cpu", "engine": TORCHCODEC, "frame_transform": _frames},
+        "NumPy arrays are in host memory",
+        "no device, and jax.device_put of the batches; or output='torch'",
+        "output='numpy' device=cpu",
+    ),
+    (
+        {"engine": TORCHCODEC, "frame_transform": _frames},
+        f"{DECODER} decodes on a device",
+        "a device too, such as device='cuda'; or no video_decoder",
+        "no device",
+    ),
+    (
+        {"engine": TORCHCODEC, "device": "cpu", "resize": (4, 4)},
+        f"{DECODER}, but frame_transform and resize are for frames of the host",
+        "no resize and no frame_transform; or no video_decoder",
+        "device=cpu, and both",
+    ),
+]
+
+
+def test_of_conflicting_arguments_the_first_conflict_is_raised() -> None:
+    """In the order of the list: most of these arguments break a later rule, too."""
+    for arguments, problem, expected, got in CONFLICTS:
+        with pytest.raises(ClipError) as caught:
+            LoaderOptions(**{"clip_len": 4, **arguments})
+        error = caught.value
+        assert (error.message, error.expected, error.got) == (problem, expected, got)
 
 
 def test_arguments_without_effect_are_refused(records: Path) -> None:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.callers import (
     check_kept,
     find_buffering_pipe,
@@ -19,7 +20,7 @@ from seqrecord.loader.pipes.callers import (
 )
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.epochs import Epochs
-from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike, init_takes_arguments
+from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.runs import Shard

@@ -10,9 +10,10 @@ import numpy as np
 from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.callers import check_kept
 from seqrecord.loader.pipes.clip_reader import ClipReader
-from seqrecord.loader.pipes.options import DatasetOptions, init_takes_arguments
+from seqrecord.loader.pipes.options import DatasetOptions
 from seqrecord.loader.pipes.select_clips import select
 from seqrecord.loader.pipes.shared_rows import SharedRow
 from seqrecord.store.clips.tables import ClipTable, IntArray

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import difflib
-import inspect
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from functools import update_wrapper
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Concatenate, ParamSpec, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -24,6 +21,7 @@ from seqrecord.loader.pipes.option_values import (
     check_ragged,
     check_vectors,
 )
+from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import LAST_BATCH, ORDERS
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
@@ -32,7 +30,6 @@ from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.clips.windows import Nearest, Windows, check_windows
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import FrameFunction
-from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.storage.url import local_path
@@ -58,10 +55,14 @@ if TYPE_CHECKING:
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
 _OF_FRAMES = ("clip_len", "windows", "pad")
+_STEPS = {"dilate": "dilation", "reverse": "reverse", "subset": ""}
+"""Built-in functions that choose the frames of clips, and the column of a table that does so."""
 
 
 SamplesLike: TypeAlias = "TableLike | SampleFunction | Sequence[TableLike | SampleFunction]"
 """A table, a function of the table of an epoch, or a list of functions, first maybe a table."""
+
+_Options = TypeVar("_Options")
 
 _Check: TypeAlias = Callable[[str, Any], Any]
 """Takes an argument's name and value, and returns the stored value; raises `ClipError`."""
@@ -186,6 +187,13 @@ def _check_fields(options: Any, of: str = "") -> None:
         if "check" in item.metadata and not value is item.default is None:
             value = item.metadata["check"](of + item.name, value)
             object.__setattr__(options, item.name, value)
+
+
+def _check_rules(options: _Options, rules: Iterable[Rule[_Options]]) -> None:
+    """Raise `ClipError` for the first rule that options break."""
+    for rule in rules:
+        if rule.concerns(options) and rule.is_broken(options):
+            raise rule.error(options)
 
 
 def _check_device(value: Any) -> None:
@@ -363,59 +371,10 @@ class ClipOptions:
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value, with the argument's name."""
         _check_fields(self)
-        forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
-        if self.output == "numpy" and any(isinstance(f, str) and f == "nested" for f in forms):
-            raise ClipError(
-                "NumPy has no nested arrays",
-                expected='ragged="list" or "pad"; or output="torch"',
-                got=f"output='numpy' ragged={self.ragged!r}",
-            )
-        if self.clip_len is None and self.windows is None and not self.lists_frames:
-            raise ClipError("neither clip_len nor windows is given", expected="one, or both")
-        has_dilation = self.dilations != (1,)
-        has_dilation |= self._columns & {"dilation", "frames"} == {"dilation"}
-        if self.clip_len is None and has_dilation:
-            expected, got = "clip_len too", self.dilation
-            raise ClipError("dilation is that of clip_len", expected=expected, got=got)
-        if self.squeeze_time and (self.clip_len not in (None, 1) or self.lists_frames):
-            raise ClipError(
-                "squeeze_time is for clips with one frame of each feature without a window",
-                expected="no lists of frames, and clip_len=1 or none",
-                got=f"clip_len={self.clip_len}",
-            )
-        names = [one.name for one in self.functions if isinstance(one, BuiltIn)]
-        for name in ("dilate", "reverse", "subset"):
-            if names.count(name) > 1:
-                raise ClipError(f"samples has {name} twice", expected=f"one {name}(…)")
-        if self.dilation != 1 and "dilate" in names:
-            problem = "dilation and dilate exclude each other"
-            raise ClipError(problem, expected="dilate(…) alone", got=self.dilation)
-        if self.span is not None and self.span < (self.most_frames or MAX_INT):
-            raise ClipError(
-                "subset has fewer frames than a clip, or there is no clip_len",
-                expected="at least the greatest clip_len",
-                got=f"subset(of={self.span}), clip_len={self.clip_len}",
-            )
+        _check_rules(self, _FRAME_RULES)
         for dilation in self.dilations:
             ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
-        if self.has_drawn_steps and self.own_windows:
-            raise ClipError(
-                "dilate, reverse, subset, and a drawn clip_len are for clips of clip_len frames",
-                expected="no windows, but for Latest() and Next()",
-                got=self._drawn_steps,
-            )
-        taken: dict[str, Any] = {"stride": self.stride not in (None, 1)}
-        if self.lists_frames:
-            taken |= {name: getattr(self, name) for name in _OF_FRAMES}
-        for name, function in (("dilation", "dilate"), ("reverse", "reverse"), ("", "subset")):
-            if self.lists_frames or name in self._columns:
-                taken[function] = self._arguments(function)
-        of_rows = ("dilation", "frames")
-        taken["dilation"] = self.dilation != 1 and not self._columns.isdisjoint(of_rows)
-        given = [name for name in taken if taken[name]]
-        if given and self._columns & {"start", "frames"}:
-            expected = f"no {', '.join(given)}"
-            raise ClipError("samples has the starts, or the frames of each clip", expected=expected)
+        _check_rules(self, _START_RULES)
 
     @property
     def spec(self) -> ClipSpec:
@@ -428,18 +387,25 @@ class ClipOptions:
     @property
     def dilations(self) -> tuple[int, ...]:
         """The dilations to draw from, in ascending order, or the only one."""
-        found: tuple[int, ...] = self._arguments("dilate").get("dilations", (self.dilation,))
+        found: tuple[int, ...] = self.built_ins.get("dilate", {}).get("dilations", (self.dilation,))
         return found
 
     @property
     def span(self) -> int | None:
         """The number of frames from which the frames of a clip are drawn."""
-        return self._arguments("subset").get("of")
+        return self.built_ins.get("subset", {}).get("of")
 
-    def _arguments(self, name: str) -> Mapping[str, Any]:
-        """The arguments of a built-in function that changes the frames of clips, if it is used."""
-        found = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == name)
-        return next((one.arguments for one in found), {})
+    @cached_property
+    def built_ins(self) -> Mapping[str, Mapping[str, Any]]:
+        """The arguments of the built-in functions of `samples`, by name; the first of two."""
+        functions = [one for one in self.functions if isinstance(one, BuiltIn)]
+        return {function.name: function.arguments for function in reversed(functions)}
+
+    @property
+    def repeated_step(self) -> str | None:
+        """The name of a function that changes the frames of clips, if `samples` has it twice."""
+        names = [one.name for one in self.functions if isinstance(one, BuiltIn)]
+        return next((name for name in _STEPS if names.count(name) > 1), None)
 
     def with_functions(self, *functions: SampleFunction) -> Self:
         """A copy with further functions of samples."""
@@ -464,11 +430,11 @@ class ClipOptions:
         first = self.samples[0] if isinstance(self.samples, list) else self.samples
         return None if callable(first) else first
 
-    @property
+    @cached_property
     def functions(self) -> SampleFunctions:
         """The functions of `samples`."""
         every: list[Any] = self.samples if isinstance(self.samples, list) else [self.samples]
-        return tuple(one for one in every if callable(one))
+        return tuple(filter(callable, every))
 
     @property
     def lists_frames(self) -> bool:
@@ -493,12 +459,11 @@ class ClipOptions:
         """The frames from which a clip's frames come; 1 without `clip_len`."""
         return self.span or self.most_frames or 1
 
-    @property
+    @cached_property
     def has_drawn_steps(self) -> bool:
         """Whether frames, dilation or direction are drawn for each clip."""
-        is_drawn = self.clip_lens is not None or self.span is not None
-        is_drawn |= not self._columns.isdisjoint(OF_CLIPS)
-        return is_drawn or any(self._arguments(name) for name in ("dilate", "reverse"))
+        is_drawn = self.clip_lens is not None or not self._columns.isdisjoint(OF_CLIPS)
+        return is_drawn or not self.built_ins.keys().isdisjoint(_STEPS)
 
     @property
     def steps_and_functions(self) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ...]]:
@@ -516,21 +481,40 @@ class ClipOptions:
         return any(step.per_batch for camera in cameras for step in camera.steps)
 
     @property
-    def _drawn_steps(self) -> str:
+    def drawn_steps(self) -> str:
         """The arguments of drawn steps, for errors."""
-        of_clips = ("dilate", "reverse", "subset")
-        used = [n for n in of_clips if self._arguments(n)] + [*self._columns.intersection(OF_CLIPS)]
+        used = [n for n in _STEPS if n in self.built_ins] + [*self._columns.intersection(OF_CLIPS)]
         return ", ".join([f"clip_len={self.clip_len}", *used])
+
+    @property
+    def taken_arguments(self) -> str:
+        """The arguments for which a table with starts or frames leaves no choice, for errors.
+
+        Empty without such a table.
+        """
+        columns = self._columns
+        if columns.isdisjoint(("start", "frames")):
+            return ""
+        lists, built_ins = self.lists_frames, self.built_ins
+        taken = {
+            "stride": self.stride not in (None, 1),
+            **{name: lists and getattr(self, name) for name in _OF_FRAMES},
+            **{step: step in built_ins and (lists or _STEPS[step] in columns) for step in _STEPS},
+            "dilation": self.dilation != 1 and not columns.isdisjoint(("dilation", "frames")),
+        }
+        return ", ".join(name for name, is_taken in taken.items() if is_taken)
 
     @property
     def has_windows(self) -> bool:
         """Whether clips differ from plain runs of `clip_len` frames inside their episodes."""
         return bool(self.own_windows) or self.pad is not None or self.has_drawn_steps
 
-    @property
+    @cached_property
     def own_windows(self) -> dict[str, Any]:
         """Offsets or `Seconds` of the features with a window of their own."""
-        windows = (self.windows or {}).items()
+        if self.windows is None:
+            return {}
+        windows = self.windows.items()
         found = {name: w.window if isinstance(w, Nearest) else w for name, w in windows}
         return {name: window for name, window in found.items() if window is not None}
 
@@ -541,8 +525,89 @@ class ClipOptions:
         return {name: window for name, window in windows if isinstance(window, Nearest)}
 
     @property
+    def has_nested(self) -> bool:
+        """Whether `ragged` asks for nested tensors."""
+        forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
+        return any(isinstance(form, str) and form == "nested" for form in forms)
+
+    @property
+    def dilates(self) -> bool:
+        """Whether frames of a clip of `clip_len` frames are apart, or may be."""
+        is_of_rows = self._columns & {"dilation", "frames"} == {"dilation"}
+        return self.dilations != (1,) or is_of_rows
+
+    @property
     def _usual_stride(self) -> int:
         return 1
+
+
+_FRAME_RULES: tuple[Rule[ClipOptions], ...] = (
+    Rule(
+        lambda options: options.output == "numpy" and options.has_nested,
+        "NumPy has no nested arrays",
+        'ragged="list" or "pad"; or output="torch"',
+        lambda options: f"output='numpy' ragged={options.ragged!r}",
+        arguments=("output",),
+    ),
+    Rule(
+        lambda options: (
+            options.clip_len is None and options.windows is None and not options.lists_frames
+        ),
+        "neither clip_len nor windows is given",
+        "one, or both",
+    ),
+    Rule(
+        lambda options: options.dilates and options.clip_len is None,
+        "dilation is that of clip_len",
+        "clip_len too",
+        lambda options: options.dilation,
+        arguments=("dilation", "samples"),
+    ),
+    Rule(
+        lambda options: (
+            options.squeeze_time and (options.clip_len not in (None, 1) or options.lists_frames)
+        ),
+        "squeeze_time is for clips with one frame of each feature without a window",
+        "no lists of frames, and clip_len=1 or none",
+        lambda options: f"clip_len={options.clip_len}",
+        arguments=("squeeze_time",),
+    ),
+    Rule(
+        lambda options: options.repeated_step,
+        lambda options: f"samples has {options.repeated_step} twice",
+        lambda options: f"one {options.repeated_step}(…)",
+        arguments=("samples",),
+    ),
+    Rule(
+        lambda options: options.dilation != 1 and "dilate" in options.built_ins,
+        "dilation and dilate exclude each other",
+        "dilate(…) alone",
+        lambda options: options.dilation,
+        arguments=("dilation",),
+    ),
+    Rule(
+        lambda options: options.span and options.span < (options.most_frames or MAX_INT),
+        "subset has fewer frames than a clip, or there is no clip_len",
+        "at least the greatest clip_len",
+        lambda options: f"subset(of={options.span}), clip_len={options.clip_len}",
+        arguments=("samples",),
+    ),
+)
+_START_RULES: tuple[Rule[ClipOptions], ...] = (
+    Rule(
+        lambda options: options.has_drawn_steps and options.own_windows,
+        "dilate, reverse, subset, and a drawn clip_len are for clips of clip_len frames",
+        "no windows, but for Latest() and Next()",
+        lambda options: options.drawn_steps,
+        arguments=("windows",),
+    ),
+    Rule(
+        lambda options: options.taken_arguments,
+        "samples has the starts, or the frames of each clip",
+        lambda options: f"no {options.taken_arguments}",
+        arguments=("samples",),
+    ),
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -704,32 +769,10 @@ class LoaderOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        varies = self.clip_lens is not None or self.lists_frames
-        if isinstance(self.batch_size, MaxFrames) and not varies:
-            raise ClipError(
-                "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
-                expected="clip_len=(2, 24), for example; or a number of clips",
-                got=f"clip_len={self.clip_len}",
-            )
+        _check_rules(self, _BATCH_RULES)
         if self.order == "sequences":
             self._check_sequences()
-        if self.output == "numpy" and self.device is not None:
-            raise ClipError(
-                "NumPy arrays are in host memory",
-                expected="no device, and jax.device_put of the batches; or output='torch'",
-                got=f"output='numpy' device={self.device}",
-            )
-        decoder = f"engine.video_decoder={self.tuning.video_decoder!r}"
-        if self.tuning.video_decoder != "pyav" and self.device is None:
-            expected = "a device too, such as device='cuda'; or no video_decoder"
-            raise ClipError(f"{decoder} decodes on a device", expected=expected, got="no device")
-        is_on_host = self.frame_transform is not None or self.resize is not None
-        if self.tuning.video_decoder != "pyav" and is_on_host:
-            raise ClipError(
-                f"{decoder}, but frame_transform and resize are for frames of the host",
-                expected="no resize and no frame_transform; or no video_decoder",
-                got=f"device={self.device}, and both",
-            )
+        _check_rules(self, _DEVICE_RULES)
 
     @property
     def tuning(self) -> EngineOptions:
@@ -775,8 +818,54 @@ class LoaderOptions(ClipOptions):
             raise ClipError(
                 'order="sequences" takes neither dilate, reverse and subset nor a drawn clip_len',
                 expected="one clip_len, and functions that leave out samples or add columns",
-                got=self._drawn_steps,
+                got=self.drawn_steps,
             )
+
+
+_BATCH_RULES: tuple[Rule[LoaderOptions], ...] = (
+    Rule(
+        lambda options: (
+            isinstance(options.batch_size, MaxFrames)
+            and options.clip_lens is None
+            and not options.lists_frames
+        ),
+        "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
+        "clip_len=(2, 24), for example; or a number of clips",
+        lambda options: f"clip_len={options.clip_len}",
+        arguments=("batch_size",),
+    ),
+)
+_DEVICE_RULES: tuple[Rule[LoaderOptions], ...] = (
+    Rule(
+        lambda options: options.output == "numpy" and options.device is not None,
+        "NumPy arrays are in host memory",
+        "no device, and jax.device_put of the batches; or output='torch'",
+        lambda options: f"output='numpy' device={options.device}",
+        arguments=("output",),
+    ),
+    Rule(
+        lambda options: options.tuning.video_decoder != "pyav" and options.device is None,
+        lambda options: (
+            f"engine.video_decoder={options.tuning.video_decoder!r} decodes on a device"
+        ),
+        "a device too, such as device='cuda'; or no video_decoder",
+        lambda _: "no device",
+        arguments=("engine",),
+    ),
+    Rule(
+        lambda options: (
+            options.tuning.video_decoder != "pyav"
+            and (options.frame_transform is not None or options.resize is not None)
+        ),
+        lambda options: (
+            f"engine.video_decoder={options.tuning.video_decoder!r}, but "
+            "frame_transform and resize are for frames of the host"
+        ),
+        "no resize and no frame_transform; or no video_decoder",
+        lambda options: f"device={options.device}, and both",
+        arguments=("engine",),
+    ),
+)
 
 
 def check_option(name: str, value: Any) -> Any:
@@ -785,101 +874,3 @@ def check_option(name: str, value: Any) -> Any:
     if "check" not in item.metadata or value is item.default is None:
         return value
     return item.metadata["check"](name, value)
-
-
-_P = ParamSpec("_P")
-_Self = TypeVar("_Self")
-_Options = TypeVar("_Options", bound=ClipOptions)
-_Result = TypeVar("_Result")
-
-
-def takes_arguments(
-    options: Callable[_P, _Options],
-) -> Callable[
-    [Callable[[DatasetLike, _Options], _Result]], Callable[Concatenate[DatasetLike, _P], _Result]
-]:
-    """Turn `function(dataset, options)` into a function with a keyword argument for each option.
-
-    Type checkers, `inspect.signature` and `help` show names, types, defaults and documentation.
-    """
-    return lambda function: _with_arguments(function, options)
-
-
-def init_takes_arguments(
-    options: Callable[_P, _Options],
-) -> Callable[
-    [Callable[[_Self, DatasetLike, _Options], None]],
-    Callable[Concatenate[_Self, DatasetLike, _P], None],
-]:
-    """`takes_arguments` for an `__init__(self, dataset, options)`."""
-    return lambda function: _with_arguments(function, options)
-
-
-def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[..., Any]:
-    given = inspect.signature(function)
-    *first, _ = (
-        parameter.replace(kind=parameter.POSITIONAL_ONLY) for parameter in given.parameters.values()
-    )
-    named = inspect.signature(options).parameters
-
-    def call(*args: Any, **kwargs: Any) -> Any:
-        for name in kwargs.keys() - named.keys():
-            raise _unknown_argument(name, named)
-        if len(args) > len(first):
-            raise TypeError(
-                f"only the dataset is given without a name; got {repr_of(args[-1], 100)} too"
-            )
-        return function(*args, options(**kwargs))
-
-    update_wrapper(call, function)
-    parameters = [*first, *named.values()]
-    call.__signature__ = given.replace(parameters=parameters)  # type: ignore[attr-defined]
-    call.__doc__ = _docstring(function.__doc__ or "", options)
-    return call
-
-
-_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
-"""Arguments of `seqrecord.open`."""
-
-_OF_OTHERS = {
-    **dict.fromkeys(("world_size", "num_replicas"), "rank=(rank, world_size), or none"),
-    **dict.fromkeys(
-        ("num_workers", "workers"),
-        "DataLoader(loader, batch_size=None, num_workers=…) around it; its own threads: "
-        "engine=seqrecord.EngineOptions(num_threads=…)",
-    ),
-    "drop_last": 'last_batch="drop"',
-    "chunk_size": "windows={feature: range(chunk_size)} for chunks of a feature, such as actions; "
-    "clip_len=… for all features",
-}
-"""What to write for arguments of torch and of policies."""
-
-
-def _unknown_argument(name: str, names: Collection[str]) -> Exception:
-    elsewhere = {one: f"seqrecord.open(location, {one}=…) as the location" for one in _OF_OPEN}
-    if "engine" in names:
-        of_engine = inspect.signature(EngineOptions).parameters
-        elsewhere |= {one: f"engine=seqrecord.EngineOptions({one}=…)" for one in of_engine}
-        elsewhere |= _OF_OTHERS
-    else:
-        sampler = "torch.utils.data.DistributedSampler(dataset) as the sampler of a DataLoader"
-        elsewhere |= dict.fromkeys(("world_size", "num_replicas", "rank"), sampler)
-        elsewhere["num_workers"] = "DataLoader(dataset, num_workers=…) around it"
-        elsewhere["chunk_size"] = _OF_OTHERS["chunk_size"]
-    if name in elsewhere:
-        return ClipError(f"{name} is no argument of a loader", expected=elsewhere[name], got=name)
-    if name in inspect.signature(LoaderOptions).parameters:
-        expected = "SeqRecordPipe, SeqRecordIterableDataset or SeqRecordNode, which stream epochs"
-        return ClipError("clips read by their number have no epochs", expected=expected, got=name)
-    lerobot = {"delta_timestamps": ["windows"]}
-    near = lerobot.get(name) or difflib.get_close_matches(name, names, 1)
-    hint = f"is it {near[0]}?" if near else f"there are {', '.join(sorted(names))}"
-    return TypeError(f"there is no argument {name!r}; {hint}")
-
-
-def _docstring(text: str, options: type[ClipOptions]) -> str:
-    """Append the options' documentation to a docstring that ends with arguments."""
-    lines = [inspect.cleandoc(text)]
-    for cls in reversed(options.__mro__):
-        lines += inspect.cleandoc(vars(cls)["__doc__"] or "").partition("Args:\n")[2:]
-    return "\n".join(line for line in lines if line)

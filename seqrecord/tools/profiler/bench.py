@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from seqrecord.loader.engine.stats import STAGES, bottleneck
+from seqrecord.loader.pipes.arguments import takes_arguments
 from seqrecord.loader.pipes.option_values import MaxFrames
-from seqrecord.loader.pipes.options import LoaderOptions, takes_arguments
+from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.processes.machine import peak_memory, usable_cores
 from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.text import counted, percent, repr_of, shown_place
