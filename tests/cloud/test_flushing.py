@@ -233,6 +233,28 @@ def test_kills_and_ends(place: Place, max_file_size: int | None, thorough: bool)
                 writer.close()
 
 
+@pytest.mark.parametrize(
+    ("begun", "ended"),
+    [
+        ({}, {"truncated": False}),
+        ({"truncated": False}, {}),
+        ({"truncated": "at 5 s", "robot": "leg"}, {"robot": "arm"}),
+        ({"truncated": True}, {"success": False}),
+    ],
+)
+def test_metadata_of_the_user_may_say_truncated(
+    place: Place, begun: dict[str, Any], ended: dict[str, Any]
+) -> None:
+    """As a simulator does. The end, not the flush of the same frames, decides."""
+    with place.writer() as writer:
+        episode = append(writer.episode("a", metadata=begun), FRAMES[:3])
+        place.now += 60
+        assert episode.flush()
+        assert place.after_a_kill() == {"a": (3, {**begun, "truncated": True})}
+        episode.close(ended)
+    assert rebuilt_content(place.folder) == {"a": (3, {**begun, **ended})}
+
+
 def test_an_error_stores_all_that_had_ended(place: Place) -> None:
     writer = place.writer()
     write_episodes(writer, {"a": FRAMES[:5]})

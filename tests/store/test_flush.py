@@ -19,7 +19,7 @@ import seqrecord
 from seqrecord import SeqRecordWriter, reindex
 from seqrecord.errors import ConflictError, DestinationError, FrameError, StorageError
 from seqrecord.storage import LocalStorage, Upload
-from seqrecord.store.format.text import MAX_METADATA_LENGTH, mark_truncated, unmark_truncated
+from seqrecord.store.format.text import MAX_METADATA_LENGTH, is_truncated, mark_truncated
 from tests.kit.datasets import append, columns, flip, record_files, resume, write_episodes
 from tests.kit.faults import FailAt, FaultyStorage, abandon, abandonable
 from tests.kit.processes import join_commits
@@ -234,7 +234,9 @@ def test_every_file_has_its_flushed_frame_count(tmp_path: Path) -> None:
 def test_the_mark() -> None:
     marked = mark_truncated('{"z":1}')
     assert marked == '{"truncated":true,"z":1}'
-    assert unmark_truncated(marked) == unmark_truncated('{"z":1}') == '{"z":1}'
+    assert is_truncated(marked)
+    for text in ('{"z":1}', '{"truncated":false}', '{"truncated":1}', '{"truncated":"true"}'):
+        assert not is_truncated(text)
     long = '{"z":"' + "a" * (MAX_METADATA_LENGTH - 8) + '"}'
     assert mark_truncated(long) == long
 

@@ -100,11 +100,9 @@ def mark_truncated(text: str) -> str:
         return text
 
 
-def unmark_truncated(text: str) -> str:
-    """Remove the mark that `mark_truncated` adds."""
-    value = parse_metadata(text)
-    value.pop(_TRUNCATED, None)
-    return encode_metadata(value)
+def is_truncated(text: str) -> bool:
+    """Whether metadata has the mark that `mark_truncated` adds."""
+    return parse_metadata(text).get(_TRUNCATED) is True
 
 
 _GZIP = b"\x1f\x8b"

@@ -23,7 +23,7 @@ from seqrecord.store.format.footer import EpisodePart, Footer
 from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index, check_text
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.format.rows import GAP_ROW, WORD, chunk_row, features_of
-from seqrecord.store.format.text import parse_metadata, unmark_truncated
+from seqrecord.store.format.text import is_truncated, parse_metadata
 from seqrecord.store.format.time_spans import EpisodeTimeSpans, timestamp_features
 from seqrecord.store.schema import Schema
 
@@ -454,7 +454,7 @@ def _last_metadata(episode: EpisodePart, texts: Collection[str]) -> str:
     A flush at the last frame marks it as truncated, and lacks entries that come with the end.
     Raises `FormatError` if two ends contradict.
     """
-    ends = [text for text in texts if unmark_truncated(text) == text]
+    ends = [text for text in texts if not is_truncated(text)]
     if len(ends) > 1:
         raise _contradiction(episode)
     return ends[0] if ends else max(texts, key=lambda text: (len(parse_metadata(text)), text))
