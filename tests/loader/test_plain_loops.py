@@ -179,6 +179,33 @@ def test_two_dataloaders_at_the_same_time(
         assert all(names(a) != names(b) for a, b in pairs)
 
 
+@pytest.mark.parametrize("is_begun", [False, True])
+def test_workers_that_begin_after_a_later_set_epoch(path: Path, is_begun: bool) -> None:
+    """They have the epoch that was set when they were started, unless it was begun before."""
+    runs, event = Run(path, "stream"), multiprocessing.get_context("fork").Event()
+    late: Any = DataLoader(
+        runs.data,
+        batch_size=None,
+        num_workers=1,
+        multiprocessing_context="fork",
+        worker_init_fn=lambda _: event.wait(60) and None,
+    )
+    loader = runs.loader(1)
+    runs.data.set_epoch(3)
+    found = [runs.of(loader)] if is_begun else []
+    iterator = iter(late)
+    runs.data.set_epoch(7)
+    found.append(runs.of(loader))
+    event.set()
+    try:
+        found.append(runs.name([names(batch) for batch in iterator], 1))
+    except StateError as error:
+        found.append("-")
+        assert re.search(r"set_epoch\(epoch\)", str(error))
+        iterator._shutdown_workers()
+    assert " ".join(found) == ("3 7 -" if is_begun else "7 3")
+
+
 def test_an_order_that_is_the_same_in_all_epochs_may_run_twice_at_a_time(path: Path) -> None:
     data = make_loader(path, SeqRecordIterableDataset, features=["id"], shuffle=False)
     loaders = [DataLoader(data, batch_size=None, num_workers=1) for _ in range(2)]

@@ -140,10 +140,13 @@ class WorkerStarts:
         )
 
     def _is_begun_by_others(self) -> bool:
-        """Whether another number of workers has begun the taken start."""
+        """Whether another number of workers has begun the taken start, or workers had begun it when
+        this one was started, and have begun another one since.
+        """
         slots = self._slots
         begun = slots[slots[:, _GENERATION] == self._generation]
-        return bool((begun[:, _NUM_WORKERS] != this_worker()[1]).any())
+        had_begun = self._followed[0] == self._generation
+        return had_begun or bool((begun[:, _NUM_WORKERS] != this_worker()[1]).any())
 
     def _is_over(self, epoch: int) -> bool:
         """Whether as many workers as now have finished an epoch, which this one has begun last."""
@@ -162,15 +165,23 @@ class WorkerStarts:
         Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun it.
         """
         slot, (_, num_workers) = self._slot, this_worker()
-        places = [_GENERATION, _EPOCH, _PROCESS]
-        if alone and self._taken and any(slot[i] != self._taken[i] for i in places):
-            raise self._overlap(slot, epoch)
+        alone = alone and bool(self._taken)
+        # At most one of the workers that begin a start together gets through these three checks,
+        # the splitter of Lamport's fast mutual exclusion: it writes its process before it reads the
+        # start, and the start before it reads the process.
+        if alone and slot[_PROCESS] != self._taken[_PROCESS]:
+            raise _overlap(epoch)
+        slot[_PROCESS] = os.getpid()
+        if alone and any(slot[i] != self._taken[i] for i in (_GENERATION, _EPOCH)):
+            raise _overlap(epoch)
         if slot[_GENERATION] != self._generation or slot[_ENDED] != epoch - 1:
             slot[_ENDED] = _NEVER
         # From one epoch to the next, workers that read the slot see one change: that of the epoch.
         slot[_NUM_WORKERS], slot[_EPOCH] = num_workers, epoch
-        slot[_PROCESS], slot[_ITERATIONS] = os.getpid(), slot[_ITERATIONS] + 1
+        slot[_ITERATIONS] += 1
         slot[_GENERATION] = self._generation  # last: it makes the others valid
+        if alone and slot[_PROCESS] != os.getpid():
+            raise _overlap(epoch)
         self._taken = slot.tolist()
 
     def watch(self, clips: Iterator[Clip], *, alone: bool) -> Iterator[Clip]:
@@ -179,22 +190,21 @@ class WorkerStarts:
         Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun the
         same epoch.
         """
+        slot = memoryview(self._slot)  # it returns integers of Python, for little time per item
         for clip in clips:
-            if alone:
-                self._check_alone()
+            if alone and slot[_PROCESS] != self._process:
+                self._check_epoch(slot)
             yield clip
-        if alone:
-            self._check_alone()
-        slot = self._slot
         if slot[_PROCESS] == self._process:
             slot[_ENDED] = self._taken[_EPOCH]
+        elif alone:
+            self._check_epoch(slot)
 
-    def _check_alone(self) -> None:
-        slot = self._slot
-        if slot[_PROCESS] != self._process:
-            begun = self._taken
-            if (slot[_GENERATION], slot[_EPOCH]) == (begun[_GENERATION], begun[_EPOCH]):
-                raise self._overlap(slot, begun[_EPOCH])
+    def _check_epoch(self, slot: memoryview) -> None:
+        """Raise `StateError` if the slot of another worker has this one's epoch."""
+        begun = self._taken
+        if (slot[_GENERATION], slot[_EPOCH]) == (begun[_GENERATION], begun[_EPOCH]):
+            raise _overlap(begun[_EPOCH])
 
     def differs_from_set(self, epoch: int) -> bool:
         """Whether the training process has called `set_epoch` with another epoch than this, for an
@@ -202,13 +212,6 @@ class WorkerStarts:
         """
         is_pending = not self.in_worker or self._slot[_GENERATION] != self._generation
         return is_pending and self.is_set and not self.start.is_saved and self.start.epoch != epoch
-
-    def _overlap(self, slot: IntArray, epoch: int) -> StateError:
-        return StateError(
-            "two DataLoaders iterate over one loader at the same time",
-            expected="a loader for each of them, for example copy.deepcopy(loader)",
-            got=f"epoch {epoch} in processes {os.getpid()} and {slot[_PROCESS]}",
-        )
 
     @property
     def _slot(self) -> IntArray:
@@ -223,3 +226,11 @@ class WorkerStarts:
     @property
     def _slots(self) -> IntArray:
         return self._row.values[_ROW:].reshape(-1, _ITERATIONS + 1)
+
+
+def _overlap(epoch: int) -> StateError:
+    return StateError(
+        "two DataLoaders iterate over one loader at the same time",
+        expected="a loader for each of them, for example copy.deepcopy(loader)",
+        got=f"epoch {epoch} in process {os.getpid()} and another one",
+    )
