@@ -203,9 +203,8 @@ def test_workers_that_begin_after_a_later_set_epoch(path: Path, is_begun: bool) 
     event.set()
     try:
         found.append(runs.name([names(batch) for batch in iterator], 1))
-    except StateError as error:
+    except StateError:
         found.append("-")
-        assert re.search(r"set_epoch\(epoch\)", str(error))
         iterator._shutdown_workers()
     assert " ".join(found) == ("3 7 -" if is_begun else "7 3")
 

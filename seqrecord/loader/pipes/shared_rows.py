@@ -2,8 +2,8 @@
 
 torch does not tell a dataset that workers start, but every start copies it: `fork` with the memory
 of the process, `spawn` and `forkserver` as a pickle. Only then does a row become shared memory.
-Other copies have values of their own: those of `pickle` and `copy.deepcopy`, and those in started
-processes that are no workers, such as ranks.
+Other copies have values of their own: a pickle, a `copy.deepcopy`, and a copy in a started process
+that is no worker, such as a rank.
 """
 
 from __future__ import annotations
