@@ -254,7 +254,7 @@ MADE: dict[str, tuple[Callable[[Path], Any], list[str]]] = {
     "tartanair": (make_tartanair, ["pose_left[6]", "flow: 1 missing", "full color"]),
     "lerobot": (make_lerobot, ["observation.images.wrist", "observation.state[y]", "subtask"]),
     "scene": (make_scene, ["image", "pose[0]"]),
-    "depth and flow": (make_depth_and_flow, ["20 m", " px a frame", "flow: 1 missing"]),
+    "depth and flow": (make_depth_and_flow, ["1.31 m", "20 m", " px a frame", "flow: 1 missing"]),
     "missing frames": (
         make_missing,
         ["image: 3 missing", "missing at frame 0", "state: 1 missing"],

@@ -127,9 +127,10 @@ class PageFeatures:
                 with suppress(SeqRecordError):  # its row tells the error
                     episode = dataset.episodes[key]
                     having = np.flatnonzero(episode.present(name))
-                    if len(having):
-                        frame = int(having[len(having) // 2])
-                        frames.append(episode.read([frame], features=[name])[name][0])
+                    places = spread(len(having), -(-_SCALE_FRAMES // len(keys)))
+                    for place in places:
+                        number = [int(having[place])]
+                        frames.append(episode.read(number, features=[name])[name][0])
             sample = frames or [np.zeros((1, 1, 2) if kind == "flow" else (1, 1))]
             scale = PictureScale.of(kind, sample, spec.unit)
             tiles = [scale.colours(frame) for frame in sample[:2]]
