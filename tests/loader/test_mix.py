@@ -23,17 +23,20 @@ from seqrecord import (
     CenterCrop,
     ClipError,
     EngineOptions,
+    HorizontalFlip,
     Latest,
+    RandomCrop,
     Seconds,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordWriter,
     StateError,
+    Vector,
 )
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.mix_memory import divide_memory
-from seqrecord.samples import dilate, every, reverse
+from seqrecord.samples import dilate, every, final_goal, reverse
 from tests.kit.clip_data import begun, digest, digests, minimum_memory, no_leaks, resumed
 from tests.loader.mix_data import frame_of, write_source
 from tests.loader.resume_contract import check_resume, check_stateful_loader
@@ -558,6 +561,62 @@ def test_batches_have_the_columns_of_all_sources(root: Root) -> None:
             assert batch["crop"].tolist() == [[0] * 4] * 2
             assert batch["dilation"].tolist() == [1] * 2
     assert lone
+
+
+def _check_summary(mix: SeqRecordMix) -> None:
+    """The summary has dtype and shape of all columns, or "list"."""
+    for batch in mix:
+        texts = {
+            name: f"{value.dtype} {[*value.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
+            if isinstance(value, torch.Tensor)
+            else "list"
+            for name, value in batch.items()
+            if name not in ("image", "where", "pose")
+        }
+        columns = mix.summarize().columns
+        assert texts.items() <= columns.items()
+        assert mix.single_source_batches or texts.keys() == columns.keys()
+
+
+def test_dtypes_and_shapes_of_columns_are_known_before_a_batch(root: Root) -> None:
+    """Also of columns that are computed or drawn, or that only one source has."""
+    by_key = {"episode": ["e/0", "e/1"], "score": np.array([[1, 2, 3]] * 2, np.float32)}
+    lists = {"episode": ["e/0"] * 2, "frames": [[0, 2], [3, 1, 2]]}
+    steps = [RandomCrop((4, 4)), HorizontalFlip()]
+    tables: dict[str, dict[str, Any]] = {
+        "a": {"samples": [{**by_key, "name": ["one", None]}, final_goal()], "metadata": ["task"]},
+        "b": {"samples": [dilate(1, 2), reverse(0.5)]},
+        "c": {"samples": {"episode": ["e/0"], "start": [1]}, "pad": "edge"},
+    }
+    vectors: dict[str, Any] = {"vectors": {"where": Vector(pad_to=5)}, "clip_len": None}
+    placed = stream(root, "b", **vectors, windows={"where": Latest([-1, 0, 1])}, pad="edge")
+    plain = stream(root, "c", vectors={"where": Vector(pad_to=5)}, clip_transform=steps)
+    for sources in (
+        {name: stream(root, name, **options) for name, options in tables.items()},
+        {"c": plain, "b": placed},
+        {"c": stream(root, "c", samples=lists, ragged="pad", clip_len=None)},
+    ):
+        _check_summary(SeqRecordMix(sources, batch_size=6, stopping_strategy=6))
+
+
+@pytest.mark.parametrize("clip_len", [3, (2, 3)])
+def test_columns_of_tables_may_have_names_of_masks(root: Root, clip_len: Any) -> None:
+    """A value of a clip is no value of its frames."""
+    values: dict[str, Any] = {
+        "my_age": [1.5, 2.5],
+        "x_is_pad": [[1, 2, 3, 4]] * 2,
+        "a_wait": ["short", "long"],
+    }
+    table = {"episode": ["e/0", "e/1"], "start": [0, 2], **values}
+    names: dict[str, Any] = {"a": table, "b": None}
+    both = {n: stream(root, n, samples=t, clip_len=clip_len) for n, t in names.items()}
+    for batch in SeqRecordMix(both, batch_size=6, weights="equal", stopping_strategy=4):
+        for i, (name, key, _) in enumerate(clips_of(batch)):
+            row = int(key[-1])
+            ages = values["my_age"][row] if name == "a" else 0
+            assert batch["my_age"][i] == ages
+            assert batch["x_is_pad"][i].tolist() == ([1, 2, 3, 4] if name == "a" else [0] * 4)
+            assert batch["a_wait"][i] == (values["a_wait"][row] if name == "a" else None)
 
 
 def test_crops_and_dilations_of_sources(root: Root) -> None:

@@ -29,8 +29,18 @@ from seqrecord.store.text import repr_of
 Values: TypeAlias = npt.NDArray[Any] | pa.Array
 """A value for each row: an array [n, …], or texts."""
 
-Column: TypeAlias = Values | Callable[[ClipKeys], Values]
-"""Values of the first table's rows, or a function that computes the values of clips."""
+
+@dataclass(frozen=True, eq=False)
+class ComputedValues:
+    """Values that are computed for the clips of a batch: dtype and shape of one, or texts."""
+
+    of: Callable[[ClipKeys], Values]
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...] = ()
+
+
+Column: TypeAlias = Values | ComputedValues
+"""Values of the first table's rows, or computed ones."""
 
 OF_CLIPS = ("dilation", "reverse")
 """Columns that change the frames of a clip."""
@@ -234,12 +244,19 @@ class Samples:
     def values(self, name: str, clips: ClipKeys) -> npt.NDArray[Any] | list[str]:
         """Values of a column for clips: an array [n, …], or texts."""
         column = self.columns[name]
-        found = column(clips) if callable(column) else taken(column, clips.row)
+        found = column.of(clips) if isinstance(column, ComputedValues) else taken(column, clips.row)
         return found if isinstance(found, np.ndarray) else found.to_pylist()
 
-    def computed(self, name: str, function: Callable[[ClipKeys], npt.NDArray[Any]]) -> Samples:
-        """Add a column that a function computes for the clips of a batch."""
-        return replace(self, columns={**self.columns, name: function})
+    def value_form(self, name: str) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+        """Dtype and shape of a column's value; `None` for texts."""
+        return value_form(self.columns[name])
+
+    def computed(
+        self, name: str, dtype: type, function: Callable[[ClipKeys], npt.NDArray[Any]]
+    ) -> Samples:
+        """Add a column of numbers that a function computes for the clips of a batch."""
+        column = ComputedValues(function, np.dtype(dtype))
+        return replace(self, columns={**self.columns, name: column})
 
     def of_runs(self, begin: int, end: int) -> Samples:
         """The samples of some runs as a table of their own, with rows from 0."""
@@ -248,8 +265,9 @@ class Samples:
         stop = int(clips.first_sample[end - 1] + clips.count[end - 1] * clips.sample_step)
 
         def shifted(column: Column) -> Column:
-            if callable(column):
-                return lambda keys: column(keys._replace(sample=keys.sample + first))
+            if isinstance(column, ComputedValues):
+                of = column.of
+                return replace(column, of=lambda k: of(k._replace(sample=k.sample + first)))
             return column[first // COPIES : stop // COPIES]
 
         part = clips.pieces(run, np.zeros_like(run), clips.count[run])
@@ -282,6 +300,13 @@ def empty_clips(spec: ClipSpec, selected: IntArray, *, num_incomplete: int = 0) 
     """A table without clips of these episodes; `num_incomplete` were left out."""
     none = np.zeros(0, np.int64)
     return ClipTable(spec, selected, none, none, none, num_incomplete=num_incomplete)
+
+
+def value_form(column: Column) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+    """Dtype and shape of a column's value; `None` for texts."""
+    if isinstance(column, ComputedValues):
+        return column.dtype, column.shape
+    return (column.dtype, column.shape[1:]) if isinstance(column, np.ndarray) else (None, ())
 
 
 def taken(column: Values, chosen: IntArray) -> Values:

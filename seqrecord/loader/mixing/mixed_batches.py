@@ -12,6 +12,7 @@ from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
@@ -22,13 +23,14 @@ from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
 from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
-from seqrecord.loader.pipes.columns import DIM_IS_PAD
+from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.feature_kinds import differences, has_pixels, is_image, known_kind
+from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import ArraySpec, clip_nbytes
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.units import raise_if
@@ -52,7 +54,7 @@ class MixedBatches:
         lengths: the number of frames of each feature in a clip.
         nested: the features that come as nested tensors.
         squeezed: the features without an axis of frames.
-        columns: the extra columns of no clips, of all sources.
+        joined: the extra columns of all sources.
         missing: the numbers of the sources without a feature, or without a camera that others have.
         cameras: the images that have padding masks.
         tasks: the numbers of tasks, if they are a column.
@@ -64,7 +66,7 @@ class MixedBatches:
     lengths: Mapping[str, int]
     nested: frozenset[str]
     squeezed: frozenset[str]
-    columns: Mapping[str, Any]
+    joined: Sequence[JoinedColumn]
     missing: Mapping[str, list[int]]
     cameras: Sequence[str] = ()
     tasks: TaskNumbers | None = None
@@ -83,14 +85,14 @@ class MixedBatches:
 
         Raises `ClipError` if two kinds of entries have one name.
         """
-        entries, columns = dict[int, dict[str, str]](), dict[str, Any]()
+        entries = dict[int, dict[str, str]]()
         for number, source in sources.items():
             selection = source.selection
             problem = f"frame lists of source {source.name!r} differ in length"
             expected, got = 'ragged="pad" in a mix', f"ragged={selection.cut!r}"
             raise_if(selection.cut != "pad", problem, expected, got)
             entries[number] = _entries(selection, features)
-            columns |= selection.column_kinds
+        columns = _columns_of(sources)
         last_first = list(sources.values())[::-1]
         form = {  # of the first source with the feature
             n: source.selection
@@ -110,7 +112,7 @@ class MixedBatches:
             {name: selection.lengths[name] for name, selection in form.items()},
             frozenset(name for name, selection in form.items() if name in selection.nested),
             frozenset(name for name, selection in form.items() if name in selection.squeezed),
-            columns,
+            _joined(columns.values(), sources, missing),
             missing,
             [n for n, selection in form.items() if camera_masks and _is_camera(selection, n)],
             tasks,
@@ -120,7 +122,8 @@ class MixedBatches:
 
     def _check_names(self, entries: Mapping[int, Mapping[str, str]]) -> None:
         """Raise `ClipError` if kinds of entries, by source, differ from each other or the mix."""
-        kinds = dict.fromkeys(self._mix_columns, "a column of the mix")
+        mine = (column.name for column in (*self.columns, *self.late_columns))
+        kinds = dict.fromkeys(mine, "a column of the mix")
         for number, kind_of in entries.items():
             for name, kind in kind_of.items():
                 if kinds.setdefault(name, kind) != kind:
@@ -131,18 +134,27 @@ class MixedBatches:
                         got=f"{kind} of source {self.sources[number].name!r}",
                     )
 
-    @property
-    def _mix_columns(self) -> dict[str, str]:
-        """The columns of the mix itself, each with the dtype of a clip, or "list"."""
-        masks = (*(n + _MISSING for n in self.missing), *(n + _IS_REAL for n in self.cameras))
-        numbers = {} if self.tasks is None else {TASK_INDEX: "int64"}
-        return {_DATASET: "list", **dict.fromkeys(masks, "bool"), **numbers}
+    @cached_property
+    def columns(self) -> Sequence[Column[Batch]]:
+        """The columns of the mix itself: names of sources, and what these lack."""
+        lacking = {name + _MISSING: (numbers, False) for name, numbers in self.missing.items()}
+        real = {name + _IS_REAL: (self.missing.get(name, ()), True) for name in self.cameras}
+        flags = ((n, partial(_is_of, *which)) for n, which in (lacking | real).items())
+        masks = (Column(name, np.dtype(np.bool_), (), make) for name, make in flags)
+        return (Column(_DATASET, None, (), self._names), *masks)
+
+    @cached_property
+    def late_columns(self) -> Sequence[Column[Batch]]:
+        """The columns of the mix itself that are made of features."""
+        if self.tasks is None:
+            return ()
+        return (Column(TASK_INDEX, np.dtype(np.int64), (), self._task_numbers),)
 
     @property
     def column_texts(self) -> dict[str, str]:
         """The entries beside features, each with dtype and shape of a clip, or "list"."""
-        columns = {name: _column_text(column) for name, column in self.columns.items()}
-        return {**self._mix_columns, **columns}
+        own = {column.name: column.text for column in (*self.columns, *self.late_columns)}
+        return own | {one.column.name: one.column.text for one in self.joined}
 
     @property
     def clip_bytes(self) -> int:
@@ -194,49 +206,78 @@ class MixedBatches:
         """A batch for users: features, and columns of all sources."""
         found: Clip = for_users(batch.features, self.nested, self.squeezed)
         found.update(batch.columns)
-        if self.tasks is not None:
-            found[TASK_INDEX] = torch.zeros(len(batch), dtype=torch.int64, device="cpu")
-            for (one, _), some in _by_source(batch).items():
-                source, slots = self.sources[one], np.array(some)
-                texts = [found[TASK][slot] for slot in some] if TASK in found else []
-                given = source.name, source.selection, batch.clips.episode[slots], texts
-                found[TASK_INDEX].numpy()[slots] = self.tasks.column(*given)
+        found.update((column.name, column.fill(batch)) for column in self.late_columns)
         return found
 
     def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
         """The columns of a batch. A thread of a source makes them, as they take milliseconds."""
         frames = _frames_of(batches, number)
         draws = DrawsByPlace.of_one(batches, number)
-        size, found = len(batch), dict[str, Any]()
-        found[_DATASET] = [self.sources[number].name for number in batch.source.tolist()]
-        for name, without in self.missing.items():
-            found[name + _MISSING] = torch.from_numpy(np.isin(batch.source, without))
-        for name in self.cameras:
-            is_real = np.isin(batch.source, self.missing.get(name, ()), invert=True)
-            found[name + _IS_REAL] = torch.from_numpy(is_real)
-        for name, none in self.columns.items():  # 0 or `None` for the clips of other sources
-            if isinstance(none, torch.Tensor):
-                if _has_frames(name):
-                    none = none[:, :frames]
-                found[name] = none.new_zeros((size, *none.shape[1:]))
-            else:
-                found[name] = [None] * size
-            if name.endswith(DIM_IS_PAD) and isinstance(none, torch.Tensor):
-                without = self.missing.get(name.removesuffix(DIM_IS_PAD), [])
-                found[name][np.isin(batch.source, without)] = True
-        for (of, epoch), some in _by_source(batch).items():
-            slots, source = np.array(some), self.sources[of]
-            columns = source.columns(batch.clips.take(slots), epoch, draws)
-            if isinstance(found.get("dilation"), torch.Tensor):  # of a source that draws it
-                own = torch.full((len(some),), source.options.dilations[0], device="cpu")
-                columns.setdefault("dilation", own)
-            for name, column in columns.items():
-                if isinstance(column, torch.Tensor):
-                    found[name].numpy()[slots] = column.numpy()
-                else:
-                    for slot, item in zip(some, column, strict=True):
-                        found[name][slot] = item
-        return found
+        joined = {one.column.name: one.memory(batch.source, frames) for one in self.joined}
+        for (number, epoch), some in _by_source(batch).items():
+            slots = np.array(some)
+            clips = batch.clips.take(slots)
+            self.sources[number].columns(clips, epoch, draws, joined, slots)
+        return {column.name: column.fill(batch) for column in self.columns} | joined
+
+    def _names(self, batch: Batch) -> list[str]:
+        return [self.sources[number].name for number in batch.source.tolist()]
+
+    def _task_numbers(self, batch: Batch) -> IntArray:
+        assert self.tasks is not None, "a mix that numbers tasks"
+        numbers = np.zeros(len(batch), np.int64)
+        clips: Any = batch.features.get(TASK)
+        for (number, _), some in _by_source(batch).items():
+            source, slots = self.sources[number], np.array(some)
+            texts = [] if clips is None else [clips[slot] for slot in some]
+            episode = batch.clips.episode[slots]
+            numbers[slots] = self.tasks.column(source.name, source.selection, episode, texts)
+        return numbers
+
+
+@dataclass(frozen=True, eq=False)
+class JoinedColumn:
+    """A column of some sources of a mix; `defaults` are values of clips of the other ones."""
+
+    column: ClipColumn
+    defaults: Mapping[int, Any]
+
+    def memory(self, source: IntArray, num_frames: int | None) -> torch.Tensor | list[Any]:
+        """Memory for clips of these sources, int64[n], with the defaults."""
+        memory = self.column.missing(len(source), num_frames)
+        for number, default in self.defaults.items():
+            memory[source == number] = default
+        return memory
+
+
+def _columns_of(sources: Mapping[int, SourceLoader]) -> dict[str, ClipColumn]:
+    """The extra columns of all sources, by name."""
+    columns = (column for one in sources.values() for column in one.selection.column_list)
+    return {column.name: column for column in columns}
+
+
+def _joined(
+    columns: Iterable[ClipColumn],
+    sources: Mapping[int, SourceLoader],
+    missing: Mapping[str, Collection[int]],
+) -> list[JoinedColumn]:
+    """Columns of batches of all sources; `missing` has the numbers of sources without a feature."""
+    # Sources that draw it write their own.
+    dilation = {number: source.options.dilations[0] for number, source in sources.items()}
+    joined = []
+    for column in columns:
+        name, defaults = column.name, dict[int, Any]()
+        if column.dtype is not None and name == "dilation":
+            defaults = dilation
+        elif column.dtype is not None and name.endswith(DIM_IS_PAD):
+            defaults = dict.fromkeys(missing.get(name.removesuffix(DIM_IS_PAD), ()), True)
+        joined.append(JoinedColumn(column, defaults))
+    return joined
+
+
+def _is_of(numbers: Collection[int], invert: bool, batch: Batch) -> npt.NDArray[np.bool_]:
+    """Whether clips are of these sources, or of others."""
+    return np.isin(batch.source, [*numbers], invert=invert)
 
 
 def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
@@ -251,24 +292,9 @@ def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
 def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
     """The kinds of a source's batch entries, as text."""
     found = {name: "a feature" for name in selection.made if name in features}
-    for name, column in selection.column_kinds.items():
-        text = _column_text(column)
-        found[name] = "a list" if text == "list" else f"a column {text}"
+    for column in selection.column_list:
+        found[column.name] = "a list" if column.dtype is None else f"a column {column.text}"
     return found
-
-
-def _column_text(column: Any) -> str:
-    """Dtype and shape of a column's entry for a clip, or "list"."""
-    if isinstance(column, list):
-        return "list"
-    return f"{column.dtype} {[*column.shape[1:]]}".removeprefix("torch.").removesuffix(" []")
-
-
-def _has_frames(column: str) -> bool:
-    """Whether a column of tensors has a value for each frame of a clip."""
-    if column.endswith(DIM_IS_PAD):
-        return False
-    return column == "frames" or column.endswith(("_is_pad", "_age", "_wait"))
 
 
 def _frames_of(batches: ShardBatches, number: int) -> int | None:

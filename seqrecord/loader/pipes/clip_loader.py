@@ -305,15 +305,15 @@ class ClipLoader:
         return self.planner.residency.features(stays)
 
     def columns(
-        self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None = None
+        self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None = None, *memory: Any
     ) -> dict[str, Any]:
         """The columns of clips of an epoch beside features, each a list or a tensor.
 
-        `draws` are the batch's.
+        `draws` are the batch's; `memory` as for `ClipColumns.fill`.
         """
-        selection = self.selection
+        selection, frames = self.selection, self._drawn_frames(epoch, draws)
         drawn = self._draw_of(epoch, draws, selection.draws.draw)(clips, ())
-        columns, num_far = selection.columns.of(clips, self._drawn_frames(epoch, draws), drawn)
+        columns, num_far = selection.columns.fill(clips, frames, drawn, *memory)
         self._iteration.times_without_frame += num_far
         return columns
 

@@ -138,7 +138,7 @@ class ClipReader:
         frames = selection.drawn_frames(epoch)
         found, drawn = self._read(seed, clips, frames)
         features = squeeze(found, selection.squeezed)
-        columns, _ = selection.columns.of(clips, frames, drawn)
+        columns, _ = selection.columns.fill(clips, frames, drawn)
 
         def batch() -> dict[str, Any]:
             given = for_users(features, selection.nested)
@@ -156,7 +156,7 @@ class ClipReader:
         """
         frames = self._selection.drawn_frames(0)
         features, drawn = self._read(0, clip, frames)
-        columns, _ = self._selection.columns.of(clip, frames, drawn)
+        columns, _ = self._selection.columns.fill(clip, frames, drawn)
         values = {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
         return values, columns
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.clips.samples import ComputedValues, Samples
 from seqrecord.loader.pipes.clip_windows import SelectedWindows
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
@@ -179,7 +179,8 @@ class ClipSet:
         Raises `ClipError` for invalid columns. Computed ones are checked in each batch.
         """
         samples = self.epochs.samples_in(0)
-        keys, is_computed = samples.keys, any(map(callable, samples.columns.values()))
+        keys, columns = samples.keys, samples.columns.values()
+        is_computed = any(isinstance(column, ComputedValues) for column in columns)
         lacks = self.windows.lacks_anchors(samples, keys.take(slice(1)) if is_computed else keys)
         if is_computed or self.epochs.functions or not lacks.any():  # in a batch, they are errors
             return self

@@ -11,7 +11,14 @@ import pyarrow as pa
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.sample_tables import read_frame_lists, read_samples, table_columns
-from seqrecord.loader.clips.samples import Samples, Values, empty_clips, taken
+from seqrecord.loader.clips.samples import (
+    ComputedValues,
+    Samples,
+    Values,
+    empty_clips,
+    taken,
+    value_form,
+)
 from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
 from seqrecord.loader.pipes.clip_sets import ClipSet, DatasetEpisodes
 from seqrecord.loader.pipes.clip_windows import SelectedWindows
@@ -114,7 +121,10 @@ def _of_episodes(
         raise ClipError(problem, episode=key, expected="a column start, or a row per episode")
     selected = np.intersect1d(episode, selected)
     windows = SelectedWindows(options, dataset, selected)
-    values = {name: partial(_of_episode, column, row) for name, column in own.items()}
+    values = {
+        name: ComputedValues(partial(_of_episode, column, row), *value_form(column))
+        for name, column in own.items()
+    }
     episodes = DatasetEpisodes(windows, selected)
     base = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
     return ClipSet.of(options, windows, selected, base)

@@ -1,12 +1,19 @@
-"""The columns of batches beside features: episode, start, random parameters, padding, metadata."""
+"""The columns of batches beside features: episode, start, random parameters, padding, metadata.
+
+A loader's batches are a list of columns. Names, dtypes and shapes are known before the first batch;
+a column makes its values of the clips of a batch, and may write them to given memory::
+
+    [Column("episode", …), Column("start", …), …]  +  BatchClips  ->  {"episode": […], "start": …}
+"""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, NamedTuple
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -16,7 +23,14 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import ClipDraws
 from seqrecord.loader.pipes.clip_windows import FeatureWindows
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
-from seqrecord.store.clips.frames import ClipFrames, ClipKeys, SampleValues, WindowFrames
+from seqrecord.store.clips.frames import (
+    ClipFrames,
+    ClipKeys,
+    ClipSteps,
+    ClipWindow,
+    SampleValues,
+    WindowFrames,
+)
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
@@ -33,6 +47,63 @@ FRAMES_IS_PAD = "frames_is_pad"
 
 DIM_IS_PAD = "_dim_is_pad"
 """End of the names of masks: values of the last axis that the source lacks."""
+
+_T = TypeVar("_T")
+_BatchT = TypeVar("_BatchT")
+
+
+@dataclass(frozen=True, eq=False)
+class Column(Generic[_BatchT]):
+    """A column of batches beside features. Picklable if `make` is.
+
+    Attributes:
+        name: the entry's name.
+        dtype: dtype of the values; `None`: a list of texts or other objects.
+        shape: shape of a clip's value.
+        make: makes the values of a batch's clips, [n, …], in memory of their own.
+        per_frame: whether the first axis of a value are the frames of a clip, of which there are
+            fewer than in `shape` if a batch draws their number.
+    """
+
+    name: str
+    dtype: np.dtype[Any] | None
+    shape: tuple[int, ...]
+    make: Callable[[_BatchT], npt.NDArray[Any] | list[Any]]
+    per_frame: bool = False
+
+    @property
+    def text(self) -> str:
+        """Dtype and shape of a value, or "list"."""
+        if self.dtype is None:
+            return "list"
+        return f"{self.dtype} {[*self.shape]}".removesuffix(" []")
+
+    def fill(
+        self, batch: _BatchT, memory: torch.Tensor | list[Any] | None = None, slots: Any = ()
+    ) -> torch.Tensor | list[Any]:
+        """The values of a batch's clips, [n, …]; with `memory`, in these slots of it, int64[n]."""
+        values = self.make(batch)
+        if memory is None:
+            return values if isinstance(values, list) else torch.from_numpy(values)
+        if isinstance(memory, torch.Tensor):
+            memory.numpy()[slots] = values
+        else:
+            for slot, value in zip(slots.tolist(), values, strict=True):
+                memory[slot] = value
+        return memory
+
+    def missing(
+        self, size: int, num_frames: int | None = None, default: Any = 0
+    ) -> torch.Tensor | list[Any]:
+        """The values of `size` clips whose source lacks the column: the default, or `None` in a
+        list. `num_frames` is drawn for the batch.
+        """
+        if self.dtype is None:
+            return [None] * size
+        shape = self.shape
+        if self.per_frame and num_frames is not None:
+            shape = (min(num_frames, shape[0]), *shape[1:])
+        return torch.from_numpy(np.full((size, *shape), default, self.dtype))
 
 
 class EpisodeMetadata(NamedTuple):
@@ -113,7 +184,7 @@ class ClipEpisodes:
 
 
 class NoDraws:
-    """No random parameters of clips; `draws.AugmentationSampler` has those of a `clip_transform`.
+    """No random parameters of clips; `draws.AugmentationSampler` draws them for `clip_transform`.
 
     Attributes:
         made: arrays of a frame in batches, before functions.
@@ -121,10 +192,12 @@ class NoDraws:
         functions: functions called after the crops.
         is_any: whether there is anything to draw.
         is_random: whether the draws of a clip differ by epoch.
+        columns: columns of the parameters.
     """
 
     crops: tuple[ClipCrops, ...] = ()
     functions: ClipFunctions | None = None
+    columns: tuple[ClipColumn, ...] = ()
     is_any = is_random = False
 
     def __init__(self, made: Mapping[str, ArraySpec]) -> None:
@@ -138,99 +211,249 @@ class NoDraws:
         """Height and width of features in a batch, if batches differ in size."""
         return {}
 
-    def columns(
-        self,
-        drawn: ClipDraws,  # noqa: ARG002
-        metadata: Sequence[EpisodeMetadata],  # noqa: ARG002
-        episode: IntArray,  # noqa: ARG002
-    ) -> dict[str, Any]:
-        """Columns of the parameters."""
-        return {}
+
+_INT64, _BOOL = np.dtype(np.int64), np.dtype(np.bool_)
 
 
 @dataclass(frozen=True, eq=False)
-class BatchColumns:
-    """Makes the columns of batches beside features. Picklable.
+class ClipColumns:
+    """The columns of a loader's batches beside features. Picklable.
 
-    `span` is the number of frames from which a clip's frames are drawn. `metadata` has the names of
-    metadata entries that become columns, and `constants` the columns that are the same for all
-    clips.
+    Attributes:
+        episodes: keys, numbers and metadata of episodes.
+        origin: `episode`, `start`, and `frames` of lists or drawn ones; random parameters;
+            `<feature>_is_pad`, and `<feature>_age` or `<feature>_wait`.
+        metadata: metadata of episodes, `None` if an episode lacks an entry.
+        constants: the same values for all clips, `<feature>_dim_is_pad`.
     """
 
     episodes: ClipEpisodes
-    windows: FeatureWindows
-    draws: NoDraws
-    span: int | None
-    metadata: tuple[str, ...] = ()
-    constants: Mapping[str, npt.NDArray[Any]] = field(default_factory=dict)
+    origin: Sequence[ClipColumn]
+    metadata: Sequence[ClipColumn]
+    constants: Sequence[ClipColumn] = ()
 
+    @classmethod
     def of(
-        self, clips: ClipKeys, frames: ClipFrames, drawn: ClipDraws
-    ) -> tuple[dict[str, Any], int]:
-        """The columns of n clips, each a list or a tensor, and the number of window times without a
-        frame nearby.
+        cls,
+        episodes: ClipEpisodes,
+        windows: FeatureWindows,
+        drawn: Sequence[ClipColumn],
+        span: int | None,
+        metadata: Sequence[str],
+    ) -> ClipColumns:
+        """The columns of clips.
 
-        Columns: `episode`, a list of keys; `start`, int64[n]; random parameters;
-        `<feature>_is_pad`, bool[n, T]; `<feature>_age`, int64[n, T]; `<feature>_dim_is_pad`,
-        bool[n, size]; columns of the table of samples; and lists of metadata, `None` if an episode
-        lacks an entry.
+        Args:
+            episodes: the episodes of the clips.
+            windows: the frames of each feature.
+            drawn: the columns of random parameters.
+            span: number of frames from which a clip's frames are drawn; `None`: these are not.
+            metadata: names of metadata entries.
+        """
+        origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
+        if (lists := episodes.excerpts) is not None:
+            origin.append(_of_frames("frames", _INT64, lists.length, _listed))
+            if episodes.lists_differ:
+                origin.append(_of_frames(FRAMES_IS_PAD, _BOOL, lists.length, _behind_lists))
+        elif span is not None:
+            usual = windows.selected.usual
+            origin.append(_of_frames("frames", _INT64, usual.length, partial(_drawn_frames, usual)))
+        origin += drawn
+        for name in dict.fromkeys((*windows.padded, *windows.distant)):
+            length = windows.frames.windows[name].length
+            if name in windows.padded:
+                origin.append(_of_frames(f"{name}_is_pad", _BOOL, length, partial(_is_pad, name)))
+            if (distance := windows.distant.get(name)) is not None:
+                origin.append(_of_frames(distance, _INT64, length, partial(_distance, name)))
+        listed = [Column(name, None, (), partial(_metadata, name)) for name in metadata]
+        return cls(episodes, origin, listed)
+
+    def in_table(self, samples: SampleValues | None) -> Sequence[ClipColumn]:
+        """The columns of batches of an epoch with these samples.
+
+        Raises `ClipError` if samples have the name of another column.
+        """
+        fixed = [*self.origin, *self.constants, *self.metadata]
+        if samples is None or not samples.columns:
+            return fixed
+        steps: list[ClipColumn] = []
+        if "dilation" in samples.columns:
+            steps.append(Column("dilation", *samples.value_form("dilation"), _dilation))
+        if "reverse" in samples.columns:
+            steps.append(Column("reversed", _BOOL, (), _is_reversed))
+        others = {column.name for column in (*fixed, *steps)}
+        for name in samples.own:
+            if name in others:
+                problem = "samples has the name of another column of batches"
+                raise ClipError(problem, expected="another name", got=name)
+        own = [Column(n, *samples.value_form(n), partial(_of_sample, n)) for n in samples.own]
+        return [*self.origin, *steps, *self.constants, *self.metadata, *own]
+
+    def check_names(
+        self, features: Collection[str], samples: SampleValues | None, reserved: Sequence[str]
+    ) -> None:
+        """Raise `ClipError` if two entries of a batch have one name."""
+        others = replace(self, metadata=()).in_table(samples)
+        taken = {*(column.name for column in others), *reserved}
+        if wrong := [name for name in features if name in taken]:
+            names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
+            raise ClipError(
+                "a feature has the name of a batch's extra column; give it another name: "
+                f"rename={{{names}}}",
+                got=", ".join(wrong),
+            )
+        taken.update(features)
+        if twice := [column.name for column in self.metadata if column.name in taken]:
+            raise ClipError(
+                "a feature, or a batch's extra column, has the name of this metadata",
+                expected="names that are not in clips yet",
+                got=", ".join(twice),
+            )
+
+    def fill(
+        self,
+        clips: ClipKeys,
+        frames: ClipFrames,
+        drawn: ClipDraws,
+        memory: Mapping[str, Any] | None = None,
+        slots: Any = (),
+    ) -> tuple[dict[str, Any], int]:
+        """The values of n clips, tensors [n, …] or lists by name, and the number of window times
+        without a frame nearby.
 
         Args:
             clips: the clips.
             frames: the frames of each feature, and the samples of the epoch.
             drawn: the random parameters.
+            memory: entries of a larger batch, of which the clips have `slots`, int64[n].
         """
-        metadata, windows, num_far = self.episodes.of(clips.episode), self.windows, 0
-        steps, length = None, None
-        if frames.draw is not None:
-            steps = frames.draw(clips)
-            if steps.num_frames is not None and len(metadata):  # equal in a batch
-                length = int(steps.num_frames[0])
-        columns: dict[str, Any] = {"episode": [one.key for one in metadata]}
-        listed = self.episodes.frames(clips)
-        columns["start"] = torch.from_numpy(self.episodes.starts(clips))
-        if listed is not None:
-            columns["frames"] = torch.from_numpy(listed)
-            if self.episodes.lists_differ:
-                columns[FRAMES_IS_PAD] = torch.from_numpy(listed < 0)
-        elif self.span is not None:
-            found = windows.selected.usual.find(clips, frames).frames
-            columns["frames"] = torch.from_numpy(found[:, :length])
-        columns |= self.draws.columns(drawn, metadata, clips.episode)
-        by_window: dict[object, WindowFrames] = {}
-        for name in dict.fromkeys((*windows.padded, *windows.distant)):
-            key = frames.windows[name].key
-            if key not in by_window:
-                by_window[key] = frames.find(name, clips)
-            of_window = by_window[key]
-            if name in windows.padded:  # users may change the copies
-                columns[f"{name}_is_pad"] = torch.from_numpy(of_window.is_pad[:, :length].copy())
-                num_far += of_window.num_far
-            if of_window.age is not None:
-                columns[windows.distant[name]] = torch.from_numpy(of_window.age[:, :length].copy())
-        if steps is not None and frames.samples is not None:
-            if "dilation" in frames.samples.columns:
-                columns["dilation"] = torch.from_numpy(steps.dilation)
-            if "reverse" in frames.samples.columns:
-                columns["reversed"] = torch.from_numpy(steps.is_reversed)
-        for name, constant in self.constants.items():
-            columns[name] = torch.from_numpy(np.tile(constant, (len(metadata), 1)))
-        for name in self.metadata:  # users may change the copy
-            columns[name] = [deepcopy(one.metadata[name]) for one in metadata]
-        return {**columns, **_own(clips, frames.samples, columns)}, num_far
+        steps = None if frames.draw is None else frames.draw(clips)
+        metadata = self.episodes.of(clips.episode)
+        batch = BatchClips(clips, frames, drawn, self.episodes, metadata, steps)
+        values = dict[str, Any]()
+        for column in self.in_table(frames.samples):
+            entry = None if memory is None else memory[column.name]
+            values[column.name] = column.fill(batch, entry, slots)
+        return values, batch.num_far
 
 
-def _own(
-    clips: ClipKeys, samples: SampleValues | None, others: Mapping[str, Any]
-) -> dict[str, Any]:
-    """The columns of the table of samples."""
-    found: dict[str, Any] = {}
-    if samples is None:
-        return found
-    for name in samples.own:
-        if name in others:
-            problem = "samples has the name of another column of batches"
-            raise ClipError(problem, expected="another name", got=name)
-        values = samples.values(name, clips)
-        found[name] = values if isinstance(values, list) else torch.from_numpy(values)
-    return found
+@dataclass(eq=False)
+class BatchClips:
+    """n clips of a batch, of which columns are made.
+
+    Attributes:
+        clips: the clips.
+        frames: the frames of each feature, and the samples of the epoch.
+        drawn: the random parameters.
+        episodes: looks up episodes.
+        metadata: keys and metadata of the clips' episodes.
+        steps: dilations, directions and drawn frames.
+        num_far: number of window times without a frame nearby, in columns that were made.
+    """
+
+    clips: ClipKeys
+    frames: ClipFrames
+    drawn: ClipDraws
+    episodes: ClipEpisodes
+    metadata: Sequence[EpisodeMetadata]
+    steps: ClipSteps | None
+    num_far: int = 0
+    _made: dict[object, Any] = field(default_factory=dict)
+
+    def once(self, key: object, make: Callable[[], _T]) -> _T:
+        """A value that several columns need, made by the first one."""
+        if key not in self._made:
+            self._made[key] = make()
+        value: _T = self._made[key]
+        return value
+
+    @property
+    def num_frames(self) -> int | None:
+        """The frames of each clip, if their number is drawn for the batch."""
+        if self.steps is None or self.steps.num_frames is None or not len(self.clips.start):
+            return None
+        return int(self.steps.num_frames[0])  # equal in a batch
+
+    def window(self, feature: str) -> WindowFrames:
+        """The frames of a feature."""
+        key = self.frames.windows[feature].key
+        return self.once(key, lambda: self.frames.find(feature, self.clips))
+
+
+ClipColumn: TypeAlias = Column[BatchClips]
+"""A column of a loader's batches."""
+
+
+def constant(name: str, value: npt.NDArray[Any]) -> ClipColumn:
+    """A column with the same value for all clips."""
+    return Column(name, value.dtype, value.shape, partial(_tiled, value))
+
+
+def _of_frames(
+    name: str,
+    dtype: np.dtype[Any],
+    length: int,
+    make: Callable[[BatchClips], npt.NDArray[Any]],
+) -> ClipColumn:
+    """A column with a value for each of `length` frames."""
+    return Column(name, dtype, (length,), make, per_frame=True)
+
+
+# ---- values of columns, which users may change
+
+
+def _keys(batch: BatchClips) -> list[str]:
+    return [episode.key for episode in batch.metadata]
+
+
+def _starts(batch: BatchClips) -> IntArray:
+    return batch.episodes.starts(batch.clips)
+
+
+def _listed(batch: BatchClips) -> IntArray:
+    frames = batch.once("listed", lambda: batch.episodes.frames(batch.clips))
+    assert frames is not None, "clips of frame lists"
+    return frames
+
+
+def _behind_lists(batch: BatchClips) -> npt.NDArray[np.bool_]:
+    return _listed(batch) < 0
+
+
+def _drawn_frames(window: ClipWindow, batch: BatchClips) -> IntArray:
+    return window.find(batch.clips, batch.frames).frames[:, : batch.num_frames]
+
+
+def _is_pad(feature: str, batch: BatchClips) -> npt.NDArray[np.bool_]:
+    window = batch.window(feature)
+    batch.num_far += window.num_far
+    return np.array(window.is_pad[:, : batch.num_frames])  # a copy: features share it
+
+
+def _distance(feature: str, batch: BatchClips) -> IntArray:
+    age = batch.window(feature).age
+    assert age is not None, "a window that looks for values"
+    return np.array(age[:, : batch.num_frames])
+
+
+def _dilation(batch: BatchClips) -> IntArray:
+    assert batch.steps is not None, "a loader with drawn steps"
+    return batch.steps.dilation
+
+
+def _is_reversed(batch: BatchClips) -> npt.NDArray[np.bool_]:
+    assert batch.steps is not None, "a loader with drawn steps"
+    return batch.steps.is_reversed
+
+
+def _tiled(value: npt.NDArray[Any], batch: BatchClips) -> npt.NDArray[Any]:
+    return np.tile(value, (len(batch.clips.start), *(1 for _ in value.shape)))
+
+
+def _metadata(name: str, batch: BatchClips) -> list[Any]:
+    return [deepcopy(episode.metadata[name]) for episode in batch.metadata]
+
+
+def _of_sample(name: str, batch: BatchClips) -> npt.NDArray[Any] | list[Any]:
+    assert batch.frames.samples is not None, "a table"
+    return batch.frames.samples.values(name, batch.clips)

@@ -10,7 +10,6 @@ from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
-import torch
 
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.clips.samples import Samples
@@ -24,7 +23,14 @@ from seqrecord.loader.engine.crops import (
     ValuesChange,
     whole_windows,
 )
-from seqrecord.loader.pipes.columns import ClipEpisodes, EpisodeMetadata, NoDraws
+from seqrecord.loader.pipes.columns import (
+    BatchClips,
+    ClipColumn,
+    ClipEpisodes,
+    Column,
+    EpisodeMetadata,
+    NoDraws,
+)
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.clips.cameras import (
@@ -65,13 +71,15 @@ DrawAt: TypeAlias = Callable[[IntArray, int], float]
 class CropSampler:
     """Draws crop windows for one camera's features, and makes their columns. Picklable.
 
-    `known` are the cameras with intrinsics in the metadata. If frame sizes vary, `sizes` has height
-    and width of each episode's frames, int64[E, 2], 0 until first seen.
+    `known` are the cameras with intrinsics in the metadata, and `without_lens` the ones whose
+    distortion is in no column or feature. If frame sizes vary, `sizes` has height and width of each
+    episode's frames, int64[E, 2], 0 until first seen.
     """
 
     crops: ClipCrops
     episodes: ClipEpisodes
     known: Sequence[EpisodeCamera]
+    without_lens: Sequence[EpisodeCamera]
     sizes: IntArray | None
     url: str
 
@@ -91,18 +99,33 @@ class CropSampler:
         with located(ClipError, **smallest):
             return self.crops.windows(seed, epoch, numbers, sizes, draw_batch)
 
-    def columns(
-        self, windows: CropWindows, cameras: Sequence[Any], episode: IntArray
-    ) -> dict[str, torch.Tensor]:
-        """The columns of n clips, by the metadata `camera` and the episode rows, int64[n]."""
+    @property
+    def columns(self) -> list[ClipColumn]:
+        """`crop`, int64[4]; with flips `flipped`, bool; and the columns of the cameras."""
         of = "" if self.crops.name is None else f"{self.crops.name}_"
-        columns = {f"{of}crop": torch.from_numpy(windows.crops)}
+        columns: list[ClipColumn] = [Column(f"{of}crop", np.dtype(np.int64), (4,), self._crops)]
         if any(isinstance(step, HorizontalFlip) for step in self.crops.steps):
-            columns[f"{of}flipped"] = torch.from_numpy(windows.flipped)
+            columns.append(Column(f"{of}flipped", np.dtype(np.bool_), (), self._flipped))
+        return columns + camera_columns(self.known, self._camera_values)
+
+    def _windows(self, batch: BatchClips) -> CropWindows:
+        assert batch.drawn.crop is not None, "windows of each camera"
+        return batch.drawn.crop.parts[min(self.crops.features)][1]
+
+    def _crops(self, batch: BatchClips) -> IntArray:
+        return self._windows(batch).crops
+
+    def _flipped(self, batch: BatchClips) -> npt.NDArray[np.bool_]:
+        return self._windows(batch).flipped
+
+    def _camera_values(self, batch: BatchClips) -> dict[str, FloatArray]:
+        """The columns of the cameras."""
+        _warn_of_late_lenses(self.without_lens, batch.metadata, self.url)
+        episode, values = self.episodes.rows(batch.clips.episode), dict[str, FloatArray]()
         sizes = None if self.sizes is None else self.sizes[episode]
         for camera in self.known:
-            columns |= tensors(camera.columns(windows, cameras, sizes))
-        return columns
+            values |= camera.columns(self._windows(batch), cameras_of(batch), sizes)
+        return values
 
     def learn(self, episode: IntArray, start: IntArray, sources: Sequence[ClipRows[Any]]) -> None:
         """Record the frame sizes of episodes, if sizes vary.
@@ -135,9 +158,24 @@ class CropSampler:
         return {"file": self.url, "episode": self.episodes.key(row), "feature": feature}
 
 
-def tensors(columns: Mapping[str, FloatArray]) -> dict[str, torch.Tensor]:
-    """Columns as tensors on the host."""
-    return {name: torch.from_numpy(values) for name, values in columns.items()}
+def cameras_of(batch: BatchClips) -> list[Any]:
+    """The metadata `camera` of a batch's clips."""
+    return [episode.metadata.get("camera") for episode in batch.metadata]
+
+
+def camera_columns(
+    cameras: Sequence[EpisodeCamera], make: Callable[[BatchClips], Mapping[str, FloatArray]]
+) -> list[ClipColumn]:
+    """The columns of cameras, which `make` returns together."""
+    shapes = [item for camera in cameras for item in camera.shapes.items()]
+    dtype = np.dtype(np.float64)
+    return [Column(name, dtype, shape, partial(_one_of, make, name)) for name, shape in shapes]
+
+
+def _one_of(
+    make: Callable[[BatchClips], Mapping[str, FloatArray]], name: str, batch: BatchClips
+) -> FloatArray:
+    return batch.once(make, lambda: make(batch))[name]
 
 
 @dataclass(frozen=True)
@@ -244,7 +282,9 @@ class AugmentationSampler(NoDraws):
             known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
             known = _without_features(known, own, arrays)
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
-            self._cameras.append(CropSampler(crops, episodes, known, frames, dataset.url))
+            place = frames, dataset.url
+            lacking = _without_lens(known, arrays)
+            self._cameras.append(CropSampler(crops, episodes, known, lacking, *place))
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
         self._resized = _without_features(resized, own, arrays)
@@ -316,9 +356,8 @@ class AugmentationSampler(NoDraws):
         found = [crops for crops in self.crops if crops.per_batch]
         return {name: crops.size_in(draw_batch) for crops in found for name in crops.features}
 
-    def columns(
-        self, drawn: ClipDraws, metadata: Sequence[EpisodeMetadata], episode: IntArray
-    ) -> dict[str, Any]:
+    @property
+    def columns(self) -> tuple[ClipColumn, ...]:  # type: ignore[override]
         """Columns: `crop`, int64[n, 4]; with flips `flipped`, bool[n]; and `intrinsics`, float64[n,
         4], `distortion`, float64[n, 14] and `skew`, float64[n], if the metadata has them, NaN for
         episodes without. A named camera has `<name>_crop` and so on.
@@ -326,20 +365,15 @@ class AugmentationSampler(NoDraws):
         Cameras that share a window have `<feature>_intrinsics` if the metadata has each, and so
         have resized features without steps.
         """
-        columns: dict[str, torch.Tensor] = {}
-        if drawn.crop is None and not self._resized:
-            return columns
-        cameras = [one.metadata.get("camera") for one in metadata]
-        episode = self._episodes.rows(episode)
-        for resized in self._resized:
-            columns |= tensors(resized.columns(None, cameras))
-        parts = {} if drawn.crop is None else drawn.crop.parts
-        for camera in self._cameras if parts else ():
-            known = [one for one in camera.known if one.lens_column not in self.made]
-            _warn_of_late_lenses(known, metadata, self._url)
-            _, windows = parts[min(camera.crops.features)]
-            columns |= camera.columns(windows, cameras, episode)
-        return columns
+        cameras = (column for camera in self._cameras for column in camera.columns)
+        return (*camera_columns(self._resized, self._resized_values), *cameras)
+
+    def _resized_values(self, batch: BatchClips) -> dict[str, FloatArray]:
+        """The columns of resized features without steps."""
+        values = dict[str, FloatArray]()
+        for camera in self._resized:
+            values |= camera.columns(None, cameras_of(batch))
+        return values
 
 
 def _intrinsics_of(
@@ -422,6 +456,12 @@ def _without_features(
     ]
 
 
+def _without_lens(cameras: Sequence[EpisodeCamera], arrays: Collection[str]) -> list[EpisodeCamera]:
+    """Cameras whose distortion is in no column or feature."""
+    lacking = (camera for camera in cameras if not camera.has_distortion)
+    return [camera for camera in lacking if camera.lens_column not in arrays]
+
+
 def _flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
     """Features that a flip may mirror."""
     return {
@@ -461,10 +501,10 @@ def _warn_of_lenses(
 def _warn_of_late_lenses(
     cameras: Sequence[EpisodeCamera], episodes: Sequence[EpisodeMetadata], url: str
 ) -> None:
-    """Log the first of `episodes` with a lens if the batches have no column for it."""
+    """Log the first of `episodes` with a lens of a camera without a column for it."""
     for camera, episode in product(cameras, episodes):
         own = camera.own(episode.metadata.get("camera"))
-        if not camera.has_distortion and own is not None and any(own.get(COEFFICIENTS) or ()):
+        if own is not None and any(own.get(COEFFICIENTS) or ()):
             warn_once(
                 f"{url}: no column {camera.lens_column}: the first episode has no known lens, but "
                 f"others have {COEFFICIENTS}, such as {repr_of(episode.key, 100)}; load them "

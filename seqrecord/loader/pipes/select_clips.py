@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -169,7 +169,7 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
         windows.frames.lengths,
         metadata,
     )
-    _check_names(selection, ())
+    selection.check_names()
     check_metadata(dataset.contents.index, found.selected, metadata)
     if functions:
         selection = _with_functions(options, selection, functions, first)
@@ -183,8 +183,9 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
 
         reserved += COLUMNS
     own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
-    _check_names(selection, [name for name in reserved if name not in own])
-    return _with_form(options, selection)
+    selection = _with_form(options, selection)
+    selection.check_names([name for name in reserved if name not in own])
+    return selection
 
 
 def _with_form(options: ClipOptions, selection: Selection) -> Selection:
@@ -283,22 +284,3 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))
             groups[place] = grid.in_pieces(table.num_frames, most)
     return replace(table, groups=tuple(groups))
-
-
-def _check_names(selection: Selection, reserved: Sequence[str]) -> None:
-    """Raise `ClipError` if two entries of a batch have one name."""
-    metadata = selection.metadata
-    taken = (*replace(selection, metadata=()).column_kinds, *reserved)
-    if wrong := [name for name in selection.made if name in taken]:
-        names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
-        raise ClipError(
-            "a feature has the name of a batch's extra column; give it another name: "
-            f"rename={{{names}}}",
-            got=", ".join(wrong),
-        )
-    if twice := [name for name in metadata if name in selection.made or name in taken]:
-        raise ClipError(
-            "a feature, or a batch's extra column, has the name of this metadata",
-            expected="names that are not in clips yet",
-            got=", ".join(twice),
-        )

@@ -16,9 +16,11 @@ from seqrecord.loader.pipes.collating import SingleClip, batch_memory
 from seqrecord.loader.pipes.columns import (
     DIM_IS_PAD,
     FRAMES_IS_PAD,
-    BatchColumns,
+    ClipColumn,
+    ClipColumns,
     ClipEpisodes,
     NoDraws,
+    constant,
 )
 from seqrecord.loader.pipes.frame_arrays import FrameArrays
 from seqrecord.loader.pipes.options import ClipOptions
@@ -165,33 +167,30 @@ class Selection:
         drawn = self.draws.draw(seed, epoch, clips, sources, **settings)
         if drawn.calls is None:
             return drawn
-        columns, _ = self._given_columns.of(clips, frames, drawn)
+        before_placement = replace(self.columns, constants=())
+        columns, _ = before_placement.fill(clips, frames, drawn)
         return replace(drawn, calls=drawn.calls.with_columns(columns))
 
     @cached_property
-    def _given_columns(self) -> BatchColumns:
-        """The columns for functions of clips, which come before placement."""
-        return replace(self.columns, constants={})
-
-    @cached_property
-    def columns(self) -> BatchColumns:
+    def columns(self) -> ClipColumns:
         """The columns of batches beside features."""
         masks = {name: step.is_padding for name, step in self.vectors.items()}
-        return BatchColumns(
-            self.clip_episodes,
-            self.windows,
-            self.draws,
-            None if self.steps is None else self.steps.span,
-            self.metadata,
-            {name + DIM_IS_PAD: mask for name, mask in masks.items() if mask is not None},
-        )
+        constants = [
+            constant(n + DIM_IS_PAD, mask) for n, mask in masks.items() if mask is not None
+        ]
+        span = None if self.steps is None else self.steps.span
+        drawn = self.clip_episodes, self.windows, self.draws.columns, span, self.metadata
+        return replace(ClipColumns.of(*drawn), constants=constants)
 
-    @cached_property
-    def column_kinds(self) -> dict[str, Any]:
-        """The columns of an empty batch: names, dtypes and shapes."""
-        none = ClipKeys.zeros(0)
-        drawn = self.draws.draw(0, 0, none)
-        return self.columns.of(none, self.drawn_frames(0), drawn)[0]
+    def check_names(self, reserved: Sequence[str] = ()) -> None:
+        """Raise `ClipError` if two entries of a batch have one name."""
+        samples = self.clip_set.epochs.samples_in(0)
+        self.columns.check_names(self.made, samples, reserved)
+
+    @property
+    def column_list(self) -> Sequence[ClipColumn]:
+        """The columns of batches of epoch 0."""
+        return self.columns.in_table(self.clip_set.epochs.samples_in(0))
 
     def describe(self, more: str = "") -> str:
         """The number of clips, `more`, and a line with dtype and shape for each feature."""

@@ -304,7 +304,7 @@ def _dilate(
         found: IntArray = np.array(dilations)[np.argmax(count > chosen[:, None], axis=1)]
         return found
 
-    return samples.computed("dilation", dilation)
+    return samples.computed("dilation", int, dilation)
 
 
 def reverse(probability: float) -> BuiltIn:
@@ -328,7 +328,7 @@ def reverse(probability: float) -> BuiltIn:
 
 def _reverse(samples: Samples, _epoch: int, rng: SampleRandom, probability: float) -> Samples:
     key = rng.key()
-    return samples.computed("reverse", lambda clips: uniform(key, clips.sample) < probability)
+    return samples.computed("reverse", bool, lambda clips: uniform(key, clips.sample) < probability)
 
 
 def subset(*, of: int) -> BuiltIn:
@@ -367,7 +367,7 @@ def final_goal(column: str = "goal") -> BuiltIn:
 def _final_goal(samples: Samples, _epoch: int, _rng: SampleRandom, column: str) -> Samples:
     episodes = samples.episodes
     return samples.computed(
-        column, lambda clips: episodes.num_frames[episodes.stored(clips)[0]] - 1
+        column, int, lambda clips: episodes.num_frames[episodes.stored(clips)[0]] - 1
     )
 
 
@@ -410,7 +410,7 @@ def _future_goal(
             return found
         return between(share, start, start + frames)
 
-    return samples.computed(column, goal)
+    return samples.computed(column, int, goal)
 
 
 BUILT_INS: Mapping[str, Callable[..., BuiltIn]] = {

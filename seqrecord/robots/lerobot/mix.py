@@ -212,10 +212,10 @@ class LeRobotMixDataset(PlannedDataset):
                 spec, length = other.made[name], other.lengths[name]
                 shape = (count, *(() if name in other.squeezed else (length,)))
                 found[name] = FORMS[spec.value_kind].missing(spec, shape)
-            for name, column in other.column_kinds.items():
-                if name not in found and isinstance(column, torch.Tensor):
-                    is_all_padding = name.endswith("_dim_is_pad")  # of a feature that is missing
-                    found[name] = column.new_full((count, *column.shape[1:]), is_all_padding)
+            for column in other.column_list:
+                if column.name not in found and column.dtype is not None:
+                    is_all_padding = column.name.endswith("_dim_is_pad")  # of a missing feature
+                    found[column.name] = column.missing(count, default=is_all_padding)
         masks = {f"{name}_is_missing": name not in own.made for name in self._missing}
         if self._planner.has_camera_masks:
             masks |= {f"{name}_padding_mask": name in own.made for name in self._images}

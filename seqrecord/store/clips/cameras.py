@@ -45,6 +45,16 @@ class EpisodeCamera(NamedTuple):
         """Column of the skew in batches."""
         return self._named("skew")
 
+    @property
+    def shapes(self) -> dict[str, tuple[int, ...]]:
+        """Shapes of a clip's values in the result of `columns`."""
+        shapes: dict[str, tuple[int, ...]] = {self.column: (len(INTRINSICS),)}
+        if self.has_distortion:
+            shapes[self.lens_column] = (MAX_COEFFICIENTS,)
+        if self.has_skew:
+            shapes[self.skew_column] = ()
+        return shapes
+
     def _named(self, noun: str) -> str:
         return noun if self.name is None else f"{self.name}_{noun}"
 

@@ -585,6 +585,9 @@ class SampleValues(Protocol):
     def values(self, name: str, clips: ClipKeys, /) -> npt.NDArray[Any] | list[str]:
         """Values of a column for clips: an array [n, …], or texts."""
 
+    def value_form(self, name: str, /) -> tuple[np.dtype[Any] | None, tuple[int, ...]]:
+        """Dtype and shape of a column's value; `None` for texts."""
+
 
 @dataclass(frozen=True, eq=False)
 class ClipFrames:
