@@ -242,7 +242,7 @@ def test_kills_and_ends(place: Place, max_file_size: int | None, thorough: bool)
         ({"truncated": True}, {"success": False}),
     ],
 )
-def test_metadata_of_the_user_may_say_truncated(
+def test_metadata_of_the_user_may_have_truncated(
     place: Place, begun: dict[str, Any], ended: dict[str, Any]
 ) -> None:
     """As a simulator does. The end, not the flush of the same frames, decides."""

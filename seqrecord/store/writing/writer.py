@@ -413,10 +413,10 @@ class EpisodeWriter:
         """Write all frames so far: an error loses none of them, and after `True` a kill neither.
 
         On a local disk the result is always `True`. On an object store a kill loses the open record
-        file. If 60 s or 64 MiB have passed since the last record file ended, the flush ends the
-        file, waits until it is stored with all ended episodes and the frames so far, and returns
-        `True`. Otherwise it returns `False` without a request, and a later flush or the writer's
-        `close` stores the frames.
+        file. If 60 s or 64 MiB have passed since the last record file ended, or since the writer
+        began, the flush ends the file, waits until it is stored with all ended episodes and the
+        frames so far, and returns `True`. Otherwise it makes no request, and returns `False` unless
+        all of these are stored already; a later flush or the writer's `close` stores them.
 
         An episode that is not closed ends at its last flush. Each flush ends the open chunks, so
         flush every few seconds rather than after each frame.
