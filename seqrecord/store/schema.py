@@ -289,16 +289,13 @@ class Schema(Mapping[str, FeatureSpec]):
     def check_groups(self) -> None:
         """Raise `SchemaError` unless groups are numbered 0, 1, … in order of their first features.
 
-        A dataset's schema must satisfy this. A selection of features keeps its group numbers.
+        A dataset's schema must satisfy this, and `store.format.page_kinds.check_shared_groups`. A
+        selection of features keeps its group numbers.
         """
         numbers = list(dict.fromkeys(spec.group for spec in self.values()))
         problem = "groups are not numbered in the order of their first features"
         expected = f"0 to {len(numbers) - 1}, in this order"
         refuse(numbers != list(range(len(numbers))), problem, numbers, expected)
-        for spec in self.values():
-            others = [*self.group(spec.group)] if spec.is_video else []
-            problem, expected = "video shares its group with another feature", "a group of its own"
-            refuse(len(others) > 1, problem, others, expected, spec.name)
 
     def position(self, name: str) -> int:
         """Position of the feature in the schema, over all groups."""

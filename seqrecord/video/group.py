@@ -41,7 +41,7 @@ class VideoGroup(ChunkGroup):
 
     def begin(self, chunk_frames: int | None) -> None:
         super().begin(chunk_frames)
-        self.max_frames = min(self._length.frames or 1, MAX_GOP_FRAMES)
+        self.max_frames = self._length.frames or 1
         self._has_arrays = False
 
     def clear(self) -> None:

@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import CodecError, FormatError, FrameError, SchemaError
+from seqrecord.errors import CodecError, FormatError, FrameError
 from seqrecord.store.feature_kinds import is_image, known_kind
 from seqrecord.store.format.page_kinds import Blob, Memo, PageCodec
 from seqrecord.store.format.pages import MAX_PAGE_BYTES, check_fits
 from seqrecord.store.schema import FeatureSpec
-from seqrecord.video.config import VideoConfig, video_config
+from seqrecord.video.config import VideoConfig
 from seqrecord.video.gops import Gop
 from seqrecord.video.page_tables import (
     BEGINS,
@@ -37,14 +37,10 @@ class VideoPageCodec(PageCodec):
     images, false for other kinds such as masks. Raises `SchemaError` for an unknown configuration.
     """
 
+    config: VideoConfig
+
     def __init__(self, spec: FeatureSpec) -> None:
-        self.spec = spec
-        try:
-            self.config = video_config(spec.codec, spec.dtype, spec.stored.shape)
-        except ValueError as error:
-            raise SchemaError(
-                "this codec is not allowed", feature=spec.name, got=str(error)
-            ) from error
+        super().__init__(spec)
         self.height, self.width = (n or 0 for n in spec.stored.shape[:2])
         self.smooth = is_image(spec, known_kind(spec.name, spec, spec.kind))
 

@@ -32,4 +32,4 @@ def test_entries_of_page_kinds_and_codecs_exist() -> None:
         assert load_entry(entry).name == name
     for entry in (*CODEC_CHECKS.values(), *NAMED_CODECS.values()):
         assert callable(load_entry(entry))
-    assert {*NAMED_CODECS} == {*VIDEO_CODECS}
+    assert {*VIDEO_CODECS} <= {*NAMED_CODECS}

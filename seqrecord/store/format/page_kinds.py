@@ -36,10 +36,10 @@ from typing import Any, ClassVar, NamedTuple, Protocol, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import CodecError, FrameError
-from seqrecord.store.areas import CODEC_KINDS, PAGE_KINDS, load_entry
+from seqrecord.errors import CodecError, FrameError, SchemaError
+from seqrecord.store.areas import CODEC_CHECKS, CODEC_KINDS, PAGE_KINDS, load_entry
 from seqrecord.store.checksum import Buffer
-from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.schema import FeatureSpec, Schema
 
 MAX_CHUNK_FRAMES = 1 << 16
 
@@ -60,10 +60,21 @@ EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
 
 
 class PageCodec(ABC):
-    """Encodes and decodes the pages of one feature. Thread-safe, except with one memo."""
+    """Encodes and decodes the pages of one feature. Thread-safe, except with one memo.
+
+    `config` is what the function in `CODEC_CHECKS` returns for the feature's codec. Raises
+    `SchemaError` if it refuses the configuration, which comes from a file.
+    """
 
     def __init__(self, spec: FeatureSpec) -> None:
         self.spec = spec
+        check = load_entry(CODEC_CHECKS[spec.codec[0]["id"]])
+        try:
+            self.config = check(spec.codec, spec.dtype, spec.stored.shape)
+        except ValueError as error:
+            raise SchemaError(
+                "this codec is not allowed", feature=spec.name, got=str(error)
+            ) from error
 
     @abstractmethod
     def encode_frame(self, frame: Any) -> Blob:
@@ -155,6 +166,7 @@ class PageKind(ABC):
     """Codec class; raises `SchemaError` for a feature with an invalid codec."""
 
     max_chunk_frames: ClassVar[int] = MAX_CHUNK_FRAMES
+    """Readers refuse longer chunks; the writer cuts chunks before, whatever `chunk_frames` is."""
 
     in_slices: ClassVar[bool] = False
     """Whether pages are the frames' bytes, in slices of whole frames, each with a checksum.
@@ -269,6 +281,24 @@ def reference_kind() -> ReferenceKind:
 def _load_kind(name: str) -> Any:
     """Return the kind of this name in `store.areas`."""
     return load_entry(PAGE_KINDS[name])
+
+
+def check_shared_groups(schema: Schema) -> None:
+    """Raise `SchemaError` for several features in a group if a page kind must not share chunks.
+
+    Kinds are loaded only for groups of several features: one may be of a missing part.
+    """
+    names: dict[int, list[str]] = {}
+    for spec in schema.values():
+        names.setdefault(spec.group, []).append(spec.name)
+    for spec in schema.values():
+        if len(names[spec.group]) > 1 and not (kind := page_kind(spec)).shares_chunks:
+            raise SchemaError(
+                f"{kind.name} shares its group with another feature",
+                feature=spec.name,
+                expected="a group of its own",
+                got=", ".join(names[spec.group]),
+            )
 
 
 def page_codec(spec: FeatureSpec) -> Any:

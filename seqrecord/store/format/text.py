@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import FormatError, SchemaError
+from seqrecord.store.format.page_kinds import check_shared_groups
 from seqrecord.store.json_object import MAX_JSON_VALUES
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
@@ -41,9 +42,11 @@ def parse_schema(value: object, whose: str) -> Schema:
     `whose` names its owner in errors, such as "the manifest".
     """
     try:
-        return Schema.from_json(value)
+        schema = Schema.from_json(value)
+        check_shared_groups(schema)
     except SchemaError as error:
         raise FormatError(f"the schema of {whose} is not allowed: {error}") from error
+    return schema
 
 
 def check_key(key: object) -> str:

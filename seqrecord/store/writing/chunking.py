@@ -43,9 +43,9 @@ def is_small(spec: FeatureSpec) -> bool:
 class ChunkLength:
     """Number of frames per chunk of one group, for one episode after the other.
 
-    The length is the `chunk_frames` that `begin` got, or a power of two chosen by the frame size.
-    Chunks of small features (see `is_small`) have up to 1024 frames and 1 MiB of decoded data; all
-    other chunks have up to 32 frames and 48 MiB.
+    The length is the `chunk_frames` that `begin` got, or a power of two chosen by the frame size,
+    and at most what the kinds of pages allow. Chunks of small features (see `is_small`) have up to
+    1024 frames and 1 MiB of decoded data; all other chunks have up to 32 frames and 48 MiB.
 
     `frames` is `None` until the length is fixed. If all shapes are fixed, `begin` fixes it. If a
     shape varies, the episode's first frames fix it, as many as fit into one chunk: the largest of
@@ -56,6 +56,8 @@ class ChunkLength:
         self._max_frames, self._max_bytes = CHUNK_FRAMES, CHUNK_BYTES
         if all(map(is_small, group.values())):
             self._max_frames, self._max_bytes = SMALL_CHUNK_FRAMES, SMALL_CHUNK_BYTES
+        self._most = min(page_kind(spec).max_chunk_frames for spec in group.values())
+        self._max_frames = min(self._max_frames, self._most)
         self._variable = group.variable
         self._fixed_bytes = sum(s.value_kind.constant_nbytes(s) or 0 for s in group.values())
         self.begin(None)
@@ -63,7 +65,7 @@ class ChunkLength:
     def begin(self, chunk_frames: int | None) -> None:
         """Start the next episode, with `chunk_frames` frames per chunk."""
         self._seen = self._bytes = self._largest = 0
-        self.frames = chunk_frames
+        self.frames = None if chunk_frames is None else min(chunk_frames, self._most)
         if chunk_frames is None and not self._variable:
             self.frames = self._fitting(self._fixed_bytes)
 

@@ -13,7 +13,7 @@ from seqrecord.errors import CodecError, DestinationError, FrameError, SchemaErr
 from seqrecord.store.codecs.chain import check_codec, image_chain, resolve
 from seqrecord.store.codecs.images import probe
 from seqrecord.store.feature_kinds import check_depth, differences
-from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, page_kind
+from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, check_shared_groups, page_kind
 from seqrecord.store.schema import CodecConfig, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, parse_size
@@ -82,6 +82,7 @@ def stored_schema(
     if stored is None:
         grouped = _grouped(apply_codecs(requested, codecs), by_size=not is_grouped)
         grouped.check_groups()
+        check_shared_groups(grouped)
         return grouped
     existing = stored.active
     if set(map(str, requested.values())) != set(map(str, existing.values())):
