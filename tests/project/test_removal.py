@@ -20,8 +20,10 @@ OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
 
 USE = """
 import pkgutil, sys
+from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
+from io import StringIO
 from pathlib import Path
 
 import numpy as np
@@ -91,6 +93,18 @@ if "cloud" in lacking:  # loaded by name
     ):
         for call in (seqrecord.open, seqrecord.storage.open_storage):
             check_missing(partial(call, **options), place)
+
+if "tools" not in lacking:
+    main = import_module("seqrecord.cli").main
+    for name in main.list_commands(None):
+        output = StringIO()
+        with redirect_stderr(output), redirect_stdout(output):
+            try:
+                main([name, "--help"])
+            except SystemExit as end:
+                failed = end.code
+        problems = [f"lacks its part `{part}`" in output.getvalue() for part in lacking]
+        assert any(problems) if failed else "Usage" in output.getvalue(), (name, output.getvalue())
 
 path = folder / "records"
 with seqrecord.SeqRecordWriter(path, codecs={"image": "raw", "depth": "balanced"}) as writer:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import io
 import signal
 import sys
@@ -17,6 +16,7 @@ from typing import TYPE_CHECKING, Any, NoReturn
 import click
 
 from seqrecord.errors import SeqRecordError
+from seqrecord.store.lazy import import_part
 from seqrecord.store.text import one_line, without_secrets
 from seqrecord.store.units import Progress
 
@@ -108,7 +108,7 @@ class Commands(Group):
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         if cmd_name in self._modules and cmd_name not in self.commands:
             package = __name__.rpartition(".")[0]
-            module = importlib.import_module(f"{package}.{self._modules[cmd_name]}")
+            module = import_part(f"{package}.{self._modules[cmd_name]}")
             self.add_command(getattr(module, cmd_name), cmd_name)
         return super().get_command(ctx, cmd_name)
 
