@@ -145,8 +145,9 @@ class WorkerStarts:
         """
         slots = self._slots
         begun = slots[slots[:, _GENERATION] == self._generation]
-        had_begun = self._followed[0] == self._generation
-        return had_begun or bool((begun[:, _NUM_WORKERS] != this_worker()[1]).any())
+        is_newer = self._taken[_GENERATION] > self._generation
+        is_late = is_newer and self._followed[0] == self._generation
+        return is_late or bool((begun[:, _NUM_WORKERS] != this_worker()[1]).any())
 
     def _is_over(self, epoch: int) -> bool:
         """Whether as many workers as now have finished an epoch, which this one has begun last."""
