@@ -51,9 +51,15 @@ class EncodedPages(FramePages):
         return self.join(list(map(Blob, blobs, shapes)))
 
     def shapes(self, page: memoryview, count: int) -> list[tuple[int, ...]]:
-        if not self.spec.is_fixed:
-            self.offsets(page, count)  # checks that the table is inside the page
-        return [self.shape_of(count, position, page) for position in range(count)]
+        if self.spec.is_fixed:
+            return super().shapes(page, count)
+        self.offsets(page, count)  # checks that the table is inside the page
+        table = page[(count + 1) * 4 : table_bytes(self.spec, count)]
+        shapes = [*struct.iter_unpack(f"<{len(self.spec.shape)}I", table)]
+        positions = dict(zip(reversed(shapes), reversed(range(count)), strict=True))
+        for position in sorted(positions.values()):  # the first frame of each shape
+            self.shape_of(count, position, page)
+        return shapes
 
     def shape_of(self, count: int, position: int, table: memoryview) -> tuple[int, ...]:
         """Return one frame's shape. `table` needs the first `table_bytes` of the page."""
