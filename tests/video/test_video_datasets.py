@@ -156,6 +156,27 @@ def test_flush_and_resume(tmp_path: Path) -> None:
     assert np.array_equal(seqrecord.open(tmp_path / "only").episodes["a"][:]["image"], moving(30))
 
 
+@pytest.mark.parametrize("features", [["image"], ["image", "state"]])
+def test_record_files_end_after_a_flush(tmp_path: Path, features: list[str]) -> None:
+    """Also where all frames come as packets, or before the other features."""
+    gops, rows = gops_of("ffv1:gop=6", moving(30), 6), columns(state=state(30))
+    schema = Schema([kept_schema("ffv1:gop=6")[name] for name in features])
+    options: dict[str, Any] = {"schema": schema, "max_file_size": 1, "chunk_frames": 6}
+    with (
+        seqrecord.SeqRecordWriter(tmp_path, **options) as writer,
+        writer.episode("a") as episode,
+    ):
+        for number, gop in enumerate(gops):
+            episode.append_video("image", [gop])
+            if "state" in features:
+                append(episode, rows[6 * number : 6 * number + 6])
+            if number == 0:
+                episode.flush()
+    assert len([*tmp_path.glob("records/*")]) >= len(gops)
+    assert np.array_equal(seqrecord.open(tmp_path).episodes["a"][:]["image"], moving(30))
+    assert not seqrecord.verify(tmp_path, deep=True).problems
+
+
 def one_gop() -> list[Gop]:
     return gops_of("ffv1", moving(1), 1)
 

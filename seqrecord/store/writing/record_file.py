@@ -160,9 +160,7 @@ class RecordFileWriter(ChunkWriter):
     ) -> None:
         """Take these rows of a block; no group has a chunk that ends before the last row."""
         episode, number = self._begun(), self._num_frames
-        if self._flushed and self.is_full and self._other_length() is None:
-            self._flush_chunks()  # the file may only have chunks of flushed frames
-            self.hold_back()
+        self._hold_back_if_full()
         with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._encoding:
                 group.add(encoded, rows)
@@ -178,6 +176,12 @@ class RecordFileWriter(ChunkWriter):
             self._statistics.skip(len(rows))
         for group in self._groups:
             self._write_chunks(group)
+
+    def _hold_back_if_full(self) -> None:
+        """Continue a flushed episode in a new file, between frames that all features have."""
+        if self._flushed and self.is_full and self._other_length() is None:
+            self._flush_chunks()  # the file may only have chunks of flushed frames
+            self.hold_back()
 
     def append_chunk(self, chunk: StoredChunk, times: Mapping[str, Times]) -> None:
         """Add the next chunk of a group without encoding, with its timestamps by feature.
@@ -210,6 +214,7 @@ class RecordFileWriter(ChunkWriter):
         """
         episode = self._begun()
         group = self._video.get(name)
+        self._hold_back_if_full()
         with located(FrameError, episode=episode.key):
             if group is None:
                 raise FrameError(
