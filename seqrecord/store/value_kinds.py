@@ -233,6 +233,7 @@ class Objects(ValueKind):
     """Base class of values that are one object of Python, stored as uint8 [?]."""
 
     stored_form = ("|u1", (None,))
+    file_ending = ".bin"
 
     def dtype_text(self, spec: Frames) -> str:
         return self.value
@@ -352,7 +353,6 @@ class Blobs(Objects):
 
     value = "bytes"
     types = (bytes, bytearray, memoryview)
-    file_ending = ".bin"
 
     def stored_array(self, feature: str, item: Any) -> npt.NDArray[np.uint8]:
         if isinstance(item, np.ndarray) and (item.dtype != _BYTE or item.ndim != 1):

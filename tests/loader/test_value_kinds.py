@@ -17,6 +17,7 @@ import seqrecord
 from seqrecord import SeqRecordPipe, SeqRecordWriter
 from seqrecord.cuda import buffers as device_buffers
 from seqrecord.errors import CodecError, FrameError
+from seqrecord.export import to_files
 from seqrecord.loader.engine.arena import FORMS, ObjectForm
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.value_kinds import VALUE_KINDS, Objects
@@ -55,6 +56,8 @@ def entries(monkeypatch: pytest.MonkeyPatch) -> Entries:
     kind = Entries()
     monkeypatch.setitem(cast("dict[str, Any]", VALUE_KINDS), "json", (kind, kind))
     monkeypatch.setitem(cast("dict[Any, Any]", FORMS), kind, ObjectForm())
+    lists = cast("dict[Any, Any]", device_buffers.LISTS)
+    monkeypatch.setitem(lists, kind, lists[VALUE_KINDS["bytes"][True]])
     return kind
 
 
@@ -86,11 +89,22 @@ def test_another_kind_is_written_read_and_streamed(tmp_path: Path) -> None:
         assert str(dataset.features["event"]) == "event: json"
         assert dataset.episodes["e"][3]["event"] == {"number": 3}
         assert [*dataset.statistics] == ["x"]
-    batches = SeqRecordPipe(tmp_path / "r", clip_len=2, batch_size=3, shuffle=False)
-    for batch in batches:
-        numbers = [[entry["number"] for entry in clip] for clip in batch["event"]]
-        assert numbers == batch["x"][..., 0].int().tolist()
-    assert "event: json" in str(batches)
+    for device in (None, "cpu"):
+        batches = SeqRecordPipe(
+            tmp_path / "r", clip_len=2, batch_size=3, shuffle=False, device=device
+        )
+        for batch in batches:
+            numbers = [[entry["number"] for entry in clip] for clip in batch["event"]]
+            assert numbers == batch["x"][..., 0].int().tolist()
+        assert "event: json" in str(batches)
+
+
+@pytest.mark.usefixtures("entries")
+def test_another_kind_is_exported_as_its_bytes(tmp_path: Path) -> None:
+    write(tmp_path / "r", [{"number": number} for number in range(3)])
+    [folder] = to_files(tmp_path / "r", None, tmp_path / "files", features=["event"])
+    texts = [file.read_text() for file in sorted(folder.rglob("*.bin"))]
+    assert texts == [f'{{"number": {number}}}' for number in range(3)]
 
 
 @pytest.mark.usefixtures("entries")
