@@ -2,7 +2,7 @@
 
 The pages are made from the source, in which `@takes_arguments(Options)` stands for the fields of a
 dataclass. The extension inserts these fields and their text, as `inspect.signature` and `help` do.
-It also puts the block below `Example:` into a fence.
+It also puts the block below `Example:` or `Usage::` into a fence, and drops a `::` alone.
 """
 
 from __future__ import annotations
@@ -13,7 +13,8 @@ from typing import Any
 
 from griffe import Class, Docstring, Extension, Function, Module, Object, Parameters
 
-_EXAMPLE = re.compile(r"^Example:\n((?: +\S.*\n|\s*\n)+)", re.M)
+_EXAMPLE = re.compile(r"^(Example:|.*[^:\n]::)\n((?: +\S.*\n|\s*\n)+)", re.M)
+_LITERAL = re.compile(r"^::\n\n", re.M)  # of reStructuredText; Markdown needs the indent alone
 _DECORATORS = ("takes_arguments", "init_takes_arguments")
 
 
@@ -23,8 +24,9 @@ class Arguments(Extension):
         shown = 0
         for item in _all_of(pkg):
             if item.docstring is not None:
-                item.docstring.value = _EXAMPLE.sub(_fenced, item.docstring.value + "\n").rstrip()
-            for decorator in item.decorators:
+                text = _LITERAL.sub("", item.docstring.value + "\n")
+                item.docstring.value = _EXAMPLE.sub(_fenced, text).rstrip()
+            for decorator in getattr(item, "decorators", ()):
                 name, _, options = str(decorator.value).rstrip(")").partition("(")
                 if name in _DECORATORS:
                     self._show(item, pkg[item.module.resolve(options).split(".", 1)[1]], name)
@@ -44,8 +46,8 @@ class Arguments(Extension):
 
 
 def _fenced(example: re.Match[str]) -> str:
-    code = textwrap.dedent(example[1]).strip("\n")
-    return f"Example:\n\n```python\n{code}\n```\n\n"
+    title, code = example[1].rstrip(":"), textwrap.dedent(example[2]).strip("\n")
+    return f"{title}:\n\n```python\n{code}\n```\n\n"
 
 
 def _texts(options: Class) -> list[str]:
@@ -59,7 +61,7 @@ def _all_of(item: Object) -> list[Any]:
     for member in item.members.values():
         if member.is_alias:
             continue
-        if isinstance(member, (Class, Function)):
+        if isinstance(member, (Class, Function, Module)):
             found.append(member)
         if isinstance(member, (Class, Module)):
             found += _all_of(member)

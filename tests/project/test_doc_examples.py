@@ -245,7 +245,10 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:
-    """Each block's language and its source, at the page's line numbers."""
+    """Each block's language and its source, at the page's line numbers.
+
+    Blocks of `py` are Python that needs other repositories or data; they are not run.
+    """
     for found in re.finditer(r"^```(python|bash)\n(.*?)^```", text, re.M | re.S):
         language, source = found.groups()
         if source.startswith(">>>"):
@@ -254,7 +257,7 @@ def blocks_of(text: str) -> Iterator[tuple[str, str]]:
 
 
 def run_command(line: str) -> None:
-    program, *arguments = shlex.split(line, comments=True)
+    program, *arguments = shlex.split(line.replace("\\\n", ""), comments=True)
     assert program == "seqrecord"
     made = CliRunner().invoke(main, arguments)
     assert made.exit_code == 0, made.output

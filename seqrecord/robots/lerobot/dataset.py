@@ -45,7 +45,7 @@ class LeRobotDataset(PlannedDataset):
     features of `meta.features`: [T, …] and a mask `<feature>_is_pad`, bool [T], with a window.
     Images are float32 [C, H, W] in [0, 1], or uint8.
 
-    Files are read [in place](in-place.md), and downloaded completely from the Hub if LeRobot's
+    Files are read in place, and downloaded completely from the Hub if LeRobot's
     class would download any. Features whose decoded frames all fit into `cache_limit` stay in
     memory in each process: from the second epoch on, persistent workers and the main process decode
     nothing, in any order. In larger datasets each item decodes its own frames; in the order of
