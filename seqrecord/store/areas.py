@@ -64,6 +64,12 @@ PAGE_KINDS: Mapping[str, str] = {
 }
 """Page kinds by name, see `store.format.page_kinds`."""
 
+ORDERS: Mapping[str, str] = {
+    "clips": "seqrecord.loader.sampling.clip_order:CLIPS",
+    "sequences": "seqrecord.loader.sampling.sequences:SEQUENCES",
+}
+"""Orders of epochs by name, see `loader.sampling.orders`."""
+
 CODEC_KINDS: Mapping[str, str] = {"video": "video"}
 """Page kind by the id of a feature's codec. With other codecs, pages are `encoded`."""
 

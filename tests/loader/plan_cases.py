@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
 from typing import Any
 
@@ -17,6 +17,7 @@ from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Frees, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.sequences import SEQUENCES
 from seqrecord.store.clips.tables import (
     ClipTable,
     EpisodeLayout,
@@ -28,6 +29,11 @@ from tests.loader.clip_cases import Case, cases, grid_of, specs
 
 Chunks = list[tuple[int, int, int]]
 """For each row of a chunk table: the episode, the first frame and the end."""
+
+
+def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
+    """The settings of an epoch of sequences."""
+    return replace(settings, **SEQUENCES.settings(settings.batch_size or 1, stride))
 
 
 def rows(*columns: IntArray) -> Iterator[tuple[int, ...]]:

@@ -20,10 +20,10 @@ from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.fixed_shards import ShuffledPlan
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.loader.sampling.sequences import SequencePlan, sequence_settings
+from seqrecord.loader.sampling.sequences import SequencePlan
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from tests.loader.clip_cases import episode_table, listed_clips
-from tests.loader.plan_cases import LAYOUTS, Engine, Request, requests
+from tests.loader.plan_cases import LAYOUTS, Engine, Request, requests, sequence_settings
 
 Clips = Counter[tuple[int, int, int]]
 """Episode, start and sample of each clip."""

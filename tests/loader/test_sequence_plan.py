@@ -13,9 +13,9 @@ from hypothesis import example, given
 from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.loader.sampling.sequences import SequencePlan, count_unused_frames, sequence_settings
+from seqrecord.loader.sampling.sequences import SequencePlan, count_unused_frames
 from tests.loader.clip_cases import Case, cases
-from tests.loader.plan_cases import Engine, Request, requests
+from tests.loader.plan_cases import Engine, Request, requests, sequence_settings
 
 Rows = list[list[tuple[int, int]]]  # (episode, start) of each row, batch by batch
 

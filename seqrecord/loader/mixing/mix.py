@@ -32,6 +32,7 @@ from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_
 from seqrecord.loader.pipes.option_values import MaxFrames, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
@@ -368,11 +369,12 @@ def _datasets(name: Any, source: Any) -> list[_Dataset]:
 
 def _check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source with options of the mix."""
+    order = find_order(options.order)
     raise_if(
-        options.order == "sequences",
-        f"source {name!r} of a mix gives sequences; rows of a mix have clips of all sources",
-        "a source without order; for sequences a loader for each dataset",
-        "order='sequences'",
+        not order.is_for_mixes,
+        f"source {name!r} of a mix gives {order.name}; rows of a mix have clips of all sources",
+        f"a source without order; for {order.name} a loader for each dataset",
+        f"order={order.name!r}",
     )
     values = {n: attrgetter(n)(options) for n in MIX_OPTIONS}
     usual = LoaderOptions(clip_len=1)

@@ -75,7 +75,7 @@ class ClipLoader:
         self._buffers = BufferCache()
         self._order = SourceOrder(planner)
         self.batch_size = planner.settings.batch_size
-        self._has_sequences = options.order == "sequences"
+        self._has_columns = bool(planner.order.columns)  # asked for in each batch
         storage = selection.dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         self.machine_part = 1.0  # of the memory for loaders of this process
@@ -266,7 +266,7 @@ class ClipLoader:
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
             features = self.selection.cut_clips(features, columns)
-            for name, column in plan.columns(number).items() if self._has_sequences else ():
+            for name, column in plan.columns(number).items() if self._has_columns else ():
                 columns[name] = torch.from_numpy(column)
             return [{**features, **columns}]
         are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together
@@ -322,24 +322,23 @@ class ClipLoader:
         return self.columns(batch.clips, plan.epoch, plan.draws)
 
     def unused(self, epoch: int) -> dict[str, int]:
-        """Frames of the selected episodes in no clip, for sequences without windows."""
-        if not self._has_sequences or self.options.has_windows:
+        """Frames of the selected episodes in no clip, if the order counts them, without windows."""
+        if self.options.has_windows:
             return {}
-        from seqrecord.loader.sampling.sequences import count_unused_frames
-
-        frames = count_unused_frames(self.clips(epoch), self.selection.episodes.num_frames)
-        return {"frames_left_out": frames}
+        num_frames = self.selection.episodes.num_frames
+        frames = self.planner.order.frames_left_out(self.clips(epoch), num_frames)
+        return {} if frames is None else {"frames_left_out": frames}
 
     def describe(self) -> str:
         """A summary line, and a line for each feature with dtype and shape in a clip."""
         more, lengths = "", self.options.clip_lens
         if lengths is not None:
             more = f"; {lengths[0]} to {lengths[1]} frames each, drawn for each batch"
-        if self._has_sequences:
-            more = f"; {counted(len(self.clips(0).count), 'sequence')}"
-            for frames in self.unused(0).values():
-                more += f", {counted(frames, 'frame')} in no clip"
-        elif self.planner.settings.shuffle:
+        order = self.planner.order
+        more += order.describe(self.clips(0))
+        for frames in self.unused(0).values():
+            more += f", {counted(frames, 'frame')} in no clip"
+        if self.planner.settings.shuffle and order.is_mixed:
             settings = self.planner.plan_memory(1).settings
             if settings.first_block_frames < self.planner.clip_stats().whole_block():
                 places = counted(settings.num_cursors, "place")
@@ -353,12 +352,12 @@ class ClipLoader:
         return self.selection.drawn_frames(epoch, frames_at)
 
     def _draw_of(self, epoch: int, draws: DrawsByPlace | None, draw: Any) -> DrawClips:
-        """`draw` with the seed and the settings of an epoch; clips of a sequence share draws."""
+        """`draw` with the seed and the settings of an epoch."""
         return partial(
             draw,
             self.planner.settings.seed,
             epoch,
-            sequences=self.clips(epoch) if self._has_sequences else None,
+            sharing=self.clips(epoch) if self.planner.order.shares_draws else None,
             draw_at=None if draws is None else draws.draw,
         )
 

@@ -317,20 +317,20 @@ class AugmentationSampler(NoDraws):
         clips: ClipKeys,
         sources: Sequence[ClipRows[Any]] = (),
         *,
-        sequences: ClipTable | None = None,
+        sharing: ClipTable | None = None,
         draw_at: DrawAt | None = None,
     ) -> ClipDraws:
         """Draw parameters for n clips.
 
         The draw depends only on seed, epoch, the episode's key and a frame: the clip's first frame,
-        or the first frame of the clip's row in `sequences`, so that all clips of a row get the
+        or the first frame of the clip's row in `sharing`, so that all clips of a row get the
         same. If an epoch repeats clips, it also depends on their samples. If frame sizes vary,
         windows depend on the sizes of the episodes' frames, measured in `sources` at first.
         `draw_at` makes the draws of the batch of clips, by their places.
         """
         named = clips
-        if sequences is not None:
-            named = clips._replace(start=sequences.first_starts(clips.episode, clips.start))
+        if sharing is not None:
+            named = clips._replace(start=sharing.first_starts(clips.episode, clips.start))
         numbers, calls = self._episodes.numbers(named), None
         episode, start = self._episodes.rows(clips.episode), self._episodes.starts(clips)
         draw_batch = None

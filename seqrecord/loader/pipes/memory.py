@@ -18,6 +18,7 @@ from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.runs import Intervals, Shard, Window
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.processes.machine import local_ranks, process_memory, usable_memory
@@ -318,7 +319,7 @@ class Residency:
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
-        if self.settings.order == "sequences" or segments:
+        if segments or not find_order(self.settings.order).keeps_shards:
             return False
         if num_shards > 1 and self.selection.clip_set.epochs.differs_by_epoch:
             return False

@@ -22,7 +22,8 @@ from seqrecord.loader.pipes.option_values import (
     check_vectors,
 )
 from seqrecord.loader.rules import Rule
-from seqrecord.loader.sampling.bounds import LAST_BATCH, ORDERS
+from seqrecord.loader.sampling.bounds import LAST_BATCH
+from seqrecord.loader.sampling.orders import ORDERS, find_order
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
@@ -84,13 +85,15 @@ def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
 def _is_a(kind: type, arguments: str) -> _Check:
     """Make a check for a value of a class of the package."""
     expected = f"seqrecord.{kind.__name__}({arguments})"
-    return _satisfies(lambda value: isinstance(value, kind), expected)
+    return lambda name, value: check(name, value, isinstance(value, kind), expected)
 
 
 def one_of(*texts: str) -> _Check:
     """Make a check for a choice of texts."""
-    expected = " or ".join(map(repr, texts))
-    return _satisfies(lambda value: isinstance(value, str) and value in texts, expected)
+    expected, words = " or ".join(map(repr, texts)), {*texts}
+    return lambda name, value: check(
+        name, value, isinstance(value, str) and value in words, expected
+    )
 
 
 def _integer_from(least: int, most: int = MAX_INT) -> _Check:
@@ -169,6 +172,12 @@ def _check_samples(name: str, value: Any) -> Any:
 def _check_batch_size(name: str, value: Any) -> Any:
     """Return a number of clips, or `MaxFrames`."""
     return value if isinstance(value, MaxFrames) else _integer_from(1)(name, value)
+
+
+def _check_order(name: str, value: Any) -> Any:
+    """Return the name of an order."""
+    is_right = isinstance(value, str) and value in ORDERS
+    return check(name, value, is_right, " or ".join(map(repr, ORDERS)))
 
 
 def _check_rank(name: str, value: Any) -> tuple[int, int]:
@@ -398,8 +407,11 @@ class ClipOptions:
     @cached_property
     def built_ins(self) -> Mapping[str, Mapping[str, Any]]:
         """The arguments of the built-in functions of `samples`, by name; the first of two."""
-        functions = [one for one in self.functions if isinstance(one, BuiltIn)]
-        return {function.name: function.arguments for function in reversed(functions)}
+        arguments: dict[str, Mapping[str, Any]] = {}
+        for function in self.functions:
+            if isinstance(function, BuiltIn):
+                arguments.setdefault(function.name, function.arguments)
+        return arguments
 
     @property
     def repeated_step(self) -> str | None:
@@ -521,7 +533,9 @@ class ClipOptions:
     @property
     def nearest(self) -> dict[str, Nearest]:
         """The features with the newest or the next value in each frame."""
-        windows = (self.windows or {}).items()
+        if self.windows is None:
+            return {}
+        windows = self.windows.items()
         return {name: window for name, window in windows if isinstance(window, Nearest)}
 
     @property
@@ -758,7 +772,7 @@ class LoaderOptions(ClipOptions):
         engine: tuning of the execution, an `EngineOptions`.
     """
 
-    order: str = _checked("clips", one_of(*ORDERS))
+    order: str = _checked("clips", _check_order)
     shuffle: bool = _checked(True, _check_flag)
     batch_size: int | MaxFrames | None = _checked(None, _check_batch_size)
     last_batch: str = _checked("repeat", one_of(*LAST_BATCH))
@@ -769,10 +783,7 @@ class LoaderOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_rules(self, _BATCH_RULES)
-        if self.order == "sequences":
-            self._check_sequences()
-        _check_rules(self, _DEVICE_RULES)
+        _check_rules(self, (*_BATCH_RULES, *find_order(self.order).rules, *_DEVICE_RULES))
 
     @property
     def tuning(self) -> EngineOptions:
@@ -781,7 +792,7 @@ class LoaderOptions(ClipOptions):
 
     @property
     def _usual_stride(self) -> int:
-        return (self.most_frames or 1) * self.dilations[0] if self.order == "sequences" else 1
+        return find_order(self.order).stride(self.most_frames or 1, self.dilations[0])
 
     @property
     def most_clips(self) -> int | None:
@@ -801,25 +812,6 @@ class LoaderOptions(ClipOptions):
     def frames_per_batch(self) -> int | None:
         """The frames of the largest batch, if its number of clips varies."""
         return self.batch_size.frames if isinstance(self.batch_size, MaxFrames) else None
-
-    def _check_sequences(self) -> None:
-        if self.batch_size is None:
-            expected = "the number of rows in a batch; a mix has no sequences"
-            raise ClipError('order="sequences" needs a batch_size', expected=expected)
-        if self.table is not None:
-            raise ClipError('order="sequences" takes no table of samples', expected="no samples")
-        if self.draws_sizes:
-            raise ClipError(
-                'order="sequences" takes no BatchResize: sequences keep their size',
-                expected="Resize",
-                got=repr_of(self.clip_transform, 100),
-            )
-        if self.has_drawn_steps:
-            raise ClipError(
-                'order="sequences" takes neither dilate, reverse and subset nor a drawn clip_len',
-                expected="one clip_len, and functions that leave out samples or add columns",
-                got=self.drawn_steps,
-            )
 
 
 _BATCH_RULES: tuple[Rule[LoaderOptions], ...] = (

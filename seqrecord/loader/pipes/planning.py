@@ -19,7 +19,6 @@ from seqrecord.loader.pipes.select_clips import SMALLEST, select
 from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
-from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import (
     MOST_CLIPS,
     FrameSizes,
@@ -28,7 +27,7 @@ from seqrecord.loader.sampling.memory import (
     MemoryRequest,
     usual_limit,
 )
-from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.plan import Plan, PlannedOrder, order_of
 from seqrecord.loader.sampling.runs import Shard, Window
 from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.format.page_kinds import page_kind
@@ -113,6 +112,11 @@ class EpochPlanner:
     # ---- clips and plans
 
     @cached_property
+    def order(self) -> PlannedOrder:
+        """The order of the epochs."""
+        return order_of(self.settings)
+
+    @cached_property
     def windows(self) -> Sequence[Window]:
         """The window of clips in each group of features."""
         return self.selection.windows.of_groups(self.selection.clip_set.epochs.typical.spec.stride)
@@ -123,10 +127,10 @@ class EpochPlanner:
         Raises `StateError` for impossible segments.
         """
         epochs = self.selection.clip_set.epochs
-        table, is_wrong = epochs.in_epoch(epoch), self.settings.order == "sequences"
-        is_wrong = is_wrong and epochs.samples_in(epoch).repeat is not None
+        table, order = epochs.in_epoch(epoch), self.order
+        is_wrong = not order.has_copies and epochs.samples_in(epoch).repeat is not None
         expected = "functions that leave out samples or add columns; none that adds repeat"
-        raise_if(is_wrong, 'order="sequences" has each clip once', expected)
+        raise_if(is_wrong, f'order="{order.name}" has each clip once', expected)
         if not segments:
             return table
         if (found := self._remaining.get((epoch, segments))) is None:
@@ -155,24 +159,11 @@ class EpochPlanner:
             self._logged.add(shard.count)
             self._log_mixing(shard.count)
         settings = self.plan_memory(shard.count, epoch, segments).settings
-        return self.plan_with(settings, epoch, shard, segments)
-
-    def plan_with(
-        self, settings: PlanSettings, epoch: int, shard: Shard, segments: Segments = ()
-    ) -> Plan:
-        """The plan of one shard of an epoch with these settings."""
         table, episodes = self.clips(epoch, segments), self.selection.episodes
-        kind: type[Plan] = EpochPlan
-        if settings.order == "sequences":
-            from seqrecord.loader.sampling.sequences import SequencePlan
-
-            kind = SequencePlan
-        elif settings.resident and epoch and not segments:
-            from seqrecord.loader.sampling.fixed_shards import ShuffledPlan
-
-            kind = ShuffledPlan
-        make = partial(kind, windows=self.windows, draws=self.options.draws)
-        return make(table, episodes, settings, epoch=epoch, shard=shard, segment=len(segments))
+        segment = len(segments)
+        plan_class = self.order.plan_class(settings, epoch, segment)
+        make = partial(plan_class, windows=self.windows, draws=self.options.draws)
+        return make(table, episodes, settings, epoch=epoch, shard=shard, segment=segment)
 
     # ---- memory
 
@@ -265,7 +256,7 @@ class EpochPlanner:
         """The memory request of epochs with `num_shards` shards, or of the rest of one."""
         clips, workers = "these clips", self.workers(num_shards)
         tuning, mixes = self.options.tuning, self.settings.shuffle
-        mixes &= self.settings.order == "clips"
+        mixes &= self.order.is_mixed
         bounds = (tuning.num_cursors, tuning.shuffle_buffer) if mixes else (None, None)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which share a rank's default limit"

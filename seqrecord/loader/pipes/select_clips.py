@@ -20,6 +20,7 @@ from seqrecord.loader.pipes.frame_arrays import FrameArrays, bytes_by_group, che
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
@@ -178,10 +179,8 @@ def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Sel
 
         selection = selection.with_vectors(vector_steps(selection, options.vectors))
     reserved: tuple[str, ...] = () if options.clip_transform is None else _OF_DRAWS
-    if isinstance(options, LoaderOptions) and options.order == "sequences":
-        from seqrecord.loader.sampling.sequences import COLUMNS
-
-        reserved += COLUMNS
+    if isinstance(options, LoaderOptions):
+        reserved += find_order(options.order).columns
     own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
     selection = _with_form(options, selection)
     selection.check_names([name for name in reserved if name not in own])

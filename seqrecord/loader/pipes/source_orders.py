@@ -60,7 +60,7 @@ class SourceOrder:
         now["samples"] = self.samples(epoch)
         now["num_cursors"] = planner.options.tuning.num_cursors
         is_shuffled = planner.settings.shuffle or saved.shuffle
-        is_mixed = is_shuffled and planner.settings.order == "clips"
+        is_mixed = is_shuffled and planner.order.is_mixed
         may_differ = {
             "num_cursors": now["num_cursors"] is None or not is_mixed,
             "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,

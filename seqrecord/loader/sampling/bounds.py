@@ -34,12 +34,12 @@ from math import gcd
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.passes import PASSES_OF_CURSOR, num_passes
 from seqrecord.loader.sampling.runs import Window, cut_group
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
 
-ORDERS = ("clips", "sequences")
 LAST_BATCH = ("repeat", "drop", "keep")
 
 
@@ -54,8 +54,8 @@ class PlanSettings:
         batch_size: clips of a batch; `None` for single clips.
         last_batch: all shards have the same number of clips: some "repeat" one of another, or
             "drop" clips that fill no batch. Or "keep" each clip in one shard.
-        order: "clips"; or "sequences", in which a row of the batches follows an episode, see
-            `sequences`: one cursor for each row, and the next four numbers are ignored.
+        order: name of an `orders.Order`. If it has rows, there is one cursor for each, and the next
+            four numbers are ignored.
         num_cursors: number of cursors of a shard.
         block_frames: approximate length of a block, see `BlockSizes`.
         run_frames: approximate length of a run; `None`: as long as possible.
@@ -80,9 +80,9 @@ class PlanSettings:
     resident: bool = False
 
     def __post_init__(self) -> None:
-        for name, known in (("order", ORDERS), ("last_batch", LAST_BATCH)):
-            if (value := getattr(self, name)) not in known:
-                raise ClipError(f"there is no such {name}", expected=known, got=value)
+        find_order(self.order)
+        if self.last_batch not in LAST_BATCH:
+            raise ClipError("there is no such last_batch", expected=LAST_BATCH, got=self.last_batch)
         names = ("batch_size", "num_cursors", "block_frames", "run_frames", "first_block_frames")
         for name in (*names, "num_shares"):
             value = getattr(self, name)
@@ -106,8 +106,8 @@ class PlanSettings:
 
     @property
     def cursors(self) -> int:
-        """The number of cursors of a shard: one without shuffling, except for sequences."""
-        return self.num_cursors if self.shuffle or self.order == "sequences" else 1
+        """The number of cursors of a shard: one without shuffling, except for rows."""
+        return self.num_cursors if self.shuffle or find_order(self.order).has_rows else 1
 
 
 @dataclass(frozen=True)
@@ -417,7 +417,7 @@ def cursor_bounds(
         return [0] * len(stats.groups)
     regular = not stats.irregular and stats.window == Window.of(stats.spec) and not stats.repeats
     exact = stats.leading if regular else None
-    if settings.order == "sequences":
+    if find_order(settings.order).has_rows:
         return [
             _of_one_regular_clip(stats) if i == exact else _of_one_clip(stats, group)
             for i, group in enumerate(stats.groups)

@@ -23,8 +23,8 @@ from seqrecord.errors import StateError
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochLayout
 from seqrecord.loader.sampling.fixed_shards import shuffled
+from seqrecord.loader.sampling.plan import order_of
 from seqrecord.loader.sampling.runs import Runs, Shard, Window, remaining_table
-from seqrecord.loader.sampling.sequences import rows_of
 from seqrecord.loader.sampling.shard_batches import BatchDraws, ShardBatches
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 
@@ -77,65 +77,47 @@ def find_remaining(
     windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
     for number, segment in enumerate(segments):
         settings, count = segment.settings, segment.ranks * segment.workers
-        follows = settings.order == "sequences"
-        each = settings.batch_size or 1 if follows else settings.cursors
+        order = order_of(settings)
+        each = settings.batch_size or 1 if order.has_rows else settings.cursors
         if count > _MAX_SHARDS or count * each > _MAX_CURSORS:
             raise StateError(
                 "a segment has more shards or cursors than can be planned",
                 expected=f"at most {_MAX_SHARDS}, with at most {_MAX_CURSORS} in all",
                 got=f"{count} shards of {each}",
             )
-        given: Iterable[slice | IntArray]
-        if follows:
-            sequence, given = _given_of_rows(table, segment, epoch, number)
-        else:
-            of_shares = 0 if _is_shuffled(settings, epoch, number) else epoch
-            layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
-            sequence, given = _given_of_cursors(table, layout, segment, epoch, number, draws)
+        place = epoch, number
+        sequence, returned = order.returned(table, episodes, windows, segment, place, draws)
         is_left = np.ones(sequence.num_clips, bool)
-        for clips in given:
+        for clips in returned:
             is_left[clips] = False
         edges = np.flatnonzero(np.diff(is_left, prepend=False, append=False))
         table = remaining_table(table, sequence.slices(edges[::2], edges[1::2])[0])
     return table
 
 
-def _given_of_rows(
-    table: ClipTable, segment: EpochSegment, epoch: int, number: int
-) -> tuple[Runs, Iterable[slice]]:
-    """The ordered clips of sequences, and the returned ones."""
-    settings, count = segment.settings, segment.ranks * segment.workers
-    sequence, start, stop = rows_of(table, settings, np.arange(count), count, epoch, number)
-    most = (stop - start).max(axis=1)
-    if settings.is_even:
-        most[:] = (stop - start).min() if settings.drops else most.max()
-    given = _batches_of_shards(segment, most)
-    if (given < most).any():
-        stop = np.minimum(start + given[:, None], stop)
-    return sequence, map(slice, start.ravel(), stop.ravel())
-
-
-def _given_of_cursors(
+def returned_of_cursors(
     table: ClipTable,
-    layout: EpochLayout,
+    episodes: EpisodeLayout,
+    windows: Sequence[Window],
     segment: EpochSegment,
-    epoch: int,
-    number: int,
+    place: tuple[int, int],
     draws: BatchDraws | None,
 ) -> tuple[Runs, Iterable[slice | IntArray]]:
-    """The ordered clips of runs, and the returned ones."""
-    settings, count, workers = segment.settings, layout.num_shards, segment.workers
+    """See `PlannedOrder.returned`, for clips in the order of `EpochPlan` or `ShuffledPlan`."""
+    settings, workers, (epoch, number) = segment.settings, segment.workers, place
+    count, is_shuffled = segment.ranks * workers, _is_shuffled(settings, epoch, number)
+    of_shares = 0 if is_shuffled else epoch
+    layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
     sequence, shares = layout.share_out(table, np.arange(count))
     shards = [Shard(i, count, workers) for i in range(count)]
     each = [ShardBatches.of(settings, draws, epoch, number, one) for one in shards[:workers]]
     clips = layout.num_clips(shares, each)
     most = [each[i % workers].count(n) for i, n in enumerate(clips.tolist())]
-    batches = _batches_of_shards(segment, np.array(most)).tolist()
+    batches = batches_of_shards(segment, np.array(most)).tolist()
     first = np.array([each[i % workers].first_clip(n) for i, n in enumerate(batches)])
     given = np.minimum(first, clips)
     if (given == clips).all():
         return sequence, [slice(None)]
-    is_shuffled = _is_shuffled(settings, epoch, number)
 
     def of_shard(shard: Shard) -> Iterator[slice | IntArray]:
         """The places of a shard's first `count` clips in the sequence."""
@@ -161,7 +143,7 @@ def _given_of_cursors(
     return sequence, chain.from_iterable(of_shard(one) for one in shards if given[one.index])
 
 
-def _batches_of_shards(segment: EpochSegment, most: IntArray) -> IntArray:
+def batches_of_shards(segment: EpochSegment, most: IntArray) -> IntArray:
     """The number of batches that each shard has returned, of at most `most`; int64[shards] each."""
     ranks, size = most.reshape(segment.ranks, segment.workers), segment.batch_size
     longest = ranks[np.argmax((-(-ranks // size)).sum(axis=1))]

@@ -14,6 +14,7 @@ from math import ceil
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
 
@@ -220,11 +221,10 @@ class MemoryRequest:
 
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
-        if self.settings.order == "sequences":  # these follow from the batches alone
-            from seqrecord.loader.sampling.sequences import sequence_settings
-
-            given = sequence_settings(self.settings, self.stats.spec.stride)
-            return self.plan_given(given, memory_limit, self.what.replace("clips", "sequences"))
+        order = find_order(self.settings.order)
+        if values := order.settings(self.settings.batch_size or 1, self.stats.spec.stride):
+            given, what = replace(self.settings, **values), self.what.replace("clips", order.name)
+            return self.plan_given(given, memory_limit, what)
         best: MemoryPlan | None = None
         ways = self.sizes.ways_to_spend(memory_limit, self.least_held, self.what, self.url)
         for prefetch, loads, arena, max_held in ways:
@@ -433,7 +433,7 @@ class MemoryRequest:
     @property
     def _held_to_mix(self) -> list[int]:
         """Bytes of frames for each affordable way to mix batches well; most cursors first."""
-        if self.settings.order == "sequences" or not self.settings.shuffle:
+        if not (self.settings.shuffle and find_order(self.settings.order).is_mixed):
             return [self.least_held]
         every = self._ways_to_mix
         ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import TypeVar
@@ -11,9 +11,10 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
-from seqrecord.loader.sampling.runs import Shard, Window
+from seqrecord.loader.sampling.orders import Order, find_order
+from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import ragged_arange
@@ -357,6 +358,37 @@ class Plan(ABC):
     @abstractmethod
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
         """The clips of whole rounds in emitted order."""
+
+
+class PlannedOrder(Order, ABC):
+    """An order with its plans."""
+
+    @abstractmethod
+    def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:
+        """The class of plans of a segment of an epoch."""
+
+    @abstractmethod
+    def returned(
+        self,
+        table: ClipTable,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        segment: EpochSegment,
+        place: tuple[int, int],
+        draws: BatchDraws | None,
+    ) -> tuple[Runs, Iterable[slice | IntArray]]:
+        """All clips of `table` as ordered by the plans of a segment, and the places of returned
+        clips in them.
+
+        `place` is the epoch, and the number of the segment in it.
+        """
+
+
+def order_of(settings: PlanSettings) -> PlannedOrder:
+    """The order of plans with these settings."""
+    order = find_order(settings.order)
+    assert isinstance(order, PlannedOrder)
+    return order
 
 
 def _by_round(rounds: IntArray, columns: _Rows, marks: IntArray) -> Iterator[_Rows]:

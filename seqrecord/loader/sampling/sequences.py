@@ -32,28 +32,28 @@ ended.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, cursor_bounds
+from seqrecord.loader.rules import Rule
+from seqrecord.loader.sampling.bounds import ClipStats, EpochSegment, PlanSettings, cursor_bounds
 from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.loader.sampling.epoch import check_drop_last, key_of_segment
-from seqrecord.loader.sampling.plan import Clips, Plan
+from seqrecord.loader.sampling.plan import Clips, Plan, PlannedOrder
 from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation
 from seqrecord.loader.sampling.runs import Runs, Window
+from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
-
-COLUMNS = ("is_first", "is_last")
-"""Extra columns of batches."""
+from seqrecord.store.text import counted, repr_of
 
 
 class SequencePlan(Plan):
     """The plan of one shard of one epoch, in which each row of a batch follows an episode.
 
-    `settings` come from `sequence_settings`. With `shuffle`, seed and epoch determine the order of
+    `settings` come from `SequenceOrder`. With `shuffle`, seed and epoch determine the order of
     episodes; otherwise it is that of `table`.
 
     All shards have the same numbers of batches and clips, and only the last batch may be smaller: a
@@ -161,15 +161,83 @@ class _Rows(CursorSchedule):
         return clips
 
 
-def sequence_settings(settings: PlanSettings, stride: int) -> PlanSettings:
-    """The settings of an epoch of sequences: a cursor for each row, which advances by a clip."""
-    return replace(
-        settings,
-        num_cursors=settings.batch_size or 1,
-        block_frames=stride,
-        run_frames=None,
-        first_block_frames=stride,
+class SequenceOrder(PlannedOrder):
+    """`order="sequences"`: each row of a batch follows an episode."""
+
+    name = "sequences"
+    columns = ("is_first", "is_last")
+    is_mixed = keeps_shards = has_copies = is_for_mixes = False
+    has_rows = shares_draws = True
+    rules: ClassVar[tuple[Rule[Any], ...]] = (
+        Rule(
+            lambda options: options.batch_size is None,
+            'order="sequences" needs a batch_size',
+            "the number of rows in a batch; a mix has no sequences",
+        ),
+        Rule(
+            lambda options: options.table is not None,
+            'order="sequences" takes no table of samples',
+            "no samples",
+        ),
+        Rule(
+            lambda options: options.draws_sizes,
+            'order="sequences" takes no BatchResize: sequences keep their size',
+            "Resize",
+            lambda options: repr_of(options.clip_transform, 100),
+        ),
+        Rule(
+            lambda options: options.has_drawn_steps,
+            'order="sequences" takes neither dilate, reverse and subset nor a drawn clip_len',
+            "one clip_len, and functions that leave out samples or add columns",
+            lambda options: options.drawn_steps,
+        ),
     )
+
+    def stride(self, length: int, dilation: int) -> int:
+        """See `Order`: clips do not overlap."""
+        return length * dilation
+
+    def settings(self, batch_size: int, stride: int) -> Mapping[str, Any]:
+        """See `Order`: a cursor for each row, which advances by a clip."""
+        blocks = dict.fromkeys(("block_frames", "first_block_frames"), stride)
+        return {"num_cursors": batch_size, "run_frames": None, **blocks}
+
+    def frames_left_out(self, table: ClipTable, num_frames: IntArray) -> int:
+        """See `Order`."""
+        return count_unused_frames(table, num_frames)
+
+    def describe(self, table: ClipTable) -> str:
+        """See `Order`."""
+        return f"; {counted(len(table.count), 'sequence')}"
+
+    def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:  # noqa: ARG002
+        """See `PlannedOrder`."""
+        return SequencePlan
+
+    def returned(
+        self,
+        table: ClipTable,
+        episodes: EpisodeLayout,  # noqa: ARG002
+        windows: Sequence[Window],  # noqa: ARG002
+        segment: EpochSegment,
+        place: tuple[int, int],
+        draws: BatchDraws | None,  # noqa: ARG002
+    ) -> tuple[Runs, Iterable[slice | IntArray]]:
+        """See `PlannedOrder`."""
+        from seqrecord.loader.sampling.elastic import batches_of_shards  # ranks seldom change
+
+        settings, count = segment.settings, segment.ranks * segment.workers
+        sequence, start, stop = rows_of(table, settings, np.arange(count), count, *place)
+        most = (stop - start).max(axis=1)
+        if settings.is_even:
+            most[:] = (stop - start).min() if settings.drops else most.max()
+        batches = batches_of_shards(segment, most)
+        if (batches < most).any():
+            stop = np.minimum(start + batches[:, None], stop)
+        return sequence, map(slice, start.ravel(), stop.ravel())
+
+
+SEQUENCES = SequenceOrder()
 
 
 def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
