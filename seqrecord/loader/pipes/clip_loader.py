@@ -21,6 +21,7 @@ from seqrecord.loader.engine.engine import Engine, Execution, run_plan
 from seqrecord.loader.engine.executor import Job
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
+from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.memory import check_machine, spare_memory
 from seqrecord.loader.pipes.needed import needed_in
@@ -75,7 +76,7 @@ class ClipLoader:
         self._buffers = BufferCache()
         self._order = SourceOrder(planner)
         self.batch_size = planner.settings.batch_size
-        self._has_columns = bool(planner.order.columns)  # asked for in each batch
+        self._plan_columns = plan_columns(planner.order.columns)
         storage = selection.dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         self.machine_part = 1.0  # of the memory for loaders of this process
@@ -266,8 +267,9 @@ class ClipLoader:
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
             features = self.selection.cut_clips(features, columns)
-            for name, column in plan.columns(number).items() if self._has_columns else ():
-                columns[name] = torch.from_numpy(column)
+            place = PlanBatch(plan, number)
+            for column in self._plan_columns:
+                columns[column.name] = column.fill(place)
             return [{**features, **columns}]
         are_copied = len(batch) > 1 and get_worker_info() is None  # only tensors come together
         for name, item in features.items():

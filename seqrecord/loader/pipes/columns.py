@@ -12,7 +12,7 @@ import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
     from seqrecord.loader.engine.calls import ClipFunctions
     from seqrecord.loader.engine.crops import ClipCrops, DrawBatch
+    from seqrecord.loader.sampling.plan import Plan
 
 _MOST_EPISODES = 1 << 14  # with metadata in memory
 
@@ -329,7 +330,10 @@ class ClipColumns:
         """
         steps = None if frames.draw is None else frames.draw(clips)
         metadata = self.episodes.of(clips.episode)
-        batch = BatchClips(clips, frames, drawn, self.episodes, metadata, steps)
+        num_frames = None
+        if steps is not None and steps.num_frames is not None and len(clips.start):
+            num_frames = int(steps.num_frames[0])  # equal in a batch
+        batch = BatchClips(clips, frames, drawn, self.episodes, metadata, steps, num_frames)
         values = dict[str, Any]()
         for column in self.in_table(frames.samples):
             entry = None if memory is None else memory[column.name]
@@ -348,6 +352,7 @@ class BatchClips:
         episodes: looks up episodes.
         metadata: keys and metadata of the clips' episodes.
         steps: dilations, directions and drawn frames.
+        num_frames: the frames of each clip, if their number is drawn for the batch.
         num_far: number of window times without a frame nearby, in columns that were made.
     """
 
@@ -357,6 +362,7 @@ class BatchClips:
     episodes: ClipEpisodes
     metadata: Sequence[EpisodeMetadata]
     steps: ClipSteps | None
+    num_frames: int | None
     num_far: int = 0
     _made: dict[object, Any] = field(default_factory=dict)
 
@@ -367,21 +373,39 @@ class BatchClips:
         value: _T = self._made[key]
         return value
 
-    @property
-    def num_frames(self) -> int | None:
-        """The frames of each clip, if their number is drawn for the batch."""
-        if self.steps is None or self.steps.num_frames is None or not len(self.clips.start):
-            return None
-        return int(self.steps.num_frames[0])  # equal in a batch
-
     def window(self, feature: str) -> WindowFrames:
         """The frames of a feature."""
         key = self.frames.windows[feature].key
-        return self.once(key, lambda: self.frames.find(feature, self.clips))
+        if key not in self._made:
+            self._made[key] = self.frames.find(feature, self.clips)
+        window: WindowFrames = self._made[key]
+        return window
 
 
 ClipColumn: TypeAlias = Column[BatchClips]
 """A column of a loader's batches."""
+
+
+@dataclass(eq=False)
+class PlanBatch:
+    """A batch of a plan by its number, for the columns of the plan."""
+
+    plan: Plan
+    number: int
+
+    @cached_property
+    def values(self) -> Mapping[str, npt.NDArray[Any]]:
+        """The values of all columns."""
+        return self.plan.columns(self.number)
+
+
+def plan_columns(names: Sequence[str]) -> list[Column[PlanBatch]]:
+    """The columns of an order of clips: a flag for each clip, see `Plan.columns`."""
+    return [Column(name, _BOOL, (), partial(_of_plan, name)) for name in names]
+
+
+def _of_plan(name: str, batch: PlanBatch) -> npt.NDArray[Any]:
+    return batch.values[name]
 
 
 def constant(name: str, value: npt.NDArray[Any]) -> ClipColumn:
