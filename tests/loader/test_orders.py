@@ -68,8 +68,10 @@ class StoredOrder(ClipOrder):
 
 
 @pytest.fixture(autouse=True)
-def stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(ORDERS, "stored", StoredOrder())
+def stored() -> Iterator[None]:
+    ORDERS["stored"] = StoredOrder()
+    yield
+    del ORDERS["stored"]
 
 
 @pytest.fixture(scope="module")

@@ -109,8 +109,10 @@ class ThreadPool(Executor):
                     task = self._queue.get_nowait()
                 except queue.Empty:
                     break
-                if task is not None:
-                    task.future.cancel()
+                # `cancel` alone wakes no `concurrent.futures.wait`: a thread that took a task
+                # behind this one, and waits for this one, would never end.
+                if task is not None and task.future.cancel():
+                    task.future.set_running_or_notify_cancel()
             for _ in self._threads:
                 self._queue.put(None)
         if wait:
