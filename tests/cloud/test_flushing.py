@@ -267,7 +267,7 @@ def test_an_error_stores_all_that_had_ended(place: Place) -> None:
 
 
 def test_a_failed_upload_loses_episodes_that_were_not_stored(place: Place) -> None:
-    """And the errors say so."""
+    """Later calls raise `DestinationError`, which names the loss."""
     storage = FaultyStorage(
         place.open(), lambda operation, path, number: _failure(operation == "commit" and number > 0)
     )

@@ -110,24 +110,11 @@ class Epochs:
         return self._workers.watch(clips, alone=self.loader.differs_by_epoch)
 
     def _begin(self, shard: Shard, iteration: Iteration) -> tuple[AnyPlan, Segments, int]:
-        """Begin an iteration: return its plan, the segments before it, and its first batch.
-
-        Inside an epoch, worker 0 continues the shard whose turn is next, because a DataLoader
-        requests its batch first, and so on.
-        """
+        """Begin an iteration: return its plan, the segments before it, and its first batch."""
         if self._made is not iteration:
             raise ClipError("this iteration was ended: another one has begun")
-        own, workers = shard.index % shard.workers, shard.workers
-        position = self._continued(self._position, shard.rank, workers)
-        batch, worker = position.batch, own if position.worker is None else position.worker
-        if position.worker is None and batch:
-            given, most = self._given(position, shard.rank)
-            behind = [i for i, n in enumerate(given) if n < min(most[i], max(given))]
-            worker = (own + behind[0] if behind else own) % workers
-            batch = given[worker]
-        shard = shard.rank.divided(workers)[worker]
-        plan = self.loader.plan(position.epoch, shard, position.segments)
-        alone = worker if workers > 1 else None
+        position, plan, worker, batch = self._planned(self._position, shard)
+        alone = worker if shard.workers > 1 else None
         self._position = replace(position, batch=batch, batch_size=1, worker=alone, sources=())
         self._is_begun, self._num_workers, self._is_assigned = True, 0, False
         self._last = iteration
@@ -270,7 +257,10 @@ class Epochs:
         self._go_to(saved)
         self._is_assigned = in_worker
         if self._workers.in_worker and not self._workers.differs_from_set(saved.epoch):
-            self._workers.begin(saved.epoch)  # also if the state is at an epoch's end
+            # A StatefulDataLoader that loads a state of a finished iteration starts the next
+            # workers as soon as these have loaded it, and stops these before their first batch.
+            _, plan, _, batch = self._planned(saved, shard)
+            self._workers.begin_state(saved.epoch, is_over=batch >= plan.num_batches)
         self._workers.publish(saved, is_set=True, is_new_state=True)
 
     def stats(self) -> dict[str, Any]:
@@ -319,6 +309,24 @@ class Epochs:
             position.check_of_rank()
             position = self.loader.after_change(position)
         return replace(position, ranks=rank.count, workers=workers)
+
+    def _planned(self, position: State, shard: Shard) -> tuple[State, AnyPlan, int, int]:
+        """The position, plan, worker and first batch of the iteration that begins at a position.
+
+        Inside an epoch, worker 0 continues the shard whose turn is next, because a DataLoader
+        requests its batch first, and so on.
+        """
+        own, workers = shard.index % shard.workers, shard.workers
+        position = self._continued(position, shard.rank, workers)
+        batch, worker = position.batch, own if position.worker is None else position.worker
+        if position.worker is None and batch:
+            given, most = self._given(position, shard.rank)
+            behind = [i for i, n in enumerate(given) if n < min(most[i], max(given))]
+            worker = (own + behind[0] if behind else own) % workers
+            batch = given[worker]
+        shard = shard.rank.divided(workers)[worker]
+        plan = self.loader.plan(position.epoch, shard, position.segments)
+        return position, plan, worker, batch
 
     def _given(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
         """The numbers of items that each worker of a rank has returned at a position, and has."""

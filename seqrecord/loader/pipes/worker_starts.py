@@ -49,6 +49,7 @@ class WorkerStarts:
         self._process = os.getpid()  # which has published, or taken, the start
         self._is_new = False  # this worker, in its first iteration
         self._taken: list[int] = []  # this worker's slot, as the start was taken
+        self._finished = 0, _NEVER  # generation and epoch of a state that this worker has loaded
 
     @property
     def in_worker(self) -> bool:
@@ -165,6 +166,9 @@ class WorkerStarts:
 
         Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun it.
         """
+        if self._is_finished(epoch):  # workers of the next iteration may have begun
+            self._taken[_EPOCH] = epoch
+            return
         slot, (_, num_workers) = self._slot, this_worker()
         alone = alone and bool(self._taken)
         # At most one of the workers that begin a start together gets through these three checks,
@@ -185,6 +189,20 @@ class WorkerStarts:
             raise _overlap(epoch)
         self._taken = slot.tolist()
 
+    def begin_state(self, epoch: int, *, is_over: bool) -> None:
+        """In a worker that has loaded a state: its epoch is begun, and finished if it `is_over`."""
+        self._finished = 0, _NEVER
+        self.begin(epoch)
+        slot = self._slot
+        slot[_ITERATIONS] -= 1  # which comes
+        if is_over:
+            slot[_ENDED] = epoch
+            self._finished = self._generation, epoch
+
+    def _is_finished(self, epoch: int) -> bool:
+        """Whether this worker has loaded a state at the end of an epoch of the start."""
+        return self._finished == (self._generation, epoch)
+
     def watch(self, clips: Iterator[Clip], *, alone: bool) -> Iterator[Clip]:
         """In a worker, yield the batches of the iteration, and note its end in the slot.
 
@@ -196,6 +214,8 @@ class WorkerStarts:
             if alone and slot[_PROCESS] != self._process:
                 self._check_epoch(slot)
             yield clip
+        if self._is_finished(self._taken[_EPOCH]):
+            return
         if slot[_PROCESS] == self._process:
             slot[_ENDED] = self._taken[_EPOCH]
         elif alone:
