@@ -25,7 +25,6 @@ from seqrecord import (
 from seqrecord.errors import ResourceError
 from seqrecord.storage import LocalStorage, Storage
 from seqrecord.store.storage.parallel import ParallelStorage
-from tests.cloud.test_spooled import DATA, PATH, Store
 from tests.kit.clip_data import check_clip, expected_frame, no_leaks, possible_clips
 from tests.kit.faults import FaultyStorage
 from tests.kit.made_source import MadeSource
@@ -156,23 +155,6 @@ def test_a_writer(limit: Limit, tmp_path: Path) -> None:
             assert {len(episode) for episode in dataset.episodes.values()} == {9}
 
     assert not failing(limit, write, least=3)
-
-
-def test_an_upload(limit: Limit) -> None:
-    def send() -> None:
-        store = Store()
-        store.save_seconds = 0.0
-        upload = store.upload(PATH)
-        upload.write(DATA[:5000])
-        try:
-            upload.checkpoint(b"note")
-            upload.write(DATA[5000:])
-            upload.commit()
-            assert store.objects == {PATH: DATA}
-        finally:
-            upload.abort()
-
-    assert failing(limit, send, least=1) == [0]  # the checkpoint thread
 
 
 def test_a_recorder(limit: Limit, tmp_path: Path) -> None:
