@@ -202,6 +202,7 @@ def test_kills_and_ends(place: Place, max_file_size: int | None, thorough: bool)
         writer = part.writer(max_file_size=max_file_size)
         lengths: dict[str, int] = {}
         safe: dict[str, int] = {}  # at the last flush that returned `True`
+        episode: Any = None
         for key, of_episode in zip("abc", steps.split("|"), strict=False):
             episode = writer.episode(key, metadata=METADATA)
             for before, step in itertools.pairwise(f" {of_episode}"):

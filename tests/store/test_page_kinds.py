@@ -189,7 +189,7 @@ def content(path: Path) -> dict[str, list[Any]]:
     with seqrecord.open(path) as dataset:
         assert dataset.features["volume"].codec == ({"id": "blocks"},)
         return {
-            key: [volume_of(frame) for frame in episode]
+            key: [volume_of(episode[number]) for number in range(len(episode))]
             for key, episode in dataset.episodes.items()
         }
 

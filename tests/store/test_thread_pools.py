@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from concurrent.futures import CancelledError, as_completed, wait
+from concurrent.futures import CancelledError, wait
 
 import pytest
 
@@ -19,7 +19,7 @@ def test_a_shutdown_wakes_those_who_wait_for_a_cancelled_task() -> None:
         started.set()
         over.wait(10)
 
-    running = pool.submit(occupy)
+    pool.submit(occupy)
     started.wait(10)
     queued = pool.submit(int)
     states = []
@@ -36,6 +36,5 @@ def test_a_shutdown_wakes_those_who_wait_for_a_cancelled_task() -> None:
         thread.join()
     assert states == [{queued}, {queued}]
     assert wait([queued], timeout=0).done == {queued}, "also for those who come later"
-    assert [*as_completed([queued, running], timeout=0)]
     with pytest.raises(CancelledError):
         queued.result(timeout=0)
