@@ -58,8 +58,11 @@ class Place:
         """Content of a resumed copy; if `is_rebuilt`, the same when the index is built anew."""
         copy = self.folder.with_name("copy")
         shutil.rmtree(copy, ignore_errors=True)
-        if self.folder.exists():
-            shutil.copytree(self.folder, copy)
+        while self.folder.exists() and not copy.exists():
+            try:
+                shutil.copytree(self.folder, copy)
+            except shutil.Error:  # the thread that ends files renames one meanwhile
+                shutil.rmtree(copy)
         try:
             resume(copy)
         except DestinationError:  # there is no episode
