@@ -116,7 +116,7 @@ else:
     paths = [file.path for file in dataset.contents.manifest.record_files]
 for path in paths:
     os.truncate(os.path.join(root, path), 0)
-for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
+for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset)).episodes.keys()):
     try:
         use()
         print("fine")
@@ -128,10 +128,8 @@ for use in (lambda: list(pipe), lambda: pickle.loads(pickle.dumps(dataset))):
 @pytest.mark.parametrize(
     ("kind", "expected"),
     [
-        pytest.param(
-            *("index", ["fine", "FormatError an index file has a wrong length"]),
-            marks=pytest.mark.slow,
-        ),
+        # A copy for another process builds a damaged index anew from the record files.
+        pytest.param("index", ["fine", "fine"], marks=pytest.mark.slow),
         ("records", ["StorageError the file ended early", "fine"]),
     ],
 )
