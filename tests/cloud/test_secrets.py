@@ -153,7 +153,6 @@ def actions(storage: Storage) -> list[Callable[[], object]]:
         partial(storage.size, "manifest.json"),
         partial(storage.files, "records"),
         partial(storage.files, "../records"),
-        partial(storage.unfinished, "records"),
         partial(storage.read_whole, "manifest.json", 100),
         partial(storage.put, "manifest.json", b"x", expected=None),
         partial(storage.remove, path),
