@@ -23,12 +23,12 @@ class _Reference(ReferenceKind):
     ) -> Any:
         # Only the writer needs groups.
         [spec] = schema.group(number).values()
-        if page_kind(spec).in_order:
+        if page_kind(spec).decodes_in_order:
             from seqrecord.in_place.video_group import ReferringVideoGroup
 
             return ReferringVideoGroup(schema, number, externals, checksums=checksums)
         # A source with video has no other references.
-        if any(page_kind(other).in_order for other in schema.values()):
+        if any(page_kind(other).decodes_in_order for other in schema.values()):
             return None
         from seqrecord.in_place.reference_group import ReferenceGroup
 

@@ -281,7 +281,7 @@ class CachedFrames:
         runs = []
         table = self._index.groups[self._kept[name].group]
         first, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
-        for begin, stop in pairwise(run_bounds(frame, rows, same=2 * chunk + present)):
+        for begin, stop in pairwise(run_bounds(frame, rows, constant=2 * chunk + present)):
             if present[begin]:
                 runs.append((slice(begin, stop), int(chunk[begin]), int(first[begin])))
         return runs
@@ -292,7 +292,7 @@ class CachedFrames:
         table = self._index.groups[group]
         if not self._reader.raw[group].has_gaps:
             return found
-        for begin, stop in pairwise(run_bounds(same=chunk)):
+        for begin, stop in pairwise(run_bounds(constant=chunk)):
             row = int(chunk[begin])
             for name in filter(table.schema.__contains__, names):
                 if (there := _present_frames(table, row, name)) is not None:

@@ -604,7 +604,7 @@ def _check_chunk(
         with _collecting(problems):
             if page.feature in decoded:
                 num_frames += _decode(reader, page, data, problems)
-            elif page.largest is not None:
+            elif page.max_nbytes is not None:
                 reader.shapes(page, data)
     nbytes = sum(page.stop - page.start for page in pages)
     return problems, Counter(

@@ -23,7 +23,7 @@ class _Video(PageKind):
     codec = VideoPageCodec
     max_chunk_frames = MAX_GOP_FRAMES  # decoding a frame requires all frames before it in its GOP
     shares_chunks = False
-    in_order = True
+    decodes_in_order = True
     scales = True
     reference_copies = 2  # the range of the file, and the page with its bare packets
 

@@ -86,7 +86,7 @@ def test_missing_frames_from_bitmaps_by_hand() -> None:
 def test_every_nth_start(case: Case, n: int, phase: int) -> None:
     """Also where `n` and the stride have a common factor, and no start has the remainder."""
     table = case.table
-    found = table.every(n, phase)
+    found = table.with_stride(n, phase)
     clips = found.locate(np.arange(found.num_clips))
     every_clip = table.locate(np.arange(table.num_clips))
     wanted = [
@@ -101,7 +101,7 @@ def test_every_nth_start(case: Case, n: int, phase: int) -> None:
     ]
     columns = (clips.episode.tolist(), clips.start.tolist(), clips.sample.tolist())
     assert list(zip(*columns, strict=True)) == wanted
-    again = found.every(n, phase)
+    again = found.with_stride(n, phase)
     assert again.num_clips == found.num_clips
 
 
@@ -110,7 +110,7 @@ def test_every_nth_start_of_each_remainder(stride: int, n: int) -> None:
     table = enumerate_clips(ClipSpec(2, stride), episode_table([70, 33], [8, 8]), np.arange(2))
     starts = {(0, s) for s in range(0, 69, stride)} | {(1, s) for s in range(0, 32, stride)}
     for phase in range(n):
-        found = table.every(n, phase)
+        found = table.with_stride(n, phase)
         clips = found.locate(np.arange(found.num_clips))
         wanted = sorted(one for one in starts if one[1] % n == phase)
         assert [*zip(clips.episode.tolist(), clips.start.tolist(), strict=True)] == wanted

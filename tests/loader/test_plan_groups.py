@@ -153,7 +153,7 @@ def test_chunk_grids_match_the_chunk_lengths(chunks: Lengths) -> None:
     for episode, lengths in enumerate(chunks):
         regular = all(n == lengths[0] for n in lengths[:-1]) and lengths[-1] <= lengths[0]
         assert grid.chunk_frames[episode] == (lengths[0] if regular else 0)
-        assert grid.largest[episode] == max(lengths)
+        assert grid.max_chunk_frames[episode] == max(lengths)
         for place, (begin, end) in enumerate(pairwise((0, *accumulate(lengths)))):
             frames = np.arange(begin, end)
             owner = np.full(len(frames), episode)

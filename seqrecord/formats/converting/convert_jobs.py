@@ -153,7 +153,7 @@ def frame_cost(schema: Schema, *, copied: Collection[str] = (), in_place: bool =
     """
     return sum(
         -(-spec.nbytes // KEPT_COST)
-        if page_kind(spec).in_order
+        if page_kind(spec).decodes_in_order
         or spec.name in copied
         or (in_place and page_kind(spec).may_refer(spec))
         else spec.nbytes

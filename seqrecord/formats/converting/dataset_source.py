@@ -218,7 +218,7 @@ class DatasetSource:
         reader = self.reader.contents.chunks
         for chunk in self._chunks(self.stored[feature].group, key):
             [page] = (page for page in reader.pages(chunk) if page.feature == feature)
-            data, shown = memoryview(b""), reader.shown(chunk)
+            data, shown = memoryview(b""), reader.visible_frames(chunk)
             if page.num_present:
                 data = reader.cut(page, reader.read([page])[0], shown)
             yield len(shown), data
@@ -240,7 +240,7 @@ class DatasetSource:
         for chunk in self._chunks(group, key):
             pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
             read = list(zip(pages, reader.read(pages), strict=True))
-            for frame in reader.shown(chunk):
+            for frame in reader.visible_frames(chunk):
                 there = [(page, data) for page, data in read if page.has(frame)]
                 yield {page.feature: self._value(page, data, frame) for page, data in there}
 
@@ -266,7 +266,9 @@ class DatasetSource:
     def _together(self, item: tuple[Chunk, int, Mapping[str, Page]]) -> tuple[str, bool]:
         """Equal for chunks that are read together: file, and whether no frame is hidden."""
         chunk = item[0]
-        return chunk.path, len(self.reader.contents.chunks.shown(chunk)) == chunk.num_frames
+        return chunk.path, len(
+            self.reader.contents.chunks.visible_frames(chunk)
+        ) == chunk.num_frames
 
     def _copied_chunk(
         self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
@@ -274,7 +276,7 @@ class DatasetSource:
         """A chunk of group `number` of the target, with empty pages for dropped features."""
         assert self.target is not None, "not fitted"
         specs, reader = self.target.group(number), self.reader.contents.chunks
-        shown = reader.shown(chunk)
+        shown = reader.visible_frames(chunk)
         some, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
         gaps, largest, external, times = {}, [], 0, {}
         for name in specs:
@@ -286,7 +288,7 @@ class DatasetSource:
                 external += page.external
         for spec in specs.variable:
             page = pages.get(spec.name)
-            nbytes = 0 if page is None else page.largest or 0
+            nbytes = 0 if page is None else page.max_nbytes or 0
             if page is not None and page in data and not is_whole:
                 nbytes = self._largest_shown(page, data[page], shown) * spec.dtype.itemsize
             largest.append(nbytes)

@@ -88,7 +88,7 @@ class SourceResizing:
 
     def _along_x(self, name: str, camera: Any) -> float:
         """Factor of widths, of a camera whose intrinsics are known."""
-        lens = EpisodeCamera(name, self.features[name].stored.shape[:2]).own(camera)
+        lens = EpisodeCamera(name, self.features[name].stored.shape[:2]).camera_in(camera)
         width = self.features[name].stored.shape[1] or lens["width"]
         return float(self.features[name].shape[1] or 0) / width
 

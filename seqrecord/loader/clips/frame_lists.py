@@ -84,7 +84,7 @@ class FrameLists(ClipWindow):
         """Number of frames per excerpt, int64[excerpts]."""
         return np.diff(self.first)
 
-    def stored(self, excerpt: IntArray, places: IntArray) -> tuple[IntArray, IntArray]:
+    def stored_frames(self, excerpt: IntArray, places: IntArray) -> tuple[IntArray, IntArray]:
         """Episode rows and frames of places, in arrays of the same shape."""
         return self.episode[excerpt], self.frames[self.first[excerpt] + places]
 
@@ -94,11 +94,11 @@ class FrameLists(ClipWindow):
 
     def filled_of(self, row: IntArray) -> IntArray:
         """Like `frames_of`, with the last frame of a shorter list repeated."""
-        return self.stored(self.excerpt[row][:, None], self.places[row])[1]
+        return self.stored_frames(self.excerpt[row][:, None], self.places[row])[1]
 
     def starts_of(self, row: IntArray) -> IntArray:
         """The earliest frame of samples by row, int64[n]."""
-        return self.stored(self.excerpt[row], self.places[row].min(axis=1))[1]
+        return self.stored_frames(self.excerpt[row], self.places[row].min(axis=1))[1]
 
     def from_row(self, row: int) -> FrameLists:
         """The samples from a row on, which becomes row 0."""
@@ -122,7 +122,7 @@ class FrameLists(ClipWindow):
         row = self.episode[owner]
         groups = []
         for some in episodes.groups:
-            grid = some if some.whole is None else some.whole
+            grid = some if some.stored_grid is None else some.stored_grid
             chunk = grid.row(row, grid.place(row, self.frames))
             begins = np.flatnonzero(
                 (np.diff(owner, prepend=-1) != 0) | (np.diff(chunk, prepend=-1) != 0)

@@ -59,7 +59,7 @@ class SampleEpisodes(Protocol):
     def num_frames(self) -> IntArray:
         """Length of each episode."""
 
-    def stored(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
+    def stored_frames(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """Rows of the index and first frames of clips."""
 
     def from_row(self, row: int) -> SampleEpisodes:
@@ -115,7 +115,7 @@ class Samples:
         """A user's table, sorted; `clips` has its settings. `listed` are its rows, if some lack."""
         order = np.lexsort((start, episode))
         row = np.arange(len(order))
-        clips = clips.joined(episode[order], start[order], np.ones_like(row), row * COPIES)
+        clips = clips.with_runs(episode[order], start[order], np.ones_like(row), row * COPIES)
         columns = {name: taken(column, order) for name, column in columns.items()}
         return cls(clips, episodes, columns, order if listed is None else listed[order])
 
@@ -128,12 +128,12 @@ class Samples:
     @property
     def num_frames(self) -> IntArray:
         """Length of each row's episode, int64 [rows]."""
-        return self.episodes.num_frames[self.episodes.stored(self.keys)[0]]
+        return self.episodes.num_frames[self.episodes.stored_frames(self.keys)[0]]
 
     def __getitem__(self, name: str) -> Any:
         """A column: `episode` (keys), `start`, or another one. Texts are an array of objects."""
         if name in ("episode", "start"):
-            episode, start = self.episodes.stored(self.keys)
+            episode, start = self.episodes.stored_frames(self.keys)
             if name == "start":
                 return start
             found, row = np.unique(episode, return_inverse=True)
@@ -146,7 +146,7 @@ class Samples:
 
     def metadata(self, name: str) -> npt.NDArray[Any]:
         """A metadata entry of each row's episode, an array of objects; `None` where it lacks."""
-        episodes, row = np.unique(self.episodes.stored(self.keys)[0], return_inverse=True)
+        episodes, row = np.unique(self.episodes.stored_frames(self.keys)[0], return_inverse=True)
         found = np.empty(len(episodes), object)
         found[:] = self.episodes.metadata(name, episodes)
         return found[row]
@@ -156,7 +156,7 @@ class Samples:
 
         Raises `ClipError` for a feature of another shape, or that some frames lack.
         """
-        return self.episodes.values(name, *self.episodes.stored(self.keys))
+        return self.episodes.values(name, *self.episodes.stored_frames(self.keys))
 
     def with_columns(self, **columns: Any) -> Samples:
         """Add or replace columns: arrays [rows] or [rows, length], or lists of texts.
@@ -278,7 +278,7 @@ class Samples:
 
     def every(self, stride: int, phase: int = 0) -> Samples:
         """The samples that start at `phase` plus a multiple of `stride`."""
-        clips = self.clips.every(stride, phase)
+        clips = self.clips.with_stride(stride, phase)
         if not self.columns and self.listed is None:  # no value depends on the numbers
             clips = replace(clips, samples=None, sample_step=COPIES)
         return replace(self, clips=clips)
@@ -288,7 +288,7 @@ class Samples:
         row, copy = ragged_arange(times)
         keys = self.clips.locate(row)
         columns = keys.episode, keys.start, np.ones_like(row), keys.sample + copy
-        return self.clips.joined(*columns)
+        return self.clips.with_runs(*columns)
 
     @property
     def names(self) -> tuple[str, ...]:

@@ -52,9 +52,9 @@ class VariableRows:
     """Rows of a feature with a variable shape, each with room for the largest frame."""
 
     def __init__(self, spec: ArraySpec, num_rows: int) -> None:
-        assert spec.largest is not None, "spec.largest is set"
+        assert spec.max_nbytes is not None, "spec.max_nbytes is set"
         self._dtype = spec.dtype
-        row = -(-spec.largest // ROW_ALIGNMENT) * ROW_ALIGNMENT
+        row = -(-spec.max_nbytes // ROW_ALIGNMENT) * ROW_ALIGNMENT
         self._memory = page_aligned((num_rows, row), _BYTE)
         self._shapes = np.zeros((num_rows, len(spec.shape)), SHAPE_DTYPE)
 
@@ -412,8 +412,8 @@ class RaggedForm(FrameForm):
     def pool(
         self, spec: ArraySpec, shape: tuple[int, int], keep: int, pools: PoolClasses
     ) -> BufferPool:
-        assert spec.largest is not None, "spec.largest is set"
-        return pools.packed((math.prod(shape) * spec.largest,), _BYTE, keep)
+        assert spec.max_nbytes is not None, "spec.max_nbytes is set"
+        return pools.packed((math.prod(shape) * spec.max_nbytes,), _BYTE, keep)
 
 
 class ObjectForm(FrameForm):

@@ -391,7 +391,11 @@ class ChunkLoader:
         episode, chunk, first, count = np.array(columns, np.int64).T
         owner, inside = ragged_arange(count)
         frame = first[owner] + inside * self._steps[loads[0].group]
-        return loads[0].group, chunk[owner], self._clip_frames.stored(episode[owner], frame)[1]
+        return (
+            loads[0].group,
+            chunk[owner],
+            self._clip_frames.stored_frames(episode[owner], frame)[1],
+        )
 
     def _load(self, wanted: Wanted, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.
@@ -413,7 +417,7 @@ class ChunkLoader:
                 count = len(wanted.frame) if group == self._leading else 0
                 self._stats.add(frames_decoded=count)
                 return None
-            for begin, stop in pairwise(run_bounds(same=wanted.chunk)):
+            for begin, stop in pairwise(run_bounds(constant=wanted.chunk)):
                 check_wanted(self._dataset.url)
                 some = slice(begin, stop)
                 part, row = wanted.take(some), int(wanted.chunk[begin])
@@ -445,7 +449,7 @@ class ChunkLoader:
             nbytes = raw.read(runs, targets, pool, exact=exact, resizing=self._decoder.resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
-                for a, b in pairwise(run_bounds(same=chunk)):  # find the wrong chunk
+                for a, b in pairwise(run_bounds(constant=chunk)):  # find the wrong chunk
                     self._read_raw(wanted.take(slice(a, b)), without)
             # If each chunk alone is right, name the first.
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))

@@ -137,7 +137,7 @@ class ClipCrops:
     def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
         """Specs of the features in batches."""
         return {
-            name: replace(spec, shape=(*self.size, *spec.shape[2:]), largest=None)
+            name: replace(spec, shape=(*self.size, *spec.shape[2:]), max_nbytes=None)
             if name in self.features
             else spec
             for name, spec in arrays.items()

@@ -136,7 +136,7 @@ class Execution:
         video: tuple[FeatureSpec, ...] = ()
         if self.decode_there and self.device is not None and job.frame_transform is None:
             video = tuple(
-                spec for spec in job.dataset.features.values() if page_kind(spec).in_order
+                spec for spec in job.dataset.features.values() if page_kind(spec).decodes_in_order
             )
         return BufferNeeds(
             groups,

@@ -179,7 +179,7 @@ class Executor:
         clips = current.clips.rows(begin, stop)
         batch, slot = self._slots(clips, number + begin)
         found = _RowFinder(self._store, clips)
-        for a, b in pairwise(run_bounds(same=batch)):
+        for a, b in pairwise(run_bounds(constant=batch)):
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
             if self._first_batch == batch[a]:

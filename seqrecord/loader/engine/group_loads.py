@@ -39,7 +39,7 @@ class GroupLoads:
             specs[spec.group].append(spec)
         loads = {}
         for group, features in specs.items():
-            in_order = any(page_kind(spec).in_order for spec in features)
+            in_order = any(page_kind(spec).decodes_in_order for spec in features)
             if results is not None:  # it needs whole frames, of all groups
                 loads[group] = cls(frozenset(results), in_order, False, False, False)
                 continue

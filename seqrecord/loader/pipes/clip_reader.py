@@ -180,7 +180,7 @@ class ClipReader:
         sources: list[ClipRows[Arena]] = []
         used: list[tuple[_FeatureSet, Arena]] = []
         found = [frames.find(names[0], clips).frames for names in self._alike]
-        keys = [frame_keys(*frames.stored(clips.episode[:, None], some)) for some in found]
+        keys = [frame_keys(*frames.stored_frames(clips.episode[:, None], some)) for some in found]
         for one in self._sets:
             if one.in_memory is not None:
                 own = {number: keys[number] for number in one.features}
@@ -259,7 +259,7 @@ class ClipReader:
         episode, frame = split_keys(keys)
         for grid in grids if transform is None else grids[:1]:  # a load of one brings all others'
             chunk = grid.row(episode, grid.place(episode, frame))
-            for a, b in pairwise([0, len(keys)] if one.is_small else run_bounds(same=chunk)):
+            for a, b in pairwise([0, len(keys)] if one.is_small else run_bounds(constant=chunk)):
                 part = Wanted(grid.group, chunk[a:b], frame[a:b], rows[a:b], target)
                 yield Copy(nbytes // len(grids) * (b - a), partial(loader.load_frames, part))
 

@@ -52,7 +52,7 @@ class DatasetEpisodes:
         """See `SampleEpisodes`."""
         return self.windows.dataset.contents.index.num_frames
 
-    def stored(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
+    def stored_frames(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """See `SampleEpisodes`."""
         if self.excerpts is None:
             return clips.episode, clips.start

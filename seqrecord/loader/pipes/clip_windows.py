@@ -163,7 +163,9 @@ class SelectedWindows:
             if (any(self.pads) and (self._all_have or name in self.requested)) or found[name].pads
         ]
         near = {n: window for n in names if isinstance(window := found[n], NearestWindow)}
-        distant = {n: f"{n}_{'wait' if window.ahead else 'age'}" for n, window in near.items()}
+        distant = {
+            n: f"{n}_{'wait' if window.looks_ahead else 'age'}" for n, window in near.items()
+        }
         alone = [name for name, window in found.items() if window is self._others]
         return FeatureWindows(self, self._frames(found), padded, distant, alone)
 
@@ -186,10 +188,10 @@ class SelectedWindows:
             found[name] = NearestWindow(
                 *(window, missing, is_open, asked.most),
                 has_unknown=asked.unknown is not None,
-                ahead=ahead,
+                looks_ahead=ahead,
             )
             if isinstance(window, AnchoredWindow):
-                lacking = replace(window, missing=found[name].unknown)
+                lacking = replace(window, gaps=found[name].unknown_frames)
                 found[name] = replace(found[name], window=lacking)
         return found
 
@@ -271,7 +273,7 @@ class SelectedWindows:
         """
         window = self.stored.windows[features[0]]
         if isinstance(window, NearestWindow):
-            return window.unknown
+            return window.unknown_frames
         return self.dataset.contents.missing_frames(features)
 
     def describe(self) -> dict[str, str]:

@@ -203,7 +203,7 @@ class _FrameDistortion:
         factor = np.ones((len(episodes), self.count))
         for clip in np.flatnonzero(parts[self.image][1].flipped).tolist():
             episode = episodes[clip]
-            camera = EpisodeCamera(self.image, ()).own(episode.metadata.get("camera"))
+            camera = EpisodeCamera(self.image, ()).camera_in(episode.metadata.get("camera"))
             model = lens_model(camera, self.count)
             if model is not None:
                 factor[clip] = mirror_factors(model, self.count)
@@ -488,7 +488,7 @@ def _warn_of_lenses(
 ) -> None:
     """Log cameras whose coefficients are in no column or feature, by an episode's `camera`."""
     for camera in chain.from_iterable(cameras):
-        own = camera.own(metadata)
+        own = camera.camera_in(metadata)
         is_lost = camera.lens_column not in features and lens_of(own) is None
         if is_lost and own.get(COEFFICIENTS):
             warn_once(
@@ -503,7 +503,7 @@ def _warn_of_late_lenses(
 ) -> None:
     """Log the first of `episodes` with a lens of a camera without a column for it."""
     for camera, episode in product(cameras, episodes):
-        own = camera.own(episode.metadata.get("camera"))
+        own = camera.camera_in(episode.metadata.get("camera"))
         if own is not None and any(own.get(COEFFICIENTS) or ()):
             warn_once(
                 f"{url}: no column {camera.lens_column}: the first episode has no known lens, but "

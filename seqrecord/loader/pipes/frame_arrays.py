@@ -26,7 +26,7 @@ from seqrecord.store.reading.array_specs import (
     FrameFunction,
     add_place,
     apply_transform,
-    bound,
+    bind_schema,
     first_frame,
     mask_name,
     unchanged_values,
@@ -85,10 +85,11 @@ class FrameArrays:
         raise_if(is_wrong, problem, 'ragged="list"', repr_of(options.ragged, 100))
         given = options.frame_transform
         given = given if isinstance(given, FrameTransform) else FrameTransform(given)
-        transform, windows = bound(given.function, dataset.features), found.windows.stored
+        transform = bind_schema(given.function, dataset.features)
+        windows = found.windows.stored
         first = clips.locate(np.zeros(1, np.int64))
         place = windows.find(next(iter(windows.windows)), first).frames[:, 0]
-        row, frame = (int(numbers[0]) for numbers in windows.stored(first.episode, place))
+        row, frame = (int(numbers[0]) for numbers in windows.stored_frames(first.episode, place))
         key = dataset.contents.index.key(row)
         try:
             arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)
@@ -154,10 +155,10 @@ def _padded(
     name: str, spec: ArraySpec, form: Any, stored: Mapping[str, ArraySpec]
 ) -> dict[str, ArraySpec]:
     """A padded feature, and its mask: true for values of the frame."""
-    mask, count, largest = mask_name(name), spec.shape.count(None), spec.largest or 0
+    mask, count, largest = mask_name(name), spec.shape.count(None), spec.max_nbytes or 0
     problem = f"{mask} is a feature, and the name of the mask of a padded one"
     raise_if(mask in stored, problem, f"features without {mask}, or ragged={{{name!r}: 'list'}}")
-    row = replace(spec, largest=None).nbytes  # of the dimensions that do not vary
+    row = replace(spec, max_nbytes=None).nbytes  # of the dimensions that do not vary
     if form == "pad" and count == 1:  # the largest frame's size follows from its bytes
         form = max(1, largest // row)
     sizes = (form,) if form == "pad" or is_integer(form) else tuple(map(int, form))

@@ -144,7 +144,7 @@ def _loads_of_groups(selection: Selection) -> _LoadSizes:
     numbers = sorted({spec.group for spec in features.values()})
     largest = max(int(chunk_bytes(tables[number], features).max()) for number in numbers)
     # Where a cursor keeps a chunk open, its decoder is in `opened`.
-    cut = {grid.group for grid in grids if grid.whole is not None}
+    cut = {grid.group for grid in grids if grid.stored_grid is not None}
     closed = [spec for spec in features.values() if spec.group not in cut]
     stored = selection.frames.stored.values()
     return _LoadSizes(
@@ -167,13 +167,13 @@ def _loads_of_results(selection: Selection) -> _LoadSizes:
     beside = frame + sum(spec.nbytes for spec in selection.frames.stored.values())
     opened = open_chunk_bytes(grid, groups, features)
     decoder = sum(decoder_bytes(features.values()))
-    if grid.whole is None:
+    if grid.stored_grid is None:
         lead = tables[grid.group]
         chunk = sum(int(overlapping_chunk_bytes(lead, *one).max()) for one in sizes) + decoder
         return _LoadSizes([frame], [frame + opened], chunk, chunk, beside)
     chunk, whole = (
-        sum(max_chunk_bytes(*one, int(some.largest.max())) for one in sizes)
-        for some in (grid, grid.whole)
+        sum(max_chunk_bytes(*one, int(some.max_chunk_frames.max())) for one in sizes)
+        for some in (grid, grid.stored_grid)
     )
     return _LoadSizes([frame], [frame + opened], chunk, whole + decoder, beside)
 
@@ -347,7 +347,7 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
     """Whether frames are small and complete, and each can be read alone."""
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     nbytes = spec.value_kind.constant_nbytes(spec)
-    is_alone = not dataset.contents.chunks.kinds[feature].in_order
+    is_alone = not dataset.contents.chunks.kinds[feature].decodes_in_order
     return nbytes is not None and nbytes <= _SMALL and is_alone and not len(gaps)
 
 

@@ -24,7 +24,7 @@ from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
-from seqrecord.store.reading.array_specs import ArraySpec, bound
+from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
 from seqrecord.store.reading.dataset import (
     Dataset,
     DatasetLike,
@@ -234,7 +234,7 @@ def _with_functions(
     from seqrecord.loader.engine.calls import ClipFunctions
     from seqrecord.loader.pipes.clip_reader import ClipReader
 
-    functions = tuple(bound(function, selection.dataset.features) for function in functions)
+    functions = tuple(bind_schema(function, selection.dataset.features) for function in functions)
     clip, clip_episodes = ClipReader(selection, 0).example(first), selection.clip_episodes
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
     found = ClipFunctions.of(functions, selection.dataset, *clip, *place, selection.made)
@@ -276,7 +276,7 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     groups = list(table.groups)
     for place, grid in enumerate(groups):
         stored = [spec for spec in features.values() if spec.group == grid.group]
-        in_order = next((spec for spec in stored if page_kind(spec).in_order), None)
+        in_order = next((spec for spec in stored if page_kind(spec).decodes_in_order), None)
         by_frame = all(page_kind(spec).in_slices or spec.value_kind.are_short for spec in stored)
         groups[place] = replace(grid, by_frame=by_frame)
         if in_order is not None:

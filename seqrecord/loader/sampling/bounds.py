@@ -194,11 +194,11 @@ class ClipStats:
         size = np.searchsorted(chunks, sizes[regular])
         np.maximum.at(longest, size, episodes.num_frames[regular])
         odd = table.selected[sizes[table.selected] == 0]
-        irregular = int(episodes.leading_grid.largest[odd].max()) if len(odd) else 0
+        irregular = int(episodes.leading_grid.max_chunk_frames[odd].max()) if len(odd) else 0
         lengths = episodes.num_frames[used]
         cut, keyframes, gops = episodes.groups[cut_group(episodes)], 0, used[:0]
-        if cut.whole is not None and len(used):
-            gops = cut.whole.largest[used]
+        if cut.stored_grid is not None and len(used):
+            gops = cut.stored_grid.max_chunk_frames[used]
             keyframes = round(float(np.average(gops, weights=lengths)))
         return cls(
             table.spec,
@@ -207,7 +207,7 @@ class ClipStats:
             irregular,
             int(lengths[sizes[used] == 0].max(initial=0)),
             tuple(
-                GroupStats(window, int(grid.largest[used].max(initial=1)))
+                GroupStats(window, int(grid.max_chunk_frames[used].max(initial=1)))
                 for window, grid in zip(windows, episodes.groups, strict=True)
             ),
             episodes.leading,

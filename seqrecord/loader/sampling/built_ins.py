@@ -40,7 +40,7 @@ class PerEpisode:
 
     def __call__(self, samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
         clips, key = samples.clips, rng.key()
-        episode, _ = samples.episodes.stored(clips.locate(clips.offsets))
+        episode, _ = samples.episodes.stored_frames(clips.locate(clips.offsets))
         edges = np.flatnonzero(np.diff(episode, prepend=-1, append=-1))
         columns: dict[str, list[Any]] = {}
         runs, is_changed = list[ClipTable](), False
@@ -195,7 +195,7 @@ def one_per_episode() -> BuiltIn:
 
 def _one_per_episode(samples: Samples, _epoch: int, rng: SampleRandom) -> Samples:
     clips = samples.clips
-    episode, _ = samples.episodes.stored(clips.locate(clips.offsets))
+    episode, _ = samples.episodes.stored_frames(clips.locate(clips.offsets))
     begin = clips.offsets[np.diff(episode, prepend=-1) != 0]
     end = np.append(begin[1:], len(samples))
     chosen = between(uniform(rng.key(), np.arange(len(begin))), begin, end)
@@ -264,7 +264,7 @@ def _inside(samples: Samples, _epoch: int, _rng: SampleRandom, feature: str) -> 
     episodes, masks = samples.episodes, [np.zeros(0, np.bool_)]
     for begin in range(0, len(samples), _ROWS):
         clips = samples.clips.locate(np.arange(begin, min(begin + _ROWS, len(samples))))
-        ends, episode = episodes.extent(clips, samples), episodes.stored(clips)[0]
+        ends, episode = episodes.extent(clips, samples), episodes.stored_frames(clips)[0]
         segments = (episodes.values(feature, episode, frame, segments=True) for frame in ends)
         masks.append(np.equal(*segments))
     return samples.filter(np.concatenate(masks))
@@ -367,7 +367,7 @@ def final_goal(column: str = "goal") -> BuiltIn:
 def _final_goal(samples: Samples, _epoch: int, _rng: SampleRandom, column: str) -> Samples:
     episodes = samples.episodes
     return samples.computed(
-        column, int, lambda clips: episodes.num_frames[episodes.stored(clips)[0]] - 1
+        column, int, lambda clips: episodes.num_frames[episodes.stored_frames(clips)[0]] - 1
     )
 
 
@@ -402,7 +402,7 @@ def _future_goal(
     key, episodes = rng.key(), samples.episodes
 
     def goal(clips: ClipKeys) -> IntArray:
-        episode, start = episodes.stored(clips)
+        episode, start = episodes.stored_frames(clips)
         share, frames = uniform(key, clips.sample), episodes.num_frames[episode] - start
         if kind == "geometric":
             ahead = np.log1p(-share * (1 - discount**frames)) / np.log(discount)

@@ -54,7 +54,7 @@ def shard_frames(
     shard = share // max(1, shares.start.shape[1])
     found, most = [], []
     for grid, window in zip(episodes.groups, windows, strict=True):
-        used = _united(shard, mine.episode, *used_frames(mine, episodes, window), grid.whole)
+        used = _united(shard, mine.episode, *used_frames(mine, episodes, window), grid.stored_grid)
         counts = np.bincount(used[0], used[3] - used[2], len(shards))
         most.append(int(counts.max(initial=0)))
         found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
@@ -151,7 +151,7 @@ class ShuffledPlan(EpochPlan):
         An episode counts as one run.
         """
         grid, window = self._episodes.groups[group], self._windows[group]
-        grid = grid if grid.whole is None else grid.whole
+        grid = grid if grid.stored_grid is None else grid.stored_grid
         last = self._episodes.num_frames[episode] - 1
         begin, stop = window.begin(start, last), window.stop(start, last)
         first_place = grid.place(episode, begin)

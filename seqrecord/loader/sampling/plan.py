@@ -209,7 +209,7 @@ class Plan(ABC):
     def groups(self) -> tuple[GroupPlan, ...]:
         """The groups, in the order of the episode table."""
         return tuple(
-            GroupPlan(grid.group, window, resident, grid.whole is not None)
+            GroupPlan(grid.group, window, resident, grid.stored_grid is not None)
             for grid, window, resident in zip(
                 self._episodes.groups, self._windows, self._resident, strict=True
             )

@@ -143,7 +143,7 @@ class Cuts:
         """
         place = cut_group(episodes)
         grid = episodes.groups[place]
-        grid = grid if grid.whole is None else grid.whole
+        grid = grid if grid.stored_grid is None else grid.stored_grid
         if grid.by_frame or anywhere:
             size = grid.chunk_frames
             grid = replace(
@@ -156,7 +156,7 @@ class Cuts:
     @property
     def longest(self) -> int:
         """The greatest span in frames of starts whose clips begin in one chunk."""
-        return int(self.grid.largest.max(initial=1)) + max(0, -self.offset)
+        return int(self.grid.max_chunk_frames.max(initial=1)) + max(0, -self.offset)
 
     def chunks(self, row: IntArray, start: IntArray) -> tuple[IntArray, IntArray]:
         """The range of starts, int64[n] each, half-open, whose clips begin in the same chunk as the
@@ -173,7 +173,7 @@ def cut_group(episodes: EpisodeLayout) -> int:
     else the leading one.
     """
     longest = [
-        0 if grid.whole is None else int(grid.whole.largest.max(initial=0))
+        0 if grid.stored_grid is None else int(grid.stored_grid.max_chunk_frames.max(initial=0))
         for grid in episodes.groups
     ]
     return int(np.argmax(longest)) if any(longest) else episodes.leading
@@ -308,7 +308,7 @@ def remaining_table(table: ClipTable, left: Runs) -> ClipTable:
         sample = left.first_sample[row] + inside * left.sample_step
         columns = left.episode[row], start, np.ones_like(row), sample
     order = np.argsort(columns[-1])
-    return table.joined(*(column[order] for column in columns))
+    return table.with_runs(*(column[order] for column in columns))
 
 
 def merged(one: IntArray, other: IntArray) -> IntArray:

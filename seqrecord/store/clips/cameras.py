@@ -72,7 +72,7 @@ class EpisodeCamera(NamedTuple):
         found = {self.column: intrinsics}
         if windows is not None:
             found[self.column] = windows.intrinsics(intrinsics)
-        own_cameras = [self.own(camera) for camera in cameras]
+        own_cameras = [self.camera_in(camera) for camera in cameras]
         if self.has_distortion:
             table = np.full((len(cameras), MAX_COEFFICIENTS), np.nan)
             for clip, lens in enumerate(map(lens_of, own_cameras)):
@@ -92,7 +92,7 @@ class EpisodeCamera(NamedTuple):
             found[self.skew_column] = skews + 0.0
         return found
 
-    def own(self, camera: Any) -> Any:
+    def camera_in(self, camera: Any) -> Any:
         """The camera of this feature in an episode's metadata `camera`; `None` if invalid."""
         if not isinstance(camera, Mapping):
             return None
@@ -115,7 +115,7 @@ class EpisodeCamera(NamedTuple):
 
     def _find(self, camera: Any, height: int | None, width: int | None) -> list[float]:
         """fx, fy, cx, cy, and height and width of the stored frame; NaN where unknown."""
-        if (camera := self.own(camera)) is not None:
+        if (camera := self.camera_in(camera)) is not None:
             values = [camera.get(name) for name in INTRINSICS]
             size = {"height": height, "width": width}
             fits = all(n is None or camera.get(side, n) == n for side, n in size.items())
@@ -197,7 +197,7 @@ def known_cameras(
     known = known[:1] if known and known[0].name is None else known
     return [
         one._replace(
-            has_distortion=bool((lens_of(own := one.own(camera)) or ("", []))[1]),
+            has_distortion=bool((lens_of(own := one.camera_in(camera)) or ("", []))[1]),
             has_skew=bool(_skew_of(own)),
         )
         for one in known

@@ -171,23 +171,23 @@ class OffsetWindow(ClipWindow):
     """Frames at fixed offsets from a clip's start: int64[rates, T], one row per frame rate.
 
     `rate`, int64[E], is the row of each episode, `None` for a single row. Rows differ if offsets
-    are given in seconds and episodes differ in fps. With `most`, clips have at most `most` of the
-    frames, at drawn positions.
+    are given in seconds and episodes differ in fps. With `max_frames`, clips have at most so many
+    of the frames, at drawn positions.
     """
 
     offsets: IntArray
     rate: IntArray | None = None
-    most: int | None = None
+    max_frames: int | None = None
 
     @classmethod
     def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
         """Build a window with the same offsets in all episodes."""
-        return cls(np.array([*offsets], np.int64)[None], most=most)
+        return cls(np.array([*offsets], np.int64)[None], max_frames=most)
 
     @property
     def length(self) -> int:
         """Frames per clip."""
-        return len(self.offsets[0]) if self.most is None else self.most
+        return len(self.offsets[0]) if self.max_frames is None else self.max_frames
 
     @property
     def key(self) -> object:
@@ -249,15 +249,16 @@ class Anchor(NamedTuple):
 class AnchoredWindow(ClipWindow):
     """Frames at offsets from a clip's start and from columns of its sample, in this order.
 
-    `longest` is the length of the longest episode, `missing` are the frames that lack `feature`,
-    and `padded` whether clips may have frames before the first and behind the last one.
+    `max_episode_frames` is the length of the longest episode, `gaps` are the frames that lack
+    `feature`, and `pads_sides` whether clips may have frames before the first and behind the last
+    one.
     """
 
     anchors: tuple[Anchor, ...]
-    longest: int
+    max_episode_frames: int
     feature: str
-    missing: MissingFrames
-    padded: tuple[bool, bool]
+    gaps: MissingFrames
+    pads_sides: tuple[bool, bool]
 
     @property
     def length(self) -> int:
@@ -267,7 +268,7 @@ class AnchoredWindow(ClipWindow):
     @property
     def key(self) -> object:
         """See `ClipWindow`."""
-        lacking = self.feature if len(self.missing) else ""  # each reports its own missing frames
+        lacking = self.feature if len(self.gaps) else ""  # each reports its own missing frames
         return lacking, *((one.column, one.offsets.tobytes()) for one in self.anchors)
 
     @property
@@ -284,7 +285,7 @@ class AnchoredWindow(ClipWindow):
     def frame_offsets(self) -> IntArray:
         """Frame offsets from a clip's start that may be used, equal in all episodes; int64[n]."""
         if self.is_anywhere:
-            return np.arange(1 - self.longest, self.longest)
+            return np.arange(1 - self.max_episode_frames, self.max_episode_frames)
         spans = [
             np.add.outer(np.arange(a, b + 1), one.offsets)
             for one in self.anchors
@@ -326,8 +327,8 @@ class AnchoredWindow(ClipWindow):
             origin = clips.start
             if column is not None:
                 values = _integers(column, clips, frames.samples)
-                least = np.full_like(last, -_FAR if self.padded[0] else -offsets.min())
-                most = np.full_like(last, _FAR) if self.padded[1] else last - offsets.max()
+                least = np.full_like(last, -_FAR if self.pads_sides[0] else -offsets.min())
+                most = np.full_like(last, _FAR) if self.pads_sides[1] else last - offsets.max()
                 if within is not None:
                     least = np.maximum(least, origin + within[0])
                     most = np.minimum(most, origin + within[1])
@@ -342,8 +343,8 @@ class AnchoredWindow(ClipWindow):
         asked = np.concatenate(columns, axis=1)
         found = np.minimum(np.maximum(asked, 0), last[:, None])
         lacks = np.zeros(found.shape, np.bool_)
-        if len(self.missing):
-            lacks, _ = self.missing.find(clips.episode[:, None], found)
+        if len(self.gaps):
+            lacks, _ = self.gaps.find(clips.episode[:, None], found)
         return WindowFrames(found, found != asked), np.asarray(lacks.any(axis=1))
 
 
@@ -472,19 +473,20 @@ class TimedWindow(ClipWindow):
 class NearestWindow(ClipWindow):
     """For each frame of `window`, the last frame at or before it that has the feature.
 
-    With `ahead`, it is the next one at or behind it.
+    With `looks_ahead`, it is the next one at or behind it.
 
-    `missing` are the frames without the feature, and `is_open`, bool[runs], whether an end of the
-    episode, and no value, is where a run of them looks for one. Values are at most `most` frames
-    away; `None` allows any distance. With `has_unknown`, clips may contain frames without a value.
+    `gaps` are the frames without the feature, and `is_open`, bool[runs], whether an end of the
+    episode, and no value, is where a run of them looks for one. Values are at most `max_distance`
+    frames away; `None` allows any distance. With `has_unknown`, clips may contain frames without a
+    value.
     """
 
     window: ClipWindow
-    missing: MissingFrames
+    gaps: MissingFrames
     is_open: npt.NDArray[np.bool_]
-    most: int | None = None
+    max_distance: int | None = None
     has_unknown: bool = False
-    ahead: bool = False
+    looks_ahead: bool = False
 
     @property
     def length(self) -> int:
@@ -518,20 +520,20 @@ class NearestWindow(ClipWindow):
     @property
     def reach(self) -> tuple[int, int]:
         """See `ClipWindow`: largest distance of a value."""
-        missing = self.missing
+        missing = self.gaps
         furthest = int((missing.stop - missing.start)[~self.is_open].max(initial=0))
-        furthest = furthest if self.most is None else min(furthest, self.most)
-        return (0, furthest) if self.ahead else (furthest, 0)
+        furthest = furthest if self.max_distance is None else min(furthest, self.max_distance)
+        return (0, furthest) if self.looks_ahead else (furthest, 0)
 
     @property
-    def unknown(self) -> MissingFrames:
+    def unknown_frames(self) -> MissingFrames:
         """Frames without a value, or with one too far away; none if `has_unknown`."""
         if self.has_unknown:
             return MissingFrames.none()
-        missing, is_open, most = self.missing, self.is_open, self.most
+        missing, is_open, most = self.gaps, self.is_open, self.max_distance
         if most is None:
             return missing.subset(is_open)
-        if self.ahead:
+        if self.looks_ahead:
             found = replace(missing, stop=np.where(is_open, missing.stop, missing.stop - most))
         else:
             found = replace(missing, start=np.where(is_open, missing.start, missing.start + most))
@@ -546,24 +548,28 @@ class NearestWindow(ClipWindow):
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
         asked = self.window.find(clips, frames)
-        missing, of_clips = self.missing, asked.frames
+        missing, of_clips = self.gaps, asked.frames
         if not len(missing):
             return asked._replace(age=np.zeros_like(of_clips))
         lacks, run = missing.find(clips.episode[:, None], of_clips)
-        to_value = missing.stop[run] - of_clips if self.ahead else of_clips - missing.start[run] + 1
+        to_value = (
+            missing.stop[run] - of_clips if self.looks_ahead else of_clips - missing.start[run] + 1
+        )
         age = np.where(lacks, to_value, 0)
         is_unknown = lacks & self.is_open[run]
-        if self.most is not None:
-            is_unknown |= age > self.most
+        if self.max_distance is not None:
+            is_unknown |= age > self.max_distance
         age[is_unknown] = UNKNOWN
         step = np.maximum(age, 0)
-        return asked._replace(frames=of_clips + step if self.ahead else of_clips - step, age=age)
+        return asked._replace(
+            frames=of_clips + step if self.looks_ahead else of_clips - step, age=age
+        )
 
 
 class FrameMapping(Protocol):
     """Maps places of excerpts to stored frames; see `frame_lists.FrameLists`."""
 
-    def stored(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
+    def stored_frames(self, episode: IntArray, places: IntArray, /) -> tuple[IntArray, IntArray]:
         """Episode rows in the index, and stored frame numbers."""
 
 
@@ -617,9 +623,13 @@ class ClipFrames:
             found.setdefault(self.windows[name].key, []).append(name)
         return [tuple(names) for names in found.values()]
 
-    def stored(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
+    def stored_frames(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
         """Episode rows in the index, and stored frame numbers."""
-        return (episode, frames) if self.excerpts is None else self.excerpts.stored(episode, frames)
+        return (
+            (episode, frames)
+            if self.excerpts is None
+            else self.excerpts.stored_frames(episode, frames)
+        )
 
     def has_unknown(self, feature: str) -> bool:
         """Whether clips may contain frames without a value of the feature (zeros)."""
@@ -683,7 +693,7 @@ class ClipUse:
     """Frames that clips use of some features: `start + offsets`, int64[T]; and missing frames."""
 
     offsets: IntArray
-    missing: MissingFrames
+    gaps: MissingFrames
 
 
 @dataclass(frozen=True, eq=False)
@@ -722,10 +732,10 @@ def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArra
     """
     selected, owners, firsts, stops = starts.selected, [], [], []
     for use in uses:
-        place = np.searchsorted(selected, use.missing.episode)
+        place = np.searchsorted(selected, use.gaps.episode)
         mine = place < len(selected)
-        mine[mine] = selected[place[mine]] == use.missing.episode[mine]
-        place, start, stop = place[mine], use.missing.start[mine], use.missing.stop[mine]
+        mine[mine] = selected[place[mine]] == use.gaps.episode[mine]
+        place, start, stop = place[mine], use.gaps.start[mine], use.gaps.stop[mine]
         length = stop - start
         start = np.where(start == 0, -_FAR, start)
         stop = np.where(stop == starts.num_frames[place], _FAR, stop)

@@ -65,7 +65,7 @@ class ChunkGrid:
     first_chunk: IntArray
     group: int = 0
     edges: _Edges | None = None
-    whole: ChunkGrid | None = None  # the grid before `in_pieces`
+    stored_grid: ChunkGrid | None = None  # the grid before `in_pieces`
     by_frame: bool = False  # frames are read without the rest of their chunk
     rows: IntArray | None = None  # in the chunk table, if not consecutive
 
@@ -145,7 +145,7 @@ class ChunkGrid:
         np.add.at(count, odd[owner], pieces)
         first_piece = np.cumsum(count) - count
         found = self.given(size, num_frames, first_piece, first_frame, group=self.group)
-        return replace(found, whole=self)
+        return replace(found, stored_grid=self)
 
     def __len__(self) -> int:
         return len(self.chunk_frames)
@@ -161,11 +161,11 @@ class ChunkGrid:
             chunk_frames=self.chunk_frames[episodes],
             first_chunk=self.first_chunk[episodes],
             edges=None if self.edges is None else self.edges.take(episodes),
-            whole=None if self.whole is None else self.whole.take(episodes),
+            stored_grid=None if self.stored_grid is None else self.stored_grid.take(episodes),
         )
 
     @cached_property
-    def largest(self) -> IntArray:
+    def max_chunk_frames(self) -> IntArray:
         """Length of the largest chunk of each episode, int64[n]."""
         if self.edges is None:
             return self.chunk_frames
@@ -216,9 +216,9 @@ class ChunkGrid:
 
     def row(self, episode: IntArray, place: IntArray) -> IntArray:
         """Rows of chunks in the group's chunk table, by their numbers in their episodes."""
-        if self.whole is not None:
+        if self.stored_grid is not None:
             start, _ = self.bounds(episode, place)
-            return self.whole.row(episode, self.whole.place(episode, start))
+            return self.stored_grid.row(episode, self.stored_grid.place(episode, start))
         found: IntArray = self.first_chunk[episode] + place
         return found if self.rows is None else self.rows[found]
 
@@ -246,17 +246,18 @@ def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
 
 
-def run_bounds(*columns: IntArray, same: IntArray | None = None) -> list[int]:
+def run_bounds(*columns: IntArray, constant: IntArray | None = None) -> list[int]:
     """Bounds of runs: indices of their beginnings, then the total length. `[0]` for empty columns.
 
-    Within a run, all `columns`, int64[n] each, increase by 1 from item to item, and `same`,
-    int64[n], is constant.
+    Within a run, all `columns`, int64[n] each, increase by 1 from item to item, and
+    `constant`, int64[n], keeps its value.
     """
-    every = [*columns, *(() if same is None else (same,))]
-    count = len(every[0])
+    count = len(columns[0] if constant is None else constant)
     if count < 2:
         return [0, 1][: count + 1]
-    breaks = np.zeros(count - 1, np.bool_) if same is None else same[1:] != same[:-1]
+    breaks = np.zeros(count - 1, np.bool_)
+    if constant is not None:
+        breaks = constant[1:] != constant[:-1]
     for column in columns:
         breaks = breaks | (column[1:] - column[:-1] != 1)
     return [0, *(breaks.nonzero()[0] + 1).tolist(), count]

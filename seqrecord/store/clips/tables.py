@@ -244,7 +244,7 @@ class ClipTable:
             num_outside=sum(table.num_outside for table in tables),
         )
 
-    def joined(
+    def with_runs(
         self, episode: IntArray, start: IntArray, count: IntArray, sample: IntArray
     ) -> ClipTable:
         """Return the table with these runs, int64[n] each, in canonical order; joins neighbours."""
@@ -303,7 +303,7 @@ class ClipTable:
             samples=self.first_sample[run] + begin * self.sample_step,
         )
 
-    def every(self, stride: int, phase: int = 0) -> ClipTable:
+    def with_stride(self, stride: int, phase: int = 0) -> ClipTable:
         """The clips whose starts are `phase` plus a multiple of `stride`, with their samples."""
         spec = self.spec
         shared = gcd(spec.stride, stride)

@@ -18,7 +18,7 @@ they ask the kind. Who calls it, and when:
   or the kind has a `group` of its own, which decides where chunks end.
 - The reader decodes with a `PageCodec` too. Only `cut` and `decode_into` know the page's bytes.
 - Plans ask for sizes in bytes: `slice_bytes`, `decoder_bytes`, `reference_copies`. Frames that
-  must be decoded in order are loaded in runs (`in_order`).
+  must be decoded in order are loaded in runs (`decodes_in_order`).
 - Conversions ask what a feature keeps of its source: `keeps_encoding`, `is_lossy`, `may_refer`.
 - Caches and residency ask whether decoding costs more than a copy: `in_slices`, `is_costly`.
 
@@ -174,7 +174,7 @@ class PageKind(ABC):
     Such frames are read into rows without decoding, and without the rest of their page.
     """
 
-    in_order: ClassVar[bool] = False
+    decodes_in_order: ClassVar[bool] = False
     """Whether a decoder stays open, and frames are cheapest in ascending order."""
 
     shares_chunks: ClassVar[bool] = True
@@ -201,7 +201,7 @@ class PageKind(ABC):
         raise NotImplementedError(f"pages of {spec.name} have no slices")
 
     def decoder_bytes(self, spec: FeatureSpec) -> int:
-        """Bytes that an open decoder takes, if frames are decoded `in_order`."""
+        """Bytes that an open decoder takes, if frames must be decoded in order."""
         raise NotImplementedError(f"pages of {spec.name} have no decoder")
 
     def keeps_encoding(self, spec: FeatureSpec) -> bool:  # noqa: ARG002

@@ -27,14 +27,14 @@ _Transform = TypeVar("_Transform")
 class ArraySpec:
     """Dtype and shape of a feature's frames in clips; `None` marks a variable dimension.
 
-    `largest` is the size of the largest frame in bytes, for variable shapes. `value` is "text" or
-    "bytes" if frames are `str` or `bytes`, stored as uint8 [?]. `mask_of` is the feature whose
+    `max_nbytes` is the size of the largest frame in bytes, for variable shapes. `value` is "text"
+    or "bytes" if frames are `str` or `bytes`, stored as uint8 [?]. `mask_of` is the feature whose
     padding this mask describes.
     """
 
     dtype: np.dtype[Any]
     shape: tuple[int | None, ...]
-    largest: int | None = None
+    max_nbytes: int | None = None
     value: ValueName = "array"
     mask_of: str | None = None
 
@@ -50,7 +50,7 @@ class ArraySpec:
     @property
     def nbytes(self) -> int:
         """Memory for one frame in bytes: for variable shapes the largest frame, and its shape."""
-        return self.value_kind.row_nbytes(self, self.largest)
+        return self.value_kind.row_nbytes(self, self.max_nbytes)
 
     def __str__(self) -> str:
         return self.value_kind.describe(self)
@@ -91,7 +91,7 @@ def apply_transform(transform: FrameFunction, frame: dict[str, Any]) -> dict[str
     }
 
 
-def bound(transform: _Transform, schema: Schema) -> _Transform:
+def bind_schema(transform: _Transform, schema: Schema) -> _Transform:
     """Bind a user's transform to a dataset's schema, if it has a method `with_schema`."""
     bind: Any = getattr(transform, "with_schema", None)
     found: _Transform = transform if bind is None else bind(schema)
@@ -167,7 +167,7 @@ def check_arrays(
                 got=len(values) if isinstance(values, list) else repr_of(values, 50),
             )
         for value in values:
-            spec.value_kind.check_result(what, of, name, value, spec, spec.largest)
+            spec.value_kind.check_result(what, of, name, value, spec, spec.max_nbytes)
 
 
 def add_place(

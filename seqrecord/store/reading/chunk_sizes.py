@@ -64,7 +64,9 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
 def decoder_bytes(features: Iterable[FeatureSpec]) -> list[int]:
     """Return the memory of the decoder of each feature that has one, in bytes."""
     return [
-        page_kind(spec).decoder_bytes(spec.stored) for spec in features if page_kind(spec).in_order
+        page_kind(spec).decoder_bytes(spec.stored)
+        for spec in features
+        if page_kind(spec).decodes_in_order
     ]
 
 
@@ -74,14 +76,14 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     A cursor keeps them open while its own group's chunks are cut into pieces: the largest stored
     pages, and the frames of their decoders. 0 if chunks are not cut.
     """
-    if grid.whole is None:
+    if grid.stored_grid is None:
         return 0
     kept = 0
     for group in groups:
         read = (spec for name, spec in group.schema.items() if name in features)
         kept += sum(decoder_bytes(read))
         kept += int(chunk_bytes(group, features).max(initial=0))
-    return -(-kept // max(1, int(grid.largest.max(initial=1))))
+    return -(-kept // max(1, int(grid.max_chunk_frames.max(initial=1))))
 
 
 def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:

@@ -108,7 +108,7 @@ class ChunkReader:
         path = self._paths[int(table.file[row])]
         return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
 
-    def shown(self, chunk: Chunk) -> range:
+    def visible_frames(self, chunk: Chunk) -> range:
         """Return the frames of a chunk in its episode, counted from the chunk's start.
 
         The first and last chunk of a trimmed episode may have others.
@@ -151,7 +151,7 @@ class ChunkReader:
                     crc32c=int(table.page_crc32c[row, column]),
                     digest=table.page_digest[row, column].tobytes(),
                     present=table.present(row, int(table.features[column])),
-                    largest=largest,
+                    max_nbytes=largest,
                     sums=sums[column] if self.raw[chunk.group].slice_bytes[column] else None,
                     external=int(table.external[row]),
                 )
@@ -309,7 +309,7 @@ class ChunkReader:
         `data` has pages by feature. Frames are counted from the chunk's start; those without the
         feature get the run of the preceding frame. `None` if each frame is decoded alone.
         """
-        if not self.kinds[page.feature].in_order:
+        if not self.kinds[page.feature].decodes_in_order:
             return None
         try:
             starts = self._codecs[page.feature].runs(data[page.feature], page.num_present)
@@ -369,13 +369,13 @@ def check_largest(
     page: Page, spec: FeatureSpec, shapes: Sequence[tuple[int, ...]], *, is_whole: bool
 ) -> None:
     """Raise `FormatError` for frames larger than their reserved memory."""
-    if page.largest is None or not shapes:
+    if page.max_nbytes is None or not shapes:
         return
     nbytes = max(map(math.prod, shapes)) * spec.dtype.itemsize
-    if nbytes > page.largest or (is_whole and nbytes != page.largest):
+    if nbytes > page.max_nbytes or (is_whole and nbytes != page.max_nbytes):
         raise FormatError(
             "the largest frame of a page differs in size from the index",
-            expected=f"{page.largest} bytes",
+            expected=f"{page.max_nbytes} bytes",
             got=f"{nbytes} bytes",
         )
 

@@ -19,7 +19,7 @@ from seqrecord.store.reading.array_specs import (
     FrameFunction,
     add_place,
     apply_transform,
-    bound,
+    bind_schema,
     check_arrays,
 )
 from seqrecord.store.reading.contents import Contents, Episodes
@@ -54,7 +54,7 @@ def compute_statistics(
     rows = contents.find_episodes(episodes, split)
     total = int(contents.index.num_frames[rows].sum(dtype=np.int64))
     step = 1 if max_frames is None else max(1, total // max_frames)
-    frame_transform = bound(frame_transform, contents.features)
+    frame_transform = bind_schema(frame_transform, contents.features)
     if frame_transform is None:
         columns = [
             _FeatureSet(contents, (spec,), Schema([spec])) for spec in contents.features.values()
@@ -174,7 +174,7 @@ def _tasks(columns: Sequence[_FeatureSet], rows: npt.NDArray[np.int64]) -> Itera
     # A new task begins after each `_TASK_FRAMES` frames, at an episode's start.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
     first = [0] * len(columns)
-    for a, b in pairwise(run_bounds(same=number)):
+    for a, b in pairwise(run_bounds(constant=number)):
         for at, column in enumerate(columns):
             yield _EpisodeBatch(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
             first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())

@@ -147,7 +147,7 @@ class Episode:
             alone = is_read.nonzero()[0]
             raw.read(frame_runs(rows[alone], inside[alone], alone), straight, exact=True)
             order = np.argsort(rows, kind="stable") if others else rows[:0]
-            for begin, stop in pairwise(run_bounds(same=rows[order])):
+            for begin, stop in pairwise(run_bounds(constant=rows[order])):
                 places = order[begin:stop]
                 chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
                 wanted = others if is_read[places[0]] else names
@@ -172,7 +172,7 @@ class Episode:
             if isinstance(target, list):
                 for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
                     target[place] = reader.value_of(page, data, frame)
-            elif reader.kinds[page.feature].in_order:  # one call, which sorts the frames
+            elif reader.kinds[page.feature].decodes_in_order:  # one call, which sorts the frames
                 reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
             else:
                 for a, b in pairwise(runs):

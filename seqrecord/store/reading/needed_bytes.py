@@ -67,7 +67,7 @@ def needed_bytes(
     ranges = [np.concatenate(column) for column in zip(*columns, strict=True)]
     some = ranges[-1] > ranges[-2]
     file, start, stop = _united(*(column[some] for column in ranges))
-    edges = run_bounds(same=file)
+    edges = run_bounds(constant=file)
     return {paths[int(file[a])]: _split(start[a:b], stop[a:b]) for a, b in pairwise(edges) if b > a}
 
 

@@ -49,7 +49,7 @@ class Page:
     crc32c: int
     digest: bytes
     present: npt.NDArray[np.bool_] | None
-    largest: int | None  # decoded size of its largest frame; `None` for a fixed shape
+    max_nbytes: int | None  # decoded size of its largest frame; `None` for a fixed shape
     sums: int | None
     external: int = 0
     memo: dict[str, Any] = field(default_factory=dict, repr=False)

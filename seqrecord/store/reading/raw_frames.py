@@ -64,7 +64,7 @@ def frame_runs(chunk: IntArray, frame: IntArray, row: IntArray) -> list[FrameRun
     """
     order = np.lexsort((frame, chunk))
     chunk, frame, row = chunk[order], frame[order], row[order]
-    edges = run_bounds(frame, row, same=chunk)
+    edges = run_bounds(frame, row, constant=chunk)
     chunks, frames, rows = (column[edges[:-1]].tolist() for column in (chunk, frame, row))
     counts = [stop - begin for begin, stop in pairwise(edges)]
     return list(map(FrameRun, chunks, frames, counts, rows))

@@ -149,7 +149,7 @@ def check_passthrough(schema: Schema, stored: Schema, *, in_place: bool) -> None
     """
     for spec in schema.values():
         found = stored[spec.name]
-        if not page_kind(spec).in_order or is_passthrough(spec, found):
+        if not page_kind(spec).decodes_in_order or is_passthrough(spec, found):
             continue
         is_same = bool(found.codec) and found.codec[0].get("codec") == spec.codec[0]["codec"]
         if in_place or (loses_data(found) and not is_same):
