@@ -36,7 +36,7 @@ from seqrecord import (
 )
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.mix_memory import divide_memory
-from seqrecord.samples import dilate, every, final_goal, reverse
+from seqrecord.samples import SampleRandom, Samples, dilate, every, final_goal, reverse
 from tests.kit.clip_data import begun, digest, digests, minimum_memory, no_leaks, resumed
 from tests.loader.mix_data import frame_of, write_source
 from tests.loader.resume_contract import check_resume, check_stateful_loader
@@ -219,6 +219,39 @@ def test_sources_with_different_settings(root: Root) -> None:
     counts = Counter((key, start) for name, key, start in clips if name == "b")
     assert counts["e/1", 0] > counts["e/0", 4] > counts["e/1", 7] > 0
     check_resume(make, num_epochs=2, positions=lambda count: (1, count // 2))
+
+
+def few_rows(samples: Samples, epoch: int, rng: SampleRandom) -> Samples:
+    """Another number of rows in each epoch."""
+    return samples.take(rng.permutation(len(samples))[: 3 + epoch % 4])
+
+
+JUMPS: dict[str, Any] = {
+    "equal epochs": None,
+    "rotated": every(4, rotate=True),
+    "rotated, of another number": [every(3, rotate=True), few_rows],
+    "repeated": {"episode": ["e/0"] * 3, "start": [0, 4, 7], "repeat": [1, 0.2, 0.7]},
+    "chosen": few_rows,
+    "chosen and repeated": [few_rows, lambda s, *_: s.with_columns(repeat=[0.6] * len(s))],
+}
+
+
+@pytest.mark.parametrize("samples", JUMPS.values(), ids=JUMPS)
+@pytest.mark.parametrize("rank", [None, (1, 3)])
+def test_a_position_without_a_state_is_exact(root: Root, samples: Any, rank: Any) -> None:
+    """A loader that jumps over epochs of its sources counts their clips."""
+
+    def make() -> SeqRecordMix:
+        sources = {"a": stream(root, "a", samples=samples), **streams(root, "b")}
+        weights = {"a": 3, "b": 1}
+        return SeqRecordMix(sources, weights=weights, batch_size=5, stopping_strategy=7, rank=rank)
+
+    mix = make()
+    epochs = [list(mix) for _ in range(5)]
+    jumping = make()
+    for epoch, batches in ((4, 0), (2, 5), (3, 1)):  # also backwards
+        jumping.set_epoch(epoch, batches=batches)
+        assert digests(jumping) == digests(epochs[epoch][batches:])
 
 
 def test_source_iterated_alone_gives_the_same_clips(root: Root) -> None:

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
-from seqrecord.loader.sampling.random_order import Phases, clips_before, times_in_epoch
+from seqrecord.loader.sampling.random_order import epoch_sizes, phase_of_epoch, times_in_epoch
 from seqrecord.store.clips.grids import ChunkGrid
 from seqrecord.store.clips.tables import EpisodeLayout, enumerate_clips
 from tests.loader.clip_cases import Case, cases, episode_table, listed_clips
@@ -25,74 +25,46 @@ def at_phase(case: Case, phase: int) -> Case:
     return replace(case, spec=replace(case.spec, phase=phase))
 
 
-def phases_of(case: Case) -> Phases:
-    every = replace(case, spec=replace(case.spec, stride=1, phase=0))
-    return Phases.of(every.table.first_start, every.table.count, case.spec.stride)
-
-
-@given(cases())
-def test_phases_count_their_clips(case: Case) -> None:
-    expected = {
-        phase: len(clips)
-        for phase in range(case.spec.stride)
-        if (clips := at_phase(case, phase).clips())
-    }
-    phases = phases_of(case)
-    found = {
-        phase: count
-        for first, stop, count in zip(
-            phases.first.tolist(), phases.stop.tolist(), phases.num_clips.tolist(), strict=True
-        )
-        for phase in range(first, stop)
-    }
-    assert found == expected
-    assert len(phases) == len(expected)
-
-
 @given(
     cases(),
     st.integers(-3, 2**70),
-    st.integers(1, 4),
     st.one_of(st.just(0), st.integers(0, 2**60)),
 )
-def test_clips_before_an_epoch_match_counting(
-    case: Case, seed: int, num_shards: int, first: int
-) -> None:
-    phases = phases_of(case)
-    if not len(phases):
+def test_epochs_have_each_phase_with_clips_once(case: Case, seed: int, group: int) -> None:
+    every = replace(case, spec=replace(case.spec, stride=1, phase=0)).table
+    runs, stride = (every.first_start, every.count), case.spec.stride
+    phases = [phase for phase in range(stride) if at_phase(case, phase).clips()]
+    if not phases:
         return
-    before = phases.clips_before(first, num_shards, seed=seed)
-    assert first or before == 0
-    for epoch in range(first, first + 2 * len(phases)):
-        phase = phases.of_epoch(epoch, seed=seed)
-        before += -(-len(at_phase(case, phase).clips()) // num_shards)
-        found = phases.clips_before(epoch + 1, num_shards, seed=seed)
-        assert found == before
+    first = group * len(phases)
+    order = [
+        phase_of_epoch(*runs, stride, epoch=epoch, seed=seed)
+        for epoch in range(first, first + 2 * len(phases))
+    ]
+    assert sorted(order[: len(phases)]) == sorted(order[len(phases) :]) == phases
+
+
+def order_of(runs: dict[int, int], stride: int, count: int, seed: int = 7) -> list[int]:
+    """The phases of the first epochs, for runs by first start."""
+    columns = np.array([*runs]), np.array([*runs.values()])
+    return [phase_of_epoch(*columns, stride, epoch=epoch, seed=seed) for epoch in range(count)]
 
 
 def test_the_order_of_phases_differs_by_epochs_and_seeds() -> None:
-    phases = Phases(np.array([0]), np.array([8]), np.array([3]))
-    orders = {
-        tuple(phases.of_epoch(8 * group + i, seed=seed) for i in range(8))
-        for group in range(5)
-        for seed in range(5)
-    }
+    orders = set[tuple[int, ...]]()
+    for seed in range(5):
+        phases = order_of({0: 24}, 8, 40, seed)
+        orders |= {tuple(phases[i : i + 8]) for i in range(0, 40, 8)}
     assert len(orders) == 25
     steps = Counter((order[i + 1] - order[i]) % 8 for order in orders for i in range(7))
     assert max(steps.values()) < 0.4 * steps.total()
     # The order of version 1, which resumed runs need.
-    phases = Phases(np.array([0]), np.array([5]), np.array([1]))
-    order = [phases.of_epoch(epoch, seed=7) for epoch in range(10)]
-    assert order == [2, 3, 0, 4, 1, 3, 4, 2, 1, 0]
+    assert order_of({0: 5}, 5, 10) == [2, 3, 0, 4, 1, 3, 4, 2, 1, 0]
 
 
 def test_phases_without_clips_have_no_epoch() -> None:
-    clips = {0: 3, 1: 3, 5: 1}
-    phases = Phases(np.array([0, 5]), np.array([2, 6]), np.array([3, 1]))
-    order = [phases.of_epoch(epoch, seed=7) for epoch in range(12)]
+    order = order_of({11: 2, 6: 2, 18: 2, 3: 0}, 6, 12)  # a run goes past the last phase
     assert [sorted(order[i : i + 3]) for i in range(0, 12, 3)] == [[0, 1, 5]] * 4
-    before = [phases.clips_before(epoch, 2, seed=7) for epoch in range(13)]
-    assert np.diff(before).tolist() == [-(-clips[phase] // 2) for phase in order]
 
 
 @pytest.mark.parametrize("stride", [4, 1000, 999_983])
@@ -101,10 +73,9 @@ def test_phases_of_a_large_dataset_are_fast(stride: int) -> None:
     episodes = episode_table(lengths, [8] * len(lengths))
     every = enumerate_clips(ClipSpec(16), episodes, np.arange(len(lengths)))
     began = time.thread_time()  # without time spent waiting for a core
-    phases = Phases.of(every.first_start, every.count, stride)
-    phases.of_epoch(12345, seed=0)
+    phase = phase_of_epoch(every.first_start, every.count, stride, epoch=12345, seed=0)
     assert time.thread_time() - began < 1
-    assert len(phases) == min(stride, 1000)
+    assert phase < min(stride, 1000)
 
 
 def test_repetitions_are_the_weight_rounded_down_or_up() -> None:
@@ -130,22 +101,19 @@ def test_repetitions_are_the_weight_rounded_down_or_up() -> None:
         st.one_of(st.floats(0, 3), st.sampled_from([0.0, 0.5, 1 / 3, 2.0, 1e-30, 1e6])), min_size=1
     ),
     seed=st.integers(0, 1 << 64),
-    num_shards=st.integers(1, 5),
     first=st.one_of(st.just(0), st.integers(0, 1 << 62)),
 )
-def test_weighted_clips_before_an_epoch_match_counting(
-    weights: list[float], seed: int, num_shards: int, first: int
+def test_sizes_of_weighted_epochs_match_counting(
+    weights: list[float], seed: int, first: int
 ) -> None:
     chosen, rows = np.array(weights), np.arange(len(weights))
-    before = clips_before(chosen, first, num_shards, seed=seed)
-    assert first or before == 0
-    for epoch in range(first, first + 6):
+    epochs = range(first, first + 6)
+    for epoch, size in zip(epochs, epoch_sizes(chosen, epochs, seed=seed), strict=True):
         times = times_in_epoch(chosen, rows, seed=seed, epoch=epoch)
         assert (times >= np.floor(chosen)).all()
         assert (times <= np.ceil(chosen)).all()
         assert abs(int(times.sum()) - sum(map(Fraction, weights), Fraction(0))) < 1
-        before += -(-int(times.sum()) // num_shards)
-        assert clips_before(chosen, epoch + 1, num_shards, seed=seed) == before
+        assert size == times.sum()
 
 
 def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:

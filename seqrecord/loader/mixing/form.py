@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import TypeAlias
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.vectors import VectorStep
+from seqrecord.loader.mixing.sources import naming_source
 from seqrecord.loader.pipes.option_values import Vector, check_vectors
 from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.vectors import (
@@ -90,7 +90,7 @@ class MixForm:
         for name, one in self._listed.items():
             if one.pad_to is not None:
                 for source in _having(name, "pad_to", sources, features):
-                    with _of_source(source):
+                    with naming_source(source):
                         steps[source][name] = _padded(
                             sources[source], name, steps[source], one.pad_to
                         )
@@ -131,7 +131,7 @@ class MixForm:
         given: dict[str, VectorStep] = {}
         for source, weight in weights.items():
             selection = sources[source]
-            with _of_source(source):
+            with naming_source(source):
                 spec = checked_vector(selection, name, "normalize")
                 given[source] = step = steps[source].get(name, VectorStep(spec))
                 if step.normalization is not None:
@@ -156,7 +156,7 @@ class MixForm:
         for source, step in given.items():
             count = step.given.shape[0] if step.given.shape else 1
             places = step.places or tuple(range(int(count or 1)))
-            with _of_source(source):
+            with naming_source(source):
                 steps[source][name] = normalized(step, name, merged.at(places))
 
 
@@ -202,7 +202,7 @@ def _groups(scope: str, sources: Mapping[str, Selection]) -> list[list[str]]:
         return [[source] for source in sources]
     groups: dict[str, list[str]] = defaultdict(list)
     for source, selection in sources.items():
-        with _of_source(source):
+        with naming_source(source):
             groups[robot_type(selection)].append(source)
     return list(groups.values())
 
@@ -222,13 +222,3 @@ def robot_type(selection: Selection) -> str:
             got=", ".join(f"{robot} ({key})" for robot, key in found.items()),
         )
     return one
-
-
-@contextmanager
-def _of_source(source: str) -> Iterator[None]:
-    """Context that adds the source to errors."""
-    try:
-        yield
-    except ClipError as error:
-        error.message = f"source {source!r} of a mix: {error.message}"
-        raise

@@ -179,7 +179,7 @@ class MixLoader:
             return size * ((stop + workers - 1 - shard.index % workers) // workers)
         # A source with n clips and a share p returns its last clip within n / p slots.
         each = zip(self._sources, self.shares.values(), strict=True)
-        slots = [max(1, source.first_clip(1, shard.count)) / share for source, share in each]
+        slots = [max(1, -(-one.clips(0).num_clips // shard.count)) / share for one, share in each]
         if stop == "first_exhausted":
             return size * max(1, int(min(slots) // size))
         return size * int(-(-max(slots) // size))

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence, Sized
+from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
 import numpy as np
 
+from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import Channel, OpenBatch
 from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import EpochPlanner, plan_clips
-from seqrecord.loader.pipes.sample_epochs import EPOCHS
 from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.random_order import Purpose, key_of
@@ -37,6 +38,16 @@ MIX_OPTIONS = (
 
 TUNING_OF_SOURCE = ("num_cursors", "shuffle_buffer", "fixed_shards")
 """Options of a source's `engine`; a mix must not set them."""
+
+
+@contextmanager
+def naming_source(source: str) -> Iterator[None]:
+    """Context that adds the source to errors."""
+    try:
+        yield
+    except ClipError as error:
+        error.message = f"source {source!r} of a mix: {error.message}"
+        raise
 
 
 def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
@@ -140,7 +151,8 @@ class SourceRun:
         """Execute epochs of the source, one after the other."""
         (clip, last), source, shard = self.clips, self.source, self.order.shard
         while clip < last:
-            epoch, given = source.locate(clip, shard.count)
+            with naming_source(source.name):
+                epoch, given = source.selection.clip_set.epochs.epoch_of(clip, shard.count)
             plan = source.planner.plan(epoch, shard)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
@@ -196,17 +208,6 @@ class SourceLoader(ClipLoader):
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0
-
-    def first_clip(self, epoch: int, num_shards: int) -> int:
-        """The number of a shard's first clip of an epoch, counted over all epochs."""
-        return self.selection.clip_set.epochs.first_clip(epoch, num_shards)
-
-    def locate(self, clip: int, num_shards: int) -> tuple[int, int]:
-        """The epoch of a shard's clip, and the epoch's first clip, counted over all epochs."""
-        epoch = self.selection.clip_set.epochs.epoch_of(clip, num_shards)
-        problem = f"source {self.name!r} of a mix has no clips: their weights are too small"
-        raise_if(epoch == EPOCHS[-1], problem, "a clip in some epoch")
-        return epoch, self.first_clip(epoch, num_shards)
 
 
 def loader_in_mix(

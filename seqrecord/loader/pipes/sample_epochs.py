@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_right
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from math import lcm
 from typing import Any
@@ -12,21 +13,13 @@ import numpy as np
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS, Samples
-from seqrecord.loader.sampling.random_order import (
-    Phases,
-    clips_before,
-    times_in_epoch,
-    typical_table,
-)
+from seqrecord.loader.sampling.random_order import epoch_sizes, times_in_epoch, typical_table
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunctions, called
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 
-EPOCHS = range(1 << 62)
-"""Of a source of a mix."""
-
-_MOST_COUNTED = 1 << 20  # epochs, one after the other
+_MOST_COUNTED = 1 << 20  # epochs of a source whose clips are counted, one after the other
 
 
 @dataclass(frozen=True, eq=False)
@@ -68,7 +61,8 @@ class _Epoch:
 class SampleEpochs:
     """The table of samples of each epoch, and its clips. Picklable.
 
-    A process calls the functions once per epoch. The table of epoch 0 and the last two are kept.
+    A process calls the functions once per epoch. The table of epoch 0 and the last two are kept,
+    and so are the numbers of clips before each epoch, by number of shards, as far as a mix came.
 
     Attributes:
         base: the default table, or the user's, with the samples that lack no feature.
@@ -80,13 +74,13 @@ class SampleEpochs:
     functions: SampleFunctions = ()
     seed: int = 0
     _known: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False)
-    _counts: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _first_clips: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     _calling: PerProcess[Any] = field(
         default_factory=lambda: PerProcess(threading.RLock), init=False, repr=False
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}, "_counts": {}}
+        return {**self.__dict__, "_known": {}}
 
     def samples_in(self, epoch: int) -> Samples:
         """The table of an epoch.
@@ -164,24 +158,6 @@ class SampleEpochs:
         return found
 
     @cached_property
-    def _phases(self) -> Phases | None:
-        """The phases of `every(n, rotate=True)`, if nothing else changes the number of clips."""
-        if len(self._choosing) != 1:
-            return None
-        number = self._choosing[0]
-        turning, later = self.functions[number], self.functions[number + 1 :]
-        if not isinstance(turning, BuiltIn) or turning.name != "every":
-            return None
-        if not all(one.adds_columns for one in later if isinstance(one, BuiltIn)):
-            return None
-        from seqrecord.loader.sampling.built_ins import phases_of
-
-        # Users' functions add columns here, which no earlier built-in function reads.
-        earlier = [one for one in self.functions[:number] if isinstance(one, BuiltIn)]
-        samples = called(earlier, self.base, 0, self.seed)[0]
-        return phases_of(samples, turning.arguments["n"]) if samples.repeat is None else None
-
-    @cached_property
     def differs_by_epoch(self) -> bool:
         """Whether epochs have different clips."""
         repeat = None if self.rows_differ else self.samples_in(0).repeat
@@ -220,34 +196,36 @@ class SampleEpochs:
         stride = lcm(clips.spec.stride, *(one.arguments["n"] for one in every))
         return clips if stride == clips.spec.stride else typical_table(clips, stride)
 
-    def first_clip(self, epoch: int, num_shards: int) -> int:
-        """The number of clips in each of `num_shards` equal shards of all epochs before one."""
+    def epoch_of(self, clip: int, num_shards: int) -> tuple[int, int]:
+        """The epoch of a clip, and the number of the epoch's first clip.
+
+        Clips of each of `num_shards` equal shards are numbered over all epochs, as in a mix. Raises
+        `ClipError` for a clip behind 1,048,576 epochs that differ in clips.
+        """
         if not self.differs_by_epoch:
-            return epoch * -(-self.clips.num_clips // num_shards)
-        if self._phases is not None:
-            return self._phases.clips_before(epoch, num_shards, seed=self.seed)
-        if self.rows_differ:
-            return self._counted(num_shards, epochs=epoch)[epoch]
-        repeat = self.samples_in(0).repeat
-        assert repeat is not None
-        return clips_before(repeat, epoch, num_shards, seed=self.seed)
+            size = -(-self.clips.num_clips // num_shards)
+            return clip // size, clip // size * size
+        with self._calling.get():
+            first_clips = self._first_clips.setdefault(num_shards, [0])
+            if first_clips[-1] <= clip:
+                self._count(first_clips, clip, num_shards)
+        epoch = bisect_right(first_clips, clip) - 1
+        return epoch, first_clips[epoch]
 
-    def epoch_of(self, clip: int, num_shards: int) -> int:
-        """The epoch of a shard's clip, counted over all epochs; 2^62 - 1 if epochs lack clips."""
-        if self.rows_differ and self._phases is None:
-            return bisect_right(self._counted(num_shards, clips=clip), clip) - 1
-        return bisect_right(EPOCHS, clip, key=lambda one: self.first_clip(one, num_shards)) - 1
-
-    def _counted(self, num_shards: int, *, epochs: int = 0, clips: int = -1) -> list[int]:
-        """The first clips of epochs, until there are as many, and as many clips."""
-        counts = self._counts.setdefault(num_shards, [0])
-        while len(counts) <= epochs or counts[-1] <= clips:
-            if len(counts) > _MOST_COUNTED:
-                problem = "functions of samples choose other rows in each epoch of a mix's source"
-                expected = f"a position in its first {_MOST_COUNTED} epochs"
-                raise ClipError(problem, expected=expected, got="a later one")
-            counts.append(counts[-1] + -(-self.in_epoch(len(counts) - 1).num_clips // num_shards))
-        return counts
+    def _count(self, first_clips: list[int], clip: int, num_shards: int) -> None:
+        """Extend the first clips of epochs in a shard until one is behind a clip."""
+        epochs = range(len(first_clips) - 1, _MOST_COUNTED)
+        repeat = None if self.rows_differ else self.samples_in(0).repeat
+        sizes: Iterator[int] = (self.in_epoch(epoch).num_clips for epoch in epochs)
+        if repeat is not None:  # without drawing the samples of each epoch
+            sizes = epoch_sizes(repeat, epochs, seed=self.seed)
+        for size in sizes:
+            first_clips.append(first_clips[-1] + -(-size // num_shards))
+            if first_clips[-1] > clip:
+                return
+        problem = "the position in a mix is too far, for epochs of a source differ in clips"
+        expected = f"one in the first {_MOST_COUNTED:,} epochs of the source"
+        raise ClipError(problem, expected=expected, got=f"clip {clip:,}")
 
     def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
         """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""

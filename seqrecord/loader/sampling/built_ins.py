@@ -12,7 +12,7 @@ import numpy as np
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import Samples
-from seqrecord.loader.sampling.random_order import Phases, uniform
+from seqrecord.loader.sampling.random_order import phase_of_epoch, uniform
 from seqrecord.loader.sampling.sample_functions import (
     BuiltIn,
     SampleFunction,
@@ -104,23 +104,18 @@ def every(n: int, *, rotate: bool = False) -> BuiltIn:
 
 
 def _every(samples: Samples, epoch: int, rng: SampleRandom, n: int, rotate: bool) -> Samples:
-    phase, spec = 0, samples.clips.spec
-    if rotate and len(samples):
-        phase = phases_of(samples, n).of_epoch(epoch, seed=rng.seed)
-        phase = spec.phase + phase * spec.stride
-    if samples.listed is not None:
-        return samples.filter((samples["start"] - phase) % n == 0)
-    return samples.every(n, phase)
-
-
-def phases_of(samples: Samples, n: int) -> Phases:
-    """The remainders of `every(n, rotate=True)`, in strides of the table."""
-    clips, spec = samples.clips, samples.clips.spec
+    phase, clips, spec = 0, samples.clips, samples.clips.spec
     first, count = clips.first_start, clips.count
     if samples.listed is not None:  # starts of excerpts are no frames
         first = samples["start"]
         count = np.ones_like(first)
-    return Phases.of((first - spec.phase) // spec.stride, count, n // gcd(n, spec.stride))
+    if rotate and len(samples):
+        first, stride = (first - spec.phase) // spec.stride, n // gcd(n, spec.stride)
+        number = phase_of_epoch(first, count, stride, epoch=epoch, seed=rng.seed)
+        phase = spec.phase + number * spec.stride
+    if samples.listed is not None:
+        return samples.filter((first - phase) % n == 0)
+    return samples.every(n, phase)
 
 
 def where(condition: Callable[[Samples], Any]) -> BuiltIn:

@@ -28,18 +28,19 @@ mean of each fraction is unchanged. A fraction of 0 or 1 is decided, others meet
                                     0.8 and 0.2: 0 and 1        samples 1 and 2 come once more
 
 Unlike systematic sampling, any two samples may come together in an epoch that has room for two.
-So the size of an epoch is the sum of `repeat`, rounded down or up, and the number of clips in all
-earlier epochs has a closed form.
+So the size of an epoch is the sum of `repeat`, rounded down or up.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
 from enum import IntEnum
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.clips.tables import ClipTable, IntArray
 
 _GAMMA = 0x9E3779B97F4A7C15
@@ -129,58 +130,31 @@ def permutation(key: int, length: int) -> IntArray:
     return np.argsort(hash64(key, np.arange(length)), kind="stable")
 
 
-@dataclass(frozen=True, eq=False)
-class Phases:
-    """The phases with clips, and the numbers of clips; other phases get no epoch.
+def phase_of_epoch(first: IntArray, count: IntArray, stride: int, *, epoch: int, seed: int) -> int:
+    """The phase of an epoch, below `stride`, for runs of `count` starts from `first`, int64[n].
 
-    Phases `[first[i], stop[i])` have `num_clips[i]` clips each, at least 1. Intervals are ascending
-    and disjoint; int64[n] each.
+    Phases without a start get no epoch. Of n other phases, every n epochs from epoch 0 have each
+    once, in an order drawn anew for each such group. There must be a start.
     """
+    phases = _phases(first, count, stride)
+    group, place = divmod(epoch, len(phases))
+    return int(phases[permutation(key_of(Purpose.PHASES, seed, group), len(phases))[place]])
 
-    first: IntArray
-    stop: IntArray
-    num_clips: IntArray
 
-    @classmethod
-    def of(cls, first: IntArray, count: IntArray, stride: int) -> Phases:
-        """The phases of `stride` of runs of consecutive starts, int64[n] each."""
-        # A row gives each phase `count // stride` clips and one more to the phases of its last
-        # `count % stride` starts, which may run past the last phase and go on at the first.
-        begin = first % stride
-        end = begin + count % stride
-        past = np.maximum(end - stride, 0)
-        up = np.concatenate(([0], begin, np.zeros_like(past)))
-        down = np.concatenate(([stride], np.minimum(end, stride), past))
-        edges = np.unique(np.concatenate((up, down)))
-        change = np.zeros(len(edges), np.int64)
-        np.add.at(change, np.searchsorted(edges, up[1:]), 1)
-        np.add.at(change, np.searchsorted(edges, down[1:]), -1)
-        num_clips = int((count // stride).sum()) + np.cumsum(change)[:-1]
-        some = num_clips > 0
-        return cls(edges[:-1][some], edges[1:][some], num_clips[some])
-
-    def __len__(self) -> int:
-        return int((self.stop - self.first).sum())
-
-    def of_epoch(self, epoch: int, *, seed: int) -> int:
-        """The phase of an epoch.
-
-        Every `len(self)` epochs, from epoch 0, have each phase once, in an order drawn anew for
-        each such group.
-        """
-        group, place = divmod(epoch, len(self))
-        place = int(permutation(key_of(Purpose.PHASES, seed, group), len(self))[place])
-        before = np.cumsum(self.stop - self.first) - (self.stop - self.first)
-        i = int(np.searchsorted(before, place, side="right")) - 1
-        return int(self.first[i]) + place - int(before[i])
-
-    def clips_before(self, epoch: int, num_shards: int, *, seed: int) -> int:
-        """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
-        group, place = divmod(epoch, len(self))
-        clips = np.repeat(-(-self.num_clips // num_shards), self.stop - self.first)
-        whole = group * int(clips.sum())
-        clips = clips[permutation(key_of(Purpose.PHASES, seed, group), len(self))]
-        return whole + int(clips[:place].sum())
+def _phases(first: IntArray, count: IntArray, stride: int) -> IntArray:
+    """The phases with a start, ascending."""
+    begin = first % stride
+    end = begin + np.minimum(count, stride)
+    # A run may go past the last phase, and on at the first.
+    begins = np.concatenate((begin, np.zeros_like(begin)))
+    ends = np.concatenate((np.minimum(end, stride), np.maximum(end - stride, 0)))
+    order = np.argsort(begins)
+    begins, reach = begins[order], np.maximum.accumulate(ends[order])
+    opens = np.flatnonzero(np.append(True, begins[1:] > reach[:-1]))
+    first_phase, stop = begins[opens], np.append(reach[opens[1:] - 1], reach[-1])
+    interval, place = ragged_arange(stop - first_phase)
+    phases: IntArray = first_phase[interval] + place
+    return phases
 
 
 def typical_table(table: ClipTable, stride: int) -> ClipTable:
@@ -205,17 +179,18 @@ def times_in_epoch(
     key = key_of(Purpose.EXTRA_ORDER, seed, epoch)
     some = some[np.argsort(hash64(key, row[some]), kind="stable")]
     rest = _sum(fractions) % _ONE
-    is_longer = _longer_before(rest, seed, epoch + 1) > _longer_before(rest, seed, epoch)
+    is_longer = _is_longer(rest, seed, epoch)
     times[some] += _extra(fractions[some].astype(np.int64), seed, epoch, is_longer=is_longer)
     return times
 
 
-def clips_before(repeat: npt.NDArray[np.float64], epoch: int, num_shards: int, *, seed: int) -> int:
-    """The number of clips in each of `num_shards` equal shards of all earlier epochs."""
+def epoch_sizes(
+    repeat: npt.NDArray[np.float64], epochs: Iterable[int], *, seed: int
+) -> Iterator[int]:
+    """The number of clips in each of these epochs: the sum of `times_in_epoch`."""
     whole, rest = divmod(_sum(_fractions(repeat)), _ONE)
     fewest = int(np.floor(repeat).sum()) + whole
-    longer = _longer_before(rest, seed, epoch)
-    return (epoch - longer) * -(-fewest // num_shards) + longer * -(-(fewest + 1) // num_shards)
+    return (fewest + _is_longer(rest, seed, epoch) for epoch in epochs)
 
 
 def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> npt.NDArray[np.bool_]:
@@ -244,12 +219,13 @@ def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> np
     return comes
 
 
-def _longer_before(rest: int, seed: int, epoch: int) -> int:
-    """The number of earlier epochs that are one clip longer than the shortest epoch.
+def _is_longer(rest: int, seed: int, epoch: int) -> bool:
+    """Whether an epoch is one clip longer than the shortest epoch.
 
     A share of `rest / _ONE` of all epochs is longer, evenly spaced; `seed` shifts them.
     """
-    return (epoch * rest + (key_of(Purpose.LONGER_EPOCHS, seed) >> (64 - _BITS))) // _ONE
+    shift = key_of(Purpose.LONGER_EPOCHS, seed) >> (64 - _BITS)
+    return (epoch * rest + shift) % _ONE + rest >= _ONE
 
 
 def _fractions(repeat: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:
