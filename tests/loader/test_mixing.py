@@ -6,7 +6,6 @@ import logging
 import os
 import re
 import time
-from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -295,7 +294,7 @@ def test_limit_of_mixing_is_named() -> None:
     ):
         chosen = settled(data, room, None, num_shards=num_shards, batch_size=32)
         request = memory_request(ClipStats.of(*data), chosen, num_shards=num_shards)
-        assert expected in str(request.mixing_limit(room)[0])
+        assert expected in str(request.mixing_limit(chosen, room)[0])
 
 
 VIDEO: list[tuple[int, int, int, int, int]] = [  # episodes, frames, GOP, batch, shards
@@ -330,12 +329,12 @@ def test_memory_below_a_shard_is_the_limit() -> None:
     asked = PlanSettings(batch_size=32)
     few = memory_request(ClipStats.of(*data), asked, num_shards=8)
     chosen = few.default_settings(500, 500)
-    message, of_memory = replace(few, settings=chosen).mixing_limit(500)
+    message, of_memory = few.mixing_limit(chosen, 500)
     assert of_memory
     assert "memory_limit leaves room for 500 B of frames" in str(message)
     needed = few.limit_to_mix - few.sizes.beside_arena(1, 1)
     enough = few.default_settings(needed, needed)
-    assert replace(few, settings=enough).mixing_limit(needed)[0] is None
+    assert few.mixing_limit(enough, needed)[0] is None
 
 
 @pytest.mark.parametrize(

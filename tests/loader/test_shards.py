@@ -15,7 +15,8 @@ from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.fixed_shards import ShuffledPlan, shard_frames, shuffled
-from seqrecord.loader.sampling.memory import MOST_REREAD, FrameSizes, MemoryRequest
+from seqrecord.loader.sampling.interleaving import MOST_REREAD
+from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.plan import Plan, Round
 from seqrecord.loader.sampling.runs import Cuts, Runs, Shard, Window, cut_group, shares_of
 from seqrecord.store.clips.grids import ChunkGrid
@@ -181,7 +182,7 @@ def test_cuts_between_distant_clips_cost_nothing_with_any_shards() -> None:
     """Many shards of a short epoch begin between keyframes; any number of cursors is free."""
     table = table_of([gops(1000, 250)] * 2)
     stats = ClipStats.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
-    assert stats.reread_by_one(8) == 0 < stats.reread_by_shards(8)
+    assert stats.reread(8)[0] == 0 < stats.reread(8)[1]
     settings = default_settings(
         stats, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_shards=2
     )

@@ -26,19 +26,18 @@ position of a block::
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from math import gcd
 
 import numpy as np
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.orders import find_order
-from seqrecord.loader.sampling.passes import PASSES_OF_CURSOR, num_passes
+from seqrecord.loader.sampling.passes import num_passes
 from seqrecord.loader.sampling.runs import Window, cut_group
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
-from seqrecord.store.processes.forks import cached_property
 
 LAST_BATCH = ("repeat", "drop", "keep")
 
@@ -147,7 +146,6 @@ class ClipStats:
     chunks: IntArray
     longest: IntArray
     irregular: int
-    longest_irregular: int  # episode that has clips
     groups: tuple[GroupStats, ...]
     leading: int  # of `groups`
     num_clips: int
@@ -155,15 +153,17 @@ class ClipStats:
     num_episodes: int  # that have clips
     parted: bool  # whether clips between others of an episode may be left out
     num_frames: int  # of these
+    longest_episode: int  # frames, of these
+    largest_chunk: int  # frames of the leading group's chunks, of these; at least 1
     is_even: bool  # whether they have equally many clips, in one row each
-    keyframes: int = 0  # frames of chunks that are decoded in pieces, on the average; 0 for none
-    most_keyframes: int = 0  # frames of the largest of them
-    any_clips: bool = False  # whether an epoch may leave out some of the clips
-    repeats: bool = False  # whether any clip is there more than once
-    num_passes: int = 0  # of episodes, if so
-    by_frame: bool = False  # whether frames are read without the rest of their chunk
-    in_memory: bool = False  # whether a shard keeps all frames that it has loaded
-    uncut: bool = False  # whether runs are cut only where shards begin
+    keyframes: int  # frames of chunks that are decoded in pieces, on the average; 0 for none
+    most_keyframes: int  # frames of the largest of them
+    any_clips: bool  # whether an epoch may leave out some of the clips
+    repeats: bool  # whether any clip is there more than once
+    num_passes: int  # of episodes, if so
+    cuts_anywhere: bool  # whether a cut of a chunk costs nothing: its frames are read one by one
+    uncut: bool  # whether runs are cut only where shards begin
+    cut_frames: int  # read twice at a cut: shared chunks, or shared frames of chunks in pieces
 
     @classmethod
     def of(
@@ -186,61 +186,59 @@ class ClipStats:
         """
         windows = windows or [Window.of(table.spec)] * len(episodes.groups)
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
+        lengths = episodes.num_frames[used]
         sizes = episodes.leading_grid.chunk_frames
         chunks = np.unique(sizes[table.selected])
         chunks = chunks[chunks > 0]
-        regular = used[sizes[used] > 0]
+        is_regular = sizes[used] > 0
         longest = np.zeros_like(chunks)
-        size = np.searchsorted(chunks, sizes[regular])
-        np.maximum.at(longest, size, episodes.num_frames[regular])
+        size = np.searchsorted(chunks, sizes[used[is_regular]])
+        np.maximum.at(longest, size, lengths[is_regular])
         odd = table.selected[sizes[table.selected] == 0]
-        irregular = int(episodes.leading_grid.max_chunk_frames[odd].max()) if len(odd) else 0
-        lengths = episodes.num_frames[used]
-        cut, keyframes, gops = episodes.groups[cut_group(episodes)], 0, used[:0]
+        irregular = int(episodes.leading_grid.max_chunk_frames[odd].max(initial=0))
+        groups = []
+        for window, grid in zip(windows, episodes.groups, strict=True):
+            groups.append(GroupStats(window, int(grid.max_chunk_frames[used].max(initial=1))))
+        place = cut_group(episodes)
+        cut, keyframes, gops = episodes.groups[place], 0, used[:0]
         if cut.stored_grid is not None and len(used):
             gops = cut.stored_grid.max_chunk_frames[used]
             keyframes = round(float(np.average(gops, weights=lengths)))
+        largest_chunk = int(chunks[longest > 0].max(initial=1 if is_regular.all() else irregular))
+        span, uncut = windows[episodes.leading].span, cut.rows is not None or windows[place].whole
+        cuts_anywhere = cut.by_frame and largest_chunk > span
+        cut_frames = 0 if uncut else max(0, span - table.spec.stride)
+        if not (keyframes or cuts_anywhere):
+            cut_frames = -(-cut_frames // largest_chunk) * largest_chunk
         return cls(
             table.spec,
             chunks,
             longest,
             irregular,
-            int(lengths[sizes[used] == 0].max(initial=0)),
-            tuple(
-                GroupStats(window, int(grid.max_chunk_frames[used].max(initial=1)))
-                for window, grid in zip(windows, episodes.groups, strict=True)
-            ),
+            tuple(groups),
             episodes.leading,
             num_clips=table.num_clips,
             num_rows=len(table.count),
             num_episodes=len(used),
             parted=any_clips or len(used) < len(table.count),
             num_frames=int(lengths.sum()),
+            longest_episode=int(lengths.max(initial=0)),
+            largest_chunk=largest_chunk,
             is_even=len(used) == len(table.count) and bool((table.count == table.count[:1]).all()),
             any_clips=any_clips,
             repeats=repeats or table.repeats,
             num_passes=num_passes(table),
             keyframes=keyframes,
             most_keyframes=int(gops.max(initial=0)),
-            by_frame=cut.by_frame,
-            uncut=cut.rows is not None or windows[cut_group(episodes)].whole,
+            cuts_anywhere=cuts_anywhere,
+            uncut=uncut,
+            cut_frames=cut_frames,
         )
 
     @property
     def window(self) -> Window:
         """The window of the leading group."""
         return self.groups[self.leading].window
-
-    @cached_property
-    def largest_chunk(self) -> int:
-        """Frames of the leading group's largest chunk in episodes with clips; at least 1."""
-        odd = self.irregular if self.longest_irregular else 1
-        return int(self.chunks[self.longest > 0].max(initial=odd))
-
-    @cached_property
-    def longest_episode(self) -> int:
-        """Frames of the longest episode with clips."""
-        return int(self.longest.max(initial=self.longest_irregular))
 
     def whole_block(self, num_shards: int = 1) -> int:
         """The length of a block that contains a whole epoch, including gaps between runs.
@@ -252,53 +250,17 @@ class ClipStats:
         between = rows * (self.window.span + 3 * self.largest_chunk)
         return max(1, -(-self.num_clips // num_shards) * self.spec.stride + between)
 
-    @property
-    def cuts_anywhere(self) -> bool:
-        """Whether cutting a chunk costs nothing, because its frames are read one by one."""
-        return self.by_frame and self.largest_chunk > self.window.span
+    def reread(self, num_shards: int) -> tuple[float, float]:
+        """Fraction of all frames read twice for each cursor of every shard, and for all of them.
 
-    @property
-    def cut_frames(self) -> int:
-        """The number of frames read twice at a cut of a run: whole shared chunks, or shared frames
-        of a chunk decoded in pieces.
-        """
-        shared = max(0, self.window.span - self.spec.stride)
-        if self.keyframes or self.cuts_anywhere:
-            return shared
-        return -(-shared // self.largest_chunk) * self.largest_chunk
-
-    def reread_by_one(self, num_shards: int) -> float:
-        """Fraction of all frames that one more share in every shard reads a second time."""
-        if self.uncut or (self.in_memory and num_shards == 1):
-            return 0.0
-        return num_shards * self.cut_frames / max(1, self.num_frames)
-
-    def reread_by_shards(self, num_shards: int) -> float:
-        """Fraction of all frames decoded a second time with any number of cursors.
-
-        In each shard but the first, one cursor begins at any frame, behind a keyframe or inside a
+        In each shard but the first, one cursor begins at any frame: behind a keyframe, or inside a
         run.
         """
+        frames = max(1, self.num_frames)
+        for_all = (self.keyframes // 2) / frames
         if self.uncut:
-            return (num_shards - 1) / max(1, self.num_episodes)
-        return (num_shards - 1) * (self.keyframes // 2) / max(1, self.num_frames)
-
-    def reread(self, cursors: int, num_shards: int) -> float:
-        """Fraction of all frames read twice with this number of cursors and shards."""
-        if cursors == self.whole_cursors(num_shards) or cursors <= self.pass_cursors(num_shards):
-            return 0.0
-        return self.reread_by_one(num_shards) * cursors + self.reread_by_shards(num_shards)
-
-    def pass_cursors(self, num_shards: int) -> int:
-        """The greatest number of cursors of a shard that begin with passes, see `passes`."""
-        return self.num_passes // (PASSES_OF_CURSOR * num_shards)
-
-    def whole_cursors(self, num_shards: int) -> int:
-        """The number of cursors of a shard that read one whole episode each; 0 if episodes do not
-        divide evenly.
-        """
-        whole, rest = divmod(self.num_episodes, num_shards)
-        return whole if self.is_even and not rest else 0
+            for_all = 1 / max(1, self.num_episodes)
+        return num_shards * self.cut_frames / frames, (num_shards - 1) * for_all
 
 
 @dataclass(frozen=True, eq=False)
@@ -318,11 +280,9 @@ class BlockSizes:
     unaligned: int
     chunks: IntArray
     lines: IntArray
-    irregular_line: int = 1
-    before: IntArray = field(init=False)  # frames of so many first blocks
-
-    def __post_init__(self) -> None:
-        object.__setattr__(self, "before", np.cumsum(np.array((0, *self.first), np.int64)))
+    irregular_line: int
+    line: int  # the greatest distance of two lines
+    before: IntArray  # frames of so many first blocks
 
     @classmethod
     def of(cls, stats: ClipStats, settings: PlanSettings) -> BlockSizes:
@@ -334,8 +294,10 @@ class BlockSizes:
         full = max(settings.block_frames, clip)
         fits = sizes[sizes <= full]
         full = int((full // fits * fits).min(initial=full))
-        lines = np.array([_line(size, full) for size in sizes.tolist()], np.int64)
-        irregular = max(1, min(stats.irregular, full))
+        lines, irregular = sizes.copy(), max(1, min(stats.irregular, full))
+        for i in np.flatnonzero(sizes > full):  # wider apart, blocks of each round would be empty
+            divisors = np.arange(full, 0, -1)
+            lines[i] = divisors[sizes[i] % divisors == 0][0]
         full = max(full, clip)
         # Clips share no frames, or frames are read one by one, or stay.
         if spec.stride > span or stats.cuts_anywhere or settings.num_shares is not None:
@@ -347,14 +309,11 @@ class BlockSizes:
             first.append(size)
             size *= 2
         room = -(-(full + span - 1) // chunk) * chunk
-        unaligned = sum(size + line + span + chunk - 3 <= room for size in first)
+        unaligned = bisect_right(first, room - (line + span + chunk - 3))
         gap = min(max(0, span - spec.stride) + line + chunk, max(full, line))
-        return cls(full, tuple(first), clip, gap, unaligned, sizes, lines, irregular)
-
-    @property
-    def line(self) -> int:
-        """The greatest distance of two lines."""
-        return int(self.lines.max(initial=self.irregular_line))
+        before = np.cumsum(np.array((0, *first), np.int64))
+        ends = line, before
+        return cls(full, tuple(first), clip, gap, unaligned, sizes, lines, irregular, *ends)
 
     def apart(self, chunk_frames: IntArray) -> IntArray:
         """The distance of lines in episodes with these chunk lengths, 0 for irregular; int64[n]."""
@@ -398,14 +357,6 @@ def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
     return np.asarray((first << 20) + left // whole, np.int64)
 
 
-def _line(size: int, block: int) -> int:
-    """The distance of lines in chunks of `size` frames: the greatest divisor up to `block`.
-
-    A greater distance than a block would leave some blocks of each round empty.
-    """
-    return size if size <= block else next(n for n in range(block, 0, -1) if size % n == 0)
-
-
 def cursor_bounds(
     stats: ClipStats, settings: PlanSettings, *, longest: int | None = None
 ) -> list[int]:
@@ -415,22 +366,21 @@ def cursor_bounds(
     """
     if not stats.num_clips:
         return [0] * len(stats.groups)
-    regular = not stats.irregular and stats.window == Window.of(stats.spec) and not stats.repeats
-    exact = stats.leading if regular else None
-    if find_order(settings.order).has_rows:
-        return [
-            _of_one_regular_clip(stats) if i == exact else _of_one_clip(stats, group)
-            for i, group in enumerate(stats.groups)
-        ]
-    blocks = BlockSizes.of(stats, settings)
+    is_regular = not stats.irregular and stats.window == Window.of(stats.spec) and not stats.repeats
+    has_rows, blocks = find_order(settings.order).has_rows, BlockSizes.of(stats, settings)
     if longest is not None:
         blocks = replace(blocks, full=min(blocks.full, longest))
-    return [
-        _of_regular_chunks(stats, blocks, longest)
-        if i == exact
-        else _of_any_chunks(stats, blocks, group)
-        for i, group in enumerate(stats.groups)
-    ]
+    bounds = []
+    for group in stats.groups:
+        is_exact = is_regular and group is stats.groups[stats.leading]
+        if has_rows:
+            bound = _of_one_regular_clip(stats) if is_exact else _of_one_clip(stats, group)
+        elif is_exact:
+            bound = _of_regular_chunks(stats, blocks, longest)
+        else:
+            bound = _of_any_chunks(stats, blocks, group)
+        bounds.append(bound)
+    return bounds
 
 
 def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
@@ -524,23 +474,13 @@ def _in_one_run(block: int, chunk: int, line: int, length: int, *, spec: ClipSpe
     A cursor keeps every `frame_step`-th frame from its block's first start to the end of the chunk
     in which the block's last clip ends: the maximum over all positions of a block in a chunk.
     """
-    first, last, least_phase = _places(block, chunk, line, spec.stride, spec.phase)
-    chunks = -(-(last + spec.span) // chunk)
-    frames = -(-(chunks * chunk - first) // spec.frame_step)
-    return int(np.minimum(frames, -(-(length - least_phase) // spec.frame_step)).max())
-
-
-def _places(
-    block: int, chunk: int, line: int, stride: int, phase: int
-) -> tuple[IntArray, IntArray, IntArray]:
-    """All possible positions of a block in a chunk: first and last start, relative to the chunk,
-    and the least phase with that position; int64[n] each.
-    """
-    single = block < stride
-    grid = gcd(stride, chunk if single else block)
+    is_single = block < spec.stride
+    grid = gcd(spec.stride, chunk if is_single else block)
     step = gcd(grid, line)
-    low = np.arange(phase % step, grid, step)
-    edges = np.arange(0, chunk, grid if single else line)  # `line` divides a chunk
-    high = low if single else low + (block - 1 - low) // grid * grid
-    first, last = (np.add.outer(edges, ends).ravel() for ends in (low, high))
-    return first, last, np.full(len(first), phase)
+    low = np.arange(spec.phase % step, grid, step)
+    high = low if is_single else low + (block - 1 - low) // grid * grid
+    edges = np.arange(0, chunk, grid if is_single else line)  # `line` divides a chunk
+    first, last = np.add.outer(edges, low), np.add.outer(edges, high)
+    chunks = -(-(last + spec.span) // chunk)
+    frames = int((-(-(chunks * chunk - first) // spec.frame_step)).max())
+    return min(frames, -(-(length - spec.phase) // spec.frame_step))

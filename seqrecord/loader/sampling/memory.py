@@ -9,11 +9,25 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from itertools import product
 from math import ceil
+from operator import mul
+
+import numpy as np
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
+from seqrecord.loader.sampling.interleaving import (
+    CUTS_PER_CLIP,
+    ENOUGH_CURSORS,
+    ENOUGH_OF_ALL,
+    LEAST_CURSORS,
+    MOST_REREAD,
+    REREAD,
+    Interleaving,
+    episodes_in_batch,
+)
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
@@ -28,27 +42,9 @@ USUAL_LIMIT = 2 << 30  # bytes of a process, where `memory_limit` is not given, 
 MOST_OF_RANK = 8 << 30  # … but at most for all workers of a rank together
 _STAYING = 3 * 8  # bytes beside a frame that stays: hash, place and number of a clip in a shuffle
 
-# Figures: cases of benchmarks.tartanair.default_mixing, with the value and without it or with the
-# other one. "Episodes" are those of a batch, compared with a full shuffle of the shard.
-LEAST_CURSORS = 2  # 1: 33 % of the episodes for 60 % (video, GOP 50, 8 shards, batches of 4)
-ENOUGH_CURSORS = 12  # for a batch, or as many as it has clips. 1: 95 % of the episodes for 119 %
-ENOUGH_EPISODES = 0.95  # 0: 13 episodes in a batch for 32 (400 short ones, 8 shards)
-ENOUGH_OF_ALL = 0.85  # … of the dataset in a batch of a shard whose frames stay; else it is logged
-MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart. 32: 7.3 episodes for 8.0
-CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them.
-# 1.0: 7.9 episodes for 8.9 (ten episodes, batches of 32, 1,000 frames in memory)
-REREAD_BY_CURSORS = 0.031  # fraction of frames that dividing the epoch among cursors may read twice
-REREAD = 0.035  # … and cuts of runs. Without cuts 52 % of the pairs of a batch come together again
-# in the next epoch, for 7 % (one episode of 20,000 frames; by chance 2.6 %)
-MOST_REREAD = 0.10  # by cursors, where a batch needs more. 0.031: 3.8 episodes for 7.6
-MOST_REREAD_IN_MANY = 0.20  # … in many shards. 0.10: 7.2 episodes for 14.9 (256 shards)
-MANY_SHARDS = 64
-CUTS_PER_CLIP = 3  # of runs in a shard whose frames stay. 1: 6.2 episodes for 6.7 (50, 8 shards)
 LEAST_BLOCK = 32  # clips of an unshuffled round. 1: five times the CPU time of tiny single clips
 FIRST_ROUND = 256  # clips of an epoch's first round. Without: 15,348 before the first batch
 MOST_CLIPS = 1 << 17  # of a round, which is planned at once: 9 MB. Without: 136 MB for a million
-
-_FACTORS = [1, 2, 3, *(factor << i for i in range(40) for factor in (4, 5, 6, 7))]  # of a block
 
 
 @dataclass(frozen=True)
@@ -77,34 +73,33 @@ class FrameSizes:
 
     def held(self, frames: Sequence[int]) -> int:
         """The bytes of `frames` frames of each group."""
-        return sum(n * size for n, size in zip(frames, self.frames, strict=True))
+        return sum(map(mul, frames, self.frames))
 
     def beside_arena(self, prefetch: int, loads: int) -> int:
         """The bytes of all batches in use and of chunks being read."""
         return (prefetch + CONSUMER) * self.batch + loads * self.chunk
 
-    def ways_to_spend(
+    def divisions(
         self, memory_limit: int, held: int, what: str, url: str
     ) -> list[tuple[int, int, int, int]]:
-        """Ways to divide a memory limit, best first: batches to prefetch, chunks to read at a time,
+        """Divisions of a memory limit, best first: batches to prefetch, chunks to read at a time,
         bytes of arenas, and greatest bytes of frames in use; the rest of the arenas is for loads
         ahead.
 
-        Raises `MemoryLimitError` if no way leaves `held` bytes for frames.
+        Raises `MemoryLimitError` if none leaves `held` bytes for frames.
         """
-        affordable = memory_limit // LOADS_SHARE // max(1, self.chunk)
-        loads = max(1, min(MAX_LOADS, affordable))
-        ways = [
-            (prefetch, loads, ahead) for ahead in (AHEAD, 1) for prefetch in range(PREFETCH, 0, -1)
-        ]
-        found = []
-        ways += [(1, max(1, loads >> i), 1) for i in range(1, MAX_LOADS.bit_length())]
-        for prefetch, loads, ahead in ways:
+        loads = max(1, min(MAX_LOADS, memory_limit // LOADS_SHARE // max(1, self.chunk)))
+        ways = [*product((AHEAD, 1), range(PREFETCH, 0, -1), (loads,))]
+        while loads > 1:
+            loads //= 2
+            ways.append((1, 1, loads))
+        divisions = []
+        for ahead, prefetch, loads in ways:
             arena = memory_limit - self.beside_arena(prefetch, loads)
             if int(arena / ahead) >= held:
-                found.append((prefetch, loads, arena, int(arena / ahead)))
-        if found:
-            return found
+                divisions.append((prefetch, loads, arena, int(arena / ahead)))
+        if divisions:
+            return divisions
         least = held + self.beside_arena(1, 1)
         raise MemoryLimitError(
             f"memory_limit is too small for {what}",
@@ -180,7 +175,7 @@ class MemoryPlan:
         """
         if not any(frames):
             return self
-        sizes, rows = self.sizes.of_staying, tuple(max(1, count) for count in frames)
+        sizes, rows = self.sizes.of_staying, tuple(np.maximum(frames, 1).tolist())
         left = self.max_arena - sizes.held(rows) - _STAYING * sum(rows)
         left += self.max_loads * self.sizes.chunk
         loads = min(self.max_loads, left // max(1, sizes.chunk))
@@ -202,8 +197,8 @@ class MemoryRequest:
     """The memory needs of clips, in each of `num_shards` shards of an epoch.
 
     Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
-    `None`. `frames_in_memory` frames of each group may stay in memory if they all fit. Errors have
-    `url`, and `what` as the user of the memory.
+    `None`. `frames_in_memory` frames of each group may stay in memory if they all fit, and `stay`
+    if so. Errors have `url`, and `what` as the user of the memory.
     """
 
     stats: ClipStats
@@ -215,6 +210,12 @@ class MemoryRequest:
     frames_in_memory: tuple[int, ...] = ()
     url: str = ""
     what: str = "these clips"
+    stay: bool = False
+    interleaving: Interleaving = field(init=False)
+
+    def __post_init__(self) -> None:
+        numbers = Interleaving.of(self.stats, self.settings, self.num_shards, self.stay)
+        object.__setattr__(self, "interleaving", numbers)
 
     def plan_memory(self, memory_limit: int) -> MemoryPlan:
         """The best settings within `memory_limit` bytes for arenas, batches and chunks in flight.
@@ -223,30 +224,29 @@ class MemoryRequest:
         """
         order = find_order(self.settings.order)
         if values := order.settings(self.settings.batch_size or 1, self.stats.spec.stride):
-            given, what = replace(self.settings, **values), self.what.replace("clips", order.name)
-            return self.plan_given(given, memory_limit, what)
-        best: MemoryPlan | None = None
-        ways = self.sizes.ways_to_spend(memory_limit, self.least_held, self.what, self.url)
-        for prefetch, loads, arena, max_held in ways:
-            found = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads).with_all(
-                self.frames_in_memory
+            settings, what = (
+                replace(self.settings, **values),
+                self.what.replace("clips", order.name),
             )
-            stats = replace(self.stats, in_memory=found.in_memory is not None)
-            request = replace(self, stats=stats)
-            fitted = request.default_settings(max_held, arena)
-            if stats.in_memory and self.num_shards > 1 and fitted.shuffle:
-                fitted = replace(fitted, run_frames=self._run_of_shards, num_shares=1)
+            return self.plan_given(settings, memory_limit, what)
+        best: MemoryPlan | None = None
+        divisions = self.sizes.divisions(memory_limit, self.least_held, self.what, self.url)
+        for prefetch, loads, arena, max_held in divisions:
+            plan = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads)
+            plan = plan.with_all(self.frames_in_memory)
+            stay = plan.in_memory is not None
+            request = self if stay == self.stay else replace(self, stay=stay)
+            settings = request.default_settings(max_held, arena)
             limited, of_memory = None, False
             if self.num_cursors is None:
-                limited, of_memory = replace(request, settings=fitted).mixing_limit(max_held)
-            if best is None or fitted.num_cursors > best.settings.num_cursors or not of_memory:
-                resident = tuple(resident_bounds(stats, fitted)) if stats.any_clips else None
-                best = replace(
-                    found, settings=fitted, resident=resident, limited=limited, of_memory=of_memory
-                )
+                limited, of_memory = request.mixing_limit(settings, max_held)
+            if best is None or settings.num_cursors > best.settings.num_cursors or not of_memory:
+                best = replace(plan, settings=settings, limited=limited, of_memory=of_memory)
             if not of_memory:
                 break
         assert best is not None
+        if self.stats.any_clips:
+            best = replace(best, resident=tuple(resident_bounds(self.stats, best.settings)))
         return best
 
     def plan_given(
@@ -258,8 +258,7 @@ class MemoryRequest:
         """
         resident = tuple(resident_bounds(self.stats, settings))
         held = self.sizes.held(resident)
-        ways = self.sizes.ways_to_spend(memory_limit, held, what, self.url)
-        prefetch, loads, arena, _ = ways[0]
+        prefetch, loads, arena, _ = self.sizes.divisions(memory_limit, held, what, self.url)[0]
         most = resident if self.stats.any_clips else None
         return MemoryPlan(settings, self.sizes, arena, prefetch, loads, most).with_all(
             self.frames_in_memory
@@ -273,7 +272,7 @@ class MemoryRequest:
     @property
     def limit_to_mix(self) -> int:
         """The smallest memory limit that mixes batches well, in bytes."""
-        return min(self._held_to_mix) + self.sizes.beside_arena(1, 1)
+        return min(self._held_to_mix()) + self.sizes.beside_arena(1, 1)
 
     @property
     def limit_to_stay(self) -> int:
@@ -288,18 +287,18 @@ class MemoryRequest:
 
         It has as many cursors as `MOST_OF_RANK` allows.
         """
-        chunk, beside = self.sizes.chunk, self.sizes.beside_arena(PREFETCH, 0)
-        found = []
-        for held in self._held_to_mix:
-            nbytes = ceil(held * AHEAD) + beside
-            loads = max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1)))
-            found.append(nbytes + loads)
-        return next((limit for limit in found if limit <= MOST_OF_RANK), min(found))
+        chunk, limits = self.sizes.chunk, list[int]()
+        for held in self._held_to_mix():
+            nbytes = ceil(held * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
+            limits.append(nbytes + max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1))))
+            if limits[-1] <= MOST_OF_RANK:
+                return limits[-1]
+        return min(limits)
 
     @property
     def least_held(self) -> int:
         """The smallest number of bytes of frames: of one cursor or, shuffled, of `num_cursors`."""
-        return self._by_cursor(1) * (self.num_cursors or 1 if self.settings.shuffle else 1)
+        return self.cursor_bytes(1) * (self.num_cursors or 1 if self.settings.shuffle else 1)
 
     def default_settings(self, max_held: int, max_arena: int) -> PlanSettings:
         """The settings, with the last five derived from the size of an arena.
@@ -321,228 +320,166 @@ class MemoryRequest:
         A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice.
         `max_held` is at least `least_held`.
         """
-        stats, settings, given = self.stats, self.settings, self.num_cursors
+        stats, settings, interleaving = self.stats, self.settings, self.interleaving
         if not settings.shuffle:
             return self._unshuffled(max_held)
-        block, share = stats.whole_block(self.num_shards), -(-stats.num_clips // self.num_shards)
-        buffer = min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)  # clips of a round
-        fits = share <= buffer and self._by_cursor(block) <= max_held
-        if given is None and fits and share <= FIRST_ROUND:
-            return _one_cursor(settings, block)
-        cursors = self._default_cursors(buffer, max_held) if given is None else given
-        # A round of a whole shard reads nothing twice, and has more episodes than too few cursors.
-        if given is None and fits and cursors < self._episodes_per_shard:
-            return _one_cursor(settings, block)
+        cursors, buffer = self.num_cursors, min(self.shuffle_buffer or MOST_CLIPS, MOST_CLIPS)
+        if cursors is None:
+            block = stats.whole_block(self.num_shards)
+            fits = interleaving.num_clips <= buffer and self.cursor_bytes(block) <= max_held
+            if fits and interleaving.num_clips <= FIRST_ROUND:
+                return self._resident(_one_cursor(settings, block))
+            cursors = self._default_cursors(buffer, max_held)
+            # A round of a whole shard reads nothing twice, and has more episodes than too few
+            # cursors.
+            episodes = 1 + (stats.num_episodes - 1) / self.num_shards
+            if fits and cursors < episodes_in_batch(episodes, settings.batch_size or 1):
+                return self._resident(_one_cursor(settings, block))
         return self._shuffled(cursors, buffer, max_held, max_arena)
 
     def _unshuffled(self, max_held: int) -> PlanSettings:
         """The settings without a shuffle: one cursor, in blocks of `LEAST_BLOCK` clips or more."""
-        sizes, least = _block_sizes(self.stats), max(self.settings.batch_size or 1, LEAST_BLOCK)
-        enough = bisect_left(sizes, least * self.stats.spec.stride)
-        tried = sizes[: enough + 1][::-1]  # the sufficient one, then smaller ones
-        block = next((n for n in tried if self._by_cursor(n) <= max_held), 1)
-        return _one_cursor(self.settings, block)
+        least = max(self.settings.batch_size or 1, LEAST_BLOCK) * self.stats.spec.stride
+        blocks = self.interleaving.blocks
+        tried = blocks[: bisect_left(blocks, least) + 1]  # the sufficient one, and smaller ones
+        while tried and self.cursor_bytes(tried[-1]) > max_held:
+            tried.pop()
+        return _one_cursor(self.settings, tried[-1] if tried else 1)
 
     def _default_cursors(self, buffer: int, max_held: int) -> int:
         """The number of cursors; see `default_settings`."""
-        stats, spec, span = self.stats, self.stats.spec, self.stats.window.span
-        shortest = _block_sizes(stats)[0]
+        stride, span, interleaving = (
+            self.stats.spec.stride,
+            self.stats.window.span,
+            self.interleaving,
+        )
+        shortest = interleaving.blocks[0]
         wanted = min(2 * max(self.settings.batch_size or 1, ENOUGH_CURSORS), buffer)
-        if spec.stride >= span:  # else chunks wait for clips of later rounds
-            wanted = min(wanted, max(LEAST_CURSORS, buffer * spec.stride // shortest))
-        wanted = max(1, min(wanted, max_held // self._by_cursor(shortest)))
-        if stats.in_memory:  # anywhere, but not closer to each other than two clips
-            share = -(-stats.num_clips // self.num_shards)
-            return max(1, min(wanted, share * spec.stride // (2 * span)))
-        cursors = min(wanted, self._affordable_cursors(wanted))
+        if stride >= span:  # else chunks wait for clips of later rounds
+            wanted = min(wanted, max(LEAST_CURSORS, buffer * stride // shortest))
+        wanted = max(1, min(wanted, max_held // self.cursor_bytes(shortest)))
+        if self.stay:  # anywhere, but not closer to each other than two clips
+            return max(1, min(wanted, interleaving.num_clips * stride // (2 * span)))
+        cursors = min(wanted, interleaving.affordable(wanted))
         # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
-        for fewer, _ in self._ways_to_mix:
+        for fewer, _ in interleaving.ways:
             number = min(cursors, fewer)
-            length = self._block_to_mix(number)
-            if number * self._by_cursor(length) <= max_held:
+            length = interleaving.block(number)
+            if number * self.cursor_bytes(length) <= max_held:
                 return max(number, cursors if length == shortest else 0)
         return cursors
 
     def _shuffled(self, cursors: int, buffer: int, max_held: int, max_arena: int) -> PlanSettings:
         """The settings for a number of cursors: blocks and runs; see `default_settings`."""
-        stats, num_shards, stride = self.stats, self.num_shards, self.stats.spec.stride
-        share = -(-stats.num_clips // num_shards)
-        usual = -(-share * stride // cursors) + stats.window.span  # frames that a cursor walks
-        longest = -(-stats.whole_block() // (num_shards * cursors))
-        apart = self._apart(cursors)
+        stats, stride, interleaving = self.stats, self.stats.spec.stride, self.interleaving
+        usual = -(-interleaving.num_clips * stride // cursors) + stats.window.span  # of a cursor
+        longest = -(-stats.whole_block() // (self.num_shards * cursors))
+        apart = interleaving.apart(cursors)
         first = max(FIRST_ROUND * stride // cursors, apart)
         if apart > 1 and usual < 2 * first:  # the rest would be too short
             first = max(first, stats.whole_block())
+        needed = interleaving.block(cursors)
 
-        def has_room(tried: int) -> bool:
-            held, needed = self._by_cursor(tried), self._block_to_mix(cursors)
-            if cursors * held > max_held or tried <= needed:
-                return cursors * held <= max_held
+        def is_too_long(block: int) -> bool:
+            held = self.cursor_bytes(block)
+            if cursors * held > max_held or block <= needed:
+                return cursors * held > max_held
             # Of chunks that are loaded for a few clips, more clips need no more memory.
-            return (
-                (2 * cursors * held <= max_arena or held <= self._by_cursor(needed))
-                and cursors * tried <= buffer * stride
-                and tried < 2 * longest
-            )
+            has_room = 2 * cursors * held <= max_arena or held <= self.cursor_bytes(needed)
+            return not has_room or cursors * block > buffer * stride or block >= 2 * longest
 
         # The first that does not fit, in steps of which each halves the rest.
-        sizes = _block_sizes(stats)
-        count = bisect_left(sizes, True, key=lambda tried: not has_room(tried))
-        size = sizes[count - 1] if count else 1
-        left, run = REREAD - stats.reread(cursors, num_shards), None
+        count = bisect_left(interleaving.blocks, True, key=is_too_long)
+        size = interleaving.blocks[count - 1] if count else 1
+        left, run = REREAD - interleaving.reread(cursors), None
         if usual < stats.longest_episode and left > 0:  # else cursors are in different episodes
-            cut = stats.cut_frames if stats.reread_by_one(num_shards) else 0
+            cut = stats.cut_frames if interleaving.reread_by_cursor else 0
             run = max(usual, round(cut / left))
-        return replace(
-            self.settings,
-            num_cursors=cursors,
-            block_frames=size,
-            run_frames=run,
-            first_block_frames=min(first, size),
-            num_shares=1 if stats.in_memory else None,
+        return self._resident(
+            replace(
+                self.settings,
+                num_cursors=cursors,
+                block_frames=size,
+                run_frames=run,
+                first_block_frames=min(first, size),
+                num_shares=1 if self.stay else None,
+            )
         )
 
-    def mixing_limit(self, max_held: int) -> tuple[str | None, bool]:
-        """The reason why complete settings do not mix batches well, and whether it is memory.
-
-        `(None, False)` if they do.
-        """
-        stats, settings, num_shards = self.stats, self.settings, self.num_shards
-        if not stats.num_clips:  # the rest of a segment that has returned all
-            return None, False
-        if settings.num_shares is not None and num_shards > 1:
-            return self._limit_of_shards, False
-        cursors, enough = settings.num_cursors, self._enough_cursors
-        in_one_round = settings.first_block_frames >= stats.whole_block(num_shards)
-        is_apart = settings.block_frames >= self._apart(cursors)
-        if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
-            return None, False
-        why = f" where {enough} are wanted"
-        if cursors >= enough:
-            why = ", which are too close to each other"
-        found = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
-        if cursors == 1 < enough:
-            found += ", so the epoch is nearly sequential"
-        if (needed := min(self._held_to_mix)) > max_held:
-            room = f"memory_limit leaves room for {format_size(max_held)} of frames"
-            return f"{found}: {room}, {format_size(needed)} are needed", True
-        reread = stats.reread(enough, num_shards)
-        shards = f"in {num_shards} shards of so short an epoch"
-        return f"{found}: {shards} these would read {reread:.0%} of it twice", False
-
-    @property
-    def _held_to_mix(self) -> list[int]:
-        """Bytes of frames for each affordable way to mix batches well; most cursors first."""
-        if not (self.settings.shuffle and find_order(self.settings.order).is_mixed):
-            return [self.least_held]
-        every = self._ways_to_mix
-        ways = [way for way in every if way[0] <= self._affordable_cursors(way[0])]
-        whole = self.stats.whole_cursors(self.num_shards)
-        if whole >= every[-1][0]:  # these read nothing twice
-            ways.append((whole, self._block_to_mix(whole)))
-        ways = ways or [(1, self.stats.whole_block(self.num_shards))]
-        return [n * self._by_cursor(block) for n, block in ways]
-
-    @property
-    def _run_of_shards(self) -> int | None:
-        """The number of frames per cut of runs if frames stay in several shards.
+    def _resident(self, settings: PlanSettings) -> PlanSettings:
+        """The settings for frames that `stay` in several shards.
 
         A shard has `CUTS_PER_CLIP` cuts for each clip of a batch, or as many as episodes, as far
         as these decode at most `MOST_REREAD` twice.
         """
         stats, num_shards = self.stats, self.num_shards
+        if not self.stay or num_shards == 1:
+            return settings
         again = max(0, stats.window.span - stats.spec.stride)  # frames that two runs share
         behind = 0 if stats.cuts_anywhere else max(stats.keyframes, stats.largest_chunk) // 2
         left = MOST_REREAD * stats.num_frames - (num_shards - 1) * (again + behind)
-        size = self.settings.batch_size or ENOUGH_CURSORS
+        size = settings.batch_size or ENOUGH_CURSORS
         cuts = num_shards * min(stats.num_episodes, CUTS_PER_CLIP * size)
         cuts = min(cuts, int(left / again)) if again else cuts
         # Large batches on many shards want more cuts than a small dataset has frames.
-        return max(1, stats.num_frames // cuts) if cuts > 0 else None
+        run = max(1, stats.num_frames // cuts) if cuts > 0 else None
+        return replace(settings, run_frames=run, num_shares=1)
 
-    @property
-    def _limit_of_shards(self) -> str | None:
+    def mixing_limit(self, settings: PlanSettings, max_held: int) -> tuple[str | None, bool]:
+        """The reason why complete settings do not mix batches well, and whether it is memory.
+
+        `(None, False)` if they do.
+        """
+        stats, num_shards, interleaving = self.stats, self.num_shards, self.interleaving
+        if not stats.num_clips:  # the rest of a segment that has returned all
+            return None, False
+        if settings.num_shares is not None and num_shards > 1:
+            return self._limit_of_shards(settings), False
+        cursors, enough = settings.num_cursors, interleaving.enough
+        in_one_round = settings.first_block_frames >= stats.whole_block(num_shards)
+        is_apart = settings.block_frames >= interleaving.apart(cursors)
+        if not settings.shuffle or in_one_round or (cursors >= enough and is_apart):
+            return None, False
+        why = f" where {enough} are wanted"
+        if cursors >= enough:
+            why = ", which are too close to each other"
+        reason = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
+        if cursors == 1 < enough:
+            reason += ", so the epoch is nearly sequential"
+        if (needed := min(self._held_to_mix())) > max_held:
+            room = f"memory_limit leaves room for {format_size(max_held)} of frames"
+            return f"{reason}: {room}, {format_size(needed)} are needed", True
+        reread = interleaving.reread(enough)
+        shards = f"in {num_shards} shards of so short an epoch"
+        return f"{reason}: {shards} these would read {reread:.0%} of it twice", False
+
+    def _held_to_mix(self) -> list[int]:
+        """Bytes of frames for each affordable way to mix batches well; most cursors first."""
+        if not (self.settings.shuffle and find_order(self.settings.order).is_mixed):
+            return [self.least_held]
+        held, ways = list[int](), self.interleaving.affordable_ways()
+        for cursors, block in ways or [(1, self.stats.whole_block(self.num_shards))]:
+            held.append(cursors * self.cursor_bytes(block))
+        return held
+
+    def _limit_of_shards(self, settings: PlanSettings) -> str | None:
         """The reason if batches of shards whose frames stay have few of all episodes."""
-        stats, num_shards, size = self.stats, self.num_shards, self.settings.batch_size
-        size, run = size or ENOUGH_CURSORS, self.settings.run_frames or stats.num_frames
+        stats, num_shards, size = self.stats, self.num_shards, settings.batch_size
+        size, run = size or ENOUGH_CURSORS, settings.run_frames or stats.num_frames
         runs = stats.num_episodes + stats.num_frames // max(run, stats.keyframes, 1)
         some = min(stats.num_episodes, max(1, runs // num_shards))
-        found, full = (_episodes_in_batch(number, size) for number in (some, stats.num_episodes))
-        if found >= ENOUGH_OF_ALL * full:
+        number, full = (episodes_in_batch(count, size) for count in (some, stats.num_episodes))
+        if number >= ENOUGH_OF_ALL * full:
             return None
         return (
             f"each of {num_shards} shards has clips of about {some} of {stats.num_episodes} "
-            f"episodes: {found:.1f} in a batch of {size}, where a shuffle of all has {full:.1f}"
+            f"episodes: {number:.1f} in a batch of {size}, where a shuffle of all has {full:.1f}"
         )
 
-    @property
-    def _episodes_per_shard(self) -> float:
-        """Expected number of episodes in a batch of a fully shuffled shard."""
-        episodes = 1 + (self.stats.num_episodes - 1) / self.num_shards
-        return _episodes_in_batch(episodes, self.settings.batch_size or 1)
-
-    @property
-    def _enough_cursors(self) -> int:
-        """The number of cursors that mix a batch well: about its number of episodes in a full
-        shuffle.
-        """
-        size, episodes = self.settings.batch_size or ENOUGH_CURSORS, max(1, self.stats.num_episodes)
-        found = ENOUGH_EPISODES * _episodes_in_batch(episodes, size)
-        enough = max(min(size, ENOUGH_CURSORS), ceil(found))
-        return min(enough, -(-self.stats.num_clips // self.num_shards))
-
-    @property
-    def _ways_to_mix(self) -> list[tuple[int, int]]:
-        """Pairs of cursors and block length that mix a batch well; most cursors first.
-
-        Either each clip of a batch comes from another cursor, or blocks are long enough for
-        several.
-        """
-        size, enough = self.settings.batch_size or 1, self._enough_cursors
-        each = [max(enough, ceil(size / CLOSE))]
-        each += [max(enough, -(-size // number)) for number in range(2, MOST_OF_A_BLOCK + 1)]
-        return [(number, self._block_to_mix(number)) for number in dict.fromkeys(each)]
-
-    def _block_to_mix(self, cursors: int) -> int:
-        """The block length in frames with which this number of cursors mixes a batch well."""
-        return max(_block_sizes(self.stats)[0], self._apart(cursors))
-
-    def _apart(self, cursors: int) -> int:
-        """The block length in frames at which a batch's clips of one block do not overlap."""
-        size = self.settings.batch_size or 1
-        if size <= CLOSE * cursors:
-            return 1
-        return min(-(-size // cursors), MOST_OF_A_BLOCK) * self.stats.window.span
-
-    def _affordable_cursors(self, wanted: int) -> int:
-        """The number of cursors, at most `wanted`, that repeated reads allow."""
-        stats, num_shards = self.stats, self.num_shards
-        enough = self._enough_cursors
-        cost, always = stats.reread_by_one(num_shards), stats.reread_by_shards(num_shards)
-
-        def within(share: float) -> int:
-            if cost * wanted + always <= share or not cost:  # more shards cost no less
-                return wanted
-            return max(0, int((share - always) / cost))
-
-        whole = stats.whole_cursors(num_shards)
-        whole = whole if whole <= wanted else 0
-        share = MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY
-        if stats.keyframes:  # shorter shares than that could not begin at keyframes
-            shortest = 2 * -(-stats.most_keyframes // stats.spec.stride) + 1
-            wanted = max(1, min(wanted, stats.num_clips // (num_shards * shortest)))
-        affordable = max(within(REREAD_BY_CURSORS), min(enough, within(share)), LEAST_CURSORS)
-        return max(affordable, whole, min(wanted, stats.pass_cursors(num_shards)))
-
-    def _by_cursor(self, block_frames: int) -> int:
+    def cursor_bytes(self, block_frames: int) -> int:
         """The greatest bytes of frames per cursor with blocks of this length; at least 1."""
         tried = replace(self.settings, block_frames=block_frames, first_block_frames=block_frames)
         return max(1, self.sizes.held(cursor_bounds(self.stats, tried)))
-
-
-def _episodes_in_batch(episodes: float, size: int) -> float:
-    """Expected number of episodes in a batch of `size` clips of episodes of one length."""
-    return episodes * (1 - (1 - 1 / episodes) ** size)
 
 
 def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
@@ -550,18 +487,3 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     return replace(
         settings, num_cursors=1, block_frames=block, run_frames=None, first_block_frames=block
     )
-
-
-def _block_sizes(stats: ClipStats) -> list[int]:
-    """Candidate block lengths in frames, ascending.
-
-    They are multiples of half a clip: shorter steps save little memory, because clips stay whole,
-    and in the same memory more cursors beat longer blocks (measured by
-    benchmarks/tartanair/shuffle_quality.py). If clips do not overlap: multiples of a chunk, so that
-    a round uses whole chunks.
-    """
-    half = max(1, stats.window.span // 2)
-    if stats.spec.stride >= stats.window.span:
-        half = max(half, stats.largest_chunk)
-    most = max(half, stats.whole_block())
-    return [half * n for n in _FACTORS[: bisect_left(_FACTORS, -(-2 * most // half))]]
