@@ -188,7 +188,7 @@ def test_chunks_of_any_length(
     table.first_frame[:] -= np.repeat(before, table.num_chunks).astype(np.int32)
     frames[:] = np.array(stops) - before
     table.check_frames(frames, lambda: None, block)
-    grid = ChunkGrid.given(table.chunk_frames, frames, table.first_chunk, table.first_frame)
+    grid = ChunkGrid.from_lengths(table.chunk_frames, frames, table.first_chunk, table.first_frame)
     row = 0
     for episode, cut in enumerate(lengths):
         owners = [row + i for i, n in enumerate(cut) for _ in range(n)]

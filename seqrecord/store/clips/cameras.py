@@ -33,17 +33,17 @@ class EpisodeCamera(NamedTuple):
     @property
     def column(self) -> str:
         """Column of the intrinsics in batches."""
-        return self._named("intrinsics")
+        return self._column_name("intrinsics")
 
     @property
     def lens_column(self) -> str:
         """Column of the distortion in batches."""
-        return self._named("distortion")
+        return self._column_name("distortion")
 
     @property
     def skew_column(self) -> str:
         """Column of the skew in batches."""
-        return self._named("skew")
+        return self._column_name("skew")
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -55,7 +55,7 @@ class EpisodeCamera(NamedTuple):
             shapes[self.skew_column] = ()
         return shapes
 
-    def _named(self, noun: str) -> str:
+    def _column_name(self, noun: str) -> str:
         return noun if self.name is None else f"{self.name}_{noun}"
 
     def columns(
@@ -67,37 +67,37 @@ class EpisodeCamera(NamedTuple):
         and skew float64[n] in pixels. NaN if unknown. `cameras` and `frames` as for `intrinsics`.
         """
         intrinsics = self.intrinsics(cameras, frames)
-        unknown = np.isnan(intrinsics.sum(axis=1))
+        is_unknown = np.isnan(intrinsics.sum(axis=1))
         flipped = np.zeros(len(cameras), np.bool_) if windows is None else windows.flipped
-        found = {self.column: intrinsics}
+        columns = {self.column: intrinsics}
         if windows is not None:
-            found[self.column] = windows.intrinsics(intrinsics)
+            columns[self.column] = windows.intrinsics(intrinsics)
         own_cameras = [self.camera_in(camera) for camera in cameras]
         if self.has_distortion:
             table = np.full((len(cameras), MAX_COEFFICIENTS), np.nan)
             for clip, lens in enumerate(map(lens_of, own_cameras)):
-                if lens is not None and not unknown[clip]:
+                if lens is not None and not is_unknown[clip]:
                     model, numbers = lens
                     factors = mirror_factors(model, len(numbers)) if flipped[clip] else 1.0
                     table[clip] = 0
                     table[clip, : len(numbers)] = np.multiply(numbers, factors) + 0.0
-            found[self.lens_column] = table
+            columns[self.lens_column] = table
         if self.has_skew:
             skews = np.array([_skew_of(camera) for camera in own_cameras], np.float64)
-            skews[unknown] = np.nan
+            skews[is_unknown] = np.nan
             if self.size is not None:
                 skews *= [self.size[1] / self._find(camera, *self.frame)[-1] for camera in cameras]
             if windows is not None:
                 skews *= windows.scale[0] * np.where(flipped, -1.0, 1.0)
-            found[self.skew_column] = skews + 0.0
-        return found
+            columns[self.skew_column] = skews + 0.0
+        return columns
 
     def camera_in(self, camera: Any) -> Any:
         """The camera of this feature in an episode's metadata `camera`; `None` if invalid."""
         if not isinstance(camera, Mapping):
             return None
-        found = camera.get(self.name, camera)
-        return found if isinstance(found, Mapping) else camera
+        feature_camera = camera.get(self.name, camera)
+        return feature_camera if isinstance(feature_camera, Mapping) else camera
 
     def intrinsics(self, cameras: Sequence[Any], frames: IntArray | None = None) -> FloatArray:
         """fx, fy, cx, cy in pixels of (resized) frames, NaN if unknown; float64[n, 4].
@@ -105,8 +105,8 @@ class EpisodeCamera(NamedTuple):
         `cameras` are the episodes' metadata; `frames`, int64[n, 2], the sizes of variable frames.
         """
         sizes = [self.frame] * len(cameras) if frames is None else frames.tolist()
-        found = [self._find(camera, *size) for camera, size in zip(cameras, sizes, strict=True)]
-        table = np.array(found, np.float64).reshape(-1, len(INTRINSICS) + 2)
+        rows = [self._find(camera, *size) for camera, size in zip(cameras, sizes, strict=True)]
+        table = np.array(rows, np.float64).reshape(-1, len(INTRINSICS) + 2)
         intrinsics: FloatArray = table[:, : len(INTRINSICS)]
         if self.size is None:
             return intrinsics
@@ -120,8 +120,8 @@ class EpisodeCamera(NamedTuple):
             size = {"height": height, "width": width}
             fits = all(n is None or camera.get(side, n) == n for side, n in size.items())
             if fits and all(type(value) in (int, float) for value in values):
-                known = [camera.get(side) if n is None else n for side, n in size.items()]
-                return [n if type(n) in (int, float) else float("nan") for n in (*values, *known)]
+                sides = [camera.get(side) if n is None else n for side, n in size.items()]
+                return [n if type(n) in (int, float) else float("nan") for n in (*values, *sides)]
         return [float("nan")] * (len(INTRINSICS) + 2)
 
 
@@ -137,7 +137,7 @@ def _skew_of(camera: Any) -> float:
 
 def followed_feature(
     name: str,
-    others: Collection[str],
+    siblings: Collection[str],
     images: Mapping[str, Hashable],
     names: Collection[str],
     ending: str = OWN_INTRINSICS,
@@ -148,7 +148,7 @@ def followed_feature(
 
     Args:
         name: the feature of intrinsics or distortion.
-        others: all features of its kind.
+        siblings: all features of its kind.
         images: of each feature with pixels, what equals for those with equal intrinsics.
         names: all features of the dataset.
         ending: end of the names that have their image's, `_intrinsics` or `_distortion`.
@@ -165,8 +165,8 @@ def followed_feature(
                 got=", ".join(images) or "no image",
             )
         return owner
-    alone = [each for each in others if each.removesuffix(ending) not in images]
-    if len({*images.values()}) > 1 or (images and len(alone) > 1):
+    shared_names = [sibling for sibling in siblings if sibling.removesuffix(ending) not in images]
+    if len({*images.values()}) > 1 or (images and len(shared_names) > 1):
         raise ClipError(
             f"per-frame {noun}, and images of several cameras or sizes",
             feature=name,
@@ -190,15 +190,20 @@ def known_cameras(
     Only the shared camera, if it is complete and `may_share` (features of one stored size). `frame`
     is (height, width) of frames; `sizes` maps resized features to their stored and resized size.
     """
-    found = [EpisodeCamera(name, *sizes.get(name, (frame,))) for name in sorted(features)]
-    if may_share and len({camera[1:] for camera in found}) == 1:
-        found.insert(0, found[0]._replace(name=None))
-    known = [one for one in found if not np.isnan(one.intrinsics([camera])).any()]
-    known = known[:1] if known and known[0].name is None else known
+    cameras = [EpisodeCamera(name, *sizes.get(name, (frame,))) for name in sorted(features)]
+    if may_share and len({camera[1:] for camera in cameras}) == 1:
+        cameras.insert(0, cameras[0]._replace(name=None))
+    complete_cameras = [
+        candidate for candidate in cameras if not np.isnan(candidate.intrinsics([camera])).any()
+    ]
+    if complete_cameras and complete_cameras[0].name is None:
+        complete_cameras = complete_cameras[:1]
     return [
-        one._replace(
-            has_distortion=bool((lens_of(own := one.camera_in(camera)) or ("", []))[1]),
-            has_skew=bool(_skew_of(own)),
+        candidate._replace(
+            has_distortion=bool(
+                (lens_of(feature_camera := candidate.camera_in(camera)) or ("", []))[1]
+            ),
+            has_skew=bool(_skew_of(feature_camera)),
         )
-        for one in known
+        for candidate in complete_cameras
     ]

@@ -73,9 +73,9 @@ class ClipKeys(NamedTuple):
         """Arrays for `count` clips."""
         return cls(*np.zeros((4, count), np.int64))
 
-    def take(self, chosen: Any) -> ClipKeys:
+    def take(self, indices: Any) -> ClipKeys:
         """The clips of an index, a mask or a slice."""
-        return ClipKeys(*(column[chosen] for column in self))
+        return ClipKeys(*(column[indices] for column in self))
 
 
 class WindowFrames(NamedTuple):
@@ -162,8 +162,8 @@ class ClipWindow(ABC):
         self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
     ) -> tuple[IntArray, IntArray]:
         """First and last frames of clips, with offsets times `dilation`; int64[n] each."""
-        found = self.find(clips, frames).frames
-        return found.min(axis=1), found.max(axis=1)
+        numbers = self.find(clips, frames).frames
+        return numbers.min(axis=1), numbers.max(axis=1)
 
 
 @dataclass(frozen=True, eq=False)
@@ -180,9 +180,9 @@ class OffsetWindow(ClipWindow):
     max_frames: int | None = None
 
     @classmethod
-    def of(cls, offsets: Iterable[int], most: int | None = None) -> OffsetWindow:
+    def of(cls, offsets: Iterable[int], max_frames: int | None = None) -> OffsetWindow:
         """Build a window with the same offsets in all episodes."""
-        return cls(np.array([*offsets], np.int64)[None], max_frames=most)
+        return cls(np.array([*offsets], np.int64)[None], max_frames=max_frames)
 
     @property
     def length(self) -> int:
@@ -201,8 +201,8 @@ class OffsetWindow(ClipWindow):
 
     def frame_offsets_at(self, rate: int) -> IntArray:
         """See `ClipWindow`."""
-        found: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
-        return found
+        offsets: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
+        return offsets
 
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
@@ -213,23 +213,26 @@ class OffsetWindow(ClipWindow):
             if positions is not None:
                 offsets = offsets[positions] * dilation[:, None]
             else:
-                drawn = offsets * dilation[:, None]
-                offsets = np.where(is_reversed[:, None], drawn[:, ::-1], drawn)
-        asked = start[:, None] + offsets
-        last = frames.num_frames[episode][:, None] - 1
-        found = np.minimum(np.maximum(asked, 0), last)  # three times as fast as np.clip
-        return WindowFrames(found, found != asked)
+                dilated = offsets * dilation[:, None]
+                offsets = np.where(is_reversed[:, None], dilated[:, ::-1], dilated)
+        requested = start[:, None] + offsets
+        last_frame = frames.num_frames[episode][:, None] - 1
+        clamped = np.minimum(np.maximum(requested, 0), last_frame)  # three times as fast as np.clip
+        return WindowFrames(clamped, clamped != requested)
 
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
     ) -> tuple[IntArray, IntArray]:
         """See `ClipWindow`: of all positions, whichever are drawn."""
         rate = np.zeros_like(clips.episode) if self.rate is None else self.rate[clips.episode]
-        last = frames.num_frames[clips.episode] - 1
-        first, final = (ends[rate] for ends in (self.offsets.min(axis=1), self.offsets.max(axis=1)))
+        last_frame = frames.num_frames[clips.episode] - 1
+        min_offset, max_offset = (
+            offset_ends[rate]
+            for offset_ends in (self.offsets.min(axis=1), self.offsets.max(axis=1))
+        )
         return (
-            np.clip(clips.start + first * dilation, 0, last),
-            np.clip(clips.start + final * dilation, 0, last),
+            np.clip(clips.start + min_offset * dilation, 0, last_frame),
+            np.clip(clips.start + max_offset * dilation, 0, last_frame),
         )
 
 
@@ -263,18 +266,18 @@ class AnchoredWindow(ClipWindow):
     @property
     def length(self) -> int:
         """Frames per clip."""
-        return sum(len(one.offsets) for one in self.anchors)
+        return sum(len(anchor.offsets) for anchor in self.anchors)
 
     @property
     def key(self) -> object:
         """See `ClipWindow`."""
-        lacking = self.feature if len(self.gaps) else ""  # each reports its own missing frames
-        return lacking, *((one.column, one.offsets.tobytes()) for one in self.anchors)
+        feature = self.feature if len(self.gaps) else ""  # each reports its own missing frames
+        return feature, *((anchor.column, anchor.offsets.tobytes()) for anchor in self.anchors)
 
     @property
     def is_anywhere(self) -> bool:
         """See `ClipWindow`."""
-        return any(one.within is None for one in self.anchors)
+        return any(anchor.within is None for anchor in self.anchors)
 
     @property
     def anchored(self) -> tuple[AnchoredWindow, ...]:
@@ -287,16 +290,16 @@ class AnchoredWindow(ClipWindow):
         if self.is_anywhere:
             return np.arange(1 - self.max_episode_frames, self.max_episode_frames)
         spans = [
-            np.add.outer(np.arange(a, b + 1), one.offsets)
-            for one in self.anchors
-            for a, b in [one.within or (0, 0)]
+            np.add.outer(np.arange(low, high + 1), anchor.offsets)
+            for anchor in self.anchors
+            for low, high in [anchor.within or (0, 0)]
         ]
         return np.unique(np.concatenate([span.reshape(-1) for span in spans]))
 
     def frame_offsets_at(self, _rate: int) -> IntArray:
         """Frame offsets from a clip's start alone, which decide whether a clip is complete."""
-        of_start = [one.offsets for one in self.anchors if one.column is None]
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *of_start]))
+        start_offsets = [anchor.offsets for anchor in self.anchors if anchor.column is None]
+        return np.unique(np.concatenate([np.zeros(0, np.int64), *start_offsets]))
 
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`.
@@ -304,48 +307,51 @@ class AnchoredWindow(ClipWindow):
         Raises `ClipError` with the row for a column without integers, a value too far away, and a
         frame that lacks the feature.
         """
-        found, lacks = self.with_lacking(clips, frames)
-        for place in np.flatnonzero(lacks)[:1].tolist():
+        window_frames, is_incomplete = self.with_lacking(clips, frames)
+        for place in np.flatnonzero(is_incomplete)[:1].tolist():
             problem = f"samples has an anchor at a frame that lacks {self.feature}"
             expected = "samples.filter(…) without this row; or a subset of the features"
-            raise _anchor_error(problem, clips, frames, place, expected, found.frames[place])
-        return found
+            raise _anchor_error(
+                problem, clips, frames, place, expected, window_frames.frames[place]
+            )
+        return window_frames
 
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
     ) -> tuple[IntArray, IntArray]:
         """See `ClipWindow`. A later function may remove clips that lack an anchored frame."""
-        found = self.with_lacking(clips, frames)[0].frames
-        return found.min(axis=1), found.max(axis=1)
+        numbers = self.with_lacking(clips, frames)[0].frames
+        return numbers.min(axis=1), numbers.max(axis=1)
 
     def with_lacking(
         self, clips: ClipKeys, frames: ClipFrames
     ) -> tuple[WindowFrames, npt.NDArray[np.bool_]]:
         """Like `find`, and which clips have a frame that lacks the feature, bool[n]."""
-        columns, last = [], frames.num_frames[clips.episode] - 1
-        for column, offsets, within in self.anchors:
+        columns, last_frame = [], frames.num_frames[clips.episode] - 1
+        for column, offsets, limits in self.anchors:
             origin = clips.start
             if column is not None:
                 values = _integers(column, clips, frames.samples)
-                least = np.full_like(last, -_FAR if self.pads_sides[0] else -offsets.min())
-                most = np.full_like(last, _FAR) if self.pads_sides[1] else last - offsets.max()
-                if within is not None:
-                    least = np.maximum(least, origin + within[0])
-                    most = np.minimum(most, origin + within[1])
-                for place in np.flatnonzero((values < least) | (values > most))[:1].tolist():
-                    is_low = values[place] < least[place]
-                    bound = f"at least {least[place]}" if is_low else f"at most {most[place]}"
+                pads_start, pads_end = self.pads_sides
+                low = np.full_like(last_frame, -_FAR if pads_start else -offsets.min())
+                high = np.full_like(last_frame, _FAR) if pads_end else last_frame - offsets.max()
+                if limits is not None:
+                    low = np.maximum(low, origin + limits[0])
+                    high = np.minimum(high, origin + limits[1])
+                for place in np.flatnonzero((values < low) | (values > high))[:1].tolist():
+                    is_low = values[place] < low[place]
+                    bound = f"at least {low[place]}" if is_low else f"at most {high[place]}"
                     expected = f"{bound}; or another within=, or pad= for frames outside"
                     problem = f"samples has an anchor {column} out of range"
                     raise _anchor_error(problem, clips, frames, place, expected, values[place])
                 origin = values.astype(np.int64)
             columns.append(origin[:, None] + offsets)
-        asked = np.concatenate(columns, axis=1)
-        found = np.minimum(np.maximum(asked, 0), last[:, None])
-        lacks = np.zeros(found.shape, np.bool_)
+        requested = np.concatenate(columns, axis=1)
+        clamped = np.minimum(np.maximum(requested, 0), last_frame[:, None])
+        lacks = np.zeros(clamped.shape, np.bool_)
         if len(self.gaps):
-            lacks, _ = self.gaps.find(clips.episode[:, None], found)
-        return WindowFrames(found, found != asked), np.asarray(lacks.any(axis=1))
+            lacks, _ = self.gaps.find(clips.episode[:, None], clamped)
+        return WindowFrames(clamped, clamped != requested), np.asarray(lacks.any(axis=1))
 
 
 def _integers(
@@ -390,14 +396,15 @@ class Clock(Protocol):
 class TimedWindow(ClipWindow):
     """Frames nearest to times in seconds, relative to the clip's start.
 
-    The frames are at offsets in [`first`, `last`] from the start, or at the ends of the episode.
+    The frames are at offsets in [`first_offset`, `last_offset`] from the start, or at the ends of
+    the episode.
     """
 
     times: tuple[float, ...]
     tolerance: float
     pads_far: bool  # pad times without a near frame, instead of raising an error
-    first: int
-    last: int
+    first_offset: int
+    last_offset: int
     clock: Clock
 
     @property
@@ -413,7 +420,7 @@ class TimedWindow(ClipWindow):
     @property
     def frame_offsets(self) -> IntArray:
         """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
-        return np.arange(self.first, self.last + 1)
+        return np.arange(self.first_offset, self.last_offset + 1)
 
     def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`.
@@ -423,13 +430,15 @@ class TimedWindow(ClipWindow):
         """
         episode, start, *_ = clips
         shape = len(start), len(self.times)
-        found = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
+        window_frames = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
         num_far = 0
         for row in np.unique(episode).tolist():
-            mine = np.flatnonzero(episode == row)
-            found.frames[mine], found.is_pad[mine], far = self._find(row, start[mine])
-            num_far += far
-        return found._replace(num_far=num_far)
+            episode_clips = np.flatnonzero(episode == row)
+            numbers, is_pad, num_far_frames = self._find(row, start[episode_clips])
+            window_frames.frames[episode_clips] = numbers
+            window_frames.is_pad[episode_clips] = is_pad
+            num_far += num_far_frames
+        return window_frames._replace(num_far=num_far)
 
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
@@ -438,35 +447,37 @@ class TimedWindow(ClipWindow):
         return ClipWindow.ends(replace(self, pads_far=True), clips, frames, _dilation)
 
     def _find(self, row: int, start: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
-        stamps, near = self.clock.seconds(row), self.tolerance
-        last = len(stamps) - 1
-        asked = stamps[start][:, None] + np.array(self.times)
-        later = np.clip(np.searchsorted(stamps, asked), 0, last)
+        stamps, tolerance = self.clock.seconds(row), self.tolerance
+        last_frame = len(stamps) - 1
+        requested_times = stamps[start][:, None] + np.array(self.times)
+        later = np.clip(np.searchsorted(stamps, requested_times), 0, last_frame)
         earlier = np.maximum(later - 1, 0)
-        frames = np.where(asked - stamps[earlier] <= stamps[later] - asked, earlier, later)
-        is_pad = np.abs(stamps[frames] - asked) > near
-        far = is_pad & (asked >= stamps[0]) & (asked <= stamps[-1])
-        if far.any() and not self.pads_far:
-            clip, number = np.argwhere(far)[0].tolist()
+        frames = np.where(
+            requested_times - stamps[earlier] <= stamps[later] - requested_times, earlier, later
+        )
+        is_pad = np.abs(stamps[frames] - requested_times) > tolerance
+        is_far = is_pad & (requested_times >= stamps[0]) & (requested_times <= stamps[-1])
+        if is_far.any() and not self.pads_far:
+            clip, number = np.argwhere(is_far)[0].tolist()
             raise ClipError(
                 "no frame within the tolerance of a time; increase Seconds(…, tolerance=), or pad "
                 "with out_of_range='pad'",
                 **self.clock.name(row),  # type: ignore[arg-type]
                 frame=int(start[clip]),
                 expected=f"a timestamp {self.times[number]:g} s from the clip's start, "
-                f"within {near:g} s",
+                f"within {tolerance:g} s",
                 got=f"the nearest one at {stamps[frames[clip, number]] - stamps[start[clip]]:g} s; "
                 f"timestamps in {self.clock.unit}",
             )
-        least = np.clip(start + self.first, 0, last)[:, None]
-        most = np.clip(start + self.last, 0, last)[:, None]
-        if ((frames < least) | (frames > most)).any():
+        min_frame = np.clip(start + self.first_offset, 0, last_frame)[:, None]
+        max_frame = np.clip(start + self.last_offset, 0, last_frame)[:, None]
+        if ((frames < min_frame) | (frames > max_frame)).any():
             raise ClipError(
                 "the distances of timestamps contradict the index; run `seqrecord verify`",
                 **self.clock.name(row),  # type: ignore[arg-type]
                 got=f"timestamps in {self.clock.unit}",
             )
-        return frames, is_pad, int(far.sum())
+        return frames, is_pad, int(is_far.sum())
 
 
 @dataclass(frozen=True, eq=False)
@@ -520,24 +531,24 @@ class NearestWindow(ClipWindow):
     @property
     def reach(self) -> tuple[int, int]:
         """See `ClipWindow`: largest distance of a value."""
-        missing = self.gaps
-        furthest = int((missing.stop - missing.start)[~self.is_open].max(initial=0))
-        furthest = furthest if self.max_distance is None else min(furthest, self.max_distance)
-        return (0, furthest) if self.looks_ahead else (furthest, 0)
+        gaps = self.gaps
+        max_age = int((gaps.stop - gaps.start)[~self.is_open].max(initial=0))
+        max_age = max_age if self.max_distance is None else min(max_age, self.max_distance)
+        return (0, max_age) if self.looks_ahead else (max_age, 0)
 
     @property
     def unknown_frames(self) -> MissingFrames:
         """Frames without a value, or with one too far away; none if `has_unknown`."""
         if self.has_unknown:
             return MissingFrames.none()
-        missing, is_open, most = self.gaps, self.is_open, self.max_distance
-        if most is None:
-            return missing.subset(is_open)
+        gaps, is_open, distance = self.gaps, self.is_open, self.max_distance
+        if distance is None:
+            return gaps.subset(is_open)
         if self.looks_ahead:
-            found = replace(missing, stop=np.where(is_open, missing.stop, missing.stop - most))
+            remainder = replace(gaps, stop=np.where(is_open, gaps.stop, gaps.stop - distance))
         else:
-            found = replace(missing, start=np.where(is_open, missing.start, missing.start + most))
-        return found.subset(found.start < found.stop)
+            remainder = replace(gaps, start=np.where(is_open, gaps.start, gaps.start + distance))
+        return remainder.subset(remainder.start < remainder.stop)
 
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
@@ -547,13 +558,13 @@ class NearestWindow(ClipWindow):
 
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
-        asked = self.window.find(clips, frames)
-        missing, of_clips = self.gaps, asked.frames
-        if not len(missing):
-            return asked._replace(age=np.zeros_like(of_clips))
-        lacks, run = missing.find(clips.episode[:, None], of_clips)
+        window_frames = self.window.find(clips, frames)
+        gaps, requested = self.gaps, window_frames.frames
+        if not len(gaps):
+            return window_frames._replace(age=np.zeros_like(requested))
+        lacks, run = gaps.find(clips.episode[:, None], requested)
         to_value = (
-            missing.stop[run] - of_clips if self.looks_ahead else of_clips - missing.start[run] + 1
+            gaps.stop[run] - requested if self.looks_ahead else requested - gaps.start[run] + 1
         )
         age = np.where(lacks, to_value, 0)
         is_unknown = lacks & self.is_open[run]
@@ -561,8 +572,8 @@ class NearestWindow(ClipWindow):
             is_unknown |= age > self.max_distance
         age[is_unknown] = UNKNOWN
         step = np.maximum(age, 0)
-        return asked._replace(
-            frames=of_clips + step if self.looks_ahead else of_clips - step, age=age
+        return window_frames._replace(
+            frames=requested + step if self.looks_ahead else requested - step, age=age
         )
 
 
@@ -618,10 +629,10 @@ class ClipFrames:
 
     def by_window(self, features: Iterable[str]) -> list[tuple[str, ...]]:
         """Group features by window: they have the same frames in all clips."""
-        found: dict[object, list[str]] = {}
+        names_by_key: dict[object, list[str]] = {}
         for name in features:
-            found.setdefault(self.windows[name].key, []).append(name)
-        return [tuple(names) for names in found.values()]
+            names_by_key.setdefault(self.windows[name].key, []).append(name)
+        return [tuple(names) for names in names_by_key.values()]
 
     def stored_frames(self, episode: IntArray, frames: IntArray) -> tuple[IntArray, IntArray]:
         """Episode rows in the index, and stored frame numbers."""
@@ -664,8 +675,10 @@ class MissingFrames:
     @classmethod
     def of(cls, episode: IntArray, start: IntArray, stop: IntArray) -> MissingFrames:
         """Merge runs in any order that may touch or overlap; int64[n] each."""
-        first, last = merged_intervals(frame_keys(episode, start), frame_keys(episode, stop))
-        return cls(*split_keys(first), split_keys(last)[1])
+        start_keys, stop_keys = merged_intervals(
+            frame_keys(episode, start), frame_keys(episode, stop)
+        )
+        return cls(*split_keys(start_keys), split_keys(stop_keys)[1])
 
     def find(self, episode: IntArray, frame: IntArray) -> tuple[npt.NDArray[np.bool_], IntArray]:
         """Whether frames are missing, and the index of their run. Requires at least one run."""
@@ -698,28 +711,28 @@ class ClipUse:
 
 @dataclass(frozen=True, eq=False)
 class Starts:
-    """Possible starts of clips: `possible` starts in each selected episode, int64[selected].
+    """Possible starts of clips: `num_starts` in each selected episode, int64[selected].
 
     Starts are numbered consecutively over the selected episodes.
     """
 
-    first: int
+    first_start: int
     stride: int
     selected: IntArray
     num_frames: IntArray  # of the selected episodes
-    possible: IntArray
+    num_starts: IntArray
 
     def number(self, owner: IntArray, frame: IntArray) -> IntArray:
         """Number of possible starts before these frames of the selected episodes `owner`."""
-        before = -((self.first - frame) // self.stride)
-        base = (np.cumsum(self.possible) - self.possible)[owner]
-        return np.clip(before, 0, self.possible[owner]) + base
+        rank = -((self.first_start - frame) // self.stride)
+        base = (np.cumsum(self.num_starts) - self.num_starts)[owner]
+        return np.clip(rank, 0, self.num_starts[owner]) + base
 
 
 def offset_range(offsets: Iterable[IntArray]) -> tuple[int, int]:
     """Number of frames required before and after a clip's start for all these offsets."""
-    every = np.concatenate([np.zeros(1, np.int64), *offsets])
-    return -int(every.min()), int(every.max())
+    frame_offsets = np.concatenate([np.zeros(1, np.int64), *offsets])
+    return -int(frame_offsets.min()), int(frame_offsets.max())
 
 
 def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
@@ -733,33 +746,39 @@ def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArra
     selected, owners, firsts, stops = starts.selected, [], [], []
     for use in uses:
         place = np.searchsorted(selected, use.gaps.episode)
-        mine = place < len(selected)
-        mine[mine] = selected[place[mine]] == use.gaps.episode[mine]
-        place, start, stop = place[mine], use.gaps.start[mine], use.gaps.stop[mine]
+        is_selected = place < len(selected)
+        is_selected[is_selected] = selected[place[is_selected]] == use.gaps.episode[is_selected]
+        place, start = place[is_selected], use.gaps.start[is_selected]
+        stop = use.gaps.stop[is_selected]
         length = stop - start
         start = np.where(start == 0, -_FAR, start)
         stop = np.where(stop == starts.num_frames[place], _FAR, stop)
-        for low, step, count in _progressions(use.offsets):
-            far = length >= step
-            owners += [place[far], np.tile(place[~far], count)]
-            back = low + np.arange(count)[:, None] * step
-            firsts += [start[far] - (low + (count - 1) * step), (start[~far] - back).ravel()]
-            stops += [stop[far] - low, (stop[~far] - back).ravel()]
-    none = np.zeros(0, np.int64)
-    owner, first, stop = (np.concatenate((none, *each)) for each in (owners, firsts, stops))
-    return starts.number(owner, first), starts.number(owner, stop)
+        for offset, step, count in _progressions(use.offsets):
+            is_long = length >= step
+            owners += [place[is_long], np.tile(place[~is_long], count)]
+            use_offsets = offset + np.arange(count)[:, None] * step
+            firsts += [
+                start[is_long] - (offset + (count - 1) * step),
+                (start[~is_long] - use_offsets).ravel(),
+            ]
+            stops += [stop[is_long] - offset, (stop[~is_long] - use_offsets).ravel()]
+    empty = np.zeros(0, np.int64)
+    owner, first_frame, stop = (
+        np.concatenate((empty, *parts)) for parts in (owners, firsts, stops)
+    )
+    return starts.number(owner, first_frame), starts.number(owner, stop)
 
 
 def _progressions(offsets: IntArray) -> list[tuple[int, int, int]]:
     """Split offsets into arithmetic progressions: first offset, step and count of each."""
-    values, found = np.unique(offsets).tolist(), []
+    values, progressions = np.unique(offsets).tolist(), []
     while values:
         step = values[1] - values[0] if len(values) > 1 else 1
         count = next((i for i in range(1, len(values)) if values[i] - values[i - 1] != step), None)
         count = len(values) if count is None else count
-        found.append((values[0], step, count))
+        progressions.append((values[0], step, count))
         values = values[count:]
-    return found
+    return progressions
 
 
 def merged_intervals(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:

@@ -34,19 +34,19 @@ class _Edges:
     """Chunks `[start, stop)` of irregular episodes, episode by episode; int64[n] each.
 
     `key` combines the number of the episode among the irregular ones with `start`; it ascends.
-    Episode `i` of the grid, if irregular, has the number `number[i]` and its chunks from `first[i]`
-    on.
+    Episode `i` of the grid, if irregular, has the number `number[i]` and its chunks from
+    `first_edge[i]` on.
     """
 
     key: IntArray
     start: IntArray
     stop: IntArray
     number: IntArray
-    first: IntArray
+    first_edge: IntArray
 
     def take(self, episodes: IntArray) -> _Edges:
         """The chunks for a grid of these episodes."""
-        return replace(self, number=self.number[episodes], first=self.first[episodes])
+        return replace(self, number=self.number[episodes], first_edge=self.first_edge[episodes])
 
 
 @dataclass(frozen=True, eq=False)
@@ -85,19 +85,19 @@ class ChunkGrid:
         """
         count = np.diff(first_chunk, append=len(first_frame))
         size = np.maximum(num_frames, 1, dtype=np.int64)
-        several = np.flatnonzero(count > 1)
-        size[several] = first_frame[first_chunk[several] + 1]
-        parts = np.cumsum(count[several]) // _CHUNKS_AT_ONCE
-        for rows in np.split(several, np.flatnonzero(np.diff(parts)) + 1):
-            odd = num_frames[rows] > count[rows] * size[rows]  # the last chunk is too long
+        long_episodes = np.flatnonzero(count > 1)
+        size[long_episodes] = first_frame[first_chunk[long_episodes] + 1]
+        parts = np.cumsum(count[long_episodes]) // _CHUNKS_AT_ONCE
+        for rows in np.split(long_episodes, np.flatnonzero(np.diff(parts)) + 1):
+            is_irregular = num_frames[rows] > count[rows] * size[rows]  # the last chunk is too long
             owner, place = ragged_arange(count[rows])
-            wrong = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
-            odd[owner[wrong]] = True
-            size[rows[odd]] = 0
-        return cls.given(size, num_frames, first_chunk, first_frame, group=group)
+            is_shifted = first_frame[first_chunk[rows][owner] + place] != place * size[rows][owner]
+            is_irregular[owner[is_shifted]] = True
+            size[rows[is_irregular]] = 0
+        return cls.from_lengths(size, num_frames, first_chunk, first_frame, group=group)
 
     @classmethod
-    def given(
+    def from_lengths(
         cls,
         chunk_frames: IntArray,
         num_frames: IntArray,
@@ -106,53 +106,54 @@ class ChunkGrid:
         *,
         group: int = 0,
     ) -> ChunkGrid:
-        """Like `of`, with known `chunk_frames`, int64[n]; 0 for irregular episodes."""
+        """Like `of`, with the chunk lengths `chunk_frames`, int64[n]; 0 for irregular episodes."""
         chunk_frames = np.where(num_frames > 0, chunk_frames, 1)
-        odd = np.flatnonzero(chunk_frames == 0)
-        if not len(odd):
+        irregular = np.flatnonzero(chunk_frames == 0)
+        if not len(irregular):
             return cls(chunk_frames, first_chunk, group)
-        count = np.diff(first_chunk, append=len(first_frame))[odd]
+        count = np.diff(first_chunk, append=len(first_frame))[irregular]
         owner, place = ragged_arange(count)
         first_edge = np.cumsum(count) - count
-        row = first_chunk[odd][owner] + place
+        row = first_chunk[irregular][owner] + place
         start = np.maximum(first_frame[row], 0, dtype=np.int64)  # without hidden frames
         stop = np.append(start[1:], 0)
-        stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[odd]
+        stop[np.append(first_edge[1:], len(row)) - 1] = num_frames[irregular]
         number, edge = np.zeros((2, len(chunk_frames)), np.int64)
-        number[odd], edge[odd] = np.arange(len(odd)), first_edge
+        number[irregular], edge[irregular] = np.arange(len(irregular)), first_edge
         edges = _Edges(frame_keys(owner, start), start, stop, number, edge)
         return cls(chunk_frames, first_chunk, group, edges)
 
-    def in_pieces(self, num_frames: IntArray, most: int) -> ChunkGrid:
-        """Cut chunks into pieces of at most `most` frames, which replace chunks in the new grid.
+    def in_pieces(self, num_frames: IntArray, max_frames: int) -> ChunkGrid:
+        """Cut chunks into pieces of at most `max_frames` frames, the chunks of the new grid.
 
         For chunks that are read once and decoded piece by piece. `row` still returns rows of
         chunks. `num_frames`, int64[n], are the lengths of the episodes.
         """
         size = self.chunk_frames.copy()
-        for length in np.unique(size[size > most]).tolist():
-            size[self.chunk_frames == length] = _even_piece(length, most)
-        odd = np.flatnonzero((size == 0) & (num_frames > 0))
-        if not len(odd) and np.array_equal(size, self.chunk_frames):
+        for length in np.unique(size[size > max_frames]).tolist():
+            size[self.chunk_frames == length] = _even_piece(length, max_frames)
+        irregular = np.flatnonzero((size == 0) & (num_frames > 0))
+        if not len(irregular) and np.array_equal(size, self.chunk_frames):
             return self
-        owner, place = ragged_arange(self.place(odd, num_frames[odd] - 1) + 1)
-        start, stop = self.bounds(odd[owner], place)
-        length = np.minimum(stop, num_frames[odd][owner]) - start
-        pieces = -(-length // most)
-        chunk, inside = ragged_arange(pieces)
-        first_frame = start[chunk] + inside * length[chunk] // pieces[chunk]
+        owner, place = ragged_arange(self.place(irregular, num_frames[irregular] - 1) + 1)
+        start, stop = self.bounds(irregular[owner], place)
+        length = np.minimum(stop, num_frames[irregular][owner]) - start
+        pieces = -(-length // max_frames)
+        chunk, place_in_chunk = ragged_arange(pieces)
+        first_frame = start[chunk] + place_in_chunk * length[chunk] // pieces[chunk]
         count = np.zeros_like(num_frames)
-        np.add.at(count, odd[owner], pieces)
+        np.add.at(count, irregular[owner], pieces)
         first_piece = np.cumsum(count) - count
-        found = self.given(size, num_frames, first_piece, first_frame, group=self.group)
-        return replace(found, stored_grid=self)
+        grid = self.from_lengths(size, num_frames, first_piece, first_frame, group=self.group)
+        return replace(grid, stored_grid=self)
 
     def __len__(self) -> int:
         return len(self.chunk_frames)
 
     def __repr__(self) -> str:
-        odd = "" if self.edges is None else f", {int((self.chunk_frames == 0).sum())} irregular"
-        return f"ChunkGrid({len(self)} episodes{odd}, group {self.group})"
+        num_irregular = 0 if self.edges is None else int((self.chunk_frames == 0).sum())
+        suffix = "" if self.edges is None else f", {num_irregular} irregular"
+        return f"ChunkGrid({len(self)} episodes{suffix}, group {self.group})"
 
     def take(self, episodes: IntArray) -> ChunkGrid:
         """The grid of these episodes, in the given order; repetitions are allowed."""
@@ -169,13 +170,13 @@ class ChunkGrid:
         """Length of the largest chunk of each episode, int64[n]."""
         if self.edges is None:
             return self.chunk_frames
-        found: IntArray = self.chunk_frames.copy()
-        odd, edges = np.flatnonzero(found == 0), self.edges
+        lengths: IntArray = self.chunk_frames.copy()
+        irregular, edges = np.flatnonzero(lengths == 0), self.edges
         owner, _ = split_keys(edges.key)
-        most = np.zeros(int(owner[-1]) + 1, np.int64)
-        np.maximum.at(most, owner, edges.stop - edges.start)
-        found[odd] = most[edges.number[odd]]
-        return found
+        max_lengths = np.zeros(int(owner[-1]) + 1, np.int64)
+        np.maximum.at(max_lengths, owner, edges.stop - edges.start)
+        lengths[irregular] = max_lengths[edges.number[irregular]]
+        return lengths
 
     def block_keys(self, keys: IntArray, length: int, num_frames: IntArray) -> IntArray:
         """Keys of all frames in the blocks that contain the given frames, ascending.
@@ -186,32 +187,34 @@ class ChunkGrid:
         episode, frame = split_keys(keys)
         start, stop = self.bounds(episode, self.place(episode, frame))
         stop = np.minimum(stop, num_frames[episode])
-        first = frame - (frame - start) % length
-        blocks, some = np.unique(frame_keys(episode, first), return_index=True)
-        owner, inside = ragged_arange(np.minimum(length, stop - first)[some])
-        return blocks[owner] + inside
+        block_start = frame - (frame - start) % length
+        blocks, block_frame = np.unique(frame_keys(episode, block_start), return_index=True)
+        owner, place_in_block = ragged_arange(np.minimum(length, stop - block_start)[block_frame])
+        return blocks[owner] + place_in_block
 
     def place(self, episode: IntArray, frame: IntArray) -> IntArray:
         """Number of each frame's chunk in its episode."""
         size = self.chunk_frames[episode]
-        if self.edges is None or not (odd := size == 0).any():
-            found: IntArray = frame // size
-            return found
-        found = np.asarray(frame // np.where(odd, 1, size), np.int64)
-        some, edges = episode[odd], self.edges
-        sought = frame_keys(edges.number[some], frame[odd])
-        found[odd] = np.searchsorted(edges.key, sought, side="right") - 1 - edges.first[some]
-        return found
+        if self.edges is None or not (is_irregular := size == 0).any():
+            chunk_number: IntArray = frame // size
+            return chunk_number
+        chunk_number = np.asarray(frame // np.where(is_irregular, 1, size), np.int64)
+        irregular, edges = episode[is_irregular], self.edges
+        keys = frame_keys(edges.number[irregular], frame[is_irregular])
+        chunk_number[is_irregular] = (
+            np.searchsorted(edges.key, keys, side="right") - 1 - edges.first_edge[irregular]
+        )
+        return chunk_number
 
     def bounds(self, episode: IntArray, place: IntArray) -> tuple[IntArray, IntArray]:
         """Start and stop frame of chunks, by their numbers in their episodes."""
         size = self.chunk_frames[episode]
         start = place * size
         stop = start + size
-        if self.edges is None or not (odd := size == 0).any():
+        if self.edges is None or not (is_irregular := size == 0).any():
             return start, stop
-        edge = self.edges.first[episode[odd]] + place[odd]
-        start[odd], stop[odd] = self.edges.start[edge], self.edges.stop[edge]
+        edge = self.edges.first_edge[episode[is_irregular]] + place[is_irregular]
+        start[is_irregular], stop[is_irregular] = self.edges.start[edge], self.edges.stop[edge]
         return start, stop
 
     def row(self, episode: IntArray, place: IntArray) -> IntArray:
@@ -219,8 +222,8 @@ class ChunkGrid:
         if self.stored_grid is not None:
             start, _ = self.bounds(episode, place)
             return self.stored_grid.row(episode, self.stored_grid.place(episode, start))
-        found: IntArray = self.first_chunk[episode] + place
-        return found if self.rows is None else self.rows[found]
+        table_row: IntArray = self.first_chunk[episode] + place
+        return table_row if self.rows is None else self.rows[table_row]
 
     def start(self, episode: IntArray, frame: IntArray) -> IntArray:
         """First frame of each frame's chunk."""
@@ -231,10 +234,10 @@ class ChunkGrid:
         return self.bounds(episode, self.place(episode, frame))[1]
 
 
-def _even_piece(length: int, most: int) -> int:
-    """Largest divisor of a length up to `most`; 0 if it is at most half of `most`."""
-    best = next(size for size in range(most, 0, -1) if length % size == 0)
-    return best if 2 * best > most else 0
+def _even_piece(length: int, max_frames: int) -> int:
+    """Largest divisor of a length up to `max_frames`; 0 if it is at most half of that."""
+    piece_frames = next(size for size in range(max_frames, 0, -1) if length % size == 0)
+    return piece_frames if 2 * piece_frames > max_frames else 0
 
 
 def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:

@@ -71,7 +71,7 @@ class ClipSpec:
     phase: int = 0
 
     def __post_init__(self) -> None:
-        for name, least, limit in (
+        for name, minimum, limit in (
             ("length", 1, MAX_LENGTH + 1),
             ("stride", 1, MAX_SETTING),
             ("dilation", 1, MAX_SETTING),
@@ -80,10 +80,10 @@ class ClipSpec:
             value = getattr(self, name)
             if not is_integer(value):
                 raise ClipError(f"{name} of a clip is not an integer", got=repr_of(value, 50))
-            if not least <= value < limit:
+            if not minimum <= value < limit:
                 raise ClipError(
                     f"{name} of a clip is out of range",
-                    expected=f"{least} to {limit - 1}",
+                    expected=f"{minimum} to {limit - 1}",
                     got=int(value),
                 )
             object.__setattr__(self, name, int(value))
@@ -128,10 +128,10 @@ class EpisodeLayout:
         single = (size >= self.num_frames[selected]) & (size > 0)
         if not single.any():
             return replace(self, leading=leading)
-        known = np.unique(size[~single & (size > 0)])
+        chunk_sizes = np.unique(size[~single & (size > 0)])
         lengths = size[single]
-        place = np.searchsorted(known, lengths)
-        nominal = np.append(known, lengths.max())[place]
+        place = np.searchsorted(chunk_sizes, lengths)
+        nominal = np.append(chunk_sizes, lengths.max())[place]
         chunk_frames = lead.chunk_frames.copy()
         chunk_frames[selected[single]] = nominal
         groups = list(self.groups)
@@ -173,8 +173,8 @@ class ClipTable:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "offsets", np.cumsum(self.count) - self.count)
-        first = self.offsets * COPIES if self.samples is None else self.samples
-        object.__setattr__(self, "first_sample", first)
+        first_sample = self.offsets * COPIES if self.samples is None else self.samples
+        object.__setattr__(self, "first_sample", first_sample)
 
     @cached_property
     def num_clips(self) -> int:
@@ -183,9 +183,11 @@ class ClipTable:
     @property
     def repeats(self) -> bool:
         """Whether the table contains duplicates."""
-        last = self.first_start + (self.count - 1) * self.spec.stride
-        again = (self.first_start[1:] <= last[:-1]) & (self.episode[1:] == self.episode[:-1])
-        return bool(again.any())
+        last_start = self.first_start + (self.count - 1) * self.spec.stride
+        is_repeat = (self.first_start[1:] <= last_start[:-1]) & (
+            self.episode[1:] == self.episode[:-1]
+        )
+        return bool(is_repeat.any())
 
     def __len__(self) -> int:
         return self.num_clips
@@ -207,18 +209,18 @@ class ClipTable:
             for table in tables
         ]
         counts = [table.count for table in tables]
-        first, stop = np.concatenate(numbers), np.concatenate(numbers) + np.concatenate(counts)
-        first, stop = merged_intervals(first, stop)
-        episode, number = split_keys(first)
-        possible = max(table.num_clips + table.num_incomplete for table in tables)
+        begin, stop = np.concatenate(numbers), np.concatenate(numbers) + np.concatenate(counts)
+        begin, stop = merged_intervals(begin, stop)
+        episode, number = split_keys(begin)
+        num_starts = max(table.num_clips + table.num_incomplete for table in tables)
         return cls(
             spec,
             tables[0].selected,
             episode,
             spec.phase + number * spec.stride,
-            stop - first,
+            stop - begin,
             num_short_episodes=min(table.num_short_episodes for table in tables),
-            num_incomplete=possible - int((stop - first).sum()),
+            num_incomplete=num_starts - int((stop - begin).sum()),
             num_outside=min(table.num_outside for table in tables),
         )
 
@@ -248,17 +250,17 @@ class ClipTable:
         self, episode: IntArray, start: IntArray, count: IntArray, sample: IntArray
     ) -> ClipTable:
         """Return the table with these runs, int64[n] each, in canonical order; joins neighbours."""
-        other = start[1:] != (start + count * self.spec.stride)[:-1]
-        other |= (sample[1:] != (sample + count * self.sample_step)[:-1]) | (
+        is_break = start[1:] != (start + count * self.spec.stride)[:-1]
+        is_break |= (sample[1:] != (sample + count * self.sample_step)[:-1]) | (
             episode[1:] != episode[:-1]
         )
-        opens = np.flatnonzero(np.append(True, other)[: len(start)])
+        run_starts = np.flatnonzero(np.append(True, is_break)[: len(start)])
         return replace(
             self,
-            episode=episode[opens],
-            first_start=start[opens],
-            count=np.add.reduceat(count, opens) if len(opens) else count,
-            samples=sample[opens],
+            episode=episode[run_starts],
+            first_start=start[run_starts],
+            count=np.add.reduceat(count, run_starts) if len(run_starts) else count,
+            samples=sample[run_starts],
         )
 
     def has(self, episode: IntArray, start: IntArray) -> npt.NDArray[np.bool_]:
@@ -269,14 +271,14 @@ class ClipTable:
         if not len(self.count):
             return np.zeros(len(start), np.bool_)
         run = np.maximum(self._run_of(episode, start), 0)
-        number, rest = np.divmod(start - self.first_start[run], self.spec.stride)
-        found: npt.NDArray[np.bool_] = (
+        number, remainder = np.divmod(start - self.first_start[run], self.spec.stride)
+        is_member: npt.NDArray[np.bool_] = (
             (self.episode[run] == episode)
             & (number >= 0)
             & (number < self.count[run])
-            & (rest == 0)
+            & (remainder == 0)
         )
-        return found
+        return is_member
 
     def locate(self, positions: IntArray) -> ClipKeys:
         """The clips at canonical positions, int64[n], which are their places too.
@@ -293,8 +295,8 @@ class ClipTable:
 
     def pieces(self, run: IntArray, begin: IntArray, end: IntArray) -> ClipTable:
         """The clips `[begin, end)` of runs, int64[n] each, in canonical order."""
-        some = end > begin
-        run, begin, count = run[some], begin[some], (end - begin)[some]
+        is_filled = end > begin
+        run, begin, count = run[is_filled], begin[is_filled], (end - begin)[is_filled]
         return replace(
             self,
             episode=self.episode[run],
@@ -306,28 +308,30 @@ class ClipTable:
     def with_stride(self, stride: int, phase: int = 0) -> ClipTable:
         """The clips whose starts are `phase` plus a multiple of `stride`, with their samples."""
         spec = self.spec
-        shared = gcd(spec.stride, stride)
-        apart = stride // shared  # in clips
-        inverse = pow(spec.stride // shared, -1, apart)
-        begin = (phase - self.first_start) // shared % apart * inverse % apart
-        first = (phase - spec.phase) // shared % apart * inverse % apart
-        spec = replace(spec, stride=spec.stride * apart, phase=spec.phase + first * spec.stride)
-        count = -(-np.maximum(self.count - begin, 0) // apart)
-        some = np.flatnonzero(count * ((phase - self.spec.phase) % shared == 0))
+        divisor = gcd(spec.stride, stride)
+        clip_step = stride // divisor  # in clips
+        inverse = pow(spec.stride // divisor, -1, clip_step)
+        begin = (phase - self.first_start) // divisor % clip_step * inverse % clip_step
+        first_clip = (phase - spec.phase) // divisor % clip_step * inverse % clip_step
+        spec = replace(
+            spec, stride=spec.stride * clip_step, phase=spec.phase + first_clip * spec.stride
+        )
+        count = -(-np.maximum(self.count - begin, 0) // clip_step)
+        runs = np.flatnonzero(count * ((phase - self.spec.phase) % divisor == 0))
         return replace(
             self,
             spec=spec,
-            episode=self.episode[some],
-            first_start=(self.first_start + begin * self.spec.stride)[some],
-            count=count[some],
-            samples=(self.first_sample + begin * self.sample_step)[some],
-            sample_step=self.sample_step * apart,
+            episode=self.episode[runs],
+            first_start=(self.first_start + begin * self.spec.stride)[runs],
+            count=count[runs],
+            samples=(self.first_sample + begin * self.sample_step)[runs],
+            sample_step=self.sample_step * clip_step,
         )
 
     def first_starts(self, episode: IntArray, start: IntArray) -> IntArray:
         """First start of each clip's run; int64[n] each."""
-        found: IntArray = self.first_start[self._run_of(episode, start)]
-        return found
+        starts: IntArray = self.first_start[self._run_of(episode, start)]
+        return starts
 
     def _run_of(self, episode: IntArray, start: IntArray) -> IntArray:
         """Index of the last run at or before each clip."""
@@ -342,14 +346,14 @@ def enumerate_clips(
     spec: ClipSpec,
     episodes: EpisodeLayout,
     selected: IntArray,
-    missing: MissingFrames | None = None,
+    gaps: MissingFrames | None = None,
     *,
     uses: Sequence[ClipUse] | None = None,
     pads: tuple[bool, bool] = (False, False),
 ) -> ClipTable:
     """Enumerate the complete clips inside selected episodes.
 
-    `selected`, int64[k], are rows of `episodes` in ascending order. `missing` may include other
+    `selected`, int64[k], are rows of `episodes` in ascending order. `gaps` may include other
     episodes. A clip is incomplete only if a frame that it uses is missing.
 
     `uses` replaces `spec.length` frames of all features. `pads`: whether clips are padded
@@ -364,33 +368,33 @@ def enumerate_clips(
     has_windows = uses is not None
     if uses is None:
         offsets = np.arange(spec.length) * spec.dilation
-        uses = [ClipUse(offsets, missing or MissingFrames.none())]
+        uses = [ClipUse(offsets, gaps or MissingFrames.none())]
     num_frames = episodes.num_frames[selected]
-    before, after = offset_range([use.offsets for use in uses])
-    before, after = 0 if pads[0] else before, 0 if pads[1] else after
-    first_start = spec.phase + max(0, -((spec.phase - before) // spec.stride)) * spec.stride
-    possible = _num_starts(num_frames - after - first_start, spec.stride)
-    starts_asked = _num_starts(num_frames - spec.phase, spec.stride)
-    outside = int((starts_asked - possible).sum())
+    frames_before, frames_after = offset_range([use.offsets for use in uses])
+    frames_before, frames_after = 0 if pads[0] else frames_before, 0 if pads[1] else frames_after
+    first_start = spec.phase + max(0, -((spec.phase - frames_before) // spec.stride)) * spec.stride
+    num_starts = _num_starts(num_frames - frames_after - first_start, spec.stride)
+    num_phases = _num_starts(num_frames - spec.phase, spec.stride)
+    num_outside = int((num_phases - num_starts).sum())
     # Possible clips are numbered over all selected episodes. Missing frames exclude intervals of
     # these numbers; the runs are the gaps between the intervals.
-    stops = np.cumsum(possible)
-    starts = Starts(first_start, spec.stride, selected, num_frames, possible)
+    stops = np.cumsum(num_starts)
+    starts = Starts(first_start, spec.stride, selected, num_frames, num_starts)
     excluded_start, excluded_stop = merged_intervals(*excluded(starts, uses))
-    begins = np.sort(np.concatenate((stops - possible, excluded_stop)))
+    begins = np.sort(np.concatenate((stops - num_starts, excluded_stop)))
     ends = np.sort(np.concatenate((stops, excluded_start)))
-    kept = ends > begins
-    first, count = begins[kept], (ends - begins)[kept]
-    owner = np.searchsorted(stops, first, side="right")
+    is_filled = ends > begins
+    first_number, count = begins[is_filled], (ends - begins)[is_filled]
+    owner = np.searchsorted(stops, first_number, side="right")
     return ClipTable(
         spec,
         selected,
         selected[owner],
-        first_start + (first - (stops - possible)[owner]) * spec.stride,
+        first_start + (first_number - (stops - num_starts)[owner]) * spec.stride,
         count,
-        num_short_episodes=int((possible == 0).sum()),
+        num_short_episodes=int((num_starts == 0).sum()),
         num_incomplete=int((excluded_stop - excluded_start).sum()),
-        num_outside=outside if has_windows else 0,
+        num_outside=num_outside if has_windows else 0,
     )
 
 
@@ -407,15 +411,15 @@ def missing_from_bitmaps(
     outside the episode are ignored. `hidden`, int64[m] for each group, is the number of the chunk's
     frames before a trimmed episode.
     """
-    found = [
-        part
-        for at, (grid, bitmaps) in enumerate(zip(episodes.groups, groups, strict=True))
-        for before in [np.zeros_like(bitmaps[0]) if hidden is None else hidden[at]]
-        for part in _missing_of_group(episodes.num_frames, grid, *bitmaps, before)
+    batches = [
+        batch
+        for number, (grid, bitmaps) in enumerate(zip(episodes.groups, groups, strict=True))
+        for hidden_frames in [np.zeros_like(bitmaps[0]) if hidden is None else hidden[number]]
+        for batch in _missing_of_group(episodes.num_frames, grid, *bitmaps, hidden_frames)
     ]
-    if not found:
+    if not batches:
         return MissingFrames.none()
-    return MissingFrames.of(*(np.concatenate(column) for column in zip(*found, strict=True)))
+    return MissingFrames.of(*(np.concatenate(column) for column in zip(*batches, strict=True)))
 
 
 def _missing_of_group(
@@ -429,18 +433,19 @@ def _missing_of_group(
     """Runs of missing frames in batches: episode, start and stop, int64[n] each."""
     place = (chunk << _WORD_BITS) + word
     by_place = np.argsort(place, kind="stable")
-    words, first = np.unique(place[by_place], return_index=True)
+    words, first_bitmap = np.unique(place[by_place], return_index=True)
     if not len(words):
         return []
-    absent = np.bitwise_or.reduceat(~present[by_place], first)
+    gap_bits = np.bitwise_or.reduceat(~present[by_place], first_bitmap)
     rows, word = words >> _WORD_BITS, words & ((1 << _WORD_BITS) - 1)
-    owned = np.flatnonzero(num_frames > 0)  # empty episodes have no chunk
-    episode = owned[np.searchsorted(grid.first_chunk[owned], rows, side="right") - 1]
+    episodes_with_frames = np.flatnonzero(num_frames > 0)  # empty episodes have no chunk
+    first_chunk = grid.first_chunk[episodes_with_frames]
+    episode = episodes_with_frames[np.searchsorted(first_chunk, rows, side="right") - 1]
     start, stop = grid.bounds(episode, rows - grid.first_chunk[episode])
-    base = start - hidden[by_place][first] + 64 * word
+    base = start - hidden[by_place][first_bitmap] + 64 * word
     length = np.minimum(stop, num_frames[episode]) - base
     return [
-        _runs_of_bits(absent[part], episode[part], base[part], length[part])
+        _runs_of_bits(gap_bits[part], episode[part], base[part], length[part])
         for part in (slice(i, i + _BITMAP_ROWS) for i in range(0, len(rows), _BITMAP_ROWS))
     ]
 
@@ -461,5 +466,5 @@ def _runs_of_bits(
 
 def _num_starts(room: IntArray, stride: int) -> IntArray:
     """Number of starts, `stride` apart, in `room` frames; 0 if negative."""
-    found: IntArray = -(-np.maximum(room, 0) // stride)
-    return found
+    count: IntArray = -(-np.maximum(room, 0) // stride)
+    return count

@@ -16,6 +16,7 @@ import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
@@ -61,9 +62,9 @@ class CropWindows:
         left = np.where(self.flipped, self.width - width - left, left)
         return CropWindows(self.top + top, self.left + left, height, width, self.flipped)
 
-    def flip(self, chosen: npt.NDArray[np.bool_]) -> CropWindows:
+    def flip(self, clips: npt.NDArray[np.bool_]) -> CropWindows:
         """Flip the windows of a mask, bool[clips]."""
-        return replace(self, flipped=self.flipped ^ chosen)
+        return replace(self, flipped=self.flipped ^ clips)
 
     @property
     def crops(self) -> IntArray:
@@ -130,9 +131,9 @@ class CropStep(ABC):
 
     def of_features(self, features: tuple[str, ...] | None) -> Self:
         """A copy of the step for these features."""
-        made = copy.copy(self)
-        made.features = features
-        return made
+        step = copy.copy(self)
+        step.features = features
+        return step
 
 
 ClipFunction: TypeAlias = (
@@ -354,18 +355,20 @@ class RandomResizedCrop(_Sized):
         return f"RandomResizedCrop({self._size}, {self._scale}, {self._ratio}{_more_of(self)})"
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
-        high, wide, (low, most) = windows.height, windows.width, self._ratio
-        area = high * wide * (self._scale[0] + draws[0] * (self._scale[1] - self._scale[0]))
-        least, greatest = (
-            np.log(np.maximum(low, area / high**2)),
-            np.log(np.minimum(most, wide**2 / area)),
+        frame_height, frame_width = windows.height, windows.width
+        (min_scale, max_scale), (min_ratio, max_ratio) = self._scale, self._ratio
+        area = frame_height * frame_width * (min_scale + draws[0] * (max_scale - min_scale))
+        log_min = np.log(np.maximum(min_ratio, area / frame_height**2))
+        log_max = np.log(np.minimum(max_ratio, frame_width**2 / area))
+        ratio = np.exp(log_min + draws[1] * (log_max - log_min))
+        ratio = np.where(
+            log_max < log_min, np.clip(frame_width / frame_height, min_ratio, max_ratio), ratio
         )
-        ratio = np.exp(least + draws[1] * (greatest - least))
-        ratio = np.where(greatest < least, np.clip(wide / high, low, most), ratio)
-        area = np.minimum(area, np.minimum(high**2 * ratio, wide**2 / ratio))
-        height = np.clip(np.rint(np.sqrt(area / ratio)).astype(np.int64), 1, high)
-        width = np.clip(np.rint(np.sqrt(area * ratio)).astype(np.int64), 1, wide)
-        top, left = _integers(draws[2], high - height + 1), _integers(draws[3], wide - width + 1)
+        area = np.minimum(area, np.minimum(frame_height**2 * ratio, frame_width**2 / ratio))
+        height = np.clip(np.rint(np.sqrt(area / ratio)).astype(np.int64), 1, frame_height)
+        width = np.clip(np.rint(np.sqrt(area * ratio)).astype(np.int64), 1, frame_width)
+        top = _integers(draws[2], frame_height - height + 1)
+        left = _integers(draws[3], frame_width - width + 1)
         return replace(windows.crop(top, left, height, width), size=self._size)
 
 
@@ -407,8 +410,9 @@ class BatchResize(_Sized):
         features: Sequence[str] | None = None,
         shared: bool = True,
     ) -> None:
-        given: Any = sizes
-        is_list = isinstance(given, Sequence) and not isinstance(given, str) and len(given) > 0
+        argument: Any = sizes
+        is_list = isinstance(argument, Sequence) and not isinstance(argument, str)
+        is_list = is_list and len(argument) > 0
         check("sizes of BatchResize", sizes, is_list, "a list such as [(384, 512), (512, 512)]")
         self.sizes = tuple(checked_size("BatchResize", size) for size in sizes)
         self._ends = _cumulative(weights, len(sizes))
@@ -442,17 +446,17 @@ class BatchResize(_Sized):
             print(step.sizes)  # ((14, 56), (28, 56), (42, 56), (56, 56))
         """
         (_, width), (_, unit) = checked_size("width", width), checked_size("multiple", multiple)
-        least, most = (
+        min_units, max_units = (
             width / unit * aspect
             for aspect in _checked_range("BatchResize: aspects", aspects, float(MAX_INT))
         )
-        first, last = int(least + 1e-9), int(most + 1e-9)
+        first_number, last_number = int(min_units + 1e-9), int(max_units + 1e-9)
         problem = "BatchResize: the least height is below one multiple"
-        raise_if(not first, problem, f"aspects of at least {unit / width:g}", aspects)
-        numbers = range(first, last + 1)
-        shares = [min(most, n + 1) - max(least, n) for n in numbers]
+        raise_if(not first_number, problem, f"aspects of at least {unit / width:g}", aspects)
+        numbers = range(first_number, last_number + 1)
+        shares = [min(max_units, n + 1) - max(min_units, n) for n in numbers]
         pairs = [(n, share) for n, share in zip(numbers, shares, strict=True) if share > 1e-9]
-        pairs = pairs or [(first, 1.0)]
+        pairs = pairs or [(first_number, 1.0)]
         sizes = [(n * unit, width) for n, _ in pairs]
         return cls(sizes, [share for _, share in pairs], features=features, shared=shared)
 
@@ -469,24 +473,24 @@ class BatchResize(_Sized):
             return replace(windows, size=self._size)
         size = self.size_of(None, None, float(draws[0, 0]))
         ratio = size[1] / size[0]
-        high, wide = windows.height, windows.width
-        width = np.clip(np.rint(high * ratio).astype(np.int64), 1, wide)
-        height = np.clip(np.rint(wide / ratio).astype(np.int64), 1, high)
-        top, left = (high - height) // 2, (wide - width) // 2
+        frame_height, frame_width = windows.height, windows.width
+        width = np.clip(np.rint(frame_height * ratio).astype(np.int64), 1, frame_width)
+        height = np.clip(np.rint(frame_width / ratio).astype(np.int64), 1, frame_height)
+        top, left = (frame_height - height) // 2, (frame_width - width) // 2
         return replace(windows.crop(top, left, height, width), size=size)
 
 
 def _cumulative(weights: Any, count: int) -> FloatArray:
     """The cumulative shares of weights, float64[count]; the last is 1."""
-    given = [1.0] * count if weights is None else weights
+    sequence = [1.0] * count if weights is None else weights
     try:
-        found = np.array([float(weight) for weight in given], np.float64)
+        numbers = np.array([float(weight) for weight in sequence], np.float64)
     except (TypeError, ValueError):
-        found = np.zeros(0)
-    is_right = len(found) == count and bool(np.isfinite(found).all() and (found > 0).all())
+        numbers = np.zeros(0)
+    is_right = len(numbers) == count and bool(np.isfinite(numbers).all() and (numbers > 0).all())
     expected = f"{count} numbers above 0, one for each size"
     check("weights of BatchResize", weights, is_right, expected)
-    ends: FloatArray = np.cumsum(found) / found.sum()
+    ends: FloatArray = np.cumsum(numbers) / numbers.sum()
     ends[-1] = 1.0
     return ends
 
@@ -541,22 +545,23 @@ def chain_of(transform: Any) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ..
     known before it is copied.
     """
     chain = tuple(transform) if isinstance(transform, (list, tuple)) else (transform,)
-    named = [item for item in chain if isinstance(item, Mapping)]
-    steps = tuple(step for step in chain if _is_step(step))
-    is_first = [isinstance(item, Mapping) or _is_step(item) for item in chain]
-    functions = tuple(item for item, first in zip(chain, is_first, strict=True) if not first)
+    camera_dicts = [part for part in chain if isinstance(part, Mapping)]
+    steps = tuple(filter(_is_step, chain))
+    functions = tuple(filterfalse(_has_steps, chain))
     is_right = bool(chain) and all(callable(f) and not isinstance(f, type) for f in functions)
     expected = (
         "RandomCrop, CenterCrop, RandomResizedCrop, Resize, BatchResize or HorizontalFlip, a "
     )
     expected += "dict of these by feature, a function of a clip and a generator, or a list"
     check("clip_transform", transform, is_right, expected)
-    is_wrong = not all(is_first[: len(chain) - len(functions)])
+    is_wrong = not all(map(_has_steps, chain[: len(chain) - len(functions)]))
     expected = "crops, flips and Resize first, then functions"
     raise_if(is_wrong, "clip_transform has a function before a step", expected, transform)
-    if named:
-        cameras = tuple(_camera_of(*item, transform) for one in named for item in one.items())
-        is_wrong = bool(steps) or len(named) > 1 or not cameras
+    if camera_dicts:
+        cameras = tuple(
+            _camera_of(*pair, transform) for part in camera_dicts for pair in part.items()
+        )
+        is_wrong = bool(steps) or len(camera_dicts) > 1 or not cameras
         problem = "clip_transform mixes a dict of cameras with other steps"
         raise_if(is_wrong, problem, "one dict with the steps of all cameras", transform)
     else:
@@ -583,13 +588,19 @@ def _check_steps(camera: Camera, transform: Any) -> None:
     expected = "the same features for all steps: they share a window"
     raise_if(is_wrong, "the steps of clip_transform choose different features", expected, transform)
     sized = [step for step in camera.steps if isinstance(step, _Sized)]
-    is_wrong = any(isinstance(one, (Resize, RandomResizedCrop, BatchResize)) for one in sized[:-1])
+    resizes = Resize, RandomResizedCrop, BatchResize
+    is_wrong = any(isinstance(step, resizes) for step in sized[:-1])
     expected = "crops in pixels of the stored frame, then at most one Resize"
     raise_if(is_wrong, "clip_transform crops or resizes after Resize", expected, transform)
 
 
 def _is_step(step: object) -> bool:
     return isinstance(step, CropStep) and not isinstance(step, type)
+
+
+def _has_steps(part: object) -> bool:
+    """Whether a part of a `clip_transform` is a step or a dict of steps, not a function."""
+    return isinstance(part, Mapping) or _is_step(part)
 
 
 def is_probability(p: Any) -> bool:
@@ -624,13 +635,13 @@ def checked_size(name: str, size: Any) -> tuple[int, int]:
     return height, width
 
 
-def _checked_range(name: str, given: Any, most: float) -> tuple[float, float]:
+def _checked_range(name: str, bounds: Any, maximum: float) -> tuple[float, float]:
     try:
-        low, high = map(float, given)
+        low, high = map(float, bounds)
     except (TypeError, ValueError):
         low, high = 0.0, 0.0
-    expected = f"two ascending numbers in (0, {most:g}]"
-    check(name, given, 0 < low <= high <= most, expected)
+    expected = f"two ascending numbers in (0, {maximum:g}]"
+    check(name, bounds, 0 < low <= high <= maximum, expected)
     return low, high
 
 
@@ -640,8 +651,8 @@ def _checked_flag(name: str, shared: Any) -> bool:
 
 
 def _more_of(step: CropStep) -> str:
-    chosen = "" if step.features is None else f", features={list(step.features)}"
-    return chosen + ("" if step.shared else ", shared=False")
+    features_text = "" if step.features is None else f", features={list(step.features)}"
+    return features_text + ("" if step.shared else ", shared=False")
 
 
 def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:

@@ -70,46 +70,52 @@ class Seconds:
     out_of_range: str = "error"
 
     def __post_init__(self) -> None:
-        first, last, step, clock = self.first, self.last, self.step, self.timestamps
+        first_time, last_time, step, clock = self.first, self.last, self.step, self.timestamps
         mode: Any = self.out_of_range  # may be an array
-        if last is None:
-            is_scalar = isinstance(first, (str, bytes)) or getattr(first, "ndim", 1) == 0
-            if not isinstance(first, Iterable) or is_scalar:
-                expected, got = "Seconds(-0.5, 0) or Seconds([-0.5, 0])", repr_of(first, 90)
+        if last_time is None:
+            is_scalar = isinstance(first_time, (str, bytes)) or getattr(first_time, "ndim", 1) == 0
+            if not isinstance(first_time, Iterable) or is_scalar:
+                expected, got = "Seconds(-0.5, 0) or Seconds([-0.5, 0])", repr_of(first_time, 90)
                 problem = "Seconds requires two times or a list of times"
                 raise ClipError(problem, expected=expected, got=f"Seconds({got})")
-            first = tuple(_number("a time of Seconds", time) for time in islice(first, _MOST + 1))
+            first_time = tuple(
+                _number("a time of Seconds", time) for time in islice(first_time, _MOST + 1)
+            )
             problem = "Seconds: a list of times must not be empty, and excludes step"
-            got = f"{len(first)} times, step={repr_of(step, 50)}"
-            raise_if(not first or step is not None, problem, got=got)
-            count: float = len(first)
+            got = f"{len(first_time)} times, step={repr_of(step, 50)}"
+            raise_if(not first_time or step is not None, problem, got=got)
+            count: float = len(first_time)
         else:
-            begin, last = _number("first of Seconds", first), _number("last of Seconds", last)
+            begin = _number("first of Seconds", first_time)
+            last_time = _number("last of Seconds", last_time)
             problem = "Seconds: last is before first"
-            raise_if(begin > last, problem, "first <= last", f"{begin:g}, {last:g}")
+            raise_if(begin > last_time, problem, "first <= last", f"{begin:g}, {last_time:g}")
             step = None if step is None else _number("step of Seconds", step)
             raise_if(step is not None and step <= 0, "step of Seconds is too small", "> 0", step)
-            first, count = begin, 0 if step is None else (last - begin) / step + 1
+            first_time, count = begin, 0 if step is None else (last_time - begin) / step + 1
         raise_if(count > _MOST, "Seconds has too many times", f"at most {_MOST}")
         is_name = clock is None or isinstance(clock, str)
         raise_if(not is_name, "timestamps of Seconds is not a feature's name", "a name", clock)
         problem = "Seconds with timestamps requires a list of times or step"
-        raise_if(clock is not None and not count, problem, "either", f"{first}, {last}")
+        raise_if(clock is not None and not count, problem, "either", f"{first_time}, {last_time}")
         is_mode = isinstance(mode, str) and mode in ("error", "pad")
         is_mode = is_mode and (mode == "error" or clock is not None)
         expected = "'error', or 'pad' together with timestamps"
         check("out_of_range of Seconds", mode, is_mode, expected)
-        near = _number("tolerance of Seconds", self.tolerance)
-        raise_if(near < 0, "tolerance of Seconds is too small", "0 or more", near)
-        for name, value in (("first", first), ("last", last), ("step", step), ("tolerance", near)):
+        tolerance = _number("tolerance of Seconds", self.tolerance)
+        raise_if(tolerance < 0, "tolerance of Seconds is too small", "0 or more", tolerance)
+        fields = {"first": first_time, "last": last_time, "step": step, "tolerance": tolerance}
+        for name, value in fields.items():
             object.__setattr__(self, name, value)
 
     def __repr__(self) -> str:
         texts = [str(list(self.times))] if self.times else [f"{self.first:g}", f"{self.last:g}"]
         names = ("step", "tolerance", "timestamps", "out_of_range")
-        given = {name: getattr(self, name) for name in names}
-        changed = {n: value for n, value in given.items() if value != getattr(Seconds, n)}
-        texts += [f"{n}={v!r}" if isinstance(v, str) else f"{n}={v:g}" for n, v in changed.items()]
+        options = {name: getattr(self, name) for name in names}
+        non_defaults = {n: value for n, value in options.items() if value != getattr(Seconds, n)}
+        texts += [
+            f"{n}={v!r}" if isinstance(v, str) else f"{n}={v:g}" for n, v in non_defaults.items()
+        ]
         return f"Seconds({', '.join(texts)})"
 
     @property
@@ -131,27 +137,28 @@ class Seconds:
         if self.times is None and self.step is None:
             begin, end = self._bounds[0] * fps - slack, self._bounds[1] * fps + slack
             _check_range(feature, [begin, end], count=end - begin)
-            first, last = math.ceil(begin), math.floor(end)
-            if first > last:
+            first_offset, last_offset = math.ceil(begin), math.floor(end)
+            if first_offset > last_offset:
                 raise ClipError(
                     "no frame within Seconds",
                     feature=feature,
                     expected=f"frames {1 / fps:g} s apart",
                     got=self,
                 )
-            return np.arange(first, last + 1)
-        asked = np.array(self.time_list) * fps
-        _check_range(feature, asked)
-        offsets = np.round(asked)
-        wrong = np.flatnonzero(np.abs(offsets - asked) > slack)
-        if len(wrong):
-            at = int(wrong[0])
+            return np.arange(first_offset, last_offset + 1)
+        exact_offsets = np.array(self.time_list) * fps
+        _check_range(feature, exact_offsets)
+        offsets = np.round(exact_offsets)
+        far_numbers = np.flatnonzero(np.abs(offsets - exact_offsets) > slack)
+        if len(far_numbers):
+            number = int(far_numbers[0])
             raise ClipError(
                 "no frame within the tolerance of a time of Seconds",
                 feature=feature,
                 expected=f"a multiple of {1 / fps:g} s, within {self.tolerance:g} s; or "
                 f"tolerance={0.51 / fps:.2g} for the nearest frame",
-                got=f"{asked[at] / fps:g} s, with the nearest frame at {offsets[at] / fps:g} s",
+                got=f"{exact_offsets[number] / fps:g} s, with the nearest frame at "
+                f"{offsets[number] / fps:g} s",
             )
         return offsets.astype(np.int64)
 
@@ -160,20 +167,20 @@ class Seconds:
 
         `episodes` has one key per rate. Also raises `ClipError` if the numbers of frames differ.
         """
-        found: list[IntArray] = []
+        offsets_by_rate: list[IntArray] = []
         for fps, episode in zip(rates, episodes, strict=True):
             with located(ClipError, episode=episode):
-                found.append(self.offsets(fps, feature))
-            if len(found[-1]) != len(found[0]):
+                offsets_by_rate.append(self.offsets(fps, feature))
+            if len(offsets_by_rate[-1]) != len(offsets_by_rate[0]):
                 raise ClipError(
                     "Seconds selects different numbers of frames in episodes with different fps",
                     episode=episode,
                     feature=feature,
-                    expected=f"{len(found[0])} frames, as at {rates[0]:g} fps; pass step "
+                    expected=f"{len(offsets_by_rate[0])} frames, as at {rates[0]:g} fps; pass step "
                     "or a list of times",
-                    got=f"{len(found[-1])} frames at {fps:g} fps",
+                    got=f"{len(offsets_by_rate[-1])} frames at {fps:g} fps",
                 )
-        return np.stack(found)
+        return np.stack(offsets_by_rate)
 
     @property
     def time_list(self) -> tuple[float, ...]:
@@ -181,9 +188,9 @@ class Seconds:
         if self.times is not None:
             return self.times
         assert self.step is not None
-        first, last = self._bounds
-        count = math.floor((last - first) / self.step + _ROUNDING) + 1
-        return tuple(first + i * self.step for i in range(count))
+        first_time, last_time = self._bounds
+        count = math.floor((last_time - first_time) / self.step + _ROUNDING) + 1
+        return tuple(first_time + i * self.step for i in range(count))
 
     @property
     def _bounds(self) -> tuple[float, float]:
@@ -204,7 +211,7 @@ def delta_timestamps(
         windows = seqrecord.delta_timestamps({"image": [-0.1, 0], "action": [0, 0.1]}, fps=30)
         print(windows)  # {"image": [-3, 0], "action": [0, 3]}
     """
-    windows = {name: Seconds(some, tolerance=tolerance) for name, some in times.items()}
+    windows = {name: Seconds(seconds, tolerance=tolerance) for name, seconds in times.items()}
     return {name: window.offsets(fps, name).tolist() for name, window in windows.items()}
 
 
@@ -222,8 +229,8 @@ class Nearest:
     def __post_init__(self) -> None:
         name = f"{self.limit} of {type(self).__name__}"
         if self.most is not None:
-            most = check_integer(name, self.most, least=0, most=_FURTHEST - 1)
-            object.__setattr__(self, self.limit, most)
+            distance = check_integer(name, self.most, least=0, most=_FURTHEST - 1)
+            object.__setattr__(self, self.limit, distance)
         mode: Any = self.unknown  # may be an array
         is_right = mode is None or (isinstance(mode, str) and mode == "zeros")
         check(f"unknown of {type(self).__name__}", mode, is_right, "None or 'zeros'")
@@ -231,8 +238,8 @@ class Nearest:
     @property
     def most(self) -> int | None:
         """Largest distance in frames between a frame and its value; `None` for any."""
-        most: int | None = getattr(self, self.limit)
-        return most
+        distance: int | None = getattr(self, self.limit)
+        return distance
 
 
 @dataclass(frozen=True)
@@ -344,18 +351,20 @@ class At:
         raise_if(not is_name, "At has no column", "a name", column)
         is_one = isinstance(self.offsets, int) or getattr(self.offsets, "ndim", 1) == 0
         offsets: Any = _checked_frames(column, [self.offsets] if is_one else self.offsets)
-        is_wrong = isinstance(offsets, Seconds) or any(isinstance(one, At) for one in offsets)
+        is_wrong = isinstance(offsets, Seconds) or any(isinstance(offset, At) for offset in offsets)
         raise_if(is_wrong, "offsets of At are not frames", "such as 0 or range(4)", offsets)
         object.__setattr__(self, "offsets", offsets)
         if self.within is not None:
             try:
-                least, most = (check_integer("within of At", one) for one in self.within)
+                min_distance, max_distance = (
+                    check_integer("within of At", limit) for limit in self.within
+                )
             except (TypeError, ValueError, ClipError):
-                least, most = 1, 0
-            is_right = -MAX_SETTING < least <= most < MAX_SETTING
+                min_distance, max_distance = 1, 0
+            is_right = -MAX_SETTING < min_distance <= max_distance < MAX_SETTING
             expected = "least and greatest distance in frames, such as (1, 64)"
             check("within of At", self.within, is_right, expected)
-            object.__setattr__(self, "within", (least, most))
+            object.__setattr__(self, "within", (min_distance, max_distance))
 
 
 Offsets: TypeAlias = tuple[int | At, ...]
@@ -370,15 +379,15 @@ def check_windows(windows: Any) -> dict[str, Offsets | Seconds | Nearest]:
     is_right = isinstance(windows, Mapping) and bool(windows) and are_names(windows)
     expected = 'a dict such as {"image": [-1, 0], "action": range(16)}'
     check("windows", windows, is_right, expected)
-    found: dict[str, Offsets | Seconds | Nearest] = {}
+    checked: dict[str, Offsets | Seconds | Nearest] = {}
     for name, window in windows.items():
         if not isinstance(window, Nearest):
-            found[name] = _checked_frames(name, window)
+            checked[name] = _checked_frames(name, window)
         elif window.window is None:
-            found[name] = window
+            checked[name] = window
         else:
-            found[name] = replace(window, window=_checked_frames(name, window.window))
-    return found
+            checked[name] = replace(window, window=_checked_frames(name, window.window))
+    return checked
 
 
 def describe_offsets(offsets: IntArray) -> str:
@@ -398,8 +407,10 @@ def _checked_frames(name: str, window: Any) -> Offsets | Seconds:
     try:
         if isinstance(window, (str, bytes, Mapping)):
             raise TypeError
-        some = () if is_long else islice(window, MAX_LENGTH + 1)
-        offsets = tuple(one if isinstance(one, At) else check_integer(name, one) for one in some)
+        entries = () if is_long else islice(window, MAX_LENGTH + 1)
+        offsets = tuple(
+            offset if isinstance(offset, At) else check_integer(name, offset) for offset in entries
+        )
     except (TypeError, ClipError):
         raise ClipError(
             "a window is not valid",
@@ -407,28 +418,28 @@ def _checked_frames(name: str, window: Any) -> Offsets | Seconds:
             expected="frame offsets such as [-1, 0] or range(16), At, Seconds, Latest or Next",
             got=repr_of(window, 100),
         ) from None
-    most = max((abs(one) for one in offsets if not isinstance(one, At)), default=0)
-    if not 0 < len(offsets) <= MAX_LENGTH or most >= MAX_SETTING:
+    max_offset = max((abs(offset) for offset in offsets if not isinstance(offset, At)), default=0)
+    if not 0 < len(offsets) <= MAX_LENGTH or max_offset >= MAX_SETTING:
         raise ClipError(
             "a window is empty or too long",
             feature=name,
             expected=f"1 to {MAX_LENGTH} offsets, each within {MAX_SETTING - 1} frames",
             got=repr_of(window, 100)
             if is_long
-            else f"{len(offsets)} offsets, the largest {repr_of(most)}",
+            else f"{len(offsets)} offsets, the largest {repr_of(max_offset)}",
         )
     return offsets
 
 
 def _check_range(feature: str, offsets: npt.ArrayLike, *, count: float = 1) -> None:
     """Raise `ClipError` for frame offsets that are too large or too many."""
-    furthest = float(np.abs(offsets).max())
-    if not (furthest < _FURTHEST and count <= _MOST):
+    max_offset = float(np.abs(offsets).max())
+    if not (max_offset < _FURTHEST and count <= _MOST):
         raise ClipError(
             "Seconds covers too many frames",
             feature=feature,
             expected=f"at most {_MOST} frames, each within {_FURTHEST - 1} of the clip's start",
-            got=f"{count:.0f} frames, the furthest at {furthest:.0f}",
+            got=f"{count:.0f} frames, the furthest at {max_offset:.0f}",
         )
 
 

@@ -117,7 +117,7 @@ class Contents:
         for number in sorted({spec.group for spec in self.features.values()}):
             table = self.index.groups[number]
             places = (table.chunk_frames, num_frames, table.first_chunk, table.first_frame)
-            grids.append(ChunkGrid.given(*places, group=number))
+            grids.append(ChunkGrid.from_lengths(*places, group=number))
         return EpisodeLayout(num_frames, tuple(grids))
 
     def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
