@@ -81,7 +81,7 @@ def check_new(files: ExternalFiles) -> None:
         if is_settled(list_id) or not is_trusted(list_id):
             continue
         found, since, are_old = files.list(list_id), dict[str, int](), True
-        for number, checksum in found.new:
+        for number, checksum in found.new_checksums:
             file = found.files[number]
             if file.root not in since:  # the clock is read before the files
                 since[file.root] = new_since(file.root)

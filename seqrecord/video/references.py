@@ -135,7 +135,11 @@ class PacketReference(Reference):
         if marked & OWN_CONFIG and begin <= len(page):
             config, begin = parse_config(page, begin, feature)
         fields = parse_items(
-            *(page, length, feature), count=count, begin=begin, most=MAX_EXTRADATA, has_gaps=True
+            *(page, length, feature),
+            count=count,
+            begin=begin,
+            max_extradata=MAX_EXTRADATA,
+            has_gaps=True,
         )
         return cls(**fields, config=config)
 

@@ -201,7 +201,9 @@ def test_timestamps_of_copied_chunks(tmp_path: Path) -> None:
         want, got = (dataset.contents.index.time_spans for dataset in (one, two))
         assert want is not None
         assert got is not None
-        np.testing.assert_equal((got.least, got.most), (want.least, want.most))
+        np.testing.assert_equal(
+            (got.min_growth, got.max_growth), (want.min_growth, want.max_growth)
+        )
 
 
 def test_images_are_passed_on_undecoded(tmp_path: Path) -> None:

@@ -53,10 +53,10 @@ def test_frames_within_a_time(episodes: list[list[int]], pieces: list[int]) -> N
     time_spans = collected(stamps, pieces)
     for times, one in zip(stamps, time_spans, strict=True):
         assert TimeSpans.from_text(one.to_text(), len(times)) == one
-        assert len(one.least) == len(one.most) == num_time_spans(len(times))
+        assert len(one.min_growth) == len(one.max_growth) == num_time_spans(len(times))
         for i in range(num_time_spans(len(times))):
             grown = [times[j + (1 << i)] - times[j] for j in range(len(times) - (1 << i))]
-            assert (one.least[i], one.most[i]) == (min(grown), max(grown))
+            assert (one.min_growth[i], one.max_growth[i]) == (min(grown), max(grown))
     rows = np.arange(len(stamps))
     every = table([*time_spans], max(map(len, stamps)))
     every.check(np.array([len(times) for times in stamps]))
@@ -87,8 +87,8 @@ def test_each_episode_has_its_own_bounds() -> None:
     both = table([*collected([fast.tolist()], [9])], 500).extended(
         table([*collected([slow.tolist(), [7]], [9])], 60)
     )
-    assert np.array_equal(both.least, every.least, equal_nan=True)
-    assert np.array_equal(both.most, every.most, equal_nan=True)
+    assert np.array_equal(both.min_growth, every.min_growth, equal_nan=True)
+    assert np.array_equal(both.max_growth, every.max_growth, equal_nan=True)
 
 
 def test_unusable_timestamps() -> None:
@@ -151,8 +151,8 @@ def test_invalid_time_spans() -> None:
         *(((0, 0, 0), math.nan, 1), ((0, 0, 0), 2, 1), ((0, 0, 1), math.inf, math.inf)),
         *(((0, 0, 1), math.nan, math.nan), ((1, 0, 0), 1, 1), ((1, 0, 1), math.nan, 1)),
     ):
-        bad = replace(good, least=good.least.copy(), most=good.most.copy())
-        bad.least[place], bad.most[place] = least, most
+        bad = replace(good, min_growth=good.min_growth.copy(), max_growth=good.max_growth.copy())
+        bad.min_growth[place], bad.max_growth[place] = least, most
         with pytest.raises(FormatError, match="time spans of timestamps") as caught:
             bad.check(np.array([4, 1]))
         assert caught.value.got == f"row {place[0]}"

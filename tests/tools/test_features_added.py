@@ -317,8 +317,10 @@ def test_time_spans_follow_added_and_dropped_timestamps(tmp_path: Path) -> None:
         with seqrecord.open(path) as dataset:
             time_spans = dataset.contents.index.time_spans
             assert time_spans is not None
-            assert time_spans.least[0, :, 1].tolist() == time_spans.most[0, :, 1].tolist()
-            return [float(x) for x in time_spans.least[0, :, 1]]  # between neighbouring frames
+            assert (
+                time_spans.min_growth[0, :, 1].tolist() == time_spans.max_growth[0, :, 1].tolist()
+            )
+            return [float(x) for x in time_spans.min_growth[0, :, 1]]  # between neighbouring frames
 
     assert least() == [2.0, 14.0]
     edit.drop_features(path, "t")

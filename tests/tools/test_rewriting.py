@@ -299,7 +299,7 @@ def test_texts_variable_shapes_and_timestamps(tmp_path: Path) -> None:
         with seqrecord.open(path) as reader:
             spans = reader.contents.index.time_spans
             assert spans is not None
-            return read_all(path), spans.least[:, :, 1].tolist()
+            return read_all(path), spans.min_growth[:, :, 1].tolist()
 
     def check_same() -> None:
         found, spans = frames()

@@ -61,9 +61,9 @@ def to_numpy(column: pa.Array) -> npt.NDArray[Any]:
 
 def to_arrow(numbers: npt.ArrayLike, dtype: pa.DataType) -> pa.Array:
     """Convert numbers that this type can represent to a column."""
-    given = np.asarray(numbers)
-    values = np.ascontiguousarray(given, _DTYPES[dtype])
-    fits = values.dtype == given.dtype or np.array_equal(values, given)
+    array = np.asarray(numbers)
+    values = np.ascontiguousarray(array, _DTYPES[dtype])
+    fits = values.dtype == array.dtype or np.array_equal(values, array)
     assert fits, f"numbers do not fit into a column of {dtype}"
     return pa.Array.from_buffers(dtype, len(values), [None, pa.py_buffer(values)])
 
@@ -72,7 +72,7 @@ def text_column(texts: Sequence[str]) -> pa.StringArray:
     """Convert texts of less than 2 GiB to a column."""
     data = [text.encode() for text in texts]
     ends = np.zeros(len(data) + 1, np.int32)
-    np.cumsum([len(one) for one in data], dtype=np.int32, out=ends[1:])
+    np.cumsum([len(encoded) for encoded in data], dtype=np.int32, out=ends[1:])
     buffers = [pa.py_buffer(ends), pa.py_buffer(b"".join(data))]
     return pa.StringArray.from_buffers(len(data), *buffers)
 

@@ -187,8 +187,8 @@ def encode_edit(edits: Sequence[Edit]) -> bytes:
 
 def parse_edit(data: bytes) -> list[Edit]:
     """Inverse of `encode_edit`. Validates all input."""
-    found = JsonObject.of_file(parse_json(data), "edits", EDIT_VERSION, ["edits"])
-    return [_edit(item) for item in found.list("edits")]
+    edits_json = JsonObject.of_file(parse_json(data), "edits", EDIT_VERSION, ["edits"])
+    return [_edit(item) for item in edits_json.list("edits")]
 
 
 def _edit(value: object) -> Edit:
@@ -198,9 +198,9 @@ def _edit(value: object) -> Edit:
         raise FormatError("not an edit", expected=expected, got=repr_of(value))
     kind: Any = _EDITS[op]
     names = [field.name for field in fields(kind)]
-    found = JsonObject(value, ("op", *names), f"an edit of op {op}")
-    made: Edit = kind(*(_value(found, name) for name in names))
-    return made
+    json_object = JsonObject(value, ("op", *names), f"an edit of op {op}")
+    edit: Edit = kind(*(_value(json_object, name) for name in names))
+    return edit
 
 
 def _value(edit: JsonObject, name: str) -> Any:
@@ -219,7 +219,7 @@ def _value(edit: JsonObject, name: str) -> Any:
     if not isinstance(value, dict) or not all(map(ID.fullmatch, value)):
         raise FormatError("not an edit", expected=f"{name} by uid", got=repr_of(value))
     check = {"keys": check_key, "metadata": _metadata, "frames": _span}[name]
-    return {uid: check(one) for uid, one in value.items()}
+    return {uid: check(entry_value) for uid, entry_value in value.items()}
 
 
 def _metadata(text: object) -> str:

@@ -37,8 +37,8 @@ class EncodedPages(FramePages):
         if not blobs:
             return b""
         parts = [blob.data for blob in blobs]
-        first = table_bytes(self.spec, len(parts))
-        offsets = np.cumsum([first, *map(len, parts)], dtype=np.int64)
+        table_size = table_bytes(self.spec, len(parts))
+        offsets = np.cumsum([table_size, *map(len, parts)], dtype=np.int64)
         shapes = b""
         if not self.spec.is_fixed:
             shapes = np.array([blob.shape for blob in blobs], "<u4").tobytes()
@@ -66,13 +66,13 @@ class EncodedPages(FramePages):
         if self.spec.is_fixed:
             return tuple(n or 0 for n in self.spec.shape)
         rank = len(self.spec.shape)
-        at = (count + 1 + position * rank) * 4
-        shape = struct.unpack_from(f"<{rank}I", table, at)
+        offset = (count + 1 + position * rank) * 4
+        shape = struct.unpack_from(f"<{rank}I", table, offset)
         if not self.spec.accepts(shape) or not is_small_frame(shape, self.spec):
             raise FormatError(
                 "a frame with an impossible shape",
                 feature=self.spec.name,
-                offset=at,
+                offset=offset,
                 expected=self.spec,
                 got=list(shape),
             )
@@ -87,15 +87,15 @@ class EncodedPages(FramePages):
         memo: Memo | None = None,
     ) -> None:
         """As `PageCodec.decode_into`; `memo` keeps the parsed offsets."""
-        wanted = range(count) if positions is None else positions
+        numbers = range(count) if positions is None else positions
         offsets = None if memo is None else memo.get("offsets")
         if offsets is None:
             offsets = self.offsets(page, count)
             if memo is not None:
                 memo["offsets"] = offsets
-        if isinstance(out, np.ndarray) and self._decode_frames(page, offsets, out, wanted):
+        if isinstance(out, np.ndarray) and self._decode_frames(page, offsets, out, numbers):
             return
-        for i, position in enumerate(wanted):
+        for i, position in enumerate(numbers):
             blob = page[offsets[position] : offsets[position + 1]]
             try:
                 self.decode_blob(blob, row_of(out, i))
@@ -115,16 +115,16 @@ class EncodedPages(FramePages):
         page: memoryview,
         offsets: npt.NDArray[np.int64],
         out: npt.NDArray[Any],
-        wanted: Sequence[int] | range,
+        positions: Sequence[int] | range,
     ) -> bool:
         """Decode several frames with one call. Returns false if unsupported or unsuccessful."""
-        if not len(wanted) or not self.spec.codec or not self.spec.is_fixed:
+        if not len(positions) or not self.spec.codec or not self.spec.is_fixed:
             return False
-        where = np.asarray(wanted)
-        bounds = zip(offsets[where].tolist(), offsets[where + 1].tolist(), strict=True)
+        numbers = np.asarray(positions)
+        bounds = zip(offsets[numbers].tolist(), offsets[numbers + 1].tolist(), strict=True)
         blobs = [page[start:stop] for start, stop in bounds]
-        some = out[: len(blobs)]
-        return self._codec.decode_frames(blobs, some) and are_bools(some)
+        frames = out[: len(blobs)]
+        return self._codec.decode_frames(blobs, frames) and are_bools(frames)
 
     def decode_blob(self, blob: memoryview, out: npt.NDArray[Any]) -> None:
         """Decode one blob into `out`."""

@@ -82,7 +82,7 @@ class EpisodePart:
 
     def trimmed(self, num_frames: int) -> EpisodePart:
         """Return the entry of an episode with fewer frames; the time spans remain bounds."""
-        spans = tuple((name, each.cut(num_frames)) for name, each in self.time_spans)
+        spans = tuple((name, time_spans.cut(num_frames)) for name, time_spans in self.time_spans)
         return replace(self, num_frames=num_frames, time_spans=spans)
 
 
@@ -113,9 +113,9 @@ def parse_header(data: Buffer) -> str:
         raise FormatError("not a record file", offset=0, expected=_MAGIC, got=bytes(data[:8]))
     _, version, file_id, reserved = _HEADER.unpack_from(data)
     _check_version(version, 8)
-    stored = _U32.unpack_from(data, _HEADER.size)[0]
-    if (actual := crc32c(data[: _HEADER.size])) != stored:
-        raise ChecksumError.of(f"the header {_MISMATCH}", stored, actual, offset=0)
+    checksum = _U32.unpack_from(data, _HEADER.size)[0]
+    if (actual := crc32c(data[: _HEADER.size])) != checksum:
+        raise ChecksumError.of(f"the header {_MISMATCH}", checksum, actual, offset=0)
     if any(reserved):
         raise FormatError(
             "reserved header bytes are not zero", offset=28, expected=0, got=reserved.hex()
@@ -166,7 +166,7 @@ def _schema_text(schema: Schema) -> str:
 
 def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:
     """Return offset and length of the footer's body, given a file's last `TAIL_BYTES` bytes."""
-    at = file_size - TAIL_BYTES
+    tail_start = file_size - TAIL_BYTES
     if len(data) != TAIL_BYTES or file_size < HEADER_BYTES + TAIL_BYTES:
         raise FormatError(
             "too short for a record file",
@@ -178,17 +178,18 @@ def parse_tail(data: Buffer, file_size: int) -> tuple[int, int]:
     if magic != _MAGIC:
         raise FormatError(
             "no closing magic: the file is cut short or is not a record file",
-            offset=at + 16,
+            offset=tail_start + 16,
             expected=_MAGIC,
             got=magic,
         )
-    _check_version(version, at + 12)
-    start = at - length
+    _check_version(version, tail_start + 12)
+    start = tail_start - length
     if length > MAX_FOOTER_BYTES or start < HEADER_BYTES or start % ALIGNMENT:
         raise FormatError(
             "an impossible footer length",
-            offset=at,
-            expected=f"at most {min(MAX_FOOTER_BYTES, at - HEADER_BYTES)}, from an aligned offset",
+            offset=tail_start,
+            expected=f"at most {min(MAX_FOOTER_BYTES, tail_start - HEADER_BYTES)}, from an aligned "
+            "offset",
             got=length,
         )
     return start, length
@@ -200,9 +201,9 @@ def parse_footer(data: Buffer, offset: int) -> Footer:
     body, tail = view[:-TAIL_BYTES], view[-TAIL_BYTES:]
     if len(tail) < TAIL_BYTES:
         raise FormatError("the footer is cut short", offset=offset, got=f"{len(view)} bytes")
-    stored = _TAIL.unpack(tail)[1]
-    if (actual := crc32c(body, tail[:8])) != stored:
-        raise ChecksumError.of(f"the footer {_MISMATCH}", stored, actual, offset=offset)
+    checksum = _TAIL.unpack(tail)[1]
+    if (actual := crc32c(body, tail[:8])) != checksum:
+        raise ChecksumError.of(f"the footer {_MISMATCH}", checksum, actual, offset=offset)
     with located(FormatError, offset=offset):
         return _parse_footer_body(body, offset)
 
@@ -216,36 +217,37 @@ def _parse_footer_body(body: memoryview, offset: int) -> Footer:
             got=size,
         )
     head = parse_json(bytes(body[_U32.size : _U32.size + size]))
-    found = JsonObject(head, _KEYS, "the footer")
+    footer_json = JsonObject(head, _KEYS, "the footer")
     schema = parse_schema(head["schema"], "the footer")
-    file_id = found.text("file_id", ID)
+    file_id = footer_json.text("file_id", ID)
     timestamps = timestamp_features(schema)
-    episodes = tuple(_parse_episode(value, timestamps) for value in found.list("episodes"))
+    episodes = tuple(_parse_episode(value, timestamps) for value in footer_json.list("episodes"))
     if len({part.uid for part in episodes}) != len(episodes):
         raise FormatError("an episode is listed twice in one footer")
 
-    chunks, gaps = _parse_rows(body[_U32.size + size :], schema, found)
+    chunks, gaps = _parse_rows(body[_U32.size + size :], schema, footer_json)
     totals = np.array([part.num_frames or 0 for part in episodes], np.int64)
     groups = schema.groups
     for rows in chunks:
         check_chunks(rows, totals, offset)
-    with_chunks = np.unique(np.concatenate([rows["episode"] for rows in chunks]))
-    if len(with_chunks) != len(episodes) or not len(with_chunks):
+    chunk_episodes = np.unique(np.concatenate([rows["episode"] for rows in chunks]))
+    if len(chunk_episodes) != len(episodes) or not len(chunk_episodes):
         raise FormatError(
             "an episode in the footer has no chunk, or there is no episode",
             expected="at least a chunk of every episode",
-            got=f"chunks of {len(with_chunks)} of {len(episodes)} episodes",
+            got=f"chunks of {len(chunk_episodes)} of {len(episodes)} episodes",
         )
     check_overlaps(chunks, groups, offset)
-    by_group = split_gaps(gaps, schema, offset)
-    columns = zip(chunks, by_group, groups, features_of(schema), strict=True)
-    for rows, some, group, features in columns:
-        held, lengths = rows["num_frames"], rows["pages"]["length"]
-        check_gaps(some, held, features, offset)
+    gaps_by_group = split_gaps(gaps, schema, offset)
+    columns = zip(chunks, gaps_by_group, groups, features_of(schema), strict=True)
+    for rows, group_gaps, group, features in columns:
+        num_frames, lengths = rows["num_frames"], rows["pages"]["length"]
+        check_gaps(group_gaps, num_frames, features, offset)
         check_pages(
-            *(lengths, rows["largest"], rows["external"], held, some, group, features, offset)
+            *(lengths, rows["largest"], rows["external"], num_frames),
+            *(group_gaps, group, features, offset),
         )
-    return Footer(schema, file_id, episodes, chunks, by_group)
+    return Footer(schema, file_id, episodes, chunks, gaps_by_group)
 
 
 def _parse_rows(
@@ -273,28 +275,30 @@ def _parse_rows(
 
 
 def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
-    found = JsonObject(value, _EPISODE_KEYS, "an episode", optional=("time_spans", "discarded"))
-    key = check_key(found.value["key"])
+    episode_json = JsonObject(
+        value, _EPISODE_KEYS, "an episode", optional=("time_spans", "discarded")
+    )
+    key = check_key(episode_json.value["key"])
     with located(FormatError, episode=key):
         num_frames = None
-        if found.value["num_frames"] is not None:
-            num_frames = found.integer("num_frames", 1, MAX_EPISODE_FRAMES)
-        parse_metadata(found.value["metadata"])
-        is_discarded = "discarded" in found.value
-        if is_discarded and (found.value["discarded"] is not True or num_frames is not None):
+        if episode_json.value["num_frames"] is not None:
+            num_frames = episode_json.integer("num_frames", 1, MAX_EPISODE_FRAMES)
+        parse_metadata(episode_json.value["metadata"])
+        is_discarded = "discarded" in episode_json.value
+        if is_discarded and (episode_json.value["discarded"] is not True or num_frames is not None):
             raise FormatError(
                 "an impossible mark of a discarded episode",
                 expected="discarded: true, and num_frames: null",
-                got=repr_of((found.value["discarded"], num_frames), 50),
+                got=repr_of((episode_json.value["discarded"], num_frames), 50),
             )
         return EpisodePart(
             key=key,
-            uid=found.text("uid", ID),
-            ordinal=found.integer("ordinal", most=MAX_ORDINAL),
+            uid=episode_json.text("uid", ID),
+            ordinal=episode_json.integer("ordinal", most=MAX_ORDINAL),
             num_frames=num_frames,
-            fps=_parse_fps(found.value["fps"]),
-            metadata=found.value["metadata"],
-            time_spans=_parse_time_spans(found.value, num_frames, timestamps),
+            fps=_parse_fps(episode_json.value["fps"]),
+            metadata=episode_json.value["metadata"],
+            time_spans=_parse_time_spans(episode_json.value, num_frames, timestamps),
             is_discarded=is_discarded,
         )
 

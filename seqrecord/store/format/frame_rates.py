@@ -41,12 +41,16 @@ class MeasuredRate:
         `None` for fewer than two, for timestamps that are not finite, and if the last is not after
         the first.
         """
-        passed = seconds - seconds[:1]
-        if len(passed) < 2 or not np.isfinite(passed).all() or passed[-1] <= 0:
+        since_start = seconds - seconds[:1]
+        if len(since_start) < 2 or not np.isfinite(since_start).all() or since_start[-1] <= 0:
             return None
-        mean = (len(passed) - 1) / float(passed[-1])
-        regular = np.arange(len(passed)) / (fps or mean)
-        return cls(mean, float(np.diff(passed).max()), float(np.abs(passed - regular).max()))
+        mean_fps = (len(since_start) - 1) / float(since_start[-1])
+        expected_times = np.arange(len(since_start)) / (fps or mean_fps)
+        return cls(
+            mean_fps,
+            float(np.diff(since_start).max()),
+            float(np.abs(since_start - expected_times).max()),
+        )
 
 
 @dataclass(frozen=True)
@@ -66,8 +70,8 @@ class RateComparison:
 
     def __init__(self, fps: float, unit: float) -> None:
         self._fps, self._unit = fps, unit
-        self._first: tuple[Any, int] | None = None  # timestamp and frame number
-        self._last = 0.0, 0  # periods and frames since the first
+        self._origin: tuple[Any, int] | None = None  # timestamp and number of the first frame
+        self._span = 0.0, 0  # periods and frames since the first
         self._step: Contradiction | None = None
 
     def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
@@ -77,35 +81,38 @@ class RateComparison:
         if not len(times) or self._step is not None:
             return
         times = signed(times)
-        if self._first is None:
-            self._first = times[0], int(numbers[0])
-        time, number = self._first
+        if self._origin is None:
+            self._origin = times[0], int(numbers[0])
+        time, number = self._origin
         with np.errstate(invalid="ignore", over="ignore"):
-            passed, rough = times - time, times.astype(np.float64) - float(time)
-            passed = np.where(np.abs(rough) < 2.0**62, passed, rough)  # integers overflow
-            periods = passed * (self._unit * self._fps)
-            steps = np.diff(periods, prepend=self._last[0])
+            since_start, rounded = times - time, times.astype(np.float64) - float(time)
+            # Differences of integers overflow, those of floats do not.
+            since_start = np.where(np.abs(rounded) < 2.0**62, since_start, rounded)
+            periods = since_start * (self._unit * self._fps)
+            steps = np.diff(periods, prepend=self._span[0])
         frames = numbers - number
-        more = steps - np.diff(frames, prepend=self._last[1])
-        wrong = np.flatnonzero((more > MAX_EXTRA * _ROUNDING) | (steps < 0))
-        if len(wrong):
-            at = int(wrong[0])
-            step = float(steps[at]) / self._fps
+        extra_periods = steps - np.diff(frames, prepend=self._span[1])
+        contradictions = np.flatnonzero((extra_periods > MAX_EXTRA * _ROUNDING) | (steps < 0))
+        if len(contradictions):
+            place = int(contradictions[0])
+            step = float(steps[place]) / self._fps
             reason = f"{step:.6g} s after the timestamp before, at most 1.5 frame periods fit"
-            self._step = Contradiction(int(numbers[at]), float(passed[at]) * self._unit, reason)
-        self._last = float(periods[-1]), int(frames[-1])
+            self._step = Contradiction(
+                int(numbers[place]), float(since_start[place]) * self._unit, reason
+            )
+        self._span = float(periods[-1]), int(frames[-1])
 
     def step_in_seconds(self) -> float:
         """The mean time between frames so far; 0 for fewer than two."""
-        periods, frames = self._last
+        periods, frames = self._span
         return periods / self._fps / frames if frames else 0.0
 
     def contradiction(self) -> Contradiction | None:
         """What contradicts the fps in the timestamps so far, if anything."""
-        periods, frames = self._last
-        allowed = max(MAX_DRIFT * frames, MAX_OFF) * _ROUNDING
-        if self._step is not None or self._first is None or not abs(periods - frames) > allowed:
+        periods, frames = self._span
+        tolerance = max(MAX_DRIFT * frames, MAX_OFF) * _ROUNDING
+        if self._step is not None or self._origin is None or not abs(periods - frames) > tolerance:
             return self._step
         rate = f"{frames / periods * self._fps:.6g}" if periods else "no"
         reason = f"a mean rate of {rate} frames per second, at most 5 % off fits"
-        return Contradiction(self._first[1] + frames, periods / self._fps, reason)
+        return Contradiction(self._origin[1] + frames, periods / self._fps, reason)

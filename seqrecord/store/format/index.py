@@ -81,8 +81,8 @@ class GroupIndex:
     @cached_property
     def first_chunk(self) -> npt.NDArray[np.int64]:
         """First row of each episode, int64 [E]."""
-        first: npt.NDArray[np.int64] = np.cumsum(self.num_chunks) - self.num_chunks
-        return first
+        first_rows: npt.NDArray[np.int64] = np.cumsum(self.num_chunks) - self.num_chunks
+        return first_rows
 
     @cached_property
     def chunk_frames(self) -> npt.NDArray[np.int64]:
@@ -91,19 +91,21 @@ class GroupIndex:
         The last chunk of an episode may be shorter. For an episode with a single chunk, its length.
         0 for an episode whose first chunk has hidden frames before it.
         """
-        cut = self.num_frames[self.first_chunk].astype(np.int64)
-        last = self.first_chunk + self.num_chunks - 1
+        lengths = self.num_frames[self.first_chunk].astype(np.int64)
+        last_row = self.first_chunk + self.num_chunks - 1
         for begin in range(0, len(self.file), BLOCK_PAGES):
             stop = min(begin + BLOCK_PAGES, len(self.file))
-            held = self.num_frames[begin:stop].astype(np.int64)
+            num_frames = self.num_frames[begin:stop].astype(np.int64)
             episode = self._episodes(begin, stop)
             end = np.zeros(stop - begin, np.bool_)
-            end[last[episode[0] : episode[-1]] - begin] = True
-            end[-1] = last[episode[-1]] == stop - 1
-            other = (held > cut[episode]) | (~end & (held != cut[episode]))
-            cut[episode[other]] = 0
-        cut[self.first_frame[self.first_chunk] < 0] = 0
-        return cut
+            end[last_row[episode[0] : episode[-1]] - begin] = True
+            end[-1] = last_row[episode[-1]] == stop - 1
+            is_irregular = (num_frames > lengths[episode]) | (
+                ~end & (num_frames != lengths[episode])
+            )
+            lengths[episode[is_irregular]] = 0
+        lengths[self.first_frame[self.first_chunk] < 0] = 0
+        return lengths
 
     def episode_of(self, row: int) -> int:
         """Return the episode of a chunk."""
@@ -111,8 +113,8 @@ class GroupIndex:
 
     def rows_of(self, episode: int) -> slice:
         """Return the rows of an episode's chunks."""
-        first = int(self.first_chunk[episode])
-        return slice(first, first + int(self.num_chunks[episode]))
+        first_row = int(self.first_chunk[episode])
+        return slice(first_row, first_row + int(self.num_chunks[episode]))
 
     def chunks_of(
         self, episode: int, frames: npt.NDArray[np.integer[Any]]
@@ -120,8 +122,10 @@ class GroupIndex:
         """Return the rows of the chunks with these frames of an episode, int64 [n]."""
         rows = self.rows_of(episode)
         starts = self.first_frame[rows]
-        found: npt.NDArray[np.int64] = rows.start - 1 + np.searchsorted(starts, frames, "right")
-        return found
+        chunk_rows: npt.NDArray[np.int64] = (
+            rows.start - 1 + np.searchsorted(starts, frames, "right")
+        )
+        return chunk_rows
 
     def present(self, row: int, feature: int) -> npt.NDArray[np.bool_] | None:
         """Return which frames of a chunk have a feature, bool [frames]; `None` if all have it.
@@ -134,24 +138,24 @@ class GroupIndex:
             return None
         return present_frames(self.gaps[start:stop], int(self.num_frames[row]))
 
-    def gaps_of(self, first: int, stop: int) -> npt.NDArray[Any]:
+    def gaps_of(self, start: int, stop: int) -> npt.NDArray[Any]:
         """Return the gap rows of the chunks `[first, stop)`."""
-        bounds = [first << _FEATURE_BITS, stop << _FEATURE_BITS]
+        bounds = [start << _FEATURE_BITS, stop << _FEATURE_BITS]
         rows: npt.NDArray[Any] = self.gaps[slice(*np.searchsorted(self._gap_order, bounds))]
         return rows
 
     @cached_property
     def _gap_order(self) -> npt.NDArray[np.int64]:
-        first: npt.NDArray[np.int64] = self.gaps["chunk"].astype(np.int64) << _FEATURE_BITS
-        order: npt.NDArray[np.int64] = first + self.gaps["feature"]
-        return order
+        chunk_keys: npt.NDArray[np.int64] = self.gaps["chunk"].astype(np.int64) << _FEATURE_BITS
+        keys: npt.NDArray[np.int64] = chunk_keys + self.gaps["feature"]
+        return keys
 
     def _episodes(self, begin: int, stop: int) -> npt.NDArray[np.int64]:
         """Return the episodes of the chunks `[begin, stop)`, int64 [stop - begin]."""
         episode = self.episode_of(begin)
-        last = int(np.searchsorted(self.first_chunk, stop))
+        stop_episode = int(np.searchsorted(self.first_chunk, stop))
         starts = np.zeros(stop - begin, np.int64)
-        starts[self.first_chunk[episode + 1 : last] - begin] = 1
+        starts[self.first_chunk[episode + 1 : stop_episode] - begin] = 1
         return episode + np.cumsum(starts)
 
     def check_frames(
@@ -164,19 +168,19 @@ class GroupIndex:
         end = 0  # of the preceding chunk
         for begin in range(0, len(self.file), block_pages):
             stop = min(begin + block_pages, len(self.file))
-            held = self.num_frames[begin:stop].astype(np.int64)
-            check_lengths(held, 0, first=begin)
-            first = self.first_frame[begin:stop].astype(np.int64)
+            counts = self.num_frames[begin:stop].astype(np.int64)
+            check_lengths(counts, 0, first_row=begin)
+            first_frame = self.first_frame[begin:stop].astype(np.int64)
             episode = self._episodes(begin, stop)
             opens = np.diff(episode, prepend=self.episode_of(begin - 1) if begin else -1) > 0
-            ends = np.concatenate(([end], first + held))
+            ends = np.concatenate(([end], first_frame + counts))
             message = "a chunk does not follow the one before it"
-            fits = np.where(opens, (first <= 0) & (ends[1:] > 0), first == ends[:-1])
-            check_rows(fits, message, 0, first=begin)
+            fits = np.where(opens, (first_frame <= 0) & (ends[1:] > 0), first_frame == ends[:-1])
+            check_rows(fits, message, 0, first_row=begin)
             closes = np.append(opens[1:], stop == len(self.file) or self._opens(stop))
             total = num_frames[episode]
             fits = np.where(closes, ends[1:] >= total, ends[1:] < total)
-            check_rows(fits, "chunks that do not end with their episode", 0, first=begin)
+            check_rows(fits, "chunks that do not end with their episode", 0, first_row=begin)
             end = int(ends[-1])
             release()
 
@@ -185,18 +189,18 @@ class GroupIndex:
     ) -> None:
         """Check that chunks are inside their record files and pages fit their number of frames."""
         step = max(1, block_pages // len(self.schema))
-        for first in range(0, len(self.file), step):
-            rows = slice(first, first + step)
+        for first_row in range(0, len(self.file), step):
+            rows = slice(first_row, first_row + step)
             self._check_places(rows, file_sizes)
-            gaps = self.gaps_of(first, first + step).copy()
-            gaps["chunk"] -= np.uint32(first)
+            gaps = self.gaps_of(first_row, first_row + step).copy()
+            gaps["chunk"] -= np.uint32(first_row)
             check_pages(
                 self.page_length[rows],
                 self.largest_frame[rows],
                 self.external[rows],
                 self.num_frames[rows],
                 *(gaps, self.schema, self.features, 0),
-                first=first,
+                first_row=first_row,
             )
             release()
 
@@ -205,15 +209,15 @@ class GroupIndex:
         return int(self.first_chunk[self.episode_of(row)]) == row
 
     def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:
-        file, offset, first = self.file[rows], self.offset[rows], rows.start
-        check_rows(file < len(sizes), "a chunk in no record file", 0, first=first)
-        check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first=first)
+        file, offset, first_row = self.file[rows], self.offset[rows], rows.start
+        check_rows(file < len(sizes), "a chunk in no record file", 0, first_row=first_row)
+        check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first_row=first_row)
         # No conversion to int64: offsets beyond 2**63 would turn negative.
         limit = sizes[file]
-        inside = (offset >= HEADER_BYTES) & (offset <= limit)
-        check_rows(inside, "a chunk outside its record file", 0, first=first)
+        is_inside = (offset >= HEADER_BYTES) & (offset <= limit)
+        check_rows(is_inside, "a chunk outside its record file", 0, first_row=first_row)
         stop = offset + chunk_bytes(self.page_length[rows], self.schema).astype(np.uint64)
-        check_rows(stop <= limit, "a chunk outside its record file", 0, first=first)
+        check_rows(stop <= limit, "a chunk outside its record file", 0, first_row=first_row)
 
 
 NO_SPLIT = 2**16 - 1
@@ -273,15 +277,15 @@ class Index:
         columns = [spec.name for spec in group.schema.variable]
         if feature not in columns:
             return None
-        largest = group.largest_frame[:, columns.index(feature)]
-        by_episode = np.maximum.reduceat(largest, group.first_chunk)
+        nbytes = group.largest_frame[:, columns.index(feature)]
+        by_episode = np.maximum.reduceat(nbytes, group.first_chunk)
         return int(by_episode[episodes].max(initial=0))
 
     def keys_of(self, episodes: npt.NDArray[np.int64]) -> list[str]:
         """Return the keys of episodes."""
-        first = int(episodes.min()) if len(episodes) else 0
-        keys = self.keys[first : int(episodes.max(initial=0)) + 1].to_pylist()
-        return [keys[episode] for episode in (episodes - first).tolist()]
+        start = int(episodes.min()) if len(episodes) else 0
+        keys = self.keys[start : int(episodes.max(initial=0)) + 1].to_pylist()
+        return [keys[episode] for episode in (episodes - start).tolist()]
 
     def key(self, episode: int) -> str:
         """Return an episode's key."""
@@ -308,7 +312,7 @@ class Index:
         groups = (replace(group, schema=group.schema.renamed(names)) for group in self.groups)
         return replace(self, schema=self.schema.renamed(names), groups=tuple(groups))
 
-    def extended(self, more: Index, first_file: int) -> Index:
+    def extended(self, addition: Index, first_file: int) -> Index:
         """Append the episodes of `more`, whose record files are numbered from `first_file`.
 
         Raises `FormatError` if the joint text exceeds Arrow's limit.
@@ -318,23 +322,25 @@ class Index:
         check_text(
             *(
                 sum(pc.sum(pc.binary_length(text)).as_py() for text in texts)
-                for texts in ((self.keys, more.keys), (self.metadata, more.metadata))
+                for texts in ((self.keys, addition.keys), (self.metadata, addition.metadata))
             )
         )
         arrays = {
-            name: np.concatenate([getattr(self, name), getattr(more, name)])
+            name: np.concatenate([getattr(self, name), getattr(addition, name)])
             for name in ("uids", "num_frames", "fps", "split")
         }
-        spans, others = self.time_spans, more.time_spans
+        spans, added_spans = self.time_spans, addition.time_spans
         return Index(
             schema=self.schema,
-            keys=pa.concat_arrays([self.keys, more.keys]),
-            metadata=pa.concat_arrays([self.metadata, more.metadata]),
+            keys=pa.concat_arrays([self.keys, addition.keys]),
+            metadata=pa.concat_arrays([self.metadata, addition.metadata]),
             groups=tuple(
-                _extended(first, second, first_file)
-                for first, second in zip(self.groups, more.groups, strict=True)
+                _extended(base, extension, first_file)
+                for base, extension in zip(self.groups, addition.groups, strict=True)
             ),
-            time_spans=None if spans is None or others is None else spans.extended(others),
+            time_spans=None
+            if spans is None or added_spans is None
+            else spans.extended(added_spans),
             **arrays,
         )
 
@@ -349,8 +355,9 @@ class Index:
         arrays: list[npt.NDArray[Any]] = [self.num_frames, self.fps]
         for group in self.groups:
             digests = group.page_digest
-            if gone := [i for i, spec in enumerate(group.schema.values()) if spec.is_dropped]:
-                digests = np.delete(digests, gone, axis=1)
+            specs = enumerate(group.schema.values())
+            if columns := [column for column, spec in specs if spec.is_dropped]:
+                digests = np.delete(digests, columns, axis=1)
             arrays += [group.first_frame, group.num_frames, digests]
         dropped = [place for place, spec in enumerate(self.schema.values()) if spec.is_dropped]
         gaps = [group.gaps for group in self.groups]
@@ -379,8 +386,9 @@ class Index:
         gaps = np.concatenate([group.gaps for group in self.groups])
         tables[next(names)] = encode_table(GAPS, {name: gaps[name] for name in GAPS.names})
         if self.time_spans is not None:
-            schema = times_schema(self.time_spans.least.shape[1], int(self.num_frames.max()))
-            tables[next(names)] = encode_table(schema, vars(self.time_spans))
+            schema = times_schema(self.time_spans.min_growth.shape[1], int(self.num_frames.max()))
+            columns = {"least": self.time_spans.min_growth, "most": self.time_spans.max_growth}
+            tables[next(names)] = encode_table(schema, columns)
         return tables
 
     @classmethod
@@ -424,7 +432,7 @@ class Index:
         with located(FormatError, file="gaps"):
             words = sum(len(group.schema) * count_words(group.num_frames) for group in groups)
             gaps = split_gaps(_gap_rows(columns, words), schema, 0)
-        groups = [replace(group, gaps=some) for group, some in zip(groups, gaps, strict=True)]
+        groups = [replace(group, gaps=rows) for group, rows in zip(groups, gaps, strict=True)]
         sizes = np.asarray(file_sizes, np.uint64)
         for number, table in enumerate(groups):
             with located(FormatError, file="gaps"):
@@ -433,8 +441,8 @@ class Index:
                 table.check_chunks(sizes, release, block_pages)
         time_spans = None
         if timestamps := timestamp_features(schema):
-            wanted = times_schema(len(timestamps), int(num_frames.max()))
-            columns = decode_table("times", tables["times"], wanted)
+            columns_schema = times_schema(len(timestamps), int(num_frames.max()))
+            columns = decode_table("times", tables["times"], columns_schema)
             with located(FormatError, file="times"):
                 time_spans = _time_spans_of(columns, len(timestamps), num_frames)
         release()
@@ -466,16 +474,16 @@ def _time_spans_of(
     return time_spans
 
 
-def _extended(first: GroupIndex, second: GroupIndex, first_file: int) -> GroupIndex:
-    gaps = second.gaps.copy()
-    gaps["chunk"] += np.uint32(len(first.file))
-    more = replace(second, file=second.file + np.uint32(first_file), gaps=gaps)
-    joined = {
-        field.name: np.concatenate([getattr(first, field.name), getattr(more, field.name)])
+def _extended(base: GroupIndex, addition: GroupIndex, first_file: int) -> GroupIndex:
+    gaps = addition.gaps.copy()
+    gaps["chunk"] += np.uint32(len(base.file))
+    renumbered = replace(addition, file=addition.file + np.uint32(first_file), gaps=gaps)
+    columns = {
+        field.name: np.concatenate([getattr(base, field.name), getattr(renumbered, field.name)])
         for field in fields(GroupIndex)
         if field.name not in ("schema", "features")
     }
-    return GroupIndex(first.schema, first.features, **joined)
+    return GroupIndex(base.schema, base.features, **columns)
 
 
 def _check_episodes(columns: Mapping[str, Any], num_splits: int) -> None:
@@ -502,8 +510,8 @@ def _checked_keys(keys: pa.StringArray) -> tuple[npt.NDArray[np.bool_], int]:
     import pyarrow.compute as pc  # slow import
 
     too_long = pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH)
-    found = pc.or_(pc.match_substring_regex(keys, FORBIDDEN_IN_KEY), too_long)
-    return ~to_numpy(found), len(keys.unique())
+    is_bad = pc.or_(pc.match_substring_regex(keys, FORBIDDEN_IN_KEY), too_long)
+    return ~to_numpy(is_bad), len(keys.unique())
 
 
 def _check_count(group: GroupIndex) -> None:

@@ -107,7 +107,7 @@ class Inventory:
     @property
     def left_out_data(self) -> tuple[LeftOut, ...]:
         """Data left out without the caller's request."""
-        return tuple(each for each in self.left_out if each.is_data)
+        return tuple(row for row in self.left_out if row.is_data)
 
     def extended(self, *, left_out: Iterable[LeftOut] = (), notes: Iterable[str] = ()) -> Inventory:
         """Return the inventory with more entries at the end."""
@@ -119,20 +119,20 @@ class Inventory:
 
         To save lines, features are first shortened to their names.
         """
-        facts = [*self.left_out_data, *(each for each in self.left_out if not each.is_data)]
-        others = [("left out", str(each)) for each in facts]
-        others += [("note", note) for note in self.notes]
-        rows = [("feature", str(each)) for each in self.features]
-        if most is not None and 1 + len(rows) + len(others) > most:
-            names = ", ".join(each.name for each in self.features)
+        facts = [*self.left_out_data, *(row for row in self.left_out if not row.is_data)]
+        remarks = [("left out", str(row)) for row in facts]
+        remarks += [("note", note) for note in self.notes]
+        rows = [("feature", str(feature)) for feature in self.features]
+        if most is not None and 1 + len(rows) + len(remarks) > most:
+            names = ", ".join(feature.name for feature in self.features)
             if len(names) > _SHOWN_NAMES:
                 names = f"{names[:_SHOWN_NAMES]}…"
             rows = [("features", f"{len(self.features)}: {names}")]
-        if most is not None and (more := 1 + len(rows) + len(others) - most) > 0:
-            others = others[: -more - 1]
-            others.append(("more", f"{counted(more + 1, 'line')}; `seqrecord info` shows all"))
-        every = [("format", f"{self.format}: {self.reason}"), *rows, *others]
-        return [f"{head:<9} {printable(text)}" for head, text in every]
+        if most is not None and (excess := 1 + len(rows) + len(remarks) - most) > 0:
+            remarks = remarks[: -excess - 1]
+            remarks.append(("more", f"{counted(excess + 1, 'line')}; `seqrecord info` shows all"))
+        lines = [("format", f"{self.format}: {self.reason}"), *rows, *remarks]
+        return [f"{head:<9} {printable(text)}" for head, text in lines]
 
     def to_json(self) -> dict[str, Any]:
         """Return plain JSON values."""
@@ -142,29 +142,29 @@ class Inventory:
     def from_json(cls, value: object) -> Inventory:
         """Inverse of `to_json`. Raises `FormatError` for invalid input."""
         keys = ("format", "reason", "features", "left_out", "notes")
-        found = JsonObject(value, keys, "an inventory")
+        json_object = JsonObject(value, keys, "an inventory")
         return cls(
-            found.text("format", _TEXT),
-            found.text("reason", _TEXT),
-            tuple(map(_feature, found.list("features"))),
-            tuple(map(_left_out, found.list("left_out"))),
-            found.texts("notes", _TEXT),
+            json_object.text("format", _TEXT),
+            json_object.text("reason", _TEXT),
+            tuple(map(_feature, json_object.list("features"))),
+            tuple(map(_left_out, json_object.list("left_out"))),
+            json_object.texts("notes", _TEXT),
         )
 
 
 def encode_inventories(inventories: Iterable[Inventory]) -> bytes:
     """Encode the inventory file. Long lists are shortened to fit 64 KiB."""
-    every = list(dict.fromkeys(map(_clean, inventories)))[-MAX_INVENTORIES:]
+    entries = list(dict.fromkeys(map(_clean, inventories)))[-MAX_INVENTORIES:]
     while True:
         value = {
             "format": "seqrecord inventory",
             "version": _VERSION,
-            "inventories": [each.to_json() for each in every],
+            "inventories": [inventory.to_json() for inventory in entries],
         }
         data = json.dumps(value, indent=1).encode() + b"\n"
         if len(data) <= MAX_INVENTORY_BYTES:
             return data
-        every = [*map(_shortened, every)] if any(map(_is_long, every)) else every[1:]
+        entries = [*map(_shortened, entries)] if any(map(_is_long, entries)) else entries[1:]
 
 
 def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]:
@@ -174,8 +174,8 @@ def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]
     """
     data = read_named(storage, file, "a file of inventories", MAX_INVENTORY_BYTES)
     with located(FormatError, file=f"{storage.url}/{file.path}"):
-        found = JsonObject.of_file(parse_json(data), "inventory", _VERSION, ["inventories"])
-        return tuple(map(Inventory.from_json, found.list("inventories", 0, MAX_INVENTORIES)))
+        file_json = JsonObject.of_file(parse_json(data), "inventory", _VERSION, ["inventories"])
+        return tuple(map(Inventory.from_json, file_json.list("inventories", 0, MAX_INVENTORIES)))
 
 
 def _is_long(inventory: Inventory) -> bool:
@@ -184,14 +184,16 @@ def _is_long(inventory: Inventory) -> bool:
 
 def _shortened(inventory: Inventory) -> Inventory:
     """Return the inventory without the last quarter of its lists, with a note."""
-    kept = [min(len(each) * 3 // 4, _MOST_LINES) for each in (inventory.left_out, inventory.notes)]
-    left, notes = inventory.left_out[: kept[0]], inventory.notes[: kept[1]]
-    more = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"
+    lengths = [
+        min(len(rows) * 3 // 4, _MOST_LINES) for rows in (inventory.left_out, inventory.notes)
+    ]
+    left_out, notes = inventory.left_out[: lengths[0]], inventory.notes[: lengths[1]]
+    remark = f"shortened to {MAX_INVENTORY_BYTES >> 10} KiB"
     return replace(
         inventory,
         features=inventory.features[: max(1, len(inventory.features) * 3 // 4)],
-        left_out=left,
-        notes=(*(note for note in notes if note != more), more),
+        left_out=left_out,
+        notes=(*(note for note in notes if note != remark), remark),
     )
 
 
@@ -203,8 +205,8 @@ def _clean(inventory: Inventory) -> Inventory:
         reason=_text(inventory.reason),
         features=tuple(replace(f, place=_text(f.place)) for f in inventory.features),
         left_out=tuple(
-            replace(each, pattern=_text(each.pattern), reason=_text(each.reason))
-            for each in inventory.left_out
+            replace(row, pattern=_text(row.pattern), reason=_text(row.reason))
+            for row in inventory.left_out
         ),
         notes=tuple(map(_text, inventory.notes)),
     )
@@ -216,22 +218,22 @@ def _text(text: str) -> str:
 
 def _feature(value: object) -> PackedFeature:
     names = [field.name for field in fields(PackedFeature)]
-    found = JsonObject(value, names, "a feature of an inventory")
+    json_object = JsonObject(value, names, "a feature of an inventory")
     for key in ("name", "dtype", "place", "kind", "unit"):
-        if found.value[key] is not None or key not in ("kind", "unit"):
-            found.text(key, _TEXT)
-    shape = found.list("shape", 0, 32)
+        if json_object.value[key] is not None or key not in ("kind", "unit"):
+            json_object.text(key, _TEXT)
+    shape = json_object.list("shape", 0, 32)
     if not all(size is None or (type(size) is int and size >= 0) for size in shape):
         raise FormatError("an inventory's feature has an invalid shape", got=repr(shape)[:100])
-    return PackedFeature(**{**found.value, "shape": tuple(shape)})
+    return PackedFeature(**{**json_object.value, "shape": tuple(shape)})
 
 
 def _left_out(value: object) -> LeftOut:
     names = [field.name for field in fields(LeftOut)]
-    found = JsonObject(value, names, "left-out data of an inventory")
+    json_object = JsonObject(value, names, "left-out data of an inventory")
     for key in ("pattern", "reason", "unit"):
-        found.text(key, _TEXT)
-    found.integer("count")
-    if type(found.value["is_data"]) is not bool:
+        json_object.text(key, _TEXT)
+    json_object.integer("count")
+    if type(json_object.value["is_data"]) is not bool:
         raise FormatError("is_data of an inventory is not a bool")
-    return LeftOut(**found.value)
+    return LeftOut(**json_object.value)

@@ -168,8 +168,8 @@ class Manifest:
     @property
     def small_files(self) -> tuple[IndexFile, ...]:
         """All named files except record files."""
-        others = (each for each in (self.statistics, self.inventory) if each is not None)
-        return (*self.index.values(), *others, *self.edits)
+        optional_files = (file for file in (self.statistics, self.inventory) if file is not None)
+        return (*self.index.values(), *optional_files, *self.edits)
 
     @classmethod
     def parse(cls, data: bytes) -> Manifest:
@@ -185,37 +185,37 @@ class Manifest:
                 got=repr_of(version, 50),
             )
         _check_end(data)
-        found = JsonObject(value, _KEYS, "the manifest", optional=_OPTIONAL)
+        fields = JsonObject(value, _KEYS, "the manifest", optional=_OPTIONAL)
         schema = parse_schema(value["schema"], "the manifest")
         statistics, inventory = value["statistics"], value.get("inventory")
         manifest = cls(
             schema=schema,
-            record_files=tuple(map(_record_file, found.list("record_files", 1, MAX_RECORD_FILES))),
+            record_files=tuple(map(_record_file, fields.list("record_files", 1, MAX_RECORD_FILES))),
             index=_index(value["index"], schema),
-            num_episodes=found.integer("num_episodes", most=MAX_EPISODES),
-            num_frames=found.integer("num_frames"),
-            fingerprint=found.text("fingerprint", _FINGERPRINT),
-            created_by=found.text("created_by", _CREATED_BY),
-            splits=found.texts("splits", SPLIT_NAME, MAX_SPLITS),
+            num_episodes=fields.integer("num_episodes", most=MAX_EPISODES),
+            num_frames=fields.integer("num_frames"),
+            fingerprint=fields.text("fingerprint", _FINGERPRINT),
+            created_by=fields.text("created_by", _CREATED_BY),
+            splits=fields.texts("splits", SPLIT_NAME, MAX_SPLITS),
             statistics=None if statistics is None else _statistics_file(statistics),
-            edits=tuple(_file(edit, EDIT_PATH) for edit in found.list("edits", 0, MOST_FILES)),
+            edits=tuple(_file(edit, EDIT_PATH) for edit in fields.list("edits", 0, MOST_FILES)),
             inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
             copied=None if "copied" not in value else _copied(value["copied"]),
-            next_ordinal=found.integer("next_ordinal", most=MAX_ORDINAL + 1),
-            left_out=found.texts("left_out", ID, MOST_FILES),
-            removed=found.texts("removed", FILE_PATH, MOST_FILES),
-            command=found.text("command", _COMMAND) if "command" in value else "",
-            commit=found.text("commit", ID),
-            earlier_commits=found.texts("earlier_commits", ID, MAX_EARLIER_COMMITS),
-            superseded=found.texts("superseded", _IN_INDEX, MOST_FILES),
+            next_ordinal=fields.integer("next_ordinal", most=MAX_ORDINAL + 1),
+            left_out=fields.texts("left_out", ID, MOST_FILES),
+            removed=fields.texts("removed", FILE_PATH, MOST_FILES),
+            command=fields.text("command", _COMMAND) if "command" in value else "",
+            commit=fields.text("commit", ID),
+            earlier_commits=fields.texts("earlier_commits", ID, MAX_EARLIER_COMMITS),
+            superseded=fields.texts("superseded", _IN_INDEX, MOST_FILES),
         )
-        for what, each in (
+        for what, names in (
             ("path of a record file", [file.path for file in manifest.record_files]),
             ("id of a record file", [file.file_id for file in manifest.record_files]),
             ("split", manifest.splits),
             ("commit", (manifest.commit, *manifest.earlier_commits)),
         ):
-            if len(set(each)) != len(each):
+            if len(set(names)) != len(names):
                 raise FormatError(f"duplicate {what} in the manifest")
         return manifest
 
@@ -223,7 +223,7 @@ class Manifest:
 def _plain(value: object) -> Any:
     """Convert data classes, also in tuples, to JSON objects."""
     if isinstance(value, tuple):
-        return [_plain(each) for each in value]
+        return [_plain(member) for member in value]
     return asdict(value) if isinstance(value, (IndexFile, RecordFile, CopiedFiles)) else value
 
 
@@ -246,28 +246,28 @@ def read_manifest(storage: Storage) -> Manifest:
     return parse_manifest(storage, data)
 
 
-def read_named(storage: Storage, file: IndexFile, what: str, most: int) -> bytes:
+def read_named(storage: Storage, file: IndexFile, what: str, max_bytes: int) -> bytes:
     """Read and check a small file named by a manifest. `what` describes it in errors.
 
-    Raises `NotFoundError` if it is missing. Raises `FormatError` if it exceeds `most` bytes or
+    Raises `NotFoundError` if it is missing. Raises `FormatError` if it exceeds `max_bytes` or
     differs from the manifest's size or checksum.
     """
-    check_size(storage, file, what, most)
-    data, _ = storage.read_whole(file.path, most)
+    check_size(storage, file, what, max_bytes)
+    data, _ = storage.read_whole(file.path, max_bytes)
     if (actual := crc32c(data)) != int(file.crc32c, 16):
-        message, shown = f"{what} does not match its checksum", f"{storage.url}/{file.path}"
-        raise ChecksumError.of(message, int(file.crc32c, 16), actual, file=shown, offset=0)
+        message, url = f"{what} does not match its checksum", f"{storage.url}/{file.path}"
+        raise ChecksumError.of(message, int(file.crc32c, 16), actual, file=url, offset=0)
     return data
 
 
-def check_size(storage: Storage, file: IndexFile, what: str, most: int) -> None:
-    """Raise `FormatError` unless a file has the manifest's size, of at most `most` bytes."""
-    shown, size = f"{storage.url}/{file.path}", storage.size(file.path)
+def check_size(storage: Storage, file: IndexFile, what: str, max_bytes: int) -> None:
+    """Raise `FormatError` unless a file has the manifest's size, up to `max_bytes`."""
+    url, size = f"{storage.url}/{file.path}", storage.size(file.path)
     if size != file.size:
-        raise FormatError(f"{what} has a wrong length", file=shown, expected=file.size, got=size)
-    if size > most:
-        expected = f"at most {most} bytes"
-        raise FormatError(f"{what} is too large", file=shown, expected=expected, got=size)
+        raise FormatError(f"{what} has a wrong length", file=url, expected=file.size, got=size)
+    if size > max_bytes:
+        expected = f"at most {max_bytes} bytes"
+        raise FormatError(f"{what} is too large", file=url, expected=expected, got=size)
 
 
 def read_tagged(storage: Storage) -> tuple[bytes, str]:
@@ -311,12 +311,16 @@ def _missing_manifest_hint(storage: Storage) -> str:
                 "an interrupted write left record files; the same `seqrecord write` with --resume "
                 'continues it, or a writer with mode="resume"'
             )
-        found = any(file.path.endswith(".seqrec") for file in storage.files(RECORDS))
+        has_records = any(file.path.endswith(".seqrec") for file in storage.files(RECORDS))
     except StorageError:
         return "it has no manifest"
-    if not found and "://" not in storage.url and (Path(storage.url).parent / MANIFEST).exists():
+    if (
+        not has_records
+        and "://" not in storage.url
+        and (Path(storage.url).parent / MANIFEST).exists()
+    ):
         return "the folder above it is one"
-    if not found:
+    if not has_records:
         return (
             "it has neither a manifest nor record files; `seqrecord write --src SRC` packs "
             "originals, `seqrecord index SRC -o DST` makes an index of originals that stay in place"
@@ -366,17 +370,17 @@ def _check_end(data: bytes) -> None:
 
 
 def _record_file(value: object) -> RecordFile:
-    found = JsonObject(value, ("path", "size", "file_id"), "a record file in the manifest")
+    fields = JsonObject(value, ("path", "size", "file_id"), "a record file in the manifest")
     return RecordFile(
-        found.text("path", RECORD_PATH), found.integer("size"), found.text("file_id", ID)
+        fields.text("path", RECORD_PATH), fields.integer("size"), fields.text("file_id", ID)
     )
 
 
 def _file(
     value: object, path: re.Pattern[str], keys: Sequence[str] = ("path", "size", "crc32c")
 ) -> IndexFile:
-    found = JsonObject(value, keys, "a file in the manifest")
-    return IndexFile(found.text("path", path), found.integer("size"), found.text("crc32c", _CRC))
+    fields = JsonObject(value, keys, "a file in the manifest")
+    return IndexFile(fields.text("path", path), fields.integer("size"), fields.text("crc32c", _CRC))
 
 
 def _statistics_file(value: object) -> StatisticsFile:
@@ -387,16 +391,16 @@ def _statistics_file(value: object) -> StatisticsFile:
 
 
 def _copied(value: object) -> CopiedFiles:
-    found = JsonObject(value, ("lists", "content"), "the copied files in the manifest")
-    lists = found.texts("lists", _LIST_ID, MAX_RECORD_FILES)
-    return CopiedFiles(lists, found.text("content", _CONTENT))
+    fields = JsonObject(value, ("lists", "content"), "the copied files in the manifest")
+    lists = fields.texts("lists", _LIST_ID, MAX_RECORD_FILES)
+    return CopiedFiles(lists, fields.text("content", _CONTENT))
 
 
 def _index(value: object, schema: Schema) -> dict[str, IndexFile]:
     names = table_names(schema)
     chunks = [name for name in names if name.startswith("chunks")]
-    others = [name for name in names if name not in chunks]
-    index = JsonObject(value, (*others, "chunks"), "the manifest's index")
+    other_tables = [name for name in names if name not in chunks]
+    index = JsonObject(value, (*other_tables, "chunks"), "the manifest's index")
     tables = index.list("chunks", len(chunks), len(chunks))
-    found = {**index.value, **dict(zip(chunks, tables, strict=True))}
-    return {name: _file(found[name], _INDEX_PATH) for name in names}
+    entries = {**index.value, **dict(zip(chunks, tables, strict=True))}
+    return {name: _file(entries[name], _INDEX_PATH) for name in names}

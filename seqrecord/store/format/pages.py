@@ -140,7 +140,8 @@ def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) 
 def slice_sums(page: Buffer, slice_bytes: int) -> npt.NDArray[np.uint32]:
     """Compute the CRC32C of each slice of a page: uint32 [slices]; the last may be shorter."""
     view, size = memoryview(page), slice_bytes
-    return np.array([crc32c(view[at : at + size]) for at in range(0, len(view), size)], "<u4")
+    sums = [crc32c(view[start : start + size]) for start in range(0, len(view), size)]
+    return np.array(sums, "<u4")
 
 
 def slice_table(schema: Schema, pages: Sequence[Buffer]) -> bytes:
@@ -161,8 +162,8 @@ def page_digest(page: Buffer, num_frames: int, present: npt.NDArray[np.bool_] | 
     if not len(page):
         return bytes(DIGEST_BYTES)
     digest = hashlib.sha256(page)
-    there = np.ones(num_frames, np.bool_) if present is None else present
-    digest.update(np.packbits(there, bitorder="little").tobytes())
+    mask = np.ones(num_frames, np.bool_) if present is None else present
+    digest.update(np.packbits(mask, bitorder="little").tobytes())
     digest.update(num_frames.to_bytes(4, "little"))
     return digest.digest()[:DIGEST_BYTES]
 

@@ -64,7 +64,7 @@ class RawPages(FramePages):
         positions: Sequence[int] | range | None = None,
         memo: Memo | None = None,  # noqa: ARG002
     ) -> None:
-        wanted = range(count) if positions is None else positions
+        numbers = range(count) if positions is None else positions
         if len(page) != count * self.spec.nbytes:
             raise FormatError(
                 "a raw page with a wrong length",
@@ -75,10 +75,10 @@ class RawPages(FramePages):
         shape = (count, *(n or 0 for n in self.spec.shape))
         frames = np.frombuffer(page, self.spec.dtype).reshape(shape)
         self.check_bools(frames)
-        if isinstance(out, np.ndarray) and isinstance(wanted, range) and wanted.step > 0:
-            np.copyto(out, frames[wanted.start : wanted.stop : wanted.step])
+        if isinstance(out, np.ndarray) and isinstance(numbers, range) and numbers.step > 0:
+            np.copyto(out, frames[numbers.start : numbers.stop : numbers.step])
         else:
-            for i, position in enumerate(wanted):
+            for i, position in enumerate(numbers):
                 np.copyto(row_of(out, i), frames[position])
 
 
@@ -91,29 +91,29 @@ class _RawColumn:
     def __init__(self, codec: PageCodec) -> None:
         assert isinstance(codec, RawPages)
         self._codec, self._nbytes = codec, codec.spec.nbytes
-        self._memory = self._other = np.empty(0, np.uint8)
+        self._memory = self._spare = np.empty(0, np.uint8)
         self._start = self._stop = 0  # of the bytes that are not taken yet
 
     def clear(self) -> None:
         if self._start:
-            self._memory, self._other = self._other, self._memory
+            self._memory, self._spare = self._spare, self._memory
         self._start = self._stop = 0
 
     def add(self, column: EncodedColumn, rows: range, expected: int) -> None:
         nbytes = self._nbytes
         assert isinstance(column, memoryview), "raw frames are encoded in blocks"
         data, expected = column[rows.start * nbytes : rows.stop * nbytes], expected * nbytes
-        rest = self._memory[self._start : self._stop]
-        size = len(rest) + len(data)
+        leftover = self._memory[self._start : self._stop]
+        size = len(leftover) + len(data)
         if self._start or size > len(self._memory):
             memory = self._memory
             if self._start:
-                memory, self._other = self._other, memory
+                memory, self._spare = self._spare, memory
             if size > len(memory):
                 memory = np.empty(max(size, min(expected, max(2 * size, _MEMORY_BYTES))), np.uint8)
-            memory[: len(rest)] = rest
+            memory[: len(leftover)] = leftover
             self._memory = memory
-        self._memory[len(rest) : size] = data
+        self._memory[len(leftover) : size] = data
         self._start, self._stop = 0, size
 
     def take(self, count: int) -> tuple[Buffer, Sequence[Blob]]:

@@ -112,15 +112,15 @@ def sampled_ranges(size: int) -> list[tuple[int, int]]:
 class ExternalList:
     """External files, named in pages by the list's id and a number, and samples of some.
 
-    `new` has number and CRC32C of files whose modification time was too recent to prove that they
-    are unchanged, see `storage.new_since`. `made` is drawn for each list that is written: the same
-    files have another list id when they are indexed again.
+    `new_checksums` has number and CRC32C of files whose modification time was too recent to prove
+    that they are unchanged, see `storage.new_since`. `nonce` is drawn for each list that is
+    written: the same files have another list id when they are indexed again.
     """
 
     files: tuple[ExternalFile, ...]
     samples: tuple[Sample, ...] = ()
-    new: tuple[tuple[int, int], ...] = ()
-    made: str | None = None
+    new_checksums: tuple[tuple[int, int], ...] = ()
+    nonce: str | None = None
 
     @cached_property
     def id(self) -> str:
@@ -130,15 +130,15 @@ class ExternalList:
     def encode(self) -> bytes:
         """Encode the list as JSON text."""
         roots = list(dict.fromkeys(file.root for file in self.files))
-        number = {root: at for at, root in enumerate(roots)}
+        number = {root: place for place, root in enumerate(roots)}
         value = {
             "format": "seqrecord externals",
             "version": _VERSION,
             "roots": roots,
             "files": [[number[f.root], f.path, f.size, f.identity] for f in self.files],
             **({"samples": self.samples} if self.samples else {}),
-            **({"new": self.new} if self.new else {}),
-            **({"made": self.made} if self.made else {}),
+            **({"new": self.new_checksums} if self.new_checksums else {}),
+            **({"made": self.nonce} if self.nonce else {}),
         }
         return json.dumps(value, separators=(",", ":")).encode() + b"\n"
 
@@ -148,14 +148,19 @@ class ExternalList:
         if (actual := _id_of(data)) != list_id:
             raise ChecksumError("a list of files does not match its name", got=actual)
         keys, optional = ("roots", "files"), ("samples", "new", "made")
-        found = JsonObject.of_file(parse_json(data), "externals", _VERSION, keys, optional)
-        roots = found.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
-        files = [_file(item, roots) for item in found.list("files", 1, MAX_LIST_FILES)]
-        items = found.list("samples", 1, MAX_LIST_FILES) if "samples" in found.value else ()
-        new = found.list("new", 1, MAX_LIST_FILES) if "new" in found.value else ()
+        fields = JsonObject.of_file(parse_json(data), "externals", _VERSION, keys, optional)
+        roots = fields.texts("roots", re.compile(r"[^\x00-\x1f\x7f]{1,4096}"), MAX_LIST_FILES)
+        files = [_file(item, roots) for item in fields.list("files", 1, MAX_LIST_FILES)]
+        items = fields.list("samples", 1, MAX_LIST_FILES) if "samples" in fields.value else ()
+        checksums = fields.list("new", 1, MAX_LIST_FILES) if "new" in fields.value else ()
         samples = tuple(_sample(item, len(files)) for item in items)
-        made = found.text("made", ID) if "made" in found.value else None
-        return cls(tuple(files), samples, tuple(_new(item, len(files)) for item in new), made)
+        nonce = fields.text("made", ID) if "made" in fields.value else None
+        return cls(
+            tuple(files),
+            samples,
+            tuple(_new_checksum(item, len(files)) for item in checksums),
+            nonce,
+        )
 
 
 def list_path(list_id: str) -> str:
@@ -191,7 +196,7 @@ def _sample(item: object, num_files: int) -> Sample:
     return sample
 
 
-def _new(item: object, num_files: int) -> tuple[int, int]:
+def _new_checksum(item: object, num_files: int) -> tuple[int, int]:
     number, checksum = _checked(item, "checksum of a new external file", (num_files, 2**32))
     return number, checksum
 
@@ -334,7 +339,11 @@ class FrameReference(Reference):
         num_items = count_items(page, feature)
         begin = HEAD.size + 12 * num_items
         fields = parse_items(
-            *(page, length, feature), count=num_items, begin=begin, most=MAX_NAMES, has_gaps=False
+            *(page, length, feature),
+            count=num_items,
+            begin=begin,
+            max_extradata=MAX_NAMES,
+            has_gaps=False,
         )
         if num_items != count or (fields["frames"] != np.arange(num_items)).any():
             raise refusal(feature, "with frames missing or out of order", 0, count, num_items)
@@ -343,8 +352,8 @@ class FrameReference(Reference):
         parts = _parts(fields["extradata"], count) if fields["extradata"] else ()
         reference = cls(**fields, parts=parts)
         if reference.extradata and not reference.is_of_folder:
-            wrong = "with files that are not contiguous"
-            raise refusal(feature, wrong, begin, count, len(parts))
+            problem = "with files that are not contiguous"
+            raise refusal(feature, problem, begin, count, len(parts))
         return reference
 
     @property
@@ -368,8 +377,8 @@ class FrameReference(Reference):
 
     def place(self, offset: int) -> tuple[str, int]:
         ends = np.cumsum(self.sizes)
-        at = offset - self.offset_table_bytes
-        frame = int(np.searchsorted(ends[:-1], at, side="right"))
+        position = offset - self.offset_table_bytes
+        frame = int(np.searchsorted(ends[:-1], position, side="right"))
         if self.parts:
             return self.parts[frame].name, 0
         return "", self.start + int(self.offsets[frame])
@@ -395,8 +404,8 @@ def named_file(page: memoryview) -> tuple[str, int]:
 def portable_bytes(page: memoryview, file: ExternalFile) -> bytes:
     """Return bytes that identify the content of a page of references to `file`, at any place."""
     identity = file.identity and file.identity.partition(LINKED)[0]
-    known = json.dumps([file.path, file.size, identity]).encode()
-    return b"".join((known, page[:4], page[16:]))
+    description = json.dumps([file.path, file.size, identity]).encode()
+    return b"".join((description, page[:4], page[16:]))
 
 
 def least_reference_bytes(count: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
@@ -418,26 +427,27 @@ def parse_items(
     *,
     count: int,
     begin: int,
-    most: int,
+    max_extradata: int,
     has_gaps: bool,
 ) -> dict[str, Any]:
     """Parse head, tables and extradata of a page of references to `length` bytes, and check them.
 
-    `count` is the number of items, `begin` the offset of the extradata, of at most `most` bytes.
+    `count` is the number of items, `begin` the offset of the extradata, of at most `max_extradata`
+    bytes.
     With `has_gaps` bytes between items are read, too. Returns the fields of `Reference`.
     """
-    _, list_id, file, stored, start, extra = HEAD.unpack_from(page)
-    if not count or extra > most or len(page) != begin + extra:
-        expected = f"tables of {count} packets and {extra} bytes"
+    _, list_id, file, checksum, start, extradata_bytes = HEAD.unpack_from(page)
+    if not count or extradata_bytes > max_extradata or len(page) != begin + extradata_bytes:
+        expected = f"tables of {count} packets and {extradata_bytes} bytes"
         raise refusal(feature, "with a wrong length", 0, expected, len(page))
     table = np.frombuffer(page[HEAD.size : HEAD.size + 12 * count], "<u4").reshape(3, count)
     offsets, sizes = table[0].astype(np.int64), table[1].astype(np.int64)
     ends = offsets + sizes
     fits = sizes.min() > 0 and offsets[0] == 0 and bool((offsets[1:] >= ends[:-1]).all())
     if not fits or int(ends[-1] if has_gaps else sizes.sum()) != length:
-        wrong = "with overlapping packets, or packets outside it"
+        problem = "with overlapping packets, or packets outside it"
         expected = f"packets one behind the other, from 0 to {length}"
-        raise refusal(feature, wrong, HEAD.size, expected, ends[-1])
+        raise refusal(feature, problem, HEAD.size, expected, ends[-1])
     if start + int(ends[-1]) >= 2**63:
         raise refusal(feature, "with an impossible start", 20, "below 2**63", start)
     return {
@@ -448,14 +458,18 @@ def parse_items(
         "sizes": sizes,
         "frames": table[2],
         "extradata": bytes(page[begin:]),
-        "crc32c": stored,
+        "crc32c": checksum,
     }
 
 
-def refusal(feature: str, what: str, at: int, expected: object, got: object) -> FormatError:
+def refusal(feature: str, problem: str, offset: int, expected: object, got: object) -> FormatError:
     """Return the error of a malformed page of references."""
     return FormatError(
-        f"a page of references {what}", feature=feature, offset=at, expected=expected, got=got
+        f"a page of references {problem}",
+        feature=feature,
+        offset=offset,
+        expected=expected,
+        got=got,
     )
 
 

@@ -80,13 +80,13 @@ def gap_rows(chunk: int, feature: int, present: npt.NDArray[np.bool_]) -> npt.ND
 
     `present`, bool [frames], is true for frames that have it.
     """
-    padded = np.ones(-(-len(present) // WORD) * WORD, np.bool_)
-    padded[: len(present)] = present
-    some = np.flatnonzero(~padded.reshape(-1, WORD).all(axis=1))
-    padded[len(present) :] = False
-    rows = np.zeros(len(some), GAP_ROW)
-    rows["chunk"], rows["feature"], rows["word"] = chunk, feature, some
-    words = np.packbits(padded.reshape(-1, WORD)[some], axis=1, bitorder="little")
+    bits = np.ones(-(-len(present) // WORD) * WORD, np.bool_)
+    bits[: len(present)] = present
+    words_with_gaps = np.flatnonzero(~bits.reshape(-1, WORD).all(axis=1))
+    bits[len(present) :] = False
+    rows = np.zeros(len(words_with_gaps), GAP_ROW)
+    rows["chunk"], rows["feature"], rows["word"] = chunk, feature, words_with_gaps
+    words = np.packbits(bits.reshape(-1, WORD)[words_with_gaps], axis=1, bitorder="little")
     rows["present"] = words.view("<u8").reshape(-1)
     return rows
 
@@ -103,15 +103,15 @@ def num_absent(gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any]) -> npt.NDAr
 
     `num_frames` has an entry for each chunk.
     """
-    held = num_frames[gaps["chunk"]].astype(np.int64) - WORD * gaps["word"].astype(np.int64)
-    absent: npt.NDArray[np.int64]
-    absent = np.minimum(held, WORD) - _bits(gaps["present"]).sum(axis=1, dtype=np.int64)
-    return absent
+    room = num_frames[gaps["chunk"]].astype(np.int64) - WORD * gaps["word"].astype(np.int64)
+    counts: npt.NDArray[np.int64]
+    counts = np.minimum(room, WORD) - _bits(gaps["present"]).sum(axis=1, dtype=np.int64)
+    return counts
 
 
 def count_words(num_frames: npt.NDArray[Any]) -> int:
     """Count the bitmap words of one feature in all chunks together."""
-    blocks = (num_frames[at : at + _BLOCK] for at in range(0, len(num_frames), _BLOCK))
+    blocks = (num_frames[start : start + _BLOCK] for start in range(0, len(num_frames), _BLOCK))
     return sum(int((-(-block.astype(np.int64) // WORD)).sum()) for block in blocks)
 
 
@@ -131,15 +131,15 @@ def check_chunks(chunks: npt.NDArray[Any], num_frames: npt.NDArray[np.int64], en
     in a later file.
     """
     episode = chunks["episode"].astype(np.int64)
-    known = (episode < len(num_frames)) & (np.diff(episode, prepend=0) >= 0)
-    check_rows(known, "chunk rows are out of order", end)
-    held = chunks["num_frames"].astype(np.int64)
-    first = chunks["first_frame"].astype(np.int64)
-    check_lengths(held, end)
+    is_ordered = (episode < len(num_frames)) & (np.diff(episode, prepend=0) >= 0)
+    check_rows(is_ordered, "chunk rows are out of order", end)
+    counts = chunks["num_frames"].astype(np.int64)
+    first_frame = chunks["first_frame"].astype(np.int64)
+    check_lengths(counts, end)
     total = num_frames[episode]
-    last = np.where(total > 0, total, MAX_EPISODE_FRAMES)
-    check_rows(first + held <= last, "a chunk beyond the end of its episode", end)
-    follows = (np.diff(episode) > 0) | (first[1:] == (first + held)[:-1])
+    stop_frame = np.where(total > 0, total, MAX_EPISODE_FRAMES)
+    check_rows(first_frame + counts <= stop_frame, "a chunk beyond the end of its episode", end)
+    follows = (np.diff(episode) > 0) | (first_frame[1:] == (first_frame + counts)[:-1])
     check_rows(follows, "a chunk does not follow the one before it", end)
     start = chunks["offset"]
     check_rows((start % ALIGNMENT == 0) & (start >= HEADER_BYTES), "a chunk at a wrong offset", end)
@@ -148,10 +148,10 @@ def check_chunks(chunks: npt.NDArray[Any], num_frames: npt.NDArray[np.int64], en
     check_rows(start[1:] >= start[:-1], "chunks are not in the order of their offsets", end)
 
 
-def check_lengths(num_frames: npt.NDArray[Any], offset: int, *, first: int = 0) -> None:
+def check_lengths(num_frames: npt.NDArray[Any], offset: int, *, first_row: int = 0) -> None:
     """Check that each chunk has 1 to `MAX_CHUNK_FRAMES` frames."""
     fits = (num_frames >= 1) & (num_frames <= MAX_CHUNK_FRAMES)
-    check_rows(fits, "a chunk of an impossible number of frames", offset, first=first)
+    check_rows(fits, "a chunk of an impossible number of frames", offset, first_row=first_row)
 
 
 def check_overlaps(chunks: Sequence[npt.NDArray[Any]], groups: Sequence[Schema], end: int) -> None:
@@ -187,10 +187,10 @@ def check_gaps(
     order = (chunk * len(features) + column) * (MAX_CHUNK_FRAMES // WORD) + word
     check_rows(word < MAX_CHUNK_FRAMES // WORD, "a validity bitmap longer than its chunk", offset)
     check_rows(order[1:] > order[:-1], "validity bitmaps out of order", offset)
-    held = num_frames[chunk].astype(np.int64) - word * WORD
-    check_rows(held > 0, "a validity bitmap longer than its chunk", offset)
+    num_bits = num_frames[chunk].astype(np.int64) - word * WORD
+    check_rows(num_bits > 0, "a validity bitmap longer than its chunk", offset)
     # At least one frame lacks the feature, and bits beyond the chunk's frames are 0.
-    full = ~np.uint64(0) >> (WORD - np.minimum(held, WORD)).astype(np.uint64)
+    full = ~np.uint64(0) >> (WORD - np.minimum(num_bits, WORD)).astype(np.uint64)
     check_rows(gaps["present"] & ~full == 0, "a validity bitmap longer than its chunk", offset)
     check_rows(gaps["present"] != full, "a validity bitmap that lacks nothing", offset)
 
@@ -205,19 +205,21 @@ def check_pages(
     features: npt.NDArray[np.int64],
     offset: int,
     *,
-    first: int = 0,
+    first_row: int = 0,
 ) -> None:
     """Check each page's length and largest frame against its number of frames.
 
     `lengths` is [chunks, features], `largest` [chunks, features with a variable dimension].
     `external`, [chunks], is the number of bytes referenced in external files. `schema` is the
-    group's, `features` as in `features_of`. `first` is the row number of the first chunk, for
+    group's, `features` as in `features_of`. `first_row` is the row number of the first chunk, for
     messages.
     """
     count = count_present(num_frames, gaps, features)
     variable = {spec.name: column for column, spec in enumerate(schema.variable)}
     if not may_be_references(schema):
-        check_rows(external == 0, "a reference in a group that allows none", offset, first=first)
+        check_rows(
+            external == 0, "a reference in a group that allows none", offset, first_row=first_row
+        )
     for column, spec in enumerate(schema.values()):
         n, length = count[:, column], lengths[:, column]
         kind = page_kind(spec)
@@ -226,11 +228,11 @@ def check_pages(
             as_references = (n > 0) & (length >= least_reference_bytes(n))
             fits = np.where(external, as_references, fits)
         fits &= num_frames <= kind.max_chunk_frames
-        check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first=first)
+        check_rows(fits, f"a page of {spec.name} with a wrong length", offset, first_row=first_row)
         if spec.name in variable:
             fits = _can_be_largest(largest[:, variable[spec.name]], n, length, spec)
             message = f"a page of {spec.name} with an impossible largest frame"
-            check_rows(fits, message, offset, first=first)
+            check_rows(fits, message, offset, first_row=first_row)
 
 
 def _can_be_largest(
@@ -261,14 +263,16 @@ def count_present(
 
 
 def check_rows(
-    condition: npt.NDArray[np.bool_], message: str, offset: int, *, first: int = 0
+    condition: npt.NDArray[np.bool_], message: str, offset: int, *, first_row: int = 0
 ) -> None:
     """Raise `FormatError` with the first row where `condition` is false.
 
-    Row numbers start at `first`.
+    Row numbers start at `first_row`.
     """
     if not condition.all():
-        raise FormatError(message, offset=offset, got=f"row {first + int(np.argmin(condition))}")
+        raise FormatError(
+            message, offset=offset, got=f"row {first_row + int(np.argmin(condition))}"
+        )
 
 
 def _bits(words: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
@@ -323,8 +327,8 @@ def chunks_schema(group: Schema) -> pa.Schema:
     return _table(**columns)
 
 
-def times_schema(num_features: int, longest: int) -> pa.Schema:
-    width = num_features * max(1, num_time_spans(longest))
+def times_schema(num_features: int, max_episode_frames: int) -> pa.Schema:
+    width = num_features * max(1, num_time_spans(max_episode_frames))
     return _table(least=_numbers(width, pa.float64()), most=_numbers(width, pa.float64()))
 
 
@@ -348,22 +352,22 @@ def most_table_bytes(
     """
     groups = schema.groups
     sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
-    most = min(num_frames, record_bytes // min(sizes))  # chunks of any group in record files
-    longest = min(page_kind(spec).max_chunk_frames for spec in schema.values())
-    absent = min(num_frames, most + num_frames // longest)
-    rows, words, more_words = {}, 0, 0
+    max_chunks = min(num_frames, record_bytes // min(sizes))  # chunks of any group in record files
+    max_chunk_frames = min(page_kind(spec).max_chunk_frames for spec in schema.values())
+    absent_chunks = min(num_frames, max_chunks + num_frames // max_chunk_frames)
+    rows, words, absent_words = {}, 0, 0
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
         may_be_absent = all(spec.is_dropped or spec.added for spec in group.values())
-        chunks = absent if may_be_absent else min(num_frames, record_bytes // size)
+        chunks = absent_chunks if may_be_absent else min(num_frames, record_bytes // size)
         rows[f"chunks{number}"] = chunks * (
             24 + (8 + DIGEST_BYTES) * len(group) + 4 * len(group.variable)
         )
-        of_group = len(group) * (chunks + num_frames // WORD)
-        words += of_group + len(group) * 2 * min(chunks, num_episodes) * MAX_CHUNK_FRAMES // WORD
-        more_words += of_group * may_be_absent
-    gaps = min(words, more_words + record_bytes // GAP_ROW.itemsize)
+        group_words = len(group) * (chunks + num_frames // WORD)
+        words += group_words + len(group) * 2 * min(chunks, num_episodes) * MAX_CHUNK_FRAMES // WORD
+        absent_words += group_words * may_be_absent
+    gaps = min(words, absent_words + record_bytes // GAP_ROW.itemsize)
     rows["gaps"] = gaps * GAP_ROW.itemsize
-    num_episodes = min(num_episodes, most)
+    num_episodes = min(num_episodes, max_chunks)
     size = 2 * 4 + _UID_BYTES + 4 + 8 + 2 + 4 * len(groups)  # and the text
     rows["episodes"] = size * num_episodes + 2 * MAX_INDEX_TEXT
     if timestamps := timestamp_features(schema):

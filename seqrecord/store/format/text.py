@@ -145,13 +145,13 @@ def _check_count(text: bytes) -> None:
     limit = min(MAX_JSON_VALUES, _FREE_VALUES + len(text) // _BYTES_PER_VALUE)
     # After this, each quote begins or ends a string.
     plain = text.replace(b"\\\\", b"").replace(b'\\"', b"")
-    count, inside = 1, 0
-    for at in range(0, len(plain), _BLOCK_BYTES):
-        block = np.frombuffer(plain, np.uint8, min(_BLOCK_BYTES, len(plain) - at), at)
-        strings = np.cumsum(block == ord('"'), dtype=np.uint8) + np.uint8(inside)
+    count, is_inside = 1, 0
+    for start in range(0, len(plain), _BLOCK_BYTES):
+        block = np.frombuffer(plain, np.uint8, min(_BLOCK_BYTES, len(plain) - start), start)
+        strings = np.cumsum(block == ord('"'), dtype=np.uint8) + np.uint8(is_inside)
         opens = (block == ord(",")) | (block == ord("[")) | (block == ord("{"))
         count += int(np.count_nonzero(opens & (strings % 2 == 0)))
-        inside = int(strings[-1]) % 2
+        is_inside = int(strings[-1]) % 2
     if count > limit:
         raise FormatError(
             "JSON of too many values for its length", expected=f"at most {limit}", got=count

@@ -52,9 +52,9 @@ def clock_of(schema: Schema) -> str | None:
     It is the only timestamp feature with a unit of time or without a unit. Among several, it is the
     one named `timestamp` or `log_time`.
     """
-    known = [n for n in timestamp_features(schema) if is_unit_of_time(schema[n].unit)]
-    usual = [name for name in CLOCKS if name in known]
-    return known[0] if len(known) == 1 else usual[0] if usual else None
+    names = [n for n in timestamp_features(schema) if is_unit_of_time(schema[n].unit)]
+    usual_names = [name for name in CLOCKS if name in names]
+    return names[0] if len(names) == 1 else usual_names[0] if usual_names else None
 
 
 def is_unit_of_time(unit: str | None) -> bool:
@@ -85,17 +85,19 @@ class TimeSpans:
     In the feature's unit. Distances beyond the episode's length are absent; see `num_time_spans`.
     """
 
-    least: tuple[float, ...]
-    most: tuple[float, ...]
+    min_growth: tuple[float, ...]
+    max_growth: tuple[float, ...]
 
     def cut(self, num_frames: int) -> TimeSpans:
         """Return the bounds for consecutive frames of the episode, `num_frames` of them."""
         count = num_time_spans(num_frames)
-        return TimeSpans(self.least[:count], self.most[:count])
+        return TimeSpans(self.min_growth[:count], self.max_growth[:count])
 
     def to_text(self) -> str:
-        """Encode as base64 of little-endian float64: all of `least`, then `most`."""
-        return base64.b64encode(np.array([*self.least, *self.most], "<f8").tobytes()).decode()
+        """Encode as base64 of little-endian float64: all of `min_growth`, then `max_growth`."""
+        return base64.b64encode(
+            np.array([*self.min_growth, *self.max_growth], "<f8").tobytes()
+        ).decode()
 
     @classmethod
     def from_text(cls, text: object, num_frames: int) -> TimeSpans:
@@ -106,9 +108,13 @@ class TimeSpans:
         except (UnicodeEncodeError, binascii.Error):
             data = b"-"
         if isinstance(text, str) and len(data) == 16 * count:
-            least, most = np.frombuffer(data, "<f8").reshape(2, count)
-            if np.isfinite(least).all() and np.isfinite(most).all() and (least <= most).all():
-                return cls(tuple(least.tolist()), tuple(most.tolist()))
+            min_growth, max_growth = np.frombuffer(data, "<f8").reshape(2, count)
+            if (
+                np.isfinite(min_growth).all()
+                and np.isfinite(max_growth).all()
+                and (min_growth <= max_growth).all()
+            ):
+                return cls(tuple(min_growth.tolist()), tuple(max_growth.tolist()))
         raise FormatError(
             "time spans of timestamps are invalid",
             expected=f"base64 of {count} finite float64 and as many that are no smaller",
@@ -124,7 +130,10 @@ class TimeSpanCollector:
 
     def begin(self) -> None:
         """Start an episode."""
-        self._least, self._most = np.full(MAX_TIME_SPANS, np.inf), np.full(MAX_TIME_SPANS, -np.inf)
+        self._min_growth, self._max_growth = (
+            np.full(MAX_TIME_SPANS, np.inf),
+            np.full(MAX_TIME_SPANS, -np.inf),
+        )
         self._is_whole = True
         self._tail: npt.NDArray[Any] = np.zeros(0)
         self._pending: list[npt.NDArray[Any]] = []
@@ -134,10 +143,10 @@ class TimeSpanCollector:
         """Add timestamps, a real dtype [n] or [n, 1], of the frames `numbers`, int64 [n]."""
         if not len(numbers):
             return
-        first, last = int(numbers[0]), int(numbers[-1])
-        follows = first == self._number and last - first == len(numbers) - 1
+        first_number, last_number = int(numbers[0]), int(numbers[-1])
+        follows = first_number == self._number and last_number - first_number == len(numbers) - 1
         self._is_whole &= follows and bool(np.isfinite(times).all())
-        self._number = last + 1
+        self._number = last_number + 1
         self._pending.append(signed(times.reshape(-1)))
         self._num_pending += len(numbers)
         if self._num_pending >= _PENDING:
@@ -150,11 +159,11 @@ class TimeSpanCollector:
         """
         self._look()
         count = num_time_spans(num_frames)
-        least, most = self._least[:count], self._most[:count]
+        min_growth, max_growth = self._min_growth[:count], self._max_growth[:count]
         is_whole = self._is_whole and self._number == num_frames
-        if not is_whole or not (np.isfinite(least).all() and np.isfinite(most).all()):
+        if not is_whole or not (np.isfinite(min_growth).all() and np.isfinite(max_growth).all()):
             return None
-        return TimeSpans(tuple(least.tolist()), tuple(most.tolist()))
+        return TimeSpans(tuple(min_growth.tolist()), tuple(max_growth.tolist()))
 
     def _look(self) -> None:
         if not self._pending or not self._is_whole:
@@ -168,10 +177,10 @@ class TimeSpanCollector:
         with np.errstate(over="ignore"):
             for i in range(num_time_spans(len(times))):
                 step = 1 << i
-                later = times[max(step, len(times) - count) :]
-                grown = later - times[len(times) - len(later) - step : len(times) - step]
-                self._least[i] = min(self._least[i], float(np.minimum.reduce(grown)))
-                self._most[i] = max(self._most[i], float(np.maximum.reduce(grown)))
+                end_times = times[max(step, len(times) - count) :]
+                growth = end_times - times[len(times) - len(end_times) - step : len(times) - step]
+                self._min_growth[i] = min(self._min_growth[i], float(np.minimum.reduce(growth)))
+                self._max_growth[i] = max(self._max_growth[i], float(np.maximum.reduce(growth)))
         self._tail = times[-_TAIL:].copy()
 
 
@@ -183,27 +192,27 @@ class EpisodeTimeSpans:
     episode's length, and all entries of an episode with unknown time spans.
     """
 
-    least: Reals
-    most: Reals
+    min_growth: Reals
+    max_growth: Reals
 
     @classmethod
     def of(
-        cls, rows: list[list[TimeSpans | None]], num_features: int, longest: int
+        cls, rows: list[list[TimeSpans | None]], num_features: int, max_frames: int
     ) -> EpisodeTimeSpans:
         """Create from rows of each episode and feature; `longest` is the maximum episode length."""
-        shape = (len(rows), num_features, max(1, num_time_spans(longest)))
-        least, most = np.full(shape, np.nan), np.full(shape, np.nan)
+        shape = (len(rows), num_features, max(1, num_time_spans(max_frames)))
+        min_growth, max_growth = np.full(shape, np.nan), np.full(shape, np.nan)
         for i, row in enumerate(rows):
             for j, time_spans in enumerate(row):
                 if time_spans is not None:
-                    least[i, j, : len(time_spans.least)] = time_spans.least
-                    most[i, j, : len(time_spans.most)] = time_spans.most
-        return cls(least, most)
+                    min_growth[i, j, : len(time_spans.min_growth)] = time_spans.min_growth
+                    max_growth[i, j, : len(time_spans.max_growth)] = time_spans.max_growth
+        return cls(min_growth, max_growth)
 
-    def extended(self, more: EpisodeTimeSpans) -> EpisodeTimeSpans:
+    def extended(self, addition: EpisodeTimeSpans) -> EpisodeTimeSpans:
         """Append the episodes of `more`."""
-        width = max(self.least.shape[2], more.least.shape[2])
-        pairs = ((self.least, more.least), (self.most, more.most))
+        width = max(self.min_growth.shape[2], addition.min_growth.shape[2])
+        pairs = ((self.min_growth, addition.min_growth), (self.max_growth, addition.max_growth))
         return EpisodeTimeSpans(
             *(np.concatenate([_wide(a, width), _wide(b, width)]) for a, b in pairs)
         )
@@ -212,16 +221,18 @@ class EpisodeTimeSpans:
         """Raise `FormatError` unless the values are possible for episodes of `num_frames`, int64
         [E].
         """
-        for first in range(0, len(num_frames), _AT_ONCE):
-            rows = slice(first, first + _AT_ONCE)
-            least, most = self.least[rows], self.most[rows]
-            there = np.arange(least.shape[2]) < _counts(num_frames[rows])[:, None, None]
-            known = ~np.isnan(least[:, :, :1]) & there
-            fits = np.isnan(least) & np.isnan(most)
-            fits[known] = (np.abs(least) < np.inf)[known] & (np.abs(most) < np.inf)[known]
-            fits &= ~known | (least <= most)
+        for start in range(0, len(num_frames), _AT_ONCE):
+            rows = slice(start, start + _AT_ONCE)
+            min_growth, max_growth = self.min_growth[rows], self.max_growth[rows]
+            is_inside = np.arange(min_growth.shape[2]) < _counts(num_frames[rows])[:, None, None]
+            is_set = ~np.isnan(min_growth[:, :, :1]) & is_inside
+            fits = np.isnan(min_growth) & np.isnan(max_growth)
+            fits[is_set] = (np.abs(min_growth) < np.inf)[is_set] & (np.abs(max_growth) < np.inf)[
+                is_set
+            ]
+            fits &= ~is_set | (min_growth <= max_growth)
             if not fits.all():
-                row = first + int(np.argmin(fits.all(axis=(1, 2))))
+                row = start + int(np.argmin(fits.all(axis=(1, 2))))
                 raise FormatError(
                     "time spans of timestamps are invalid", offset=0, got=f"row {row}"
                 )
@@ -231,16 +242,18 @@ class EpisodeTimeSpans:
 
         This includes timestamps that do not ascend, and episodes of a single frame.
         """
-        known: npt.NDArray[np.bool_] = self.least[rows, feature, 0] > 0
-        return rows[~known]
+        is_known: npt.NDArray[np.bool_] = self.min_growth[rows, feature, 0] > 0
+        return rows[~is_known]
 
     def mean_steps(self, rows: npt.NDArray[np.int64], feature: int) -> Reals:
         """Estimate the time between frames of these episodes, float64 [n]; NaN if unknown."""
-        last = np.zeros(len(rows), np.int64)
-        for place in range(1, self.least.shape[2]):
-            last[~np.isnan(self.least[rows, feature, place])] = place
-        found: Reals = self.least[rows, feature, last] + self.most[rows, feature, last]
-        return found / (2 << last)
+        last_place = np.zeros(len(rows), np.int64)
+        for place in range(1, self.min_growth.shape[2]):
+            last_place[~np.isnan(self.min_growth[rows, feature, place])] = place
+        growth: Reals = (
+            self.min_growth[rows, feature, last_place] + self.max_growth[rows, feature, last_place]
+        )
+        return growth / (2 << last_place)
 
     def contradict(
         self, rows: npt.NDArray[np.int64], feature: int, steps: Reals
@@ -250,12 +263,12 @@ class EpisodeTimeSpans:
         `steps`, float64 [n], are in the feature's unit. Timestamps may deviate by a quarter of a
         step from a regular clock.
         """
-        found = np.zeros(len(rows), np.bool_)
-        for place in range(self.least.shape[2]):
-            for time_spans in (self.least, self.most):
-                off = np.abs(time_spans[rows, feature, place] / steps - (1 << place))
-                found |= off > 0.5 * (1 + 1e-6)
-        return found
+        is_contradiction = np.zeros(len(rows), np.bool_)
+        for place in range(self.min_growth.shape[2]):
+            for time_spans in (self.min_growth, self.max_growth):
+                deviation = np.abs(time_spans[rows, feature, place] / steps - (1 << place))
+                is_contradiction |= deviation > 0.5 * (1 + 1e-6)
+        return is_contradiction
 
     def frames_within(
         self, rows: npt.NDArray[np.int64], feature: int, time: float
@@ -265,21 +278,21 @@ class EpisodeTimeSpans:
 
         Returns minimum and maximum. Ends of episodes may cut the minimum. Bounds are at most 2^20.
         """
-        most = _count(self.most[rows, feature], time)
-        return most, _count(self.least[rows, feature], time)
+        min_frames = _count(self.max_growth[rows, feature], time)
+        return min_frames, _count(self.min_growth[rows, feature], time)
 
 
 def _counts(num_frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     """Return `num_time_spans` of each episode."""
     powers = 1 << np.arange(MAX_TIME_SPANS)
-    found: npt.NDArray[np.int64] = np.searchsorted(powers, num_frames, side="left")
-    return found
+    counts: npt.NDArray[np.int64] = np.searchsorted(powers, num_frames, side="left")
+    return counts
 
 
 def _wide(time_spans: Reals, width: int) -> Reals:
-    found = np.full((*time_spans.shape[:2], width), np.nan)
-    found[:, :, : time_spans.shape[2]] = time_spans
-    return found
+    padded = np.full((*time_spans.shape[:2], width), np.nan)
+    padded[:, :, : time_spans.shape[2]] = time_spans
+    return padded
 
 
 def _count(time_spans: Reals, time: float) -> npt.NDArray[np.int64]:
@@ -289,15 +302,17 @@ def _count(time_spans: Reals, time: float) -> npt.NDArray[np.int64]:
     number of frames is at least the sum of the minima of its parts, the maximum at most the sum of
     the maxima.
     """
-    left, found = np.full(len(time_spans), time), np.zeros(len(time_spans), np.int64)
-    longest = np.ones(len(time_spans), bool)  # the largest distance may repeat
+    remaining_time, num_frames = np.full(len(time_spans), time), np.zeros(len(time_spans), np.int64)
+    may_repeat = np.ones(len(time_spans), bool)  # the largest distance may repeat
     for i in range(time_spans.shape[1] - 1, -1, -1):
         lag = time_spans[:, i]
-        is_there = lag > 0
+        is_set = lag > 0
         with np.errstate(invalid="ignore", over="ignore", divide="ignore"):
-            times = np.where(longest, np.minimum(left // lag, _MOST), lag <= left)
-        times = np.where(is_there, times, 0)
-        left = left - np.where(is_there, times * np.where(is_there, lag, 0), 0)
-        found += times.astype(np.int64) << i
-        longest &= ~is_there
-    return np.minimum(found, _MOST)
+            times = np.where(
+                may_repeat, np.minimum(remaining_time // lag, _MOST), lag <= remaining_time
+            )
+        times = np.where(is_set, times, 0)
+        remaining_time = remaining_time - np.where(is_set, times * np.where(is_set, lag, 0), 0)
+        num_frames += times.astype(np.int64) << i
+        may_repeat &= ~is_set
+    return np.minimum(num_frames, _MOST)
