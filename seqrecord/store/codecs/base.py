@@ -123,25 +123,25 @@ class Filter:
 
 
 def named_parameters(
-    name: str, text: str, allowed: Collection[str], texts: Collection[str] = ()
+    name: str, text: str, keys: Collection[str], texts: Collection[str] = ()
 ) -> dict[str, Any]:
     """Parameters `KEY=VALUE,…` of a named codec; values are JSON, or text for the keys `texts`.
 
     Raises `ValueError` for unknown keys and other values.
     """
-    found: dict[str, Any] = {}
+    parameters: dict[str, Any] = {}
     for item in text.split(",") if text else []:
         key, equals, value = item.partition("=")
-        if key not in allowed or not equals:
-            takes = ", ".join(allowed) or "no parameter"
+        if key not in keys or not equals:
+            takes = ", ".join(keys) or "no parameter"
             raise ValueError(f"{name} takes {takes}, not {item[:50]!r}")
         try:
-            found[key] = value if key in texts else json.loads(value)
+            parameters[key] = value if key in texts else json.loads(value)
         except (ValueError, RecursionError):
-            found[key] = None
-        if found[key] is None:  # null, too: no argument has this value
+            parameters[key] = None
+        if parameters[key] is None:  # null, too: no argument has this value
             raise ValueError(f"{name}: {key} is not a number: {value[:50]!r}")
-    return found
+    return parameters
 
 
 def check_size(got: int, size: int) -> None:

@@ -99,16 +99,16 @@ class Blosc(Compressor):
             return
         fits = (block == nbytes) & (sizes <= _JOINED) & (kind & _COPIED << 16 == 0)
         fits &= (heads["start"] >= _HEAD.itemsize) & (heads["start"] < sizes)
-        apart = (kind[1:] != kind[:-1]) | ~fits[1:] | ~fits[:-1]
-        most = max(1, MAX_BUFFER_BYTES // nbytes)
-        apart[most - 1 :: most] = True
-        for begin, stop in pairwise([0, *(apart.nonzero()[0] + 1).tolist(), len(blobs)]):
+        is_boundary = (kind[1:] != kind[:-1]) | ~fits[1:] | ~fits[:-1]
+        max_blobs = max(1, MAX_BUFFER_BYTES // nbytes)
+        is_boundary[max_blobs - 1 :: max_blobs] = True
+        for begin, stop in pairwise([0, *(is_boundary.nonzero()[0] + 1).tolist(), len(blobs)]):
             if stop - begin == 1:
                 self._decompress(blobs[begin], out[begin])
                 continue
-            some = slice(begin, stop)
-            joined = _concatenated(blobs[some], heads[some], sizes[some])
-            self._decompress(joined, out[some].reshape(-1))
+            members = slice(begin, stop)
+            buffer = _concatenated(blobs[members], heads[members], sizes[members])
+            self._decompress(buffer, out[members].reshape(-1))
 
     def _declared_size(self, blob: memoryview) -> int:
         """Decoded size in the header of a blob.
@@ -135,28 +135,28 @@ def _concatenated(
 
     Raises `ValueError` if a block is longer than its buffer.
     """
-    begin = _HEADER.size + _SIZE.size * len(blobs)
-    starts = begin + np.cumsum(sizes) - sizes + heads["start"]
-    total, block = begin + int(sizes.sum()), int(heads["blocksize"][0])
+    body_start = _HEADER.size + _SIZE.size * len(blobs)
+    starts = body_start + np.cumsum(sizes) - sizes + heads["start"]
+    total, block = body_start + int(sizes.sum()), int(heads["blocksize"][0])
     header = bytes(blobs[0][:4]) + struct.pack("<III", block * len(blobs), block, total)
-    joined = b"".join([header, starts.astype("<i4").tobytes(), *blobs])
+    buffer = b"".join([header, starts.astype("<i4").tobytes(), *blobs])
     # Else Blosc would read on in the next blob. (Blosc refuses negative sizes: here large numbers.)
-    numbers = np.ndarray(total - _SIZE.size + 1, "<u4", joined, strides=(1,))  # at every byte
-    at, last = starts, len(numbers) - 1
+    numbers = np.ndarray(total - _SIZE.size + 1, "<u4", buffer, strides=(1,))  # at every byte
+    positions, last_position = starts, len(numbers) - 1
     for _ in range(_num_planes(header[2], header[3], block)):
-        at = at + numbers[np.minimum(at, last)]
-        at += _SIZE.size
-    if (at > begin + np.cumsum(sizes)).any():
+        positions = positions + numbers[np.minimum(positions, last_position)]
+        positions += _SIZE.size
+    if (positions > body_start + np.cumsum(sizes)).any():
         raise ValueError("a Blosc blob is shorter than its block")
-    return joined
+    return buffer
 
 
 def _num_planes(flags: int, typesize: int, block: int) -> int:
     """Number of separately encoded parts of a full block of `block` bytes."""
-    apart = (
+    is_split = (
         not flags & _UNSPLIT and typesize <= _MAX_PLANES and block // typesize >= _MIN_PLANE_BYTES
     )
-    return typesize if apart else 1
+    return typesize if is_split else 1
 
 
 def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> bytes:
@@ -167,19 +167,19 @@ def encode_planes(encode: Encode, probe: Encode, numbers: npt.NDArray[Any]) -> b
     sketch = _Buffer(probe(numbers))
     data = numbers.reshape(-1).view(np.uint8).reshape(-1, numbers.itemsize)
     emptied = data.copy()
-    stored: dict[tuple[int, int], bytes] = {}
+    plain_planes: dict[tuple[int, int], bytes] = {}
     for block, planes in enumerate(sketch.blocks):
         part = slice(block * sketch.length, (block + 1) * sketch.length)
         for byte, plane in enumerate(planes):
             if len(planes) > 1 and len(plane) > _WORTH * sketch.length:
-                stored[block, byte] = data[part, byte].tobytes()
+                plain_planes[block, byte] = data[part, byte].tobytes()
                 emptied[part, byte] = 0  # takes no time to encode
-    if not stored:
+    if not plain_planes:
         return encode(numbers)
     buffer = _Buffer(encode(emptied.reshape(-1).view(numbers.dtype)))
     if buffer.length != sketch.length or len(buffer.blocks) != len(sketch.blocks):
         return encode(numbers)
-    for (block, byte), plane in stored.items():
+    for (block, byte), plane in plain_planes.items():
         buffer.blocks[block][byte] = plane
     blob = buffer.join()
     return blob if len(blob) < numbers.nbytes else encode(numbers)
@@ -201,12 +201,12 @@ class _Buffer:
         if flags & _COPIED or not flags & _BYTE_PLANES:
             return
         for number in range(-(-nbytes // blocksize)):
-            (at,) = _SIZE.unpack_from(blob, _HEADER.size + number * _SIZE.size)
+            (offset,) = _SIZE.unpack_from(blob, _HEADER.size + number * _SIZE.size)
             planes = []
             for _ in range(num_planes if (number + 1) * blocksize <= nbytes else 1):
-                (size,) = _SIZE.unpack_from(blob, at)
-                planes.append(blob[at + _SIZE.size : at + _SIZE.size + size])
-                at += _SIZE.size + size
+                (size,) = _SIZE.unpack_from(blob, offset)
+                planes.append(blob[offset + _SIZE.size : offset + _SIZE.size + size])
+                offset += _SIZE.size + size
             self.blocks.append(planes)
 
     def join(self) -> bytes:

@@ -193,9 +193,9 @@ class FrameCodec:
         step = max(1, _CACHED * count // out.nbytes) if steps else count
         try:
             with unbuffered():
-                for first in range(0, count, step):
-                    some = slice(first, first + step)
-                    self._decode(blobs[some], numbers[some], steps)
+                for start in range(0, count, step):
+                    part = slice(start, start + step)
+                    self._decode(blobs[part], numbers[part], steps)
         except ERRORS:
             return False
         return True
@@ -253,8 +253,8 @@ class FrameCodec:
         if self._image is None:
             raise ValueError("an encoded image for a feature that stores no encoded images")
         header = probe(data)
-        wanted = self._image["format"]
-        if header.format != wanted and (wanted != "any" or header.format == "npy"):
+        image_format = self._image["format"]
+        if header.format != image_format and (image_format != "any" or header.format == "npy"):
             raise ValueError(f"a {header.format} image, expected {self._image['format']}")
         self._check(np.broadcast_to(np.zeros((), header.dtype), header.shape))
         return data
@@ -316,20 +316,20 @@ def _check_config(config: object) -> tuple[str, dict[str, Any]]:
         raise ValueError(f"unknown id {name[:50]!r}; expected any of {expected}")
     params = {key: value for key, value in config.items() if key != "id"}
     for key, value in params.items():
-        allowed = _PARAMETERS[name].get(key)
-        if allowed is None or not _is_allowed(value, allowed):
+        values = _PARAMETERS[name].get(key)
+        if values is None or not _is_allowed(value, values):
             raise ValueError(f"{name} does not take {str(key)[:50]!r} of {repr_of(value, 50)}")
-    missing = _REQUIRED.get(name, set()) - set(params)
-    if missing:
-        raise ValueError(f"{name} needs {', '.join(sorted(missing))}")
+    absent_keys = _REQUIRED.get(name, set()) - set(params)
+    if absent_keys:
+        raise ValueError(f"{name} needs {', '.join(sorted(absent_keys))}")
     return name, params
 
 
-def _is_allowed(value: object, allowed: Collection[object]) -> bool:
+def _is_allowed(value: object, values: Collection[object]) -> bool:
     # 1, True and 1.0 are equal, but only a value of the right type is allowed.
-    if isinstance(value, bool) or isinstance(next(iter(allowed)), bool):
-        return isinstance(value, bool) and isinstance(next(iter(allowed)), bool)
-    return (value is None or isinstance(value, (int, str))) and value in allowed
+    if isinstance(value, bool) or isinstance(next(iter(values)), bool):
+        return isinstance(value, bool) and isinstance(next(iter(values)), bool)
+    return (value is None or isinstance(value, (int, str))) and value in values
 
 
 def _as_unsigned(array: npt.NDArray[Any]) -> UIntArray:

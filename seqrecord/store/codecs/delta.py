@@ -53,11 +53,11 @@ class Delta(Filter):
 
     def encode(self, frame: UIntArray) -> UIntArray:
         out = np.array(frame, order="C", copy=True)
-        before = self._slabs(np.ascontiguousarray(frame), frame.shape)
-        after = self._slabs(out, frame.shape)
-        np.subtract(before[:, 1:], before[:, :-1], out=after[:, 1:])
+        values = self._slabs(np.ascontiguousarray(frame), frame.shape)
+        differences = self._slabs(out, frame.shape)
+        np.subtract(values[:, 1:], values[:, :-1], out=differences[:, 1:])
         if self.restart is not None:
-            after[:, :: self.restart] = before[:, :: self.restart]
+            differences[:, :: self.restart] = values[:, :: self.restart]
         return out
 
     def decode(self, frames: UIntArray, out: UIntArray) -> None:
@@ -66,11 +66,11 @@ class Delta(Filter):
         source = target if out is frames else self._slabs(frames, out.shape[1:])
         _sum_along(source, target, self.restart)
 
-    def _slabs(self, array: UIntArray, each: tuple[int, ...]) -> UIntArray:
+    def _slabs(self, array: UIntArray, shape: tuple[int, ...]) -> UIntArray:
         """View frames of the shape `each`, [..., N, ...], as [outer, N, inner] of integers of
         `width` bytes.
         """
-        _, length, inner = _slab_shape(self.axis, self.width, each, array.dtype.itemsize)
+        _, length, inner = _slab_shape(self.axis, self.width, shape, array.dtype.itemsize)
         if self.width is not None:
             array = array.view(f"<u{self.width}")
         return array.reshape(-1 if array.size else 0, length, inner)
@@ -111,8 +111,8 @@ def _sum_along(source: UIntArray, out: UIntArray, restart: int | None = None) ->
     if size == 0:
         return
     serial = _is_serial(out.shape, out.itemsize)
-    whole = length - length % size
-    for start, stop, part in ((0, whole, size), (whole, length, length - whole)):
+    even_length = length - length % size
+    for start, stop, part in ((0, even_length, size), (even_length, length, length - even_length)):
         if start < stop:
             shape = (outer, (stop - start) // part, part, inner)
             target = out[:, start:stop].reshape(shape)
@@ -153,9 +153,9 @@ def _sum_by_blocks(slabs: UIntArray) -> None:
         blocks = slabs[:, : count * size].reshape(outer, count, size, inner)
         for i in range(1, size):
             np.add(blocks[:, :, i], blocks[:, :, i - 1], out=blocks[:, :, i])
-        before = blocks[:, :-1, -1].copy()
-        _sum_by_blocks(before)
-        np.add(blocks[:, 1:], before[:, :, np.newaxis], out=blocks[:, 1:])
+        totals = blocks[:, :-1, -1].copy()
+        _sum_by_blocks(totals)
+        np.add(blocks[:, 1:], totals[:, :, np.newaxis], out=blocks[:, 1:])
     for i in range(count * size if count > 1 else 1, length):
         np.add(slabs[:, i], slabs[:, i - 1], out=slabs[:, i])
 
@@ -183,8 +183,8 @@ def unbuffered() -> Iterator[None]:
     NumPy copies non-contiguous rows through a buffer if several fit into it, which takes longer
     than the sum. With the smallest buffer no row fits. The setting affects this thread only.
     """
-    before = np.setbufsize(16)
+    buffer_size = np.setbufsize(16)
     try:
         yield
     finally:
-        np.setbufsize(before)
+        np.setbufsize(buffer_size)

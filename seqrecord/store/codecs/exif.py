@@ -33,22 +33,22 @@ def orientation_of(image: Image.Image, file: BinaryIO | None = None) -> int:
 
     In a PNG, EXIF may follow the pixels: load them first, or pass `file` to search it.
     """
-    found = None
+    orientation = None
     if (tags := getattr(image, "tag_v2", None)) is not None:  # TIFF
-        found = tags.get(_ORIENTATION)
+        orientation = tags.get(_ORIENTATION)
     elif "exif" in image.info:
-        found = _tag(image.info["exif"], _ORIENTATION)
+        orientation = _tag(image.info["exif"], _ORIENTATION)
     elif file is not None and image.format == "PNG":
-        found = _tag(_exif_behind_pixels(file), _ORIENTATION)
-    if found is None and "Raw profile type exif" in image.info:  # a PNG of ImageMagick
+        orientation = _tag(_exif_behind_pixels(file), _ORIENTATION)
+    if orientation is None and "Raw profile type exif" in image.info:  # a PNG of ImageMagick
         with suppress(ValueError):
             text = str(image.info["Raw profile type exif"])
-            found = _tag(bytes.fromhex("".join(text.split()[2:])), _ORIENTATION)
-    if found is None and (xmp := image.info.get("xmp", image.info.get("XML:com.adobe.xmp"))):
+            orientation = _tag(bytes.fromhex("".join(text.split()[2:])), _ORIENTATION)
+    if orientation is None and (xmp := image.info.get("xmp", image.info.get("XML:com.adobe.xmp"))):
         text = xmp.decode(errors="replace") if isinstance(xmp, bytes) else str(xmp)
         match = _XMP_ORIENTATION.search(text)
-        found = int(match[1]) if match else None
-    return found if isinstance(found, int) and 1 <= found <= 8 else 1
+        orientation = int(match[1]) if match else None
+    return orientation if isinstance(orientation, int) and 1 <= orientation <= 8 else 1
 
 
 def check_single(image: Image.Image) -> None:
@@ -97,16 +97,16 @@ def _tag(data: bytes, number: int) -> Any:
     if order is None:
         return None
     try:
-        (at,) = struct.unpack_from(f"{order}I", data, 4)
-        (count,) = struct.unpack_from(f"{order}H", data, at)
-        entries = data[at + 2 : at + 2 + 12 * count]
+        (offset,) = struct.unpack_from(f"{order}I", data, 4)
+        (count,) = struct.unpack_from(f"{order}H", data, offset)
+        entries = data[offset + 2 : offset + 2 + 12 * count]
         entries = entries[: len(entries) // 12 * 12]
         for tag, kind, length, value in struct.iter_unpack(f"{order}HHI4s", entries):
             if tag == number and kind in _VALUES:
                 return struct.unpack_from(order + _VALUES[kind], value)[0]
             if tag == number and kind == 7:
-                (at,) = struct.unpack(f"{order}I", value)
-                return order, data[at : at + length]
+                (offset,) = struct.unpack(f"{order}I", value)
+                return order, data[offset : offset + length]
     except struct.error:
         pass
     return None

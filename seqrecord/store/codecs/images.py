@@ -272,10 +272,10 @@ def decode_npy_into(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:
         raise ValueError(
             f"the array is {dtype} {list(shape)}, expected {out.dtype} {list(out.shape)}"[:200]
         )
-    begin = stream.tell()
-    if len(view) - begin != math.prod(shape) * dtype.itemsize:
+    header_bytes = stream.tell()
+    if len(view) - header_bytes != math.prod(shape) * dtype.itemsize:
         raise ValueError(f"an npy file of {len(view)} bytes does not match its header")
-    values = np.frombuffer(view, dtype, offset=begin).reshape(
+    values = np.frombuffer(view, dtype, offset=header_bytes).reshape(
         shape, order="F" if fortran_order else "C"
     )
     np.copyto(out, values)

@@ -39,17 +39,17 @@ def named_chain(
 
     Values are JSON and not checked here. Raises `ValueError` for an unknown name or parameter.
     """
-    name, _, rest = text.partition(":")
+    name, _, parameter_text = text.partition(":")
     if name not in CODEC_NAMES:
         raise ValueError(f"no codec is named {name[:50]!r}")
     if name in NAMED_CODECS:
         chain: tuple[CodecConfig, ...] = load_entry(NAMED_CODECS[name])(text, dtype, shape)
         return chain
     config, defaults = _IMAGES.get(name, ({}, {}))
-    given = named_parameters(name, rest, defaults)
+    parameters = named_parameters(name, parameter_text, defaults)
     if name in PRESETS:
         return preset_chain(name, dtype, shape)
-    return ({**config, **defaults, **given},)
+    return ({**config, **defaults, **parameters},)
 
 
 def preset_chain(

@@ -12,8 +12,8 @@ _CHANNELS = (1, 3, 4)  # numbers of uint8 channels that Pillow resizes together
 
 def nearest_pixels(length: int, size: int) -> npt.NDArray[np.int64]:
     """Indices of the source pixels whose centres are nearest to those of `size` pixels: int64."""
-    found: npt.NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
-    return found
+    indices: npt.NDArray[np.int64] = (2 * np.arange(size) + 1) * length // (2 * size)
+    return indices
 
 
 def resize_into(frame: npt.NDArray[Any], out: npt.NDArray[Any], *, smooth: bool) -> None:
@@ -42,8 +42,8 @@ def _resized(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any
     from PIL import Image  # slow import
 
     if pixels.shape[2:] == (4,):  # as CMYK, or Pillow would premultiply by an alpha channel
-        whole = pixels.shape[1], pixels.shape[0]
-        image = Image.frombuffer("CMYK", whole, pixels, "raw", "CMYK", 0, 1)
+        frame_size = pixels.shape[1], pixels.shape[0]
+        image = Image.frombuffer("CMYK", frame_size, pixels, "raw", "CMYK", 0, 1)
     else:
         image = Image.fromarray(pixels[..., 0] if pixels.shape[2:] == (1,) else pixels)
     resized = image.resize(size[::-1], Image.Resampling.BILINEAR, reducing_gap=1.0)

@@ -60,13 +60,13 @@ def inventory_of(source: Source) -> Inventory:
         inventory = inventory_of(sr.open_source("records/"))
         print(inventory.format, [feature.name for feature in inventory.features])
     """
-    found = account_of(source)
+    account = account_of(source)
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
     left_out = [LeftOut(f"feature {n}", 1, str(e), "features") for n, e in unreadable.items()]
-    left_out += [each for each in found.left_out if not _is_one_of(each, unreadable)]
+    left_out += [row for row in account.left_out if not _is_one_of(row, unreadable)]
     return Inventory(
         format_of(source),
-        found.reason,
+        account.reason,
         tuple(
             PackedFeature(
                 spec.name,
@@ -74,20 +74,20 @@ def inventory_of(source: Source) -> Inventory:
                 spec.value_kind.value_shape(spec.shape),
                 spec.kind,
                 spec.unit,
-                found.places.get(spec.name, ""),
+                account.places.get(spec.name, ""),
             )
             for spec in source.schema().values()
         ),
         tuple(left_out),
-        found.notes,
+        account.notes,
     )
 
 
 def account_of(source: Source) -> Account:
     """Return the result of a source's `account()`, or an account of nothing without the method."""
-    account = getattr(source, "account", None)
-    found: Account = Account("custom source without account()") if not account else account()
-    return found
+    method = getattr(source, "account", None)
+    account: Account = Account("custom source without account()") if not method else method()
+    return account
 
 
 def _is_one_of(row: LeftOut, unreadable: Iterable[str]) -> bool:
@@ -106,5 +106,5 @@ def format_of(source: Source) -> str:
     if (name := getattr(source, "format_name", None)) is not None:
         return str(name)
     module = type(source).__module__
-    names = {f"seqrecord.formats.sources.{of}": name for name, of in FORMATS.items()}
+    names = {f"seqrecord.formats.sources.{place}": name for name, place in FORMATS.items()}
     return names.get(module, type(source).__name__)

@@ -30,19 +30,19 @@ class PerProcess(Generic[_T]):
 
     def __init__(self, make: Callable[[], _T]) -> None:
         self._make = make
-        self._made: dict[int, _T] = {}
+        self._values: dict[int, _T] = {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PerProcess, (self._make,)
 
     def get(self) -> _T:
         pid = os.getpid()
-        made = self._made.get(pid)
-        return self._made.setdefault(pid, self._make()) if made is None else made
+        value = self._values.get(pid)
+        return self._values.setdefault(pid, self._make()) if value is None else value
 
     def take(self) -> _T | None:
         """Remove and return this process's value, if any; the next `get` makes a new one."""
-        return self._made.pop(os.getpid(), None)
+        return self._values.pop(os.getpid(), None)
 
 
 if TYPE_CHECKING or sys.version_info >= (3, 12):
@@ -57,8 +57,8 @@ else:
             self.lock = contextlib.nullcontext()
 
 
-_before: list[BaseException] = []  # errors of hooks before a fork in progress
-_own: list[BaseException] = []  # errors of hooks before and after the fork of this process
+_parent_errors: list[BaseException] = []  # errors of hooks before a fork in progress
+_own_errors: list[BaseException] = []  # errors of hooks before and after the fork of this process
 
 
 def at_fork(
@@ -71,23 +71,23 @@ def at_fork(
 
     `check_fork` raises in the child if a `before` or `after_in_child` hook failed.
     """
-    given = {
-        "before": None if before is None else _noting(before, _before),
+    hooks = {
+        "before": None if before is None else _noting(before, _parent_errors),
         "after_in_parent": after_in_parent,
-        "after_in_child": None if after_in_child is None else _noting(after_in_child, _own),
+        "after_in_child": None if after_in_child is None else _noting(after_in_child, _own_errors),
     }
-    os.register_at_fork(**{when: hook for when, hook in given.items() if hook is not None})
+    os.register_at_fork(**{when: hook for when, hook in hooks.items() if hook is not None})
 
 
 def check_fork() -> None:
     """Raise `SeqRecordError` in a forked process if a fork hook of it failed."""
-    if _own:
+    if _own_errors:
         raise SeqRecordError(
             "a hook of this package failed when this process was forked",
             expected="a worker process that is not forked (multiprocessing_context='spawn'), or "
             "no error of the hook",
-            got=repr(_own[0]),
-        ) from _own[0]
+            got=repr(_own_errors[0]),
+        ) from _own_errors[0]
 
 
 def _noting(hook: Callable[[], object], errors: list[BaseException]) -> Callable[[], None]:
@@ -102,8 +102,8 @@ def _noting(hook: Callable[[], object], errors: list[BaseException]) -> Callable
 
 
 def _begin_child() -> None:
-    _own.extend(_before)
-    _before.clear()
+    _own_errors.extend(_parent_errors)
+    _parent_errors.clear()
 
 
-os.register_at_fork(after_in_parent=_before.clear, after_in_child=_begin_child)
+os.register_at_fork(after_in_parent=_parent_errors.clear, after_in_child=_begin_child)

@@ -74,16 +74,16 @@ def peak_memory() -> int:
 
     `ru_maxrss` is the last choice: on Linux it may be inherited from the parent process.
     """
-    found = re.search(r"^VmHWM: *\t*(\d+) kB$", _text(Path("/proc/self/status")) or "", re.M)
-    if found is not None:
-        return int(found[1]) << 10
+    match = re.search(r"^VmHWM: *\t*(\d+) kB$", _text(Path("/proc/self/status")) or "", re.M)
+    if match is not None:
+        return int(match[1]) << 10
     unit = 1 if sys.platform == "darwin" else 1024
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
 def _anonymous() -> int:
-    found = re.search(r"^Pss_Anon: *(\d+) kB$", _text(Path("/proc/self/smaps_rollup")) or "", re.M)
-    return 0 if found is None else int(found[1]) << 10
+    match = re.search(r"^Pss_Anon: *(\d+) kB$", _text(Path("/proc/self/smaps_rollup")) or "", re.M)
+    return 0 if match is None else int(match[1]) << 10
 
 
 _process_memory = PerProcess(_anonymous)
@@ -114,10 +114,10 @@ def _slurm_tasks(environ: Mapping[str, str]) -> int | None:
     if "SLURM_LOCALID" not in environ or not node.isdecimal():
         return None
     for part in environ.get("SLURM_STEP_TASKS_PER_NODE", "").split(","):
-        found = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,6})\))?", part)
-        if found is None:
+        match = re.fullmatch(r"([0-9]+)(?:\(x([0-9]{1,6})\))?", part)
+        if match is None:
             return None
-        tasks += [int(found[1])] * int(found[2] or 1)
+        tasks += [int(match[1])] * int(match[2] or 1)
     return tasks[int(node)] or None if int(node) < len(tasks) else None
 
 
@@ -148,8 +148,8 @@ def _groups(root: Path) -> Iterator[tuple[list[str], Path]]:
     """
     mounted = root / "sys" / "fs" / "cgroup"
     for line in (_text(root / "proc" / "self" / "cgroup") or "").splitlines():
-        _, _, rest = line.partition(":")
-        controllers, _, group = rest.partition(":")
+        _, _, fields = line.partition(":")
+        controllers, _, group = fields.partition(":")
         names = controllers.split(",") if controllers else []
         parts = [part for part in PurePosixPath(group).parts if part not in ("/", "..")]
         for depth in range(len(parts), -1, -1):
@@ -169,10 +169,10 @@ def _count(text: str | None) -> int | None:
     """Number of cores in a list such as `0-3,8`; see cpuset(7)."""
     count = 0
     for part in (text or "").strip().split(","):
-        found = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
-        if found is None:
+        match = re.fullmatch(r"([0-9]+)(?:-([0-9]+))?", part)
+        if match is None:
             return None
-        count += int(found[2] or found[1]) - int(found[1]) + 1
+        count += int(match[2] or match[1]) - int(match[1]) + 1
     return count if count > 0 else None
 
 

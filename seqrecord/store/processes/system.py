@@ -27,8 +27,8 @@ def reserve(fd: int, size: int) -> None:
     if hasattr(os, "posix_fallocate"):
         os.posix_fallocate(fd, 0, size)
         return
-    for at in range(0, size, _STEP):
-        length = min(_STEP, size - at)
-        data = memoryview(os.pread(fd, length, at).ljust(length, b"\0"))
+    for offset in range(0, size, _STEP):
+        length = min(_STEP, size - offset)
+        data = memoryview(os.pread(fd, length, offset).ljust(length, b"\0"))
         while data:
-            data = data[os.pwrite(fd, data, at + length - len(data)) :]
+            data = data[os.pwrite(fd, data, offset + length - len(data)) :]

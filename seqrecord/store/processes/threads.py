@@ -48,15 +48,15 @@ def check_room(count: int) -> None:
 
     For code that would hang without its threads. The started threads end before this returns.
     """
-    over = threading.Event()
-    started = []
+    finish = threading.Event()
+    threads = []
     try:
         for _ in range(count):
-            start(thread := threading.Thread(target=over.wait, daemon=True))
-            started.append(thread)
+            start(thread := threading.Thread(target=finish.wait, daemon=True))
+            threads.append(thread)
     finally:
-        over.set()
-        for thread in started:
+        finish.set()
+        for thread in threads:
             thread.join()
 
 

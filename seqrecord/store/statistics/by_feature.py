@@ -39,9 +39,9 @@ def num_channels(spec: FeatureSpec) -> int | None:
         return None
     if len(spec.shape) == 2 and spec.kind in _PLANES:
         return 1
-    last = spec.shape[-1] if spec.shape else None
-    most = MAX_CHANNELS if len(spec.shape) == 1 else _MAX_IMAGE_CHANNELS
-    return 1 if last is None or last > most else last
+    num_last = spec.shape[-1] if spec.shape else None
+    max_channels = MAX_CHANNELS if len(spec.shape) == 1 else _MAX_IMAGE_CHANNELS
+    return 1 if num_last is None or num_last > max_channels else num_last
 
 
 @dataclass(frozen=True)
@@ -60,22 +60,22 @@ class NonFinite:
         cls, episode: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> NonFinite | None:
         """NaN and infinities of frames [n, …] with these numbers in the episode, int64 [n]."""
-        wrong = ~np.isfinite(frames)
-        if not wrong.any():
+        is_non_finite = ~np.isfinite(frames)
+        if not is_non_finite.any():
             return None
-        first = wrong.reshape(len(numbers), -1).any(axis=1).argmax()
-        return cls(episode, int(numbers[first]), int(wrong.sum()))
+        first_place = is_non_finite.reshape(len(numbers), -1).any(axis=1).argmax()
+        return cls(episode, int(numbers[first_place]), int(is_non_finite.sum()))
 
 
-def add_non_finite(known: list[NonFinite], more: Iterable[NonFinite]) -> None:
+def add_non_finite(places: list[NonFinite], additions: Iterable[NonFinite]) -> None:
     """Append places to `known`; an episode is listed once, and at most 100 are."""
-    for one in more:
-        if known and known[-1].episode == one.episode:
-            last = known[-1]
-            frame, count = min(last.frame, one.frame), last.count + one.count
-            known[-1] = NonFinite(one.episode, frame, count)
-        elif len(known) < _MOST_LISTED:
-            known.append(one)
+    for place in additions:
+        if places and places[-1].episode == place.episode:
+            previous = places[-1]
+            frame, count = min(previous.frame, place.frame), previous.count + place.count
+            places[-1] = NonFinite(place.episode, frame, count)
+        elif len(places) < _MOST_LISTED:
+            places.append(place)
 
 
 @dataclass(frozen=True, eq=False)
@@ -158,8 +158,8 @@ class FeatureStatistics:
         smaller or equal. Raises `ValueError` for a share outside of [0, 1].
         """
         shares = [share] if isinstance(share, (int, float)) else list(share)
-        found = np.stack([sketch.quantiles(shares) for sketch in self.sketches], axis=-1)
-        return found[0] if isinstance(share, (int, float)) else found
+        quantiles = np.stack([sketch.quantiles(shares) for sketch in self.sketches], axis=-1)
+        return quantiles[0] if isinstance(share, (int, float)) else quantiles
 
     def normalize(self, values: Any) -> Any:
         """Compute `(values - mean) / std` of an array or tensor [..., C], or [...] if C is 1.
@@ -179,16 +179,20 @@ class FeatureStatistics:
         std, _ = usable_scales(self.std, self.std, self.min, self.max, eps=eps)
         if isinstance(values, np.ndarray):
             exact = np.result_type(values.dtype, np.float32)
-            made = (values - mean.astype(exact)) / std.astype(exact)
-            return made if values.dtype.kind == "f" else made.astype(np.float32, copy=False)
+            normalized = (values - mean.astype(exact)) / std.astype(exact)
+            is_float = values.dtype.kind == "f"
+            return normalized if is_float else normalized.astype(np.float32, copy=False)
         is_real, is_wide = values.is_floating_point(), values.itemsize >= np.float32().itemsize
         numbers = values if is_real and is_wide else values.double() if is_wide else values.float()
-        made = (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
-        return made if is_real else made.float()
+        normalized = (numbers - _to_device_of(numbers, mean)).div_(_to_device_of(numbers, std))
+        return normalized if is_real else normalized.float()
 
     def non_finite_text(self) -> str:
         """One line about the episodes with NaN or infinities; the first five are listed."""
-        places = [f"{at.episode} from frame {at.frame} ({at.count:,})" for at in self.non_finite]
+        places = [
+            f"{place.episode} from frame {place.frame} ({place.count:,})"
+            for place in self.non_finite
+        ]
         count = int(self.num_nan.sum() + self.num_infinite.sum())
         return f"{counted(count, 'value')}; {printable(first_of(places, _MOST_SHOWN))}"
 
@@ -205,10 +209,10 @@ class FeatureStatistics:
                 got=f"{len(other.sketches)} channels",
             )
         sketches = []
-        for one, two in zip(self.sketches, other.sketches, strict=True):
-            dtype = np.result_type(one.dtype, two.dtype)
-            sketch = one.as_dtype(dtype)
-            sketch.merge(two.as_dtype(dtype))
+        for left, right in zip(self.sketches, other.sketches, strict=True):
+            dtype = np.result_type(left.dtype, right.dtype)
+            sketch = left.as_dtype(dtype)
+            sketch.merge(right.as_dtype(dtype))
             sketches.append(sketch)
         places = [*self.non_finite]
         add_non_finite(places, other.non_finite)
@@ -283,14 +287,16 @@ class Statistics(Mapping[str, FeatureStatistics]):
 
     def rekeyed(self, change: Callable[[str], str]) -> Statistics:
         """The same statistics, of episodes with other keys."""
-        found = {
+        features = {
             name: replace(
-                one,
-                non_finite=tuple(replace(at, episode=change(at.episode)) for at in one.non_finite),
+                feature,
+                non_finite=tuple(
+                    replace(place, episode=change(place.episode)) for place in feature.non_finite
+                ),
             )
-            for name, one in self.items()
+            for name, feature in self.items()
         }
-        return Statistics(self.num_frames, found, lacking=self.lacking)
+        return Statistics(self.num_frames, features, lacking=self.lacking)
 
     def missing(self, schema: Schema) -> list[str]:
         """Names of features that could have statistics but have none."""
@@ -323,7 +329,7 @@ class Statistics(Mapping[str, FeatureStatistics]):
                     "num_frames": feature.num_frames,
                     "channels": [sketch.to_json() for sketch in feature.sketches],
                     **(
-                        {"non_finite": [[*vars(one).values()] for one in feature.non_finite]}
+                        {"non_finite": [[*vars(place).values()] for place in feature.non_finite]}
                         if feature.non_finite
                         else {}
                     ),
@@ -336,11 +342,11 @@ class Statistics(Mapping[str, FeatureStatistics]):
     def from_json(cls, value: object) -> Statistics:
         """Inverse of `to_json`; raises `FormatError` for malformed input."""
         keys = ("num_frames", "features")
-        found = JsonObject.of_file(value, "statistics", _VERSION, keys)
-        by_name = found.value["features"]
+        fields = JsonObject.of_file(value, "statistics", _VERSION, keys)
+        by_name = fields.value["features"]
         if not isinstance(by_name, dict):
             raise FormatError("statistics are not by feature", got=repr_of(by_name, 50))
-        num_frames = found.integer("num_frames")
+        num_frames = fields.integer("num_frames")
         features = {}
         for name, feature in by_name.items():
             with located(FormatError, feature=name[:200]):
@@ -364,8 +370,8 @@ class Statistics(Mapping[str, FeatureStatistics]):
                 reals = [f"{column[channel]:.5g}" for column in columns]
                 numbers = (*(count[channel] for count in counts), feature.num_frames)
                 rows.append((label, *reals, *(f"{number:,}" for number in numbers)))
-            if (more := len(feature.sketches) - _SHOWN_CHANNELS) > 0:
-                rows.append((f"… {more} more", *[""] * (len(rows[0]) - 1)))
+            if (num_hidden := len(feature.sketches) - _SHOWN_CHANNELS) > 0:
+                rows.append((f"… {num_hidden} more", *[""] * (len(rows[0]) - 1)))
         notes = [
             f"quantiles of {name}: of a random sample of {feature.num_drawn.max():,} numbers"
             for name, feature in self.items()
@@ -376,9 +382,9 @@ class Statistics(Mapping[str, FeatureStatistics]):
     def non_finite_notes(self) -> list[str]:
         """One line for each feature with NaN or infinities."""
         return [
-            f"NaN or infinities of {name}: {one.non_finite_text()}"
-            for name, one in self.items()
-            if one.non_finite
+            f"NaN or infinities of {name}: {feature.non_finite_text()}"
+            for name, feature in self.items()
+            if feature.non_finite
         ]
 
 
@@ -396,7 +402,7 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
         "num_drawn": feature.num_drawn.tolist(),
         "num_nan": feature.num_nan.tolist(),
         "num_infinite": feature.num_infinite.tolist(),
-        "non_finite": [vars(one) for one in feature.non_finite],
+        "non_finite": [vars(place) for place in feature.non_finite],
         **{
             name: [None if np.isnan(number) else float(number) for number in column]
             for name, column in columns.items()
@@ -407,22 +413,22 @@ def _summary(feature: FeatureStatistics) -> dict[str, Any]:
 
 def _feature(value: object, num_frames: int) -> FeatureStatistics:
     keys = ("dtype", "num_frames", "channels")
-    found = JsonObject(value, keys, "a feature's statistics", optional=("non_finite",))
-    channels = found.list("channels", 1, MAX_CHANNELS)
-    if (name := found.value["dtype"]) not in _DTYPES:
+    fields = JsonObject(value, keys, "a feature's statistics", optional=("non_finite",))
+    channels = fields.list("channels", 1, MAX_CHANNELS)
+    if (name := fields.value["dtype"]) not in _DTYPES:
         expected = ", ".join(_DTYPES)
         raise FormatError(
             "statistics of an unsupported dtype", expected=expected, got=repr_of(name, 50)
         )
     dtype = np.dtype(name)
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
-    places = found.list("non_finite", 1, _MOST_LISTED) if "non_finite" in found.value else []
+    places = fields.list("non_finite", 1, _MOST_LISTED) if "non_finite" in fields.value else []
     non_finite = tuple(map(_place, places))
-    return FeatureStatistics(found.integer("num_frames", most=num_frames), sketches, non_finite)
+    return FeatureStatistics(fields.integer("num_frames", most=num_frames), sketches, non_finite)
 
 
 def _place(value: object) -> NonFinite:
-    if isinstance(value, list) and [type(one) for one in value] == [str, int, int]:
+    if isinstance(value, list) and [type(member) for member in value] == [str, int, int]:
         place = NonFinite(*value)
         if place.frame >= 0 and place.count > 0:
             return place
@@ -434,8 +440,8 @@ def _to_device_of(numbers: Any, values: npt.NDArray[np.float64]) -> Any:
 
     Pinned memory avoids a wait for queued work of the GPU.
     """
-    made, is_late = numbers.new_tensor(values, device="cpu"), numbers.is_cuda
-    return (made.pin_memory() if is_late else made).to(numbers.device, non_blocking=is_late)
+    tensor, is_late = numbers.new_tensor(values, device="cpu"), numbers.is_cuda
+    return (tensor.pin_memory() if is_late else tensor).to(numbers.device, non_blocking=is_late)
 
 
 _DTYPES = ("|i1", "<i2", "<i4", "<i8", "|u1", "<u2", "<u4", "<u8", "<f4", "<f8")

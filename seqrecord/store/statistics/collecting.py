@@ -40,7 +40,7 @@ class StatisticsCollector:
         self._features: Mapping[str, FeatureSpec] = {} if schema is None else schema.active
         self._base = _base_shares()
         self._num_frames = 0
-        self._all = {
+        self._totals = {
             name: _Feature(spec, count)
             for name, spec in self._features.items()
             if (count := num_channels(spec)) is not None
@@ -50,12 +50,12 @@ class StatisticsCollector:
         self._key = ""
         self._phase = 0.0
         self._number = 0  # frames of the episode so far
-        self._kept = 0  # frames of the episode before the last `keep`
+        self._num_kept = 0  # frames of the episode before the last `keep`
 
     @property
     def names(self) -> frozenset[str]:
         """Names of the features with statistics."""
-        return frozenset(self._all)
+        return frozenset(self._totals)
 
     def begin(self, key: str) -> None:
         """Start an episode; discard frames of the previous one since its last `keep`."""
@@ -63,7 +63,7 @@ class StatisticsCollector:
         self._episode = {}
         self._key = key
         self._phase = zlib.crc32(key.encode()) / 2**32
-        self._number = self._kept = 0
+        self._number = self._num_kept = 0
 
     def add(self, frame: Mapping[str, Any]) -> None:
         """Add the episode's next frame, which matches the schema. The arrays are not retained.
@@ -73,7 +73,7 @@ class StatisticsCollector:
         for name, item in frame.items():
             if isinstance(item, EncodedImage):
                 self.exclude(name)  # decoding takes longer than storing
-            elif name in self._all:
+            elif name in self._totals:
                 self.add_frames(name, np.asarray(item)[None], np.array([self._number]))
         self._number += 1
 
@@ -106,48 +106,52 @@ class StatisticsCollector:
         for feature in self._episode.values():
             feature.find_non_finite()
         _merge(self._flushed, self._episode)
-        self._kept = self._number
+        self._num_kept = self._number
 
     def non_finite(self) -> dict[str, NonFinite]:
         """NaN and infinities by feature, in the kept frames of the current episode."""
-        flushed = self._flushed.items()
-        return {name: one.non_finite[0] for name, one in flushed if one.non_finite}
+        features = self._flushed.items()
+        return {name: feature.non_finite[0] for name, feature in features if feature.non_finite}
 
     def discard(self) -> None:
         """Discard all frames of the episode, including kept ones."""
         self._episode, self._flushed = {}, {}
-        self._number = self._kept = 0
+        self._number = self._num_kept = 0
 
     def _end_episode(self) -> None:
         """End the previous episode: include its kept frames."""
-        _merge(self._all, self._flushed)
-        self._num_frames += self._kept
-        self._kept = 0
+        _merge(self._totals, self._flushed)
+        self._num_frames += self._num_kept
+        self._num_kept = 0
 
     def statistics(self) -> Statistics:
         """Statistics of all included frames."""
         self._end_episode()
         return Statistics(
             self._num_frames,
-            {name: feature.statistics() for name, feature in self._all.items() if feature.is_whole},
+            {
+                name: feature.statistics()
+                for name, feature in self._totals.items()
+                if feature.is_whole
+            },
         )
 
     def _episode_feature(self, name: str) -> _Feature | None:
         """Accumulator of a feature in the episode; `None` for a feature without statistics."""
-        if name not in self._episode and name in self._all:
-            channels = self._all[name].channels
+        if name not in self._episode and name in self._totals:
+            channels = self._totals[name].channels
             self._episode[name] = _Feature(self._features[name], channels, self._key)
         return self._episode.get(name)
 
 
-def _merge(into: dict[str, _Feature], more: dict[str, _Feature]) -> None:
+def _merge(into: dict[str, _Feature], additions: dict[str, _Feature]) -> None:
     """Move the contents of `more` to `into`."""
-    for name, feature in more.items():
+    for name, feature in additions.items():
         if name in into:
             into[name].merge(feature)
         else:
             into[name] = feature
-    more.clear()
+    additions.clear()
 
 
 class _Feature:
@@ -164,8 +168,8 @@ class _Feature:
         self._dtype = dtype
         self._num_frames = 0
         self._sketches: list[Sketch] = []  # one per channel, made at first use
-        self._pending: dict[bool, list[npt.NDArray[Any]]] = {False: [], True: []}  # by is drawn
-        self._pending_values = 0
+        self._rows: dict[bool, list[npt.NDArray[Any]]] = {False: [], True: []}  # by whether drawn
+        self._num_values = 0
         self.non_finite: list[NonFinite] = []
         self._key = episode
         self._is_vector = is_vector(spec)
@@ -196,8 +200,8 @@ class _Feature:
             rows = rows.copy()
         if self._is_vector and shares is None:
             self._unchecked.append((rows, numbers))
-        self._pending[shares is not None].append(rows)
-        self._pending_values += rows.size
+        self._rows[shares is not None].append(rows)
+        self._num_values += rows.size
         self._flush_if_many()
 
     def merge(self, other: _Feature) -> None:
@@ -206,11 +210,11 @@ class _Feature:
         add_non_finite(self.non_finite, other.non_finite)
         self._num_frames += other._num_frames
         if other._sketches:
-            for sketch, more in zip(self._channel_sketches(), other._sketches, strict=True):
-                sketch.merge(more)
-        for drawn, rows in other._pending.items():
-            self._pending[drawn] += rows
-        self._pending_values += other._pending_values
+            for sketch, addition in zip(self._channel_sketches(), other._sketches, strict=True):
+                sketch.merge(addition)
+        for is_drawn, rows in other._rows.items():
+            self._rows[is_drawn] += rows
+        self._num_values += other._num_values
         self._flush_if_many()
 
     def statistics(self) -> FeatureStatistics:
@@ -223,26 +227,26 @@ class _Feature:
         if not self._unchecked:
             return
         (rows, numbers), self._unchecked = zip(*self._unchecked, strict=True), []
-        found = NonFinite.of(self._key, np.concatenate([*rows]), np.concatenate([*numbers]))
-        if found is not None:
-            add_non_finite(self.non_finite, [found])
+        place = NonFinite.of(self._key, np.concatenate([*rows]), np.concatenate([*numbers]))
+        if place is not None:
+            add_non_finite(self.non_finite, [place])
 
     def _flush_if_many(self) -> None:
-        many = min(_PENDING_ROWS * self.channels, _PENDING_VALUES)
-        if self._pending_values >= many:
+        limit = min(_PENDING_ROWS * self.channels, _PENDING_VALUES)
+        if self._num_values >= limit:
             self._flush()
 
     def _flush(self) -> None:
         self.find_non_finite()
-        for drawn, pending in self._pending.items():
-            if not pending:
+        for is_drawn, arrays in self._rows.items():
+            if not arrays:
                 continue
-            columns = np.empty((self.channels, sum(map(len, pending))), self._dtype)
-            np.concatenate([rows.T for rows in pending], axis=1, out=columns)
-            pending.clear()
+            columns = np.empty((self.channels, sum(map(len, arrays))), self._dtype)
+            np.concatenate([rows.T for rows in arrays], axis=1, out=columns)
+            arrays.clear()
             for sketch, column in zip(self._channel_sketches(), columns, strict=True):
-                (sketch.add_drawn if drawn else sketch.add)(column, in_place=True)
-        self._pending_values = 0
+                (sketch.add_drawn if is_drawn else sketch.add)(column, in_place=True)
+        self._num_values = 0
 
     def _channel_sketches(self) -> list[Sketch]:
         self._sketches = self._sketches or [Sketch(self._dtype) for _ in range(self.channels)]
@@ -251,5 +255,5 @@ class _Feature:
 
 def _base_shares() -> npt.NDArray[np.float64]:
     """A random position in each of FRAME_PIXELS equal intervals of [0, 1): float64."""
-    drawn = np.random.default_rng(_SEED).random(FRAME_PIXELS)
-    return (np.arange(FRAME_PIXELS) + drawn) / FRAME_PIXELS
+    jitter = np.random.default_rng(_SEED).random(FRAME_PIXELS)
+    return (np.arange(FRAME_PIXELS) + jitter) / FRAME_PIXELS

@@ -32,25 +32,27 @@ class Moments:
     min: float | int | None = None
     max: float | int | None = None
 
-    def add_moments(self, more: Moments) -> None:
+    def add_moments(self, addition: Moments) -> None:
         """Merge other moments by the update of Chan, Golub and LeVeque.
 
         Uses standard deviations in place of sums of squares, so that nothing overflows.
         """
-        self.nan += more.nan
-        self.positive_infinity += more.positive_infinity
-        self.negative_infinity += more.negative_infinity
-        if more.min is None or more.max is None:
+        self.nan += addition.nan
+        self.positive_infinity += addition.positive_infinity
+        self.negative_infinity += addition.negative_infinity
+        if addition.min is None or addition.max is None:
             return
-        total = self.count + more.count
-        old, new = self.count / total, more.count / total
-        apart = math.sqrt(old * new)
-        between = more.mean * apart - self.mean * apart
-        self.mean = self.mean * old + more.mean * new
-        self.std = math.hypot(self.std * math.sqrt(old), more.std * math.sqrt(new), between)
+        total = self.count + addition.count
+        own_share, added_share = self.count / total, addition.count / total
+        mean_weight = math.sqrt(own_share * added_share)
+        mean_distance = addition.mean * mean_weight - self.mean * mean_weight
+        self.mean = self.mean * own_share + addition.mean * added_share
+        self.std = math.hypot(
+            self.std * math.sqrt(own_share), addition.std * math.sqrt(added_share), mean_distance
+        )
         self.count = total
-        self.min = more.min if self.min is None else min(self.min, more.min)
-        self.max = more.max if self.max is None else max(self.max, more.max)
+        self.min = addition.min if self.min is None else min(self.min, addition.min)
+        self.max = addition.max if self.max is None else max(self.max, addition.max)
         if self.min == self.max:
             self.mean, self.std = float(self.min), 0.0  # exact, whatever the sums round to
 
@@ -65,7 +67,7 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
     if not pixels.size:
         return [Moments()] * channels
     columns: dict[int, list[Any]] = {}  # reduced blocks of each width, see `_REDUCTIONS`
-    odd = np.zeros((3, channels), np.int64)  # NaN, inf, -inf
+    non_finite = np.zeros((3, channels), np.int64)  # NaN, inf, -inf
     shift = np.zeros(channels)
     is_exact = pixels.dtype == np.uint8  # float32 represents sums of 258 squares of uint8 exactly
     # One buffer for all blocks: allocating takes longer than the arithmetic.
@@ -77,12 +79,12 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
             if pixels.dtype.kind == "f" and not np.isfinite(low + high).all():
                 finite = np.isfinite(block)
                 masks = (np.isnan(block), block == np.inf, block == -np.inf)
-                odd += [_by_channel(np.add, mask.sum(0), channels) for mask in masks]
+                non_finite += [_by_channel(np.add, mask.sum(0), channels) for mask in masks]
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
             if not columns and not is_exact:
-                least = _by_channel(np.minimum, low, channels)
-                shift = np.where(np.isfinite(least), least, 0).astype(np.float64)
+                minimum = _by_channel(np.minimum, low, channels)
+                shift = np.where(np.isfinite(minimum), minimum, 0).astype(np.float64)
             numbers = buffer[: block.size].reshape(block.shape)
             if is_exact:
                 np.copyto(numbers, block)
@@ -95,13 +97,13 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
             rows.append(np.add.reduce(numbers, 0).astype(np.float64))
             if width in columns:
                 threes = zip(_REDUCTIONS, columns[width], rows, strict=True)
-                rows = [reduce(before, row) for reduce, before, row in threes]
+                rows = [reduce(total, row) for reduce, total, row in threes]
             columns[width] = rows
     lows, highs, *sums = (
         _by_channel(reduce, np.concatenate([rows[i] for rows in columns.values()]), channels)
         for i, reduce in enumerate(_REDUCTIONS)
     )
-    about = zip(pixels.T, odd.T, np.stack(sums, 1), shift.tolist(), lows, highs, strict=True)
+    about = zip(pixels.T, non_finite.T, np.stack(sums, 1), shift.tolist(), lows, highs, strict=True)
     return [_channel_moments(*of_channel) for of_channel in about]
 
 
@@ -120,7 +122,7 @@ def usable_scales(
     leave it. Narrow, if scales are half the distance of two quantiles: it is below 1e-4 of
     `high - low`, so that rare numbers would become thousands.
     """
-    scale, std, low, high = (np.asarray(one, np.float64) for one in (scale, std, low, high))
+    scale, std, low, high = (np.asarray(numbers, np.float64) for numbers in (scale, std, low, high))
     is_constant = (low == high) | (std <= _ULPS * eps * np.maximum(abs(low), abs(high)))
     is_narrow = ~is_constant & (scale < _NARROW * (high / 2 - low / 2)) & are_quantiles
     return np.where((scale > 0) & ~is_constant & ~is_narrow, scale, 1.0), is_narrow
@@ -129,44 +131,44 @@ def usable_scales(
 def _blocks(pixels: npt.NDArray[Any]) -> Iterator[npt.NDArray[Any]]:
     """The array as blocks [rows, columns] of whole pixels: reductions along long rows are fast."""
     count, channels = pixels.shape
-    wide = max(1, _BLOCK_COLUMNS // channels)
-    whole = count // wide * wide
-    rows = pixels[:whole].reshape(-1, wide * channels)
+    pixels_per_row = max(1, _BLOCK_COLUMNS // channels)
+    num_in_rows = count // pixels_per_row * pixels_per_row
+    rows = pixels[:num_in_rows].reshape(-1, pixels_per_row * channels)
     yield from (rows[i : i + _BLOCK_ROWS] for i in range(0, len(rows), _BLOCK_ROWS))
-    if whole < count:
-        yield pixels[whole:].reshape(1, -1)
+    if num_in_rows < count:
+        yield pixels[num_in_rows:].reshape(1, -1)
 
 
 def _by_channel(reduce: np.ufunc, row: npt.NDArray[Any], channels: int) -> npt.NDArray[Any]:
     """Reduce a row [pixels * C] to [C]."""
-    wide: Any = row.reshape(-1, channels)
+    pixels: Any = row.reshape(-1, channels)
     # float32 sums over rows would be inexact.
     dtype = np.float64 if reduce is np.add and row.dtype.kind == "f" else None
-    found: npt.NDArray[Any] = reduce.reduce(wide, 0, dtype=dtype)
-    return found
+    reduced: npt.NDArray[Any] = reduce.reduce(pixels, 0, dtype=dtype)
+    return reduced
 
 
 def _channel_moments(
     column: npt.NDArray[Any],
-    odd: npt.NDArray[np.int64],
+    non_finite: npt.NDArray[np.int64],
     sums: npt.NDArray[np.float64],
     shift: float,
-    least: Any,
-    most: Any,
+    minimum: Any,
+    maximum: Any,
 ) -> Moments:
     names = ("nan", "positive_infinity", "negative_infinity")
-    found = Moments(**dict(zip(names, odd.tolist(), strict=True)))
-    found.count = count = len(column) - int(odd.sum())
+    moments = Moments(**dict(zip(names, non_finite.tolist(), strict=True)))
+    moments.count = count = len(column) - int(non_finite.sum())
     if not count:
-        return found
-    low, high = least.item(), most.item()
-    largest = max(abs(float(low)), abs(float(high)))
-    if largest and not _SMALL < largest < _LARGE:  # squares overflowed or underflowed
-        scaled = np.ascontiguousarray(column[np.isfinite(column), None]) / largest
-        [of_scaled] = moments_of(scaled)
-        mean, std = of_scaled.mean * largest, of_scaled.std * largest
+        return moments
+    low, high = minimum.item(), maximum.item()
+    magnitude = max(abs(float(low)), abs(float(high)))
+    if magnitude and not _SMALL < magnitude < _LARGE:  # squares overflowed or underflowed
+        scaled = np.ascontiguousarray(column[np.isfinite(column), None]) / magnitude
+        [scaled_moments] = moments_of(scaled)
+        mean, std = scaled_moments.mean * magnitude, scaled_moments.std * magnitude
     else:
         mean = sums[0] / count
         variance = (count * sums[1] - sums[0] * sums[0]) / count / count
         mean, std = shift + mean, math.sqrt(max(0.0, variance))
-    return replace(found, mean=float(mean), std=float(std), min=low, max=high)
+    return replace(moments, mean=float(mean), std=float(std), min=low, max=high)

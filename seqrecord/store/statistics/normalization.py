@@ -96,10 +96,10 @@ class Normalization:
         numbers, eps = np.full((5, size), np.nan), 0.0
         numbers[0] = 0
         for channel in range(size):
-            found = [(s, part.weight) for part in parts for s in part.sketches_of(channel)]
-            if found:
-                numbers[:, channel] = _numbers(mode, found)
-                eps = max(eps, coarsest_eps(sketch.dtype for sketch, _ in found))
+            sketches = [(s, part.weight) for part in parts for s in part.sketches_of(channel)]
+            if sketches:
+                numbers[:, channel] = _numbers(mode, sketches)
+                eps = max(eps, coarsest_eps(sketch.dtype for sketch, _ in sketches))
         are_quantiles = mode == "quantiles"
         scale, *ends = numbers[1:]
         scale, narrow = usable_scales(scale, *ends, eps=eps, are_quantiles=are_quantiles)
@@ -108,7 +108,7 @@ class Normalization:
     def at(self, places: Sequence[int]) -> Normalization:
         """The normalization of the channels `places`."""
         index = list(places) if len(self.offset) > 1 else [0] * len(places)
-        unscaled = tuple(at for at, one in enumerate(index) if one in self.unscaled)
+        unscaled = tuple(number for number, channel in enumerate(index) if channel in self.unscaled)
         offset, scale = self.offset[index], self.scale[index]
         return Normalization(self.mode, offset, scale, self.source, unscaled)
 
@@ -130,8 +130,8 @@ class Normalization:
         return {"q01": self.offset - self.scale, "q99": self.offset + self.scale}
 
     def __repr__(self) -> str:
-        of = f" of {self.source}" if self.source else ""
-        return f"Normalization({self.mode!r}, {len(self.offset)} channels{of})"
+        suffix = f" of {self.source}" if self.source else ""
+        return f"Normalization({self.mode!r}, {len(self.offset)} channels{suffix})"
 
 
 class WeightedChannels(NamedTuple):
@@ -150,8 +150,8 @@ class WeightedChannels(NamedTuple):
         number = place if places is None else _index(places, place)
         if number is None or (len(sketches) > 1 and number >= len(sketches)):
             return []
-        found = sketches[number if len(sketches) > 1 else 0]
-        return [found] if found.count else []
+        sketch = sketches[number if len(sketches) > 1 else 0]
+        return [sketch] if sketch.count else []
 
 
 def _index(places: Sequence[int], place: int) -> int | None:
@@ -161,8 +161,9 @@ def _index(places: Sequence[int], place: int) -> int | None:
 def _numbers(mode: str, parts: Sequence[tuple[Sketch, float]]) -> tuple[float, ...]:
     """Offset, scale, deviation, minimum and maximum of a mixture of numbers, by weight."""
     mean, std = mixed_moments(parts)
-    low, high = min(one.min or 0 for one, _ in parts), max(one.max or 0 for one, _ in parts)
+    minimum = min(sketch.min or 0 for sketch, _ in parts)
+    maximum = max(sketch.max or 0 for sketch, _ in parts)
     if mode == "mean_std":
-        return mean, std, std, low, high
+        return mean, std, std, minimum, maximum
     ends = mixed_quantiles(parts, _QUANTILES) / 2
-    return ends[0] + ends[1], ends[1] - ends[0], std, low, high
+    return ends[0] + ends[1], ends[1] - ends[0], std, minimum, maximum

@@ -110,21 +110,21 @@ class Sketch(Moments):
         values are smaller and at least `q * n - e` are smaller or equal, with `e = rank_error * n`.
         Raises `ValueError` for a share outside of [0, 1].
         """
-        wanted = np.asarray(shares, np.float64)
-        if not ((wanted >= 0) & (wanted <= 1)).all():
+        positions = np.asarray(shares, np.float64)
+        if not ((positions >= 0) & (positions <= 1)).all():
             raise ValueError(f"quantiles are for shares from 0 to 1; got {list(shares)}")
         if self.min is None or self.max is None or not self.weight:
-            return np.full(wanted.shape, np.nan)
+            return np.full(positions.shape, np.nan)
         values = np.concatenate(self.levels)
         weights = np.repeat(
             2.0 ** np.arange(len(self.levels)), [len(level) for level in self.levels]
         )
         order = np.argsort(values, kind="stable")
         ranks = np.cumsum(weights[order])
-        found = np.searchsorted(ranks, np.maximum(wanted * self.weight, 1))
-        chosen = values[order[np.minimum(found, len(order) - 1)]].astype(np.float64)
+        places = np.searchsorted(ranks, np.maximum(positions * self.weight, 1))
+        quantiles = values[order[np.minimum(places, len(order) - 1)]].astype(np.float64)
         return np.where(
-            wanted == 0, float(self.min), np.where(wanted == 1, float(self.max), chosen)
+            positions == 0, float(self.min), np.where(positions == 1, float(self.max), quantiles)
         )
 
     def to_json(self) -> dict[str, Any]:
@@ -136,19 +136,19 @@ class Sketch(Moments):
     @classmethod
     def from_json(cls, value: object, dtype: np.dtype[Any]) -> Sketch:
         """Inverse of `to_json`; raises `FormatError` for malformed input."""
-        found = JsonObject(value, _KEYS, "a sketch")
+        fields = JsonObject(value, _KEYS, "a sketch")
         sketch = cls(
             dtype,
-            **{key: found.integer(key, most=(1 << _MAX_LEVELS) - 1) for key in _COUNTS},
-            mean=_real(found, "mean"),
-            std=_real(found, "std"),
-            levels=[_level(level, dtype) for level in found.list("levels", 0, _MAX_LEVELS)],
+            **{key: fields.integer(key, most=(1 << _MAX_LEVELS) - 1) for key in _COUNTS},
+            mean=_real(fields, "mean"),
+            std=_real(fields, "std"),
+            levels=[_level(level, dtype) for level in fields.list("levels", 0, _MAX_LEVELS)],
         )
         _check_count(sketch)
         if sketch.count:
-            sketch.min, sketch.max = (_extreme(found, key, dtype) for key in ("min", "max"))
-        elif found.value["min"] is not None or found.value["max"] is not None:
-            got = (found.value["min"], found.value["max"])
+            sketch.min, sketch.max = (_extreme(fields, key, dtype) for key in ("min", "max"))
+        elif fields.value["min"] is not None or fields.value["max"] is not None:
+            got = (fields.value["min"], fields.value["max"])
             raise _bad("min or max", "null without numbers", got)
         _check_values(sketch)
         return sketch
@@ -177,9 +177,9 @@ class Sketch(Moments):
         while number < len(self.levels):
             level = self.levels[number]
             if len(level) >= LEVEL_VALUES:
-                even = len(level) // 2 * 2
-                self.levels[number] = level[even:].copy()
-                self._add_level(number + 1, level[self._half(number) : even : 2].copy())
+                even_length = len(level) // 2 * 2
+                self.levels[number] = level[even_length:].copy()
+                self._add_level(number + 1, level[self._half(number) : even_length : 2].copy())
             number += 1
 
 
@@ -188,13 +188,14 @@ def mixed_moments(parts: Sequence[tuple[Sketch, float]], zeros: float = 0.0) -> 
 
     `zeros` is the weight of further numbers, which are 0.
     """
-    ends = {end for one, _ in parts for end in (one.min, one.max)}.union({0} if zeros else ())
+    ends = {end for sketch, _ in parts for end in (sketch.min, sketch.max)}
+    ends |= {0} if zeros else set()
     if len(ends) == 1:  # sums would round
         return float(ends.pop() or 0), 0.0
     total = zeros + sum(weight for _, weight in parts)
-    mean = sum(one.mean * weight for one, weight in parts) / total
+    mean = sum(sketch.mean * weight for sketch, weight in parts) / total
     # Deviations from the common mean: squares of large means would cancel.
-    squares = sum((one.std**2 + (one.mean - mean) ** 2) * weight for one, weight in parts)
+    squares = sum((sketch.std**2 + (sketch.mean - mean) ** 2) * weight for sketch, weight in parts)
     return mean, float(np.sqrt((squares + mean**2 * zeros) / total))
 
 
@@ -212,9 +213,9 @@ def mixed_quantiles(
     numbers = np.concatenate(values)
     order = np.argsort(numbers, kind="stable")
     ranks = np.cumsum(np.concatenate(weights)[order])
-    found = np.searchsorted(ranks, np.array(shares) * ranks[-1])
-    made: npt.NDArray[np.float64] = numbers[order[np.minimum(found, len(order) - 1)]]
-    return made
+    places = np.searchsorted(ranks, np.array(shares) * ranks[-1])
+    quantiles: npt.NDArray[np.float64] = numbers[order[np.minimum(places, len(order) - 1)]]
+    return quantiles
 
 
 def _sorted(values: npt.NDArray[Any], *, in_place: bool = False) -> npt.NDArray[Any]:
@@ -254,15 +255,15 @@ def _check_values(sketch: Sketch) -> None:
         if sketch.mean or sketch.std:
             raise _bad("mean or std", "0 without numbers", (sketch.mean, sketch.std))
         return
-    least, most = sketch.min, sketch.max
-    if least > most or any(
-        len(level) and (level.min() < least or level.max() > most) for level in sketch.levels
+    minimum, maximum = sketch.min, sketch.max
+    if minimum > maximum or any(
+        len(level) and (level.min() < minimum or level.max() > maximum) for level in sketch.levels
     ):
-        raise _bad("min or max", "the bounds of all values", (least, most))
-    slack = _ROUNDING * max(abs(float(least)), abs(float(most)))
-    half = float(most) * 0.5 - float(least) * 0.5
-    if not float(least) - slack <= sketch.mean <= float(most) + slack:
-        raise _bad("mean", f"{least} to {most}", sketch.mean)
+        raise _bad("min or max", "the bounds of all values", (minimum, maximum))
+    slack = _ROUNDING * max(abs(float(minimum)), abs(float(maximum)))
+    half = float(maximum) * 0.5 - float(minimum) * 0.5
+    if not float(minimum) - slack <= sketch.mean <= float(maximum) + slack:
+        raise _bad("mean", f"{minimum} to {maximum}", sketch.mean)
     if not 0 <= sketch.std <= half + slack:
         raise _bad("std", f"0 to {half}", sketch.std)
 
