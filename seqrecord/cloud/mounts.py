@@ -63,11 +63,11 @@ class MountStorage(LocalStorage):
         with (
             self._errors(path),
             self._handles.get().take(
-                path, start, stop, lambda: Handle(self._inside(path))
+                path, start, stop, lambda: Handle(self._resolve_path(path))
             ) as handle,
         ):
             for item, buffer in wanted:
-                handle.read(item, buffer.cast("B"), self._shown(path))
+                handle.read(item, buffer.cast("B"), self._url_of(path))
 
     def create(self, path: str) -> Upload:
         """See `Storage.create`; raises `DestinationError` if the mount does not support writing."""
@@ -92,7 +92,7 @@ class MountStorage(LocalStorage):
     @contextmanager
     def _errors(self, path: str, *, writing: bool = False) -> Iterator[None]:
         """OS errors become errors of this package; `TransientError` if they may pass."""
-        shown = self._shown(path)
+        shown = self._url_of(path)
         try:
             yield
             return

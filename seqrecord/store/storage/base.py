@@ -248,18 +248,18 @@ def state_of(storage: Storage, path: str) -> list[Any] | None:
     """
     if (local := storage.local_path(path)) is not None:
         try:
-            found = os.stat(local)  # noqa: PTH116 - faster than Path.stat, at each read
+            status = os.stat(local)  # noqa: PTH116 - faster than Path.stat, at each read
         except OSError:
             return None
-        return [local, found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino]
+        return [local, status.st_size, status.st_mtime_ns, status.st_ctime_ns, status.st_ino]
     size, identity = identity_of(storage, path)
     return None if identity is None else [fixed_url_of(storage), path, size, identity]
 
 
 def fixed_url_of(storage: Storage) -> str:
     """URL of the root; for a branch on the Hub, the URL of the commit that is read."""
-    found: str | None = getattr(storage, "fixed_url", None)
-    return storage.url if found is None else found
+    url: str | None = getattr(storage, "fixed_url", None)
+    return storage.url if url is None else url
 
 
 def reads_commit(storage: Storage) -> bool:

@@ -132,9 +132,9 @@ class CacheFolder:
         self._lock = PerProcess(threading.Lock)
         # Times of the monotonic clock, before which the cache is not read, or not added to.
         self._paused_until = self._adding_paused_until = 0.0
-        self._oldest: deque[_Found] = deque()  # that may be evicted, as of the last scan
+        self._candidates: deque[_ScannedEntry] = deque()  # that may be evicted, as of the last scan
         self._is_trimmed = False
-        self._now = 0
+        self._last_use = 0
         self._ignored: set[str] = set()  # damaged entries that could not be removed or replaced
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -155,17 +155,17 @@ class CacheFolder:
         Returns which of the slots were there, bool[slots]. Damaged ones count as absent. The bytes
         of absent slots in `out` are undefined afterwards.
         """
-        first, stop = start // entry.slot_bytes, start + len(out)
-        found = np.zeros(-(-stop // entry.slot_bytes) - first, np.bool_)
+        first_slot, stop = start // entry.slot_bytes, start + len(out)
+        is_cached = np.zeros(-(-stop // entry.slot_bytes) - first_slot, np.bool_)
         return self._try(
-            functools.partial(self._read, entry, start, out, found), np.zeros_like(found)
+            functools.partial(self._read, entry, start, out, is_cached), np.zeros_like(is_cached)
         )
 
-    def covers(self, entry: CacheEntry, first: int, number: int) -> bool:
+    def covers(self, entry: CacheEntry, first_slot: int, count: int) -> bool:
         """Whether an entry has all of these slots, without a look at them."""
 
         def covers() -> bool:
-            with self._opened(entry, first, number) as (_, _, sums):
+            with self._open_slots(entry, first_slot, count) as (_, _, sums):
                 return bool(sums.all())
 
         return self._try(covers, otherwise=False)
@@ -227,37 +227,37 @@ class CacheFolder:
         with self._lock.get():
             self.counts.update(numbers)
 
-    def _read(self, entry: CacheEntry, start: int, out: memoryview, found: Bools) -> Bools:
+    def _read(self, entry: CacheEntry, start: int, out: memoryview, is_cached: Bools) -> Bools:
         if not self._is_trimmed:
             self._is_trimmed = True
-            with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as taken:
-                self._make_room(taken, 0)
-                self._oldest.clear()  # they include protected entries
+            with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as usage:
+                self._make_room(usage, 0)
+                self._candidates.clear()  # they include protected entries
         length, stop, damaged = entry.slot_bytes, start + len(out), 0
-        first = start // length
-        with self._opened(entry, first, len(found)) as (fd, size, sums):
+        first_slot = start // length
+        with self._open_slots(entry, first_slot, len(is_cached)) as (fd, size, sums):
             if stop > size or not sums.any():
-                return found
-            label, low = entry.label, first * length
-            high = min(size, low + len(found) * length)
+                return is_cached
+            label, low = entry.label, first_slot * length
+            high = min(size, low + len(is_cached) * length)
             # Unwanted bytes of the first and last slot go to temporary buffers.
-            before, after = bytearray(start - low), bytearray(high - stop)
-            _fill(fd, (memoryview(before), out, memoryview(after)), low)
-            for i, stored in enumerate(sums.tolist()):
-                if stored:
-                    at = low + i * length
+            head, tail = bytearray(start - low), bytearray(high - stop)
+            _fill(fd, (memoryview(head), out, memoryview(tail)), low)
+            for i, checksum in enumerate(sums.tolist()):
+                if checksum:
+                    slot_start = low + i * length
                     parts: list[Buffer] = [
-                        before if at < start else b"",
-                        out[max(at, start) - start : at + length - start],
-                        after if at + length > stop else b"",
+                        head if slot_start < start else b"",
+                        out[max(slot_start, start) - start : slot_start + length - start],
+                        tail if slot_start + length > stop else b"",
                     ]
-                    found[i] = entry.checksum(label, first + i, *parts) == stored
-                    damaged += not found[i]
+                    is_cached[i] = entry.checksum(label, first_slot + i, *parts) == checksum
+                    damaged += not is_cached[i]
             if damaged:
                 self.count(damaged=damaged)
             with contextlib.suppress(OSError):  # read-only disk
                 self._note_use(fd)
-        return found
+        return is_cached
 
     def _add(
         self,
@@ -287,34 +287,34 @@ class CacheFolder:
         finally:
             os.close(fd)
 
-    def scan(self) -> tuple[list[_Found], int]:
+    def scan(self) -> tuple[list[_ScannedEntry], int]:
         """All entries, least recently used first, and the size on disk of everything."""
-        entries: list[_Found] = []
-        most = time.time_ns() + _AHEAD_NS
+        entries: list[_ScannedEntry] = []
+        max_time = time.time_ns() + _AHEAD_NS
         sizes: dict[int, int] = {}  # by inode
         for folder, _, names in os.walk(self.path):
             with contextlib.suppress(FileNotFoundError):
-                found = Path(folder).stat()
+                status = Path(folder).stat()
                 # A folder does not shrink when files are removed.
-                sizes[found.st_ino] = max(_FOLDER_BYTES, found.st_blocks * 512)
+                sizes[status.st_ino] = max(_FOLDER_BYTES, status.st_blocks * 512)
             place = os.path.relpath(folder, self.path)
             for name in names:
                 with contextlib.suppress(FileNotFoundError):
                     path = f"{folder}/{name}"
-                    found = os.lstat(path)
-                    sizes[found.st_ino] = size = _on_disk(found.st_size)
+                    status = os.lstat(path)
+                    sizes[status.st_ino] = size = _on_disk(status.st_size)
                     if _ENTRY.fullmatch(f"{place}/{name}"):
-                        entries.append(_Found(found.st_mtime_ns, path, size))
-        entries.sort(key=lambda entry: (entry.used <= most and entry.used, entry))
+                        entries.append(_ScannedEntry(status.st_mtime_ns, path, size))
+        entries.sort(key=lambda entry: (entry.used <= max_time and entry.used, entry))
         return entries, sum(sizes.values())
 
-    def locked(self) -> contextlib.AbstractContextManager[_Taken]:
+    def locked(self) -> contextlib.AbstractContextManager[_Usage]:
         """Acquire the lock against other writers; see `_locked`."""
         return _locked(self.path, self.patience)
 
     @contextlib.contextmanager
-    def _opened(
-        self, entry: CacheEntry, first: int, number: int
+    def _open_slots(
+        self, entry: CacheEntry, first_slot: int, count: int
     ) -> Iterator[tuple[int, int, npt.NDArray[np.uint32]]]:
         """Descriptor and size of an entry, and the checksums of some slots, 0 for absent ones."""
         path = self._path(entry)
@@ -322,10 +322,10 @@ class CacheFolder:
         if fd is None:
             fd = os.open(os.devnull, _READ)
         try:
-            whole = os.fstat(fd).st_size
-            size = whole - 4 * -(-whole // (entry.slot_bytes + 4))
-            sums = np.zeros(number, "<u4")
-            os.preadv(fd, [sums.view(np.uint8).data], size + 4 * first)
+            file_size = os.fstat(fd).st_size
+            size = file_size - 4 * -(-file_size // (entry.slot_bytes + 4))
+            sums = np.zeros(count, "<u4")
+            os.preadv(fd, [sums.view(np.uint8).data], size + 4 * first_slot)
             yield fd, size, sums
         finally:
             os.close(fd)
@@ -336,10 +336,10 @@ class CacheFolder:
         try:
             if (fd := _open_sized(path, size)) is not None:
                 return fd
-            with self.locked() as taken:
+            with self.locked() as usage:
                 if (fd := _open_sized(path, size)) is not None:  # by another process
                     return fd
-                if not self._make_room(taken, _on_disk(size) + 3 * _FOLDER_BYTES, protected):
+                if not self._make_room(usage, _on_disk(size) + 3 * _FOLDER_BYTES, protected):
                     return None
                 folder = Path(path).parent
                 if not _is_folder(folder):
@@ -347,7 +347,7 @@ class CacheFolder:
                     folder.mkdir(mode=0o700, exist_ok=True)
                 if not os.path.lexists(where := folder / _WHERE):
                     where.write_text(entry.place, "utf-8")
-                    taken.bytes += _FOLDER_BYTES + _on_disk(len(entry.place))
+                    usage.bytes += _FOLDER_BYTES + _on_disk(len(entry.place))
                 with contextlib.suppress(FileNotFoundError):
                     Path(path).rmdir() if _is_folder(path) else Path(path).unlink()
                 # A new file: whoever has the one before open reads on in that.
@@ -357,63 +357,67 @@ class CacheFolder:
                 except BaseException:
                     os.close(fd)
                     raise
-                taken.bytes += _on_disk(size)
+                usage.bytes += _on_disk(size)
                 return fd
         except OSError as error:
             if error.errno in _READ_ONLY and self.path.exists():
                 raise CacheReadOnlyError(error.errno, error.strerror, path) from error
             raise
 
-    def _make_room(self, taken: _Taken, needed: int, protected: Protected | None = None) -> bool:
-        """Evict entries until `needed` bytes are available; whether that is possible."""
+    def _make_room(self, usage: _Usage, nbytes: int, protected: Protected | None = None) -> bool:
+        """Evict entries until `nbytes` bytes are available; whether that is possible."""
         is_counted, limit = False, self.limit - _UNCOUNTED_BYTES
-        while not taken.is_known or taken.bytes + needed > limit:
-            if needed > limit:
+        while not usage.is_known or usage.bytes + nbytes > limit:
+            if nbytes > limit:
                 return False
-            if taken.is_known and self._oldest:
-                oldest = self._oldest.popleft()
-                if protected is not None and protected(oldest.place, [oldest.name])[0]:
+            if usage.is_known and self._candidates:
+                candidate = self._candidates.popleft()
+                if protected is not None and protected(candidate.place, [candidate.name])[0]:
                     continue  # its dataset is in use only since the scan
-                path = Path(oldest.path)
+                path = Path(candidate.path)
                 with contextlib.suppress(FileNotFoundError):
-                    if path.stat().st_mtime_ns == oldest.used:  # not used since the scan
+                    if path.stat().st_mtime_ns == candidate.used:  # not used since the scan
                         path.unlink()
-                        taken.bytes -= oldest.size
+                        usage.bytes -= candidate.size
                         self.count(evictions=1)
             elif not is_counted:
-                entries, taken.bytes = self.scan()
-                self._oldest, is_counted = deque(self._evictable(entries, protected)), True
-                taken.is_known = True
+                entries, usage.bytes = self.scan()
+                self._candidates, is_counted = deque(self._evictable(entries, protected)), True
+                usage.is_known = True
             else:
                 return False
         return True
 
-    def _evictable(self, entries: list[_Found], protected: Protected | None) -> list[_Found]:
+    def _evictable(
+        self, entries: list[_ScannedEntry], protected: Protected | None
+    ) -> list[_ScannedEntry]:
         """The entries that are neither in use nor protected, in their order."""
-        most = time.time_ns() + _AHEAD_NS
-        unused = [each for each in entries if not self.keep_since <= each.used <= most]
+        max_time = time.time_ns() + _AHEAD_NS
+        unused = [entry for entry in entries if not self.keep_since <= entry.used <= max_time]
         if protected is None:
             return unused
         numbers: dict[str, list[int]] = {}
-        for number, found in enumerate(unused):
-            numbers.setdefault(found.place, []).append(number)
-        kept: set[int] = set()
-        for place, some in numbers.items():
-            is_kept = protected(place, [unused[number].name for number in some]).tolist()
-            kept.update(number for number, keep in zip(some, is_kept, strict=True) if keep)
-        return [found for number, found in enumerate(unused) if number not in kept]
+        for number, entry in enumerate(unused):
+            numbers.setdefault(entry.place, []).append(number)
+        protected_numbers: set[int] = set()
+        for place, group in numbers.items():
+            is_kept = protected(place, [unused[number].name for number in group]).tolist()
+            protected_numbers.update(
+                number for number, keep in zip(group, is_kept, strict=True) if keep
+            )
+        return [entry for number, entry in enumerate(unused) if number not in protected_numbers]
 
     def _note_use(self, fd: int) -> None:
         # Nanoseconds since 1970, strictly increasing.
-        self._now = max(time.time_ns(), self._now + 1)
-        os.utime(fd, ns=(self._now, self._now))
+        self._last_use = max(time.time_ns(), self._last_use + 1)
+        os.utime(fd, ns=(self._last_use, self._last_use))
 
     def _path(self, entry: CacheEntry) -> str:
         name = _digest(entry.name)[len(entry.tag) :]
         return f"{self.path}/{hash_of_place(entry.place)}/{entry.tag}{name}"
 
 
-class _Found(NamedTuple):
+class _ScannedEntry(NamedTuple):
     """An entry in a scan: time of last use in nanoseconds, path, and size on disk."""
 
     used: int
@@ -441,19 +445,21 @@ def _digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def _fill(fd: int, buffers: Iterable[memoryview], at: int) -> None:
+def _fill(fd: int, buffers: Iterable[memoryview], offset: int) -> None:
     """Read into buffers one after the other, as far as the file reaches."""
     for buffer in buffers:
-        done = 0
-        while done < len(buffer) and (number := os.preadv(fd, [buffer[done:]], at + done)):
-            done += number
-        at += done
+        num_read = 0
+        count = -1
+        while count and num_read < len(buffer):
+            count = os.preadv(fd, [buffer[num_read:]], offset + num_read)
+            num_read += count
+        offset += num_read
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
+def _write(fd: int, data: memoryview, offset: int) -> None:
     while data:
-        written = os.pwrite(fd, data, at)
-        data, at = data[written:], at + written
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
 
 
 def _is_failure(error: OSError | LocationError) -> bool:
@@ -515,7 +521,7 @@ class CacheReadOnlyError(OSError):
 
 
 @dataclass
-class _Taken:
+class _Usage:
     """Size of a cache on disk, if known."""
 
     bytes: int
@@ -523,14 +529,14 @@ class _Taken:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
+def _locked(folder: Path, patience: float) -> Iterator[_Usage]:
     """Acquire the lock of a cache folder, created if missing, against other writers.
 
     Polls for `patience` seconds, and takes nothing else meanwhile. Raises `CacheBusyError` on
     timeout, and `CacheReadOnlyError`.
     """
     end, wait = time.monotonic() + patience, _FIRST_WAIT
-    fd = _open_taken(folder)
+    fd = _open_usage_file(folder)
     try:
         while not _try_lock(fd):
             if time.monotonic() >= end:
@@ -542,10 +548,10 @@ def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
         boot, _, number = os.pread(fd, 100, 0).decode("ascii", "replace").partition(" ")
         is_known = boot == _boot() and number.strip().isdecimal()
         os.pwrite(fd, b"unknown".ljust(80), 0)
-        taken = _Taken(int(number) if is_known else 0, is_known)
-        yield taken
-        if taken.is_known:
-            os.pwrite(fd, f"{_boot()} {taken.bytes}".ljust(80).encode(), 0)
+        usage = _Usage(int(number) if is_known else 0, is_known)
+        yield usage
+        if usage.is_known:
+            os.pwrite(fd, f"{_boot()} {usage.bytes}".ljust(80).encode(), 0)
     finally:
         fcntl.flock(fd, fcntl.LOCK_UN)  # before `close`: a forked child may have a copy of `fd`
         os.close(fd)
@@ -554,7 +560,7 @@ def _locked(folder: Path, patience: float) -> Iterator[_Taken]:
 def check_folder(path: Path) -> bool:
     """Whether a folder is a cache; raises `LocationError` if it has other content."""
     try:
-        names = {each.name for each in path.iterdir()}
+        names = {child.name for child in path.iterdir()}
     except NotADirectoryError:
         raise LocationError("the cache's folder is a file", file=str(path)) from None
     except OSError:
@@ -569,9 +575,10 @@ def check_folder(path: Path) -> bool:
             file=str(path),
         )
     # A new disk has a `lost+found`; a kill may leave an empty tag.
-    if other := names - {"lost+found", "" if tag else _TAG}:
-        first = path / min(other)
-        example = next((each for each in first.rglob("*") if each.is_file()), first)
+    if foreign_names := names - {"lost+found", "" if tag else _TAG}:
+        foreign_path = path / min(foreign_names)
+        files = (child for child in foreign_path.rglob("*") if child.is_file())
+        example = next(files, foreign_path)
         raise LocationError(
             "this folder is not a cache and not empty; choose another cache_dir",
             file=str(path),
@@ -605,7 +612,7 @@ def _write_tag(folder: Path) -> None:
         os.close(fd)
 
 
-def _open_taken(folder: Path) -> int:
+def _open_usage_file(folder: Path) -> int:
     path = folder / _TAKEN
     try:
         if _read_tag(folder) != _TAG_TEXT:

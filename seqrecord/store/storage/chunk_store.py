@@ -53,7 +53,7 @@ class _Entry:
     unread: int = 0
     users: int = 0
     is_listed: bool = True  # whether reads find it
-    done: threading.Event = field(default_factory=threading.Event)
+    completion: threading.Event = field(default_factory=threading.Event)
     error: BaseException | None = None
     was_cancelled: bool = False  # its request, by a reader that no longer needs it
 
@@ -103,7 +103,7 @@ class _Contents:
         """Set the size, and the bytes that an epoch needs."""
         with self.lock:
             self.capacity, self._pieces, self._direct = capacity, pieces, {}
-            entries = [entry for some in self._entries.values() for entry in some]
+            entries = [entry for file_entries in self._entries.values() for entry in file_entries]
             for entry in entries:
                 entry.unread = self._needed(entry.path, entry.start, entry.stop)
             self._spent = [entry for entry in entries if not entry.unread]
@@ -118,33 +118,33 @@ class _Contents:
         """Number of needed bytes of a range."""
         starts, stops = self._pieces.get(path, (_NOTHING, _NOTHING))
         a, b = int(stops.searchsorted(start, "right")), int(starts.searchsorted(stop))
-        inside = np.minimum(stops[a:b], stop) - np.maximum(starts[a:b], start)
-        return int(inside.sum())
+        overlaps = np.minimum(stops[a:b], stop) - np.maximum(starts[a:b], start)
+        return int(overlaps.sum())
 
-    def claim(self, path: str, wanted: Sequence[tuple[ByteRange, memoryview]]) -> _Claim:
+    def claim(self, path: str, requests: Sequence[tuple[ByteRange, memoryview]]) -> _Claim:
         """Find entries for ranges of a file, and list new ones, which the caller must fill."""
         claim = _Claim()
         with self.lock:
-            for item, view in wanted:
-                at = item.start
-                while at < item.stop:
-                    entry, stop = self._entry(claim, path, at, item)
-                    part = ByteRange(at, min(stop, item.stop))
+            for item, view in requests:
+                offset = item.start
+                while offset < item.stop:
+                    entry, stop = self._entry(claim, path, offset, item)
+                    part = ByteRange(offset, min(stop, item.stop))
                     target = view[part.start - item.start : part.stop - item.start]
                     if entry is None:
                         claim.direct.append((part, target))
                     else:
                         entry.users += 1
                         claim.copies.append(_Copy(entry, part, target))
-                    at = part.stop
-            read = sum(part.length for part, _ in claim.direct)
-            read += sum(entry.nbytes for entry in claim.fetches)
-            asked = sum(item.length for item, _ in wanted)
-            copied = {id(entry): entry for entry in claim.fetches}
+                    offset = part.stop
+            num_read = sum(part.length for part, _ in claim.direct)
+            num_read += sum(entry.nbytes for entry in claim.fetches)
+            num_requested = sum(item.length for item, _ in requests)
+            fetched_ids = {id(entry): entry for entry in claim.fetches}
             self.from_memory += sum(
-                part.length for entry, part, _ in claim.copies if id(entry) not in copied
+                part.length for entry, part, _ in claim.copies if id(entry) not in fetched_ids
             )
-            self.surplus += read - asked
+            self.surplus += num_read - num_requested
         return claim
 
     def claim_ahead(self, path: str, ranges: Sequence[ByteRange]) -> _Claim:
@@ -152,9 +152,9 @@ class _Contents:
         claim = _Claim()
         with self.lock:
             for item in ranges:
-                at = item.start
-                while at < item.stop:
-                    at = self._entry(claim, path, at, item, is_ahead=True)[1]
+                offset = item.start
+                while offset < item.stop:
+                    offset = self._entry(claim, path, offset, item, is_ahead=True)[1]
             for entry in claim.fetches:
                 entry.users += 1
                 claim.copies.append(_Copy(entry, ByteRange(entry.start, entry.start), _NO_BYTES))
@@ -162,7 +162,7 @@ class _Contents:
         return claim
 
     def _entry(
-        self, claim: _Claim, path: str, at: int, item: ByteRange, *, is_ahead: bool = False
+        self, claim: _Claim, path: str, offset: int, item: ByteRange, *, is_ahead: bool = False
     ) -> tuple[_Entry | None, int]:
         """The entry with byte `at` of a file, a new one if there is room; and where it ends.
 
@@ -170,18 +170,18 @@ class _Contents:
         """
         starts = self._starts.setdefault(path, [])
         entries = self._entries.setdefault(path, [])
-        number = bisect_right(starts, at)
-        if number and entries[number - 1].stop > at:
+        number = bisect_right(starts, offset)
+        if number and entries[number - 1].stop > offset:
             return entries[number - 1], entries[number - 1].stop
         low = entries[number - 1].stop if number else 0
         high = entries[number].start if number < len(entries) else _FAR
-        start, stop, piece = self._span(path, at, item, low, high)
+        start, stop, piece = self._span(path, offset, item, low, high)
         unread = 0 if piece is None else stop - start
         data = self._memory_of(item, start, stop, unread, is_ahead)
         if data is None:
             if piece is not None and not is_ahead:
                 direct = self._direct[path]
-                direct[0, piece] = min(int(direct[0, piece]), at)
+                direct[0, piece] = min(int(direct[0, piece]), offset)
                 direct[1, piece] = max(int(direct[1, piece]), min(stop, item.stop))
             return None, stop
         entry = _Entry(path, start, stop, data, unread)
@@ -196,26 +196,26 @@ class _Contents:
         return entry, stop
 
     def _span(
-        self, path: str, at: int, item: ByteRange, low: int, high: int
+        self, path: str, offset: int, item: ByteRange, low: int, high: int
     ) -> tuple[int, int, int | None]:
         """Bounds of a new entry with byte `at`, inside `low` and `high`, and its piece.
 
         Outside of all pieces, the entry has bytes of `item` only.
         """
         begins, ends = self._pieces.get(path, (_NOTHING, _NOTHING))
-        piece = int(ends.searchsorted(at, "right"))
-        if piece == len(ends) or begins[piece] > at:
-            following = int(begins[piece]) if piece < len(begins) else _FAR
-            return at, min(high, following, item.stop), None
+        piece = int(ends.searchsorted(offset, "right"))
+        if piece == len(ends) or begins[piece] > offset:
+            next_start = int(begins[piece]) if piece < len(begins) else _FAR
+            return offset, min(high, next_start, item.stop), None
         direct = self._direct.setdefault(path, np.stack((ends, begins)))
         # Not again what was read for want of room.
-        first, last = direct[:, piece].tolist()
+        direct_start, direct_stop = direct[:, piece].tolist()
         start, stop = max(low, int(begins[piece])), min(high, int(ends[piece]))
-        if at >= last:
-            return max(start, last), stop, piece
-        if at < first:
-            return start, min(stop, first), piece
-        return at, min(stop, item.stop), piece
+        if offset >= direct_stop:
+            return max(start, direct_stop), stop, piece
+        if offset < direct_start:
+            return start, min(stop, direct_start), piece
+        return offset, min(stop, item.stop), piece
 
     def _memory_of(
         self, item: ByteRange, start: int, stop: int, unread: int, is_ahead: bool
@@ -287,7 +287,7 @@ class _Contents:
                     entry.error = copy.copy(error)
                     entry.error.__cause__ = error.__cause__
                 self._drop(entry)
-                entry.done.set()
+                entry.completion.set()
 
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
         """Remove the entries that overlap with ranges of a file; whether there were any."""
@@ -360,7 +360,7 @@ class ChunkStore(StorageWrapper):
     ) -> None:
         check_buffers(ranges, buffers)
         contents = self._contents.get()
-        wanted = [
+        requests = [
             (item, buffer.cast("B"))
             for item, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
@@ -368,12 +368,12 @@ class ChunkStore(StorageWrapper):
         if not contents.capacity:
             self.inner.read_ranges(path, ranges, buffers)
             return
-        while wanted:
-            claim = contents.claim(path, wanted)
+        while requests:
+            claim = contents.claim(path, requests)
             is_read = False
             try:
                 self._fetch(contents, path, claim)
-                wanted = self._copy(claim)
+                requests = self._copy(claim)
                 is_read = True
             finally:
                 contents.end(claim, is_read=is_read)
@@ -406,13 +406,13 @@ class ChunkStore(StorageWrapper):
             contents.fail(entries, error, is_own)
             raise
         for entry in entries:
-            entry.done.set()
+            entry.completion.set()
 
     def _copy(self, claim: _Claim) -> list[tuple[ByteRange, memoryview]]:
         """Copy bytes from entries. Returns the ranges whose request another thread cancelled."""
         cancelled = []
         for entry, part, target in claim.copies:
-            while not entry.done.wait(_POLL_SECONDS):
+            while not entry.completion.wait(_POLL_SECONDS):
                 check_wanted(f"{self.url}/{entry.path}")
             if entry.was_cancelled:
                 cancelled.append((part, target))

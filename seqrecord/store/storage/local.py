@@ -64,7 +64,7 @@ class LocalStorage:
             self._real_root = Path(os.path.realpath(self.root))
         except ValueError as error:
             raise LocationError(f"not a path: {error}", got=repr_of(str(root))) from error
-        self._opened = OpenFiles()
+        self._open_files = OpenFiles()
         self._uploads: weakref.WeakSet[LocalUpload] = weakref.WeakSet()
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -86,43 +86,43 @@ class LocalStorage:
 
     def identity(self, path: str) -> tuple[int, str | None]:
         """Size and modification time, and a hash of a linked file's place; see `identity_of`."""
-        target, found = self._look(path)
-        return found.st_size, self._identity(path, target, found)
+        target, status = self._look(path)
+        return status.st_size, self._identity(path, target, status)
 
     def entries(self, folder: str) -> list[Entry]:
         """See `Browsable`; without links, which may point outside of the folder."""
-        found = []
+        listing = []
         try:
-            where = self._inside(folder) if folder else self._real_root
-            with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as inside:
-                for entry in inside:
+            target = self._resolve_path(folder) if folder else self._real_root
+            with self._errors(folder), with_descriptor(lambda: os.scandir(target)) as children:
+                for entry in children:
                     if entry.is_dir(follow_symlinks=False):
-                        found.append(Entry(entry.name, is_folder=True))
+                        listing.append(Entry(entry.name, is_folder=True))
                     elif entry.is_file(follow_symlinks=False):
                         with contextlib.suppress(FileNotFoundError):  # removed meanwhile
-                            about = entry.stat()
+                            status = entry.stat()
                             path = f"{folder}/{entry.name}".lstrip("/")
-                            known = self._identity(path, where / entry.name, about)
-                            found.append(Entry(entry.name, False, about.st_size, known))
+                            identity = self._identity(path, target / entry.name, status)
+                            listing.append(Entry(entry.name, False, status.st_size, identity))
         except NotFoundError:
             return []
-        return sorted(found, key=lambda entry: entry.name)
+        return sorted(listing, key=lambda entry: entry.name)
 
     def _look(self, path: str) -> tuple[Path, os.stat_result]:
         self._drop(path)  # later reads must return this version or a newer one
         with self._errors(path):
-            target = self._inside(path)
-            found = target.stat()
-            if not stat.S_ISREG(found.st_mode):
-                raise StorageError("not a regular file", file=self._shown(path))
-            return target, found
+            target = self._resolve_path(path)
+            status = target.stat()
+            if not stat.S_ISREG(status.st_mode):
+                raise StorageError("not a regular file", file=self._url_of(path))
+            return target, status
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         check_buffers(ranges, buffers)
         with self._errors(path):
-            handle = self._opened.get(path, lambda: Handle(self._inside(path)))
+            handle = self._open_files.get(path, lambda: Handle(self._resolve_path(path)))
             fd, preadv, begin = handle.fd, os.preadv, 0
             while begin < len(ranges):
                 # One call for adjacent ranges. Avoid further work: this runs for every few
@@ -134,16 +134,16 @@ class LocalStorage:
                     end += 1
                 if preadv(fd, buffers[begin:end], start) != stop - start:
                     for item, buffer in zip(ranges[begin:end], buffers[begin:end], strict=True):
-                        handle.read(item, buffer.cast("B"), self._shown(path))
+                        handle.read(item, buffer.cast("B"), self._url_of(path))
                 begin = end
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
         with self._errors(path):
-            return read_file(self._inside(path), limit)
+            return read_file(self._resolve_path(path), limit)
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
         with self._errors(path, writing=True):
-            target = self._inside(path)
+            target = self._resolve_path(path)
             make_folder(target.parent)
             put_file(target, data, expected, shared=self._shared)
         self._drop(path)
@@ -154,12 +154,12 @@ class LocalStorage:
         return self._infos(folder, lambda name: not name.endswith((PARTIAL, NOTES)))
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        found = self._infos(folder, lambda name: name.endswith(PARTIAL))
-        return [_Unfinished(self, each.path.removesuffix(PARTIAL), each.modified) for each in found]
+        infos = self._infos(folder, lambda name: name.endswith(PARTIAL))
+        return [_Unfinished(self, info.path.removesuffix(PARTIAL), info.modified) for info in infos]
 
     def create(self, path: str) -> Upload:
         with self._errors(path, writing=True):
-            target = self._inside(path)
+            target = self._resolve_path(path)
             make_folder(target.parent)
             upload = LocalUpload(path, target)
         self._uploads.add(upload)
@@ -181,50 +181,50 @@ class LocalStorage:
                 notes.unlink(missing_ok=True)
 
     def local_path(self, path: str) -> str | None:
-        return str(self._inside(path))
+        return str(self._resolve_path(path))
 
     def counters(self) -> dict[str, int]:
         return {}
 
     def close(self) -> None:
-        self._opened.close()
+        self._open_files.close()
         for upload in list(self._uploads):
             upload.abandon()
 
-    def _infos(self, folder: str, is_meant: Callable[[str], bool]) -> list[FileInfo]:
-        found = []
+    def _infos(self, folder: str, is_included: Callable[[str], bool]) -> list[FileInfo]:
+        infos = []
         try:
-            where = self._inside(folder)
-            with self._errors(folder), with_descriptor(lambda: os.scandir(where)) as entries:
+            target = self._resolve_path(folder)
+            with self._errors(folder), with_descriptor(lambda: os.scandir(target)) as entries:
                 for entry in entries:
-                    if not entry.name.startswith(".") and is_meant(entry.name):
+                    if not entry.name.startswith(".") and is_included(entry.name):
                         path = f"{folder}/{entry.name}"
                         with contextlib.suppress(NotFoundError):  # removed meanwhile
                             with self._errors(path):
-                                about = entry.stat()
-                            if stat.S_ISREG(about.st_mode):
-                                found.append(FileInfo(path, about.st_size, about.st_mtime))
+                                status = entry.stat()
+                            if stat.S_ISREG(status.st_mode):
+                                infos.append(FileInfo(path, status.st_size, status.st_mtime))
         except NotFoundError:
             return []
-        return sorted(found, key=lambda each: each.path)
+        return sorted(infos, key=lambda info: info.path)
 
     def _errors(
         self, path: str, *, writing: bool = False
     ) -> contextlib.AbstractContextManager[None]:
         """Context manager: OS errors become errors of this package about `path`."""
-        return local_errors(self._shown(path), writing=writing)
+        return local_errors(self._url_of(path), writing=writing)
 
-    def _shown(self, path: str) -> str:
+    def _url_of(self, path: str) -> str:
         return f"{self.root}/{path}"
 
     def _drop(self, path: str) -> None:
-        self._opened.close(path)
+        self._open_files.close(path)
 
-    def _inside(self, path: str) -> Path:
-        return _inside(self.root, self._real_root, path, self.follows_links)
+    def _resolve_path(self, path: str) -> Path:
+        return _resolve_path(self.root, self._real_root, path, self.follows_links)
 
-    def _identity(self, path: str, real: Path, about: os.stat_result) -> str:
-        modified = f"{_MODIFIED}{about.st_mtime_ns}"
+    def _identity(self, path: str, real: Path, status: os.stat_result) -> str:
+        modified = f"{_MODIFIED}{status.st_mtime_ns}"
         if not self.follows_links or str(real) == f"{self.root}/{path}":
             return modified
         return f"{modified}{LINKED}{hashlib.sha256(os.fsencode(real)).hexdigest()[:16]}"
@@ -283,11 +283,11 @@ def follow_links(storage: Storage) -> None:
 
     For originals that this user has indexed: trees of links (git-annex, DVC, the Hub's cache).
     """
-    if isinstance(found := innermost(storage), LocalStorage):
-        found.follows_links = True
+    if isinstance(local := innermost(storage), LocalStorage):
+        local.follows_links = True
 
 
-def _inside(root: Path, real_root: Path, path: str, follows_links: bool) -> Path:
+def _resolve_path(root: Path, real_root: Path, path: str, follows_links: bool) -> Path:
     """Local path of a file; the real path if `follows_links`.
 
     Without it, raises `StorageError` for a path outside of the root.
@@ -321,8 +321,8 @@ def missing_folders(storage: Storage, folder: str) -> list[Path]:
 
 def local_root(storage: Storage) -> Path | None:
     """Folder of a local storage, inside any wrappers; else `None`."""
-    found = innermost(storage)
-    return found.root if isinstance(found, LocalStorage) else None
+    local = innermost(storage)
+    return local.root if isinstance(local, LocalStorage) else None
 
 
 def remove_empty_folders(folders: Sequence[Path]) -> None:
@@ -364,18 +364,18 @@ def find_remote_mount(path: str | os.PathLike[str], *, table: str | None = None)
         except OSError:
             return None
     real = os.path.realpath(path)
-    found, is_remote = "", False
+    mount_point, is_remote = "", False
     for line in table.split("\n"):  # not `splitlines`: names may contain other line ends
-        left, _, right = line.partition(" - ")
-        columns, kinds = left.split(" "), right.split(" ")
+        mount, _, filesystem = line.partition(" - ")
+        columns, kinds = mount.split(" "), filesystem.split(" ")
         if len(columns) < 5:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), columns[4])
-        inside = real == point or real.startswith(point.rstrip("/") + "/")
+        is_below = real == point or real.startswith(point.rstrip("/") + "/")
         # The later mount at the same point hides the earlier one.
-        if inside and len(point) >= len(found):
-            found, is_remote = point, _is_remote(*kinds[:2])
-    return found if is_remote else None
+        if is_below and len(point) >= len(mount_point):
+            mount_point, is_remote = point, _is_remote(*kinds[:2])
+    return mount_point if is_remote else None
 
 
 def _is_remote(kind: str, source: str = "") -> bool:

@@ -101,33 +101,33 @@ def put_file(
 
 def _try_to_replace(target: Path, data: bytes, expected: str | None, folder: Path) -> bool:
     """Create the folder and replace; false if the folder exists or another writer removed it."""
-    new = folder / secrets.token_hex(6)
+    new_file = folder / secrets.token_hex(6)
     try:
         folder.mkdir()
         with _locked(folder) as (_, free):
             try:
                 if free is False:  # another writer checks it, and may remove it
                     return False
-                _write(new, data)
+                _write(new_file, data)
                 # Another writer may have removed and recreated the folder before our file was in
                 # it. Then the later writer finds both files, or the other file was renamed already.
-                if list(folder.iterdir()) != [new]:
+                if list(folder.iterdir()) != [new_file]:
                     return False
                 _check(target, expected)
-                return _rename(new, target, data)
+                return _rename(new_file, target, data)
             finally:
                 with contextlib.suppress(OSError):  # removed, or recreated by another writer
-                    new.unlink(missing_ok=True)
+                    new_file.unlink(missing_ok=True)
                     folder.rmdir()
     except (FileExistsError, FileNotFoundError):
         return False
 
 
-def _rename(new: Path, target: Path, data: bytes) -> bool:
+def _rename(new_file: Path, target: Path, data: bytes) -> bool:
     try:
-        new.replace(target)
+        new_file.replace(target)
     except FileNotFoundError:
-        return _found(target) == digest_of(data)  # NFS may repeat a request
+        return _current_digest(target) == digest_of(data)  # NFS may repeat a request
     return True
 
 
@@ -178,11 +178,11 @@ def _locked(folder: Path) -> Iterator[tuple[int, bool | None]]:
 
 
 def _check(target: Path, expected: str | None) -> None:
-    if _found(target) != expected:
+    if _current_digest(target) != expected:
         raise ConflictError("another writer was there first", file=str(target))
 
 
-def _found(target: Path) -> str | None:
+def _current_digest(target: Path) -> str | None:
     try:
         return read_file(target, MAX_PUT_BYTES)[1]
     except FileNotFoundError:

@@ -58,17 +58,17 @@ class LocalUpload:
         with local_errors(str(self._target)):
             has_waited = False
             if len(view) <= _PIECE_BYTES:  # a single write
-                written = os.write(fd, view)
-                self._size += written
-                view = view[written:]
+                count = os.write(fd, view)
+                self._size += count
+                view = view[count:]
             while view:
                 began = time.monotonic() - time.thread_time()
-                written = os.write(fd, view[: self._piece])
+                count = os.write(fd, view[: self._piece])
                 if time.monotonic() - time.thread_time() - began > _WAIT_SECONDS:
                     self._piece = min(2 * self._piece, _MOST_PIECE_BYTES)
                     has_waited = True
-                self._size += written
-                view = view[written:]
+                self._size += count
+                view = view[count:]
             if not has_waited:
                 self._piece = max(self._piece // 2, _PIECE_BYTES)
 
@@ -94,12 +94,12 @@ class LocalUpload:
         with local_errors(str(self._notes)):
             flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC
             fd = with_descriptor(lambda: os.open(self._notes, flags, 0o666))
-            before = os.fstat(fd).st_size
+            size = os.fstat(fd).st_size
             try:
                 if os.write(fd, line) < len(line):
                     raise StorageError("the disk is full", file=str(self._notes))
             except BaseException:
-                os.ftruncate(fd, before)  # later notes must not follow an incomplete line
+                os.ftruncate(fd, size)  # later notes must not follow an incomplete line
                 raise
             finally:
                 os.close(fd)

@@ -47,17 +47,17 @@ class Handle:
         if not stat.S_ISREG(os.fstat(self.fd).st_mode):
             raise StorageError("not a regular file", file=str(path))
 
-    def read(self, item: ByteRange, buffer: memoryview, shown: str) -> None:
+    def read(self, item: ByteRange, buffer: memoryview, url: str) -> None:
         """Fill `buffer`, of bytes; raises `TransientError` for a read that ends too early."""
-        done = 0
-        while done < item.length:
-            rest = buffer[done:] if done else buffer
-            count = os.preadv(self.fd, [rest], item.start + done)
+        num_read = 0
+        while num_read < item.length:
+            remainder = buffer[num_read:] if num_read else buffer
+            count = os.preadv(self.fd, [remainder], item.start + num_read)
             if count == 0:
                 if os.fstat(self.fd).st_size >= item.stop:
-                    raise TransientError("a read ended early", file=shown, got=done)
-                raise short_read(shown, item, done)
-            done += count
+                    raise TransientError("a read ended early", file=url, got=num_read)
+                raise short_read(url, item, num_read)
+            num_read += count
 
     def close(self) -> None:
         fd, self.fd = self.fd, -1
@@ -87,7 +87,7 @@ class OpenFiles:
         handle = _open.get(key)
         if handle is None:
             handle = _open.setdefault(key, open_file())
-            _close_oldest(_most_open(handle.fd))
+            _close_oldest(_max_open(handle.fd))
             return handle
         try:  # noqa: SIM105 - speed: for every read
             _open.move_to_end(key)
@@ -120,17 +120,17 @@ def descriptor_limit() -> int:
     return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else limit
 
 
-def _most_open(newest: int) -> int:
+def _max_open(newest_fd: int) -> int:
     limit = descriptor_limit()
-    most = min(_MOST, limit // 2)
-    if newest >= limit - limit // 4:
-        most = min(most, len(_open) // 2)
-    return max(1, most)
+    max_open = min(_MOST, limit // 2)
+    if newest_fd >= limit - limit // 4:
+        max_open = min(max_open, len(_open) // 2)
+    return max(1, max_open)
 
 
-def _close_oldest(left: int) -> None:
-    """Close least recently used files until `left` remain."""
-    while len(_open) > max(0, left):
+def _close_oldest(num_left: int) -> None:
+    """Close least recently used files until `num_left` remain."""
+    while len(_open) > max(0, num_left):
         try:
             _open.popitem(last=False)
         except KeyError:  # another thread emptied it

@@ -42,7 +42,7 @@ def open_storage(
         data, digest = storage.read_whole("manifest.json", limit=64 << 20)
         print(storage.size("manifest.json"), digest)
     """
-    storage = _opened(location, dict(storage_options or {}))
+    storage = _open(location, dict(storage_options or {}))
     if cache_dir is None and cache_limit is None:
         return storage
     if cache_dir is None or cache_limit is None:
@@ -57,14 +57,14 @@ def open_storage(
     return cached
 
 
-def _opened(location: StorageLike, options: dict[str, Any]) -> Storage:
+def _open(location: StorageLike, options: dict[str, Any]) -> Storage:
     if not isinstance(location, (str, os.PathLike)) and isinstance(location, Storage):
         if options:
             raise LocationError("an open storage takes no storage_options", file=location.url)
         return location
-    where = parse_location(location, backend=options.get("backend"))
-    if where.protocol == "file" and not options and find_remote_mount(where.root) is None:
-        return LocalStorage(where.root)
-    entry = STORAGES.get(where.protocol, STORAGES["*"])
-    opened: Storage = load_entry(entry)(where, options)
-    return opened
+    place = parse_location(location, backend=options.get("backend"))
+    if place.protocol == "file" and not options and find_remote_mount(place.root) is None:
+        return LocalStorage(place.root)
+    entry = STORAGES.get(place.protocol, STORAGES["*"])
+    storage: Storage = load_entry(entry)(place, options)
+    return storage

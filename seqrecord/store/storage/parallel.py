@@ -83,8 +83,8 @@ class ParallelStorage(StorageWrapper):
             return
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
             futures = [threads.submit(read, part) for part in parts]
-            done, _ = wait(futures, return_when=FIRST_EXCEPTION)
-            for future in done:
+            finished, _ = wait(futures, return_when=FIRST_EXCEPTION)
+            for future in finished:
                 future.result()
 
 
@@ -99,16 +99,16 @@ class RequestThreads:
         return self._pool.submit(copy_context().run, function, item)
 
     def map(
-        self, function: Callable[[_Item], _Result], items: Iterable[_Item], ahead: int
+        self, function: Callable[[_Item], _Result], items: Iterable[_Item], max_pending: int
     ) -> Iterator[_Result]:
         """Yield `function(item)` for each item, in order.
 
-        At most `ahead` calls are scheduled; items are consumed on demand.
+        At most `max_pending` calls are scheduled; items are consumed on demand.
         """
         pending: deque[Future[_Result]] = deque()
         for item in items:
             pending.append(self.submit(function, item))
-            if len(pending) == ahead:
+            if len(pending) == max_pending:
                 yield pending.popleft().result()
         while pending:
             yield pending.popleft().result()
@@ -120,12 +120,12 @@ def request_threads(count: int, name: str) -> Iterator[RequestThreads]:
 
     Requests that have not begun then are dropped, and those waiting for a retry are cancelled.
     """
-    over = threading.Event()
-    with unwanted_if(over.is_set), ThreadPool(count, f"seqrecord-{name}") as pool:
+    finish = threading.Event()
+    with unwanted_if(finish.is_set), ThreadPool(count, f"seqrecord-{name}") as pool:
         try:
             yield RequestThreads(pool)
         finally:
-            over.set()
+            finish.set()
 
 
 def map_files(
@@ -154,18 +154,18 @@ def identities_of(
     Lists each folder once (with `listing`, by default `entries_of`) if the storage's listings have
     identities; else one request per file.
     """
-    wanted, known = dict.fromkeys(paths), dict[str, tuple[int, str | None]]()
+    names, identities = dict.fromkeys(paths), dict[str, tuple[int, str | None]]()
     with suppress(LocationError):  # listing is not supported
-        for folder in dict.fromkeys(path.rpartition("/")[0] for path in wanted):
-            above = f"{folder}/" if folder else ""
+        for folder in dict.fromkeys(path.rpartition("/")[0] for path in names):
+            prefix = f"{folder}/" if folder else ""
             for entry in listing(folder) if listing else entries_of(storage, folder):
-                if entry.identity is not None and (path := above + entry.name) in wanted:
-                    known[path] = entry.size, entry.identity
+                if entry.identity is not None and (path := prefix + entry.name) in names:
+                    identities[path] = entry.size, entry.identity
 
     def look(path: str) -> tuple[int, str | None] | None:
         with suppress(NotFoundError):
             return identity_of(storage, path)
         return None
 
-    others = map_files(storage, look, [path for path in wanted if path not in known])
-    return known | {path: found for path, found in others.items() if found is not None}
+    looks = map_files(storage, look, [path for path in names if path not in identities])
+    return identities | {path: identity for path, identity in looks.items() if identity is not None}

@@ -105,11 +105,11 @@ def local_path(path: str | os.PathLike[str], what: str) -> Path:
     Raises `LocationError` for a URL, without showing it, since it may contain a signature.
     """
     text = _text(path, f"{what}: not a path")
-    if (found := _SCHEME.match(text)) is not None:
+    if (match := _SCHEME.match(text)) is not None:
         raise LocationError(
             f"{what}: a URL",
             expected="a path of this machine",
-            got=f"{found['scheme'].lower()}://…",
+            got=f"{match['scheme'].lower()}://…",
         )
     _refuse_broken_url(path, text)
     return Path(_local(text).root)
@@ -126,17 +126,18 @@ def _text(path: str | os.PathLike[str], problem: str) -> str:
         # Local names may have bytes that are not UTF-8, which Python represents as surrogates.
         text.encode("utf-8", "strict" if is_url else "surrogateescape")
     except UnicodeEncodeError as error:
-        shown = text[error.start : error.end] if is_url else text  # the rest may be secret
-        raise LocationError(problem, expected="Unicode", got=repr_of(shown)) from None
+        excerpt = text[error.start : error.end] if is_url else text  # the rest may be secret
+        raise LocationError(problem, expected="Unicode", got=repr_of(excerpt)) from None
     return text
 
 
 def _refuse_broken_url(path: str | os.PathLike[str], text: str) -> None:
     """Raise `LocationError` for a malformed URL, without showing it: it may be signed."""
     places = [0] if isinstance(path, str) else [0, *(m.end() for m in re.finditer("/", text))]
-    matches = ((at, match) for at in places if (match := _BROKEN.match(text, at)))
-    if found := [match for at, match in matches if not at or any(match.groups())]:
-        scheme = next((word for each in found for word in each.groups() if word), "scheme").lower()
+    matches = ((place, match) for place in places if (match := _BROKEN.match(text, place)))
+    if broken := [match for place, match in matches if not place or any(match.groups())]:
+        words = (word for match in broken for word in match.groups() if word)
+        scheme = next(words, "scheme").lower()
         raise LocationError(
             f"{'text' if isinstance(path, str) else 'a path object'} that looks like a URL with a "
             "slash missing, or with a credential",
@@ -168,14 +169,14 @@ class _Url:
     def of(cls, text: str) -> _Url:
         """Split a URL. Raises `LocationError`, without the text, which may have a password."""
         scheme = text.split("://", 1)[0].lower()
-        found = _URL.fullmatch(scheme + text[len(scheme) :])
+        match = _URL.fullmatch(scheme + text[len(scheme) :])
         try:
-            parts = urlsplit(text) if found else None
+            parts = urlsplit(text) if match else None
         except ValueError:
             parts = None
-        if found is None or parts is None:  # without urlsplit's error: it may contain a password
+        if match is None or parts is None:  # without urlsplit's error: it may contain a password
             raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
-        if _may_have_password(scheme, found["authority"], found["rest"]):
+        if _may_have_password(scheme, match["authority"], match["rest"]):
             raise LocationError(
                 "a URL that may have a password with / in it",
                 expected="%2F for / in names and passwords, and %40 for @ in paths",
@@ -208,10 +209,10 @@ class _Url:
         return self
 
 
-def _may_have_password(scheme: str, authority: str, rest: str) -> bool:
+def _may_have_password(scheme: str, authority: str, path: str) -> bool:
     """Whether a `/` may be inside the password of a URL, so that it ends the host too early."""
     has_user = (not authority and scheme != "file") or ":" in re.sub(r"\[.*?\]", "", authority)
-    return bool((has_user and re.search("@|%(25)*40", rest)) or re.match("/+[^/]*:[^/]*@", rest))
+    return bool((has_user and re.search("@|%(25)*40", path)) or re.match("/+[^/]*:[^/]*@", path))
 
 
 def _file_url(url: _Url, _: str | None) -> Location:
@@ -223,25 +224,25 @@ def _file_url(url: _Url, _: str | None) -> Location:
 def _abfs_url(url: _Url, _: str | None) -> Location:
     parts, container = url.parts, url.parts.username
     host = _HOST.fullmatch(url.host.lower())
-    clear = container and host is not None and host["kind"] == "dfs"
-    if not clear or host is None or parts.password or parts.query or parts.fragment:
+    is_clear = container and host is not None and host["kind"] == "dfs"
+    if not is_clear or host is None or parts.password or parts.query or parts.fragment:
         raise LocationError("an unclear Azure URL", expected=_ABFS, got=url.shown)
-    shown = url.shown.replace("://", f"://{container}@", 1)
-    return Location("az", _in_container(str(container), parts.path), shown, _account(host))
+    public_url = url.shown.replace("://", f"://{container}@", 1)
+    return Location("az", _in_container(str(container), parts.path), public_url, _account(host))
 
 
 def _az_url(url: _Url, backend: str | None) -> Location:
     if "@" in url.parts.netloc:
         return _abfs_url(url, backend)
     parts = url.of_folder().parts
-    first, path = parts.netloc, parts.path.strip("/")
+    authority, path = parts.netloc, parts.path.strip("/")
     has_account = backend == "blobfile"
-    if not first or (has_account and not path):
+    if not authority or (has_account and not path):
         expected = f"az://{'ACCOUNT/' * has_account}CONTAINER/PATH"
         raise LocationError("an az:// URL without container", expected=expected, got=url.shown)
     if has_account:
-        return Location("az", path, url.shown, {"account_name": first})
-    return Location("az", _in_container(first, path), url.shown)
+        return Location("az", path, url.shown, {"account_name": authority})
+    return Location("az", _in_container(authority, path), url.shown)
 
 
 def _web_url(url: _Url, backend: str | None) -> Location:
@@ -306,12 +307,13 @@ def named_place(url: str, options: Mapping[str, Any]) -> str:
     """Name of the place of a URL without query, with options that identify it, without secrets."""
     scheme, _, path = url.partition("://")
     place = f"{_ALIASES.get(scheme, scheme)}://" + "/".join(filter(None, path.split("/")))
-    found = {}
+    settings = {}
     for name in _OPTIONS:
         if value := options.get(name):
             text = re.sub(r"^(.*?//)?.*@", r"\1", str(value).partition("?")[0])
-            found[_ALIASES.get(name, name)] = text.rstrip("/")
-    return place + "?" * bool(found) + "&".join(f"{name}={text}" for name, text in found.items())
+            settings[_ALIASES.get(name, name)] = text.rstrip("/")
+    query = "&".join(f"{name}={text}" for name, text in settings.items())
+    return f"{place}?{query}" if settings else place
 
 
 def without_commit(url: str) -> str:
