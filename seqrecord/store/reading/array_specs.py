@@ -94,8 +94,8 @@ def apply_transform(transform: FrameFunction, frame: dict[str, Any]) -> dict[str
 def bind_schema(transform: _Transform, schema: Schema) -> _Transform:
     """Bind a user's transform to a dataset's schema, if it has a method `with_schema`."""
     bind: Any = getattr(transform, "with_schema", None)
-    found: _Transform = transform if bind is None else bind(schema)
-    return found
+    bound_transform: _Transform = transform if bind is None else bind(schema)
+    return bound_transform
 
 
 def first_frame(transform: FrameFunction, frame: Mapping[str, Any]) -> dict[str, Any]:
@@ -121,53 +121,53 @@ def first_frame(transform: FrameFunction, frame: Mapping[str, Any]) -> dict[str,
 
 
 def unchanged_values(
-    given: Mapping[str, Any], copies: Mapping[str, Any], made: Mapping[str, Any]
+    arguments: Mapping[str, Any], copies: Mapping[str, Any], results: Mapping[str, Any]
 ) -> frozenset[str]:
-    """Return the names of values that a user function left unchanged_values.
+    """Return the names of values that a user function left unchanged.
 
-    `given` are its arguments, `copies` copies of them, `made` its results. An array of zeros that
-    was copied counts as changed, since zeros are the same in every unit.
+    `arguments` are the function's, `copies` copies of them, `results` what it returned. An array of
+    zeros that was copied counts as changed, since zeros are the same in every unit.
     """
-    kept = set()
-    for name in given.keys() & made.keys():
-        value, before = made[name], copies[name]
-        if not isinstance(value, np.ndarray) or not isinstance(before, np.ndarray):
+    names = set()
+    for name in arguments.keys() & results.keys():
+        value, copied = results[name], copies[name]
+        if not isinstance(value, np.ndarray) or not isinstance(copied, np.ndarray):
             continue
-        is_same = (value.dtype, value.shape) == (before.dtype, before.shape)
-        is_telling = before.any() or np.may_share_memory(value, given[name])
-        if is_same and is_telling and value.tobytes() == before.tobytes():
-            kept.add(name)
-    return frozenset(kept)
+        is_same = (value.dtype, value.shape) == (copied.dtype, copied.shape)
+        is_telling = copied.any() or np.may_share_memory(value, arguments[name])
+        if is_same and is_telling and value.tobytes() == copied.tobytes():
+            names.add(name)
+    return frozenset(names)
 
 
 def check_arrays(
     what: str,
-    of: str,
+    unit: str,
     arrays: Mapping[str, Any],
     specs: Mapping[str, ArraySpec],
-    listed: Collection[str] = (),
+    list_names: Collection[str] = (),
 ) -> None:
     """Raise `ClipError` unless a function's results match `specs`, from its first result.
 
-    The results in `listed` are lists, and `specs` has their length as first dimension.
+    The results in `list_names` are lists, and `specs` has their length as first dimension.
     """
     if arrays.keys() != specs.keys():
         raise ClipError(
-            f"{what} returns other features than for the first {of}",
+            f"{what} returns other features than for the first {unit}",
             expected=", ".join(specs),
             got=", ".join(arrays),
         )
     for name, spec in specs.items():
-        values = arrays[name] if name in listed else [arrays[name]]
-        if name in listed and not (isinstance(values, list) and len(values) == spec.shape[0]):
+        values = arrays[name] if name in list_names else [arrays[name]]
+        if name in list_names and not (isinstance(values, list) and len(values) == spec.shape[0]):
             raise ClipError(
-                f"{what} returns a different number of texts than for the first {of}",
+                f"{what} returns a different number of texts than for the first {unit}",
                 feature=name,
                 expected=spec.shape[0],
                 got=len(values) if isinstance(values, list) else repr_of(values, 50),
             )
         for value in values:
-            spec.value_kind.check_result(what, of, name, value, spec, spec.max_nbytes)
+            spec.value_kind.check_result(what, unit, name, value, spec, spec.max_nbytes)
 
 
 def add_place(

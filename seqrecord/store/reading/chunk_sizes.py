@@ -32,20 +32,20 @@ def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
     return total
 
 
-def overlapping_chunk_bytes(base: GroupIndex, other: GroupIndex, nbytes: IntArray) -> IntArray:
+def overlapping_chunk_bytes(base: GroupIndex, group: GroupIndex, nbytes: IntArray) -> IntArray:
     """Return, for each chunk of `base`, the bytes of the other group's chunks with the same frames.
 
     `nbytes` are the sizes of the other group's chunks. Returns int64 [chunks of `base`].
     """
     total = np.append(0, np.cumsum(nbytes))
-    keys = _keys(other)
-    first = _keys(base)
-    start = np.searchsorted(keys, first, side="right") - 1
+    keys = _keys(group)
+    base_keys = _keys(base)
+    start = np.searchsorted(keys, base_keys, side="right") - 1
     stop = np.searchsorted(
-        keys, first + np.minimum(base.first_frame, 0) + base.num_frames, side="left"
+        keys, base_keys + np.minimum(base.first_frame, 0) + base.num_frames, side="left"
     )
-    beside: IntArray = total[stop] - total[start]
-    return beside
+    totals: IntArray = total[stop] - total[start]
+    return totals
 
 
 def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int:
@@ -56,8 +56,8 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
     """
     total = np.append(0, np.cumsum(nbytes))
     keys = _keys(group)
-    last = keys + np.minimum(group.first_frame, 0) + group.num_frames - 1
-    stop = np.searchsorted(keys, last + num_frames, side="left")
+    last_keys = keys + np.minimum(group.first_frame, 0) + group.num_frames - 1
+    stop = np.searchsorted(keys, last_keys + num_frames, side="left")
     return int((total[stop] - total[:-1]).max(initial=0))
 
 
@@ -78,12 +78,12 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
     """
     if grid.stored_grid is None:
         return 0
-    kept = 0
+    nbytes = 0
     for group in groups:
-        read = (spec for name, spec in group.schema.items() if name in features)
-        kept += sum(decoder_bytes(read))
-        kept += int(chunk_bytes(group, features).max(initial=0))
-    return -(-kept // max(1, int(grid.max_chunk_frames.max(initial=1))))
+        specs = (spec for name, spec in group.schema.items() if name in features)
+        nbytes += sum(decoder_bytes(specs))
+        nbytes += int(chunk_bytes(group, features).max(initial=0))
+    return -(-nbytes // max(1, int(grid.max_chunk_frames.max(initial=1))))
 
 
 def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:

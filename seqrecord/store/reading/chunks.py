@@ -104,9 +104,9 @@ class ChunkReader:
         table = self._index.groups[group]
         if episode is None:
             episode = table.episode_of(row)
-        first, frames = int(table.first_frame[row]), int(table.num_frames[row])
+        first_frame, frames = int(table.first_frame[row]), int(table.num_frames[row])
         path = self._paths[int(table.file[row])]
-        return Chunk(group, row, episode, first, frames, path, int(table.offset[row]))
+        return Chunk(group, row, episode, first_frame, frames, path, int(table.offset[row]))
 
     def visible_frames(self, chunk: Chunk) -> range:
         """Return the frames of a chunk in its episode, counted from the chunk's start.
@@ -121,9 +121,9 @@ class ChunkReader:
 
         References must be resolved. Raises `FormatError` for an invalid page.
         """
-        there = np.ones(page.chunk.num_frames, bool) if page.present is None else page.present
-        start = int(there[: frames.start].sum())
-        positions = range(start, start + int(there[frames.start : frames.stop].sum()))
+        mask = np.ones(page.chunk.num_frames, bool) if page.present is None else page.present
+        start = int(mask[: frames.start].sum())
+        positions = range(start, start + int(mask[frames.start : frames.stop].sum()))
         if len(positions) == page.num_present:
             return data
         try:
@@ -134,16 +134,16 @@ class ChunkReader:
 
     def pages(self, chunk: Chunk) -> list[Page]:
         """Return the pages of the selected features of the chunk's group, in selection order."""
-        table, row, found = self._index.groups[chunk.group], chunk.row, {}
+        table, row, pages = self._index.groups[chunk.group], chunk.row, {}
         lengths = table.page_length[row].tolist()
         starts, sums = self.raw[chunk.group].places(row)
         if starts[-1] - chunk.offset > _UNCHECKED_BYTES:
             self._check_length(chunk, starts[-1])
         sizes = iter(table.largest_frame[row].tolist())  # of the features of variable shape
         for column, (name, spec) in enumerate(table.schema.items()):
-            largest = None if spec.is_fixed else next(sizes)
+            max_nbytes = None if spec.is_fixed else next(sizes)
             if name in self.features:
-                found[name] = Page(
+                pages[name] = Page(
                     feature=name,
                     chunk=chunk,
                     start=starts[column],
@@ -151,11 +151,11 @@ class ChunkReader:
                     crc32c=int(table.page_crc32c[row, column]),
                     digest=table.page_digest[row, column].tobytes(),
                     present=table.present(row, int(table.features[column])),
-                    max_nbytes=largest,
+                    max_nbytes=max_nbytes,
                     sums=sums[column] if self.raw[chunk.group].slice_bytes[column] else None,
                     external=int(table.external[row]),
                 )
-        return [found[name] for name in self.features if name in found]
+        return [pages[name] for name in self.features if name in pages]
 
     def _check_length(self, chunk: Chunk, stop: int) -> None:
         """Raise `FormatError` for a chunk outside its file, before memory is allocated."""
@@ -189,23 +189,25 @@ class ChunkReader:
             return []
         data = [memoryview(b"")] * len(pages)
         merged = self.reads(pages)
-        ends = list(accumulate(whole.length for whole, _ in merged))
+        ends = list(accumulate(merged_range.length for merged_range, _ in merged))
         memory = np.empty(ends[-1], np.uint8) if buffer is None else buffer
         buffers = [memory[a:b].data for a, b in pairwise([0, *ends])]
-        for (whole, members), part in zip(merged, buffers, strict=True):
+        for (merged_range, members), part in zip(merged, buffers, strict=True):
             for i in members:
-                data[i] = part[pages[i].start - whole.start : pages[i].stop - whole.start]
+                data[i] = part[
+                    pages[i].start - merged_range.start : pages[i].stop - merged_range.start
+                ]
         path = pages[0].chunk.path
-        self._storage.read_ranges(path, [whole for whole, _ in merged], buffers)
+        self._storage.read_ranges(path, [merged_range for merged_range, _ in merged], buffers)
         if self.verify:
             for page, item in zip(pages, data, strict=True):
                 self._verify(page, item)
-        rest = memory[ends[-1] :]
+        spare = memory[ends[-1] :]
         for i, page in enumerate(pages):
             if page.external and resolve:
-                memory = rest[: page.external_buffer_bytes]
+                memory = spare[: page.external_buffer_bytes]
                 data[i] = self.external.resolve(page, data[i], memory)
-                rest = rest[page.external_buffer_bytes :]
+                spare = spare[page.external_buffer_bytes :]
         return [item.toreadonly() for item in data]
 
     def reads(self, pages: Sequence[Page]) -> list[tuple[ByteRange, list[int]]]:
@@ -249,15 +251,15 @@ class ChunkReader:
         """Raise `ChecksumError` unless the stored slice checksums match the raw page's data."""
         assert page.sums is not None, "not a raw page"
         spec = self.features[page.feature].stored
-        actual = slice_sums(data, self.kinds[page.feature].slice_bytes(spec))
-        stored = np.empty_like(actual)
-        path, item = page.chunk.path, ByteRange(page.sums, page.sums + stored.nbytes)
-        self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
-        is_wrong = not np.array_equal(stored, actual)
+        actual_sums = slice_sums(data, self.kinds[page.feature].slice_bytes(spec))
+        sums = np.empty_like(actual_sums)
+        path, item = page.chunk.path, ByteRange(page.sums, page.sums + sums.nbytes)
+        self._storage.read_ranges(path, [item], [sums.view(np.uint8).data])
+        is_wrong = not np.array_equal(sums, actual_sums)
         if is_wrong and worth_rereading(self._storage, path, [item]):
-            self._storage.read_ranges(path, [item], [stored.view(np.uint8).data])
-        if not np.array_equal(stored, actual):
-            raise self.located(page, slice_error(page.sums - page.start, stored, actual))
+            self._storage.read_ranges(path, [item], [sums.view(np.uint8).data])
+        if not np.array_equal(sums, actual_sums):
+            raise self.located(page, slice_error(page.sums - page.start, sums, actual_sums))
 
     def _verify(self, page: Page, data: memoryview) -> None:
         actual, place = crc32c(data), ByteRange(page.start, page.stop)
@@ -359,8 +361,8 @@ class ChunkReader:
         raw, reference = self.raw[page.chunk.group], page.memo.get("reference")
         if reference is None:
             return raw.located(error, page.chunk.row, page.feature)
-        at, error.offset = error.offset or 0, None
-        place = self.external.files.place_of(reference, at)
+        offset, error.offset = error.offset or 0, None
+        place = self.external.files.place_of(reference, offset)
         error.located(**place, feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))
 
@@ -391,12 +393,14 @@ def digest_error(page: Page, data: memoryview) -> ChecksumError:
 
 
 def slice_error(
-    start: int, stored: npt.NDArray[np.uint32], actual: npt.NDArray[np.uint32]
+    start: int, sums: npt.NDArray[np.uint32], actual_sums: npt.NDArray[np.uint32]
 ) -> ChecksumError:
     """The error of the first slice that does not match its checksum, stored from `start` on."""
-    at = int(np.argmin(stored == actual))
+    number = int(np.argmin(sums == actual_sums))
     message = "the checksums of a page's slices do not match it"
-    return ChecksumError.of(message, int(actual[at]), int(stored[at]), offset=start + 4 * at)
+    return ChecksumError.of(
+        message, int(actual_sums[number]), int(sums[number]), offset=start + 4 * number
+    )
 
 
 def _state_if_known(storage: Storage, path: str) -> list[Any] | None:

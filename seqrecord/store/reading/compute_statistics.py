@@ -62,17 +62,17 @@ def compute_statistics(
     else:
         columns = [_transformed_features(contents, rows, frame_transform)]
     columns = [column for column in columns if any(map(num_channels, column.schema.values()))]
-    found: dict[int, Statistics] = {}
-    done = 0
+    statistics: dict[int, Statistics] = {}
+    num_done = 0
     with request_threads(threads, "statistics") as pool:
         # In order, for reproducible merging.
         for task, part in pool.map(partial(_collect, step), _tasks(columns, rows), 2 * threads):
-            at = task.column
-            found[at] = found[at].merged(part) if at in found else part
-            done += task.num_frames
+            number = task.column
+            statistics[number] = statistics[number].merged(part) if number in statistics else part
+            num_done += task.num_frames
             if progress is not None:
-                progress(Progress(done // len(columns), total))
-    features = {name: one for part in found.values() for name, one in part.items()}
+                progress(Progress(num_done // len(columns), total))
+    features = {name: feature for part in statistics.values() for name, feature in part.items()}
     return Statistics(total, features)
 
 
@@ -90,8 +90,8 @@ class _FeatureSet:
     def span_frames(self) -> int:
         """Frames read together: a power of two, so that most spans consist of whole chunks."""
         nbytes = max(1, sum(spec.nbytes for spec in self.read))
-        fitting = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // nbytes))
-        return 1 << (fitting.bit_length() - 1)
+        max_frames = max(1, min(_SPAN_FRAMES, _SPAN_BYTES // nbytes))
+        return 1 << (max_frames.bit_length() - 1)
 
     def present(self, episode: Episode) -> npt.NDArray[np.bool_]:
         """Return which frames have all features."""
@@ -105,16 +105,18 @@ class _FeatureSet:
     ) -> Iterator[tuple[str, npt.NDArray[Any], npt.NDArray[np.int64]]]:
         """Yield the values of frames `numbers`: name, array [n, …], frame numbers [n]."""
         names = [spec.name for spec in self.read]
-        found = episode.read(numbers.tolist(), features=names)
+        columns = episode.read(numbers.tolist(), features=names)
         if self.transform is None:
-            [(name, values)] = found.items()
+            [(name, values)] = columns.items()
             if isinstance(values, np.ndarray):
                 yield name, values, numbers
                 return
             yield from ((name, v[None], numbers[i : i + 1]) for i, v in enumerate(values))
             return
         for i, number in enumerate(numbers.tolist()):
-            frame = {n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in found.items()}
+            frame = {
+                n: v[i, ...] if isinstance(v, np.ndarray) else v[i] for n, v in columns.items()
+            }
             for name, array in self.results(episode.key, number, frame).items():
                 yield name, array[None], numbers[i : i + 1]
 
@@ -143,11 +145,11 @@ def _transformed_features(
     check_signature("frame_transform", transform, "frame")
     column = _FeatureSet(contents, tuple(contents.features.values()), contents.features, transform)
     for key in contents.index.keys_of(rows):
-        there = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
-        if not len(there):
+        complete_frames = np.flatnonzero(column.present(episode := Episodes(contents)[key]))
+        if not len(complete_frames):
             continue
-        first = int(there[0])
-        results = column.results(key, first, dict(episode[first]))
+        first_frame = int(complete_frames[0])
+        results = column.results(key, first_frame, dict(episode[first_frame]))
         kinds = {name: spec.kind for name, spec in contents.features.items()}
         specs = [FeatureSpec(n, v.dtype, v.shape, kind=kinds.get(n)) for n, v in results.items()]
         arrays = {name: ArraySpec(value.dtype, value.shape) for name, value in results.items()}
@@ -161,7 +163,7 @@ class _EpisodeBatch(NamedTuple):
     """Episodes of a column, by row."""
 
     column: int
-    what: _FeatureSet
+    feature_set: _FeatureSet
     episodes: npt.NDArray[np.int64]
     num_frames: int
     first_span: int  # number of the column's spans in preceding tasks
@@ -173,32 +175,34 @@ def _tasks(columns: Sequence[_FeatureSet], rows: npt.NDArray[np.int64]) -> Itera
     lengths = columns[0].contents.index.num_frames[rows].astype(np.int64)
     # A new task begins after each `_TASK_FRAMES` frames, at an episode's start.
     number = (np.cumsum(lengths) - lengths) // _TASK_FRAMES
-    first = [0] * len(columns)
+    first_spans = [0] * len(columns)
     for a, b in pairwise(run_bounds(constant=number)):
-        for at, column in enumerate(columns):
-            yield _EpisodeBatch(at, column, rows[a:b], int(lengths[a:b].sum()), first[at])
-            first[at] += int((-(-lengths[a:b] // column.span_frames)).sum())
+        for place, column in enumerate(columns):
+            yield _EpisodeBatch(
+                place, column, rows[a:b], int(lengths[a:b].sum()), first_spans[place]
+            )
+            first_spans[place] += int((-(-lengths[a:b] // column.span_frames)).sum())
 
 
 def _collect(step: int, task: _EpisodeBatch) -> tuple[_EpisodeBatch, Statistics]:
     """Compute the statistics of a task, from one of `step` spans."""
-    column, span = task.what, task.first_span - 1
+    column, span = task.feature_set, task.first_span - 1
     collector, length = StatisticsCollector(column.schema), column.span_frames
     contents = column.contents
     for key in contents.index.keys_of(task.episodes):
         episode = Episodes(contents)[key]
         present = column.present(episode)
         collector.begin(key)
-        for first in range(0, len(episode), length):
-            last = min(first + length, len(episode))
+        for start in range(0, len(episode), length):
+            stop = min(start + length, len(episode))
             span += 1
             # Multiples of the golden ratio are evenly spread, with no period in episode lengths.
-            collector.skip(last - first)
+            collector.skip(stop - start)
             if (span * _GOLDEN) % 1 * step >= 1:
                 continue
-            there = np.flatnonzero(present[first:last]) + first
-            if len(there):
-                for name, frames, numbers in column.frames(episode, there):
+            complete_frames = np.flatnonzero(present[start:stop]) + start
+            if len(complete_frames):
+                for name, frames, numbers in column.frames(episode, complete_frames):
                     collector.add_frames(name, frames, numbers)
         collector.keep()
     return task, collector.statistics()

@@ -67,11 +67,11 @@ class Contents:
         manifest: Manifest,
         index: Index,
         features: Sequence[str] | None = None,
-        **more: Any,
+        **fields: Any,
     ) -> Contents:
-        """The contents with the named features (default: all), and `more` fields."""
+        """The contents with the named features (default: all), and other fields."""
         with located(SchemaError, file=storage.url):
-            return cls(storage, manifest, index, index.schema.select(features), **more)
+            return cls(storage, manifest, index, index.schema.select(features), **fields)
 
     @property
     def sizes(self) -> dict[str, Any]:
@@ -98,8 +98,9 @@ class Contents:
         """See `Dataset.statistics`."""
         if (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.storage.url)
-        found, names = read_statistics(self.storage, file, self.manifest.schema), self.names
-        return Statistics(found.num_frames, {names.get(n, n): one for n, one in found.items()})
+        statistics = read_statistics(self.storage, file, self.manifest.schema)
+        features = {self.names.get(name, name): feature for name, feature in statistics.items()}
+        return Statistics(statistics.num_frames, features)
 
     @cached_property
     def inventories(self) -> tuple[Inventory, ...]:
@@ -122,15 +123,15 @@ class Contents:
 
     def missing_frames(self, features: Iterable[str] | None = None) -> MissingFrames:
         """Return the frames that lack any of the features (default: all selected)."""
-        index, found, hidden = self.index, [], []
+        index, bitmaps, hidden = self.index, [], []
         columns = [index.schema.position(name) for name in features or self.features]
         for grid in self.episode_table.groups:
             table = index.groups[grid.group]
             gaps = table.gaps[np.isin(table.gaps["feature"], columns)]
             chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
-            found.append((chunk, word, gaps["present"]))
+            bitmaps.append((chunk, word, gaps["present"]))
             hidden.append(np.maximum(-table.first_frame[chunk].astype(np.int64), 0))
-        return missing_from_bitmaps(self.episode_table, found, hidden)
+        return missing_from_bitmaps(self.episode_table, bitmaps, hidden)
 
     def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Return a JSON identity of episodes, given by row.
@@ -148,23 +149,23 @@ class Contents:
             places = [index.schema.position(n) for n in group.schema if n in self.features]
             gaps = group.gaps[np.isin(group.gaps["feature"], places)]
             gap_chunk = gaps["chunk"].astype(np.int64)
-            for some in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
-                owner, place = ragged_arange(group.num_chunks[some])
-                chunks = group.first_chunk[some][owner] + place
+            for batch in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
+                owner, place = ragged_arange(group.num_chunks[batch])
+                chunks = group.first_chunk[batch][owner] + place
                 pages = self.chunks.digests(number, chunks)
                 update_digest(digest, "<u4", group.num_frames[chunks])
                 update_digest(digest, "u1", pages[:, columns])
-                first = group.first_frame[group.first_chunk[some]]
-                if (first < 0).any():  # of trimmed episodes
-                    update_digest(digest, "<i4", first)
-                chunk = group.first_chunk[some]
-                begin, end = np.searchsorted(gap_chunk, (chunk, chunk + group.num_chunks[some]))
+                first_frames = group.first_frame[group.first_chunk[batch]]
+                if (first_frames < 0).any():  # of trimmed episodes
+                    update_digest(digest, "<i4", first_frames)
+                chunk = group.first_chunk[batch]
+                begin, end = np.searchsorted(gap_chunk, (chunk, chunk + group.num_chunks[batch]))
                 owner, place = ragged_arange(end - begin)
                 if len(owner):
                     rows = gaps[begin[owner] + place]
                     feature = np.searchsorted(places, rows["feature"])
-                    of_rows = rows["chunk"] - chunk[owner], feature, rows["word"], rows["present"]
-                    update_digest(digest, "<u8", end - begin, *of_rows)
+                    bitmaps = rows["chunk"] - chunk[owner], feature, rows["word"], rows["present"]
+                    update_digest(digest, "<u8", end - begin, *bitmaps)
         return {
             "count": len(episodes),
             "frames": int(index.num_frames[episodes].sum()),
@@ -176,9 +177,9 @@ class Contents:
         self, episodes: EpisodeFilter, split: str | None = None
     ) -> npt.NDArray[np.int64]:
         """See `Dataset.find_episodes`."""
-        chosen = self.bad.check(episodes, split)
+        selection = self.bad.check(episodes, split)
         splits, url = self.manifest.splits, self.storage.url
-        return find_episodes(self.index, splits, chosen, split=split, url=url)
+        return find_episodes(self.index, splits, selection, split=split, url=url)
 
     def clips(self, spec: ClipSpec, episodes: EpisodeFilter = None) -> ClipTable:
         """Return the clips of selected episodes, without clips with missing features."""

@@ -74,9 +74,9 @@ def open_packed(
             externals = open_external_files(storage, originals, external_options)
             if check_originals and (manifest.copied or originals is not None):
                 externals.compare(manifest.copied.lists if manifest.copied else ())
-        more: dict[str, Any] = {"verify": verify, "externals": externals}
-        more |= {} if bad is None else {"bad": bad}
-        return Dataset(Contents.of(storage, manifest, index, features, **more))
+        settings: dict[str, Any] = {"verify": verify, "externals": externals}
+        settings |= {} if bad is None else {"bad": bad}
+        return Dataset(Contents.of(storage, manifest, index, features, **settings))
     except BaseException:
         if externals is not None:
             externals.close()
@@ -84,11 +84,11 @@ def open_packed(
         raise
 
 
-def refuse_ignored(beside: str, **arguments: object) -> None:
-    """Raise `ClipError` for an argument that `beside` would ignore. `None` counts as not given."""
+def refuse_ignored(partner: str, **arguments: object) -> None:
+    """Raise `ClipError` for an argument that `partner` would ignore. `None` counts as not given."""
     for name, value in arguments.items():
         if value is not None:
-            raise ClipError(f"{name} cannot be combined with {beside}", expected="None", got=name)
+            raise ClipError(f"{name} cannot be combined with {partner}", expected="None", got=name)
 
 
 class Dataset:
@@ -175,30 +175,31 @@ class Dataset:
 
     def select(self, features: Sequence[str] | None) -> Dataset:
         """Return the dataset with only these features, in this order; `None` selects all."""
-        of = self.contents
+        contents = self.contents
         with located(SchemaError, file=self.url):
-            chosen = of.index.schema.select(features)
-        sizes = {name: size for name, size in of.sizes.items() if name in chosen}
-        return Dataset(replace(of, features=resized_schema(chosen, sizes)))
+            schema = contents.index.schema.select(features)
+        sizes = {name: size for name, size in contents.sizes.items() if name in schema}
+        return Dataset(replace(contents, features=resized_schema(schema, sizes)))
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
         """Return the dataset with some features renamed. `names` maps present to new names.
 
         Raises `SchemaError` for an unknown feature, and for an invalid or duplicate new name.
         """
-        of, schema = self.contents, self.contents.index.schema.active
+        contents, schema = self.contents, self.contents.index.schema.active
         schema.select([*names])
-        taken = {*names.values()} & (schema.keys() - names.keys())
-        if wrong := [name for name in names.values() if name in taken or name.startswith("~")]:
+        used_names = {*names.values()} & (schema.keys() - names.keys())
+        if invalid_names := [n for n in names.values() if n in used_names or n.startswith("~")]:
             raise SchemaError(
                 "invalid new name of a feature",
                 file=self.url,
                 expected="an unused name; to swap names, rename both features",
-                got=", ".join(wrong),
+                got=", ".join(invalid_names),
             )
-        stored = {**of.names, **{of.stored_name(old): new for old, new in names.items()}}
-        index, features = of.index.renamed(names), of.features.renamed(names)
-        return Dataset(replace(of, index=index, features=features, names=stored))
+        stored_names = {contents.stored_name(name): renamed for name, renamed in names.items()}
+        stored_names = {**contents.names, **stored_names}
+        index, features = contents.index.renamed(names), contents.features.renamed(names)
+        return Dataset(replace(contents, index=index, features=features, names=stored_names))
 
     def resized(self, sizes: Sizes | None) -> Dataset:
         """Return the dataset with frames resized during decoding.
@@ -207,11 +208,11 @@ class Dataset:
         frames. Raises `ClipError` for a feature that is unknown or cannot be resized.
         """
         if sizes is None:
-            chosen = Schema([spec.stored for spec in self.features.values()])
-            return Dataset(replace(self.contents, features=chosen)) if self.contents.sizes else self
+            schema = Schema([spec.stored for spec in self.features.values()])
+            return Dataset(replace(self.contents, features=schema)) if self.contents.sizes else self
         with located(ClipError, file=self.url):
-            chosen = resized_schema(self.features, sizes)
-        return Dataset(replace(self.contents, features=chosen))
+            schema = resized_schema(self.features, sizes)
+        return Dataset(replace(self.contents, features=schema))
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
@@ -273,8 +274,8 @@ class Dataset:
         self.close()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        each = {one.name: getattr(self.contents, one.name) for one in fields(self.contents)}
-        return _reopen, ({name: value for name, value in each.items() if name != "index"},)
+        names = [field.name for field in fields(self.contents) if field.name != "index"]
+        return _reopen, ({name: getattr(self.contents, name) for name in names},)
 
     def __repr__(self) -> str:
         features = "".join(f"\n  {spec}" for spec in self.features.values())
@@ -315,10 +316,10 @@ def with_chunk_store(dataset: Dataset) -> Dataset:
     return Dataset(replace(dataset.contents, storage=ChunkStore(storage)))
 
 
-def _reopen(of: dict[str, Any]) -> Dataset:
+def _reopen(parts: dict[str, Any]) -> Dataset:
     """Open a pickled dataset in another process, without a second check of the index.
 
-    `of` are its `Contents` without the index.
+    `parts` are its `Contents` without the index.
     """
-    of["manifest"], index = load_version(of["storage"], of["manifest"])
-    return Dataset(Contents(**of, index=index.renamed(of["names"])))
+    parts["manifest"], index = load_version(parts["storage"], parts["manifest"])
+    return Dataset(Contents(**parts, index=index.renamed(parts["names"])))

@@ -83,9 +83,9 @@ class Episode:
         if not -len(self) <= number < len(self):
             raise IndexError(f"frame {repr_of(number)} of an episode of {len(self)} frames")
         number %= len(self)
-        having = {n: spec for n, spec in self.features.items() if self._has(spec, number)}
-        found = self._read(np.array([number]), having)
-        return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in found.items()}
+        specs = {n: spec for n, spec in self.features.items() if self._has(spec, number)}
+        columns = self._read(np.array([number]), specs)
+        return {n: v[0, ...] if isinstance(v, np.ndarray) else v[0] for n, v in columns.items()}
 
     def present(self, feature: str) -> npt.NDArray[np.bool_]:
         """Return which frames have a feature: bool [frames].
@@ -98,10 +98,10 @@ class Episode:
         gaps = table.gaps_of(rows.start, rows.stop)
         present = np.ones(len(self), np.bool_)
         for row in np.unique(gaps["chunk"][gaps["feature"] == column]).tolist():
-            first, there = int(table.first_frame[row]), table.present(row, column)
-            assert there is not None, "its chunk has gap rows"
-            shown = present[max(first, 0) : first + len(there)]
-            shown[:] = there[max(-first, 0) :][: len(shown)]
+            first_frame, mask = int(table.first_frame[row]), table.present(row, column)
+            assert mask is not None, "its chunk has gap rows"
+            section = present[max(first_frame, 0) : first_frame + len(mask)]
+            section[:] = mask[max(-first_frame, 0) :][: len(section)]
         return present
 
     def read(
@@ -118,47 +118,51 @@ class Episode:
             episode = next(iter(dataset.episodes.values()))
             print(episode.read([3, 0, 2], features=["pose"])["pose"].shape)
         """
-        chosen, numbers = self.features.select(features), np.asarray(frames, np.int64)
-        if (outside := (numbers < 0) | (numbers >= len(self))).any():
-            wrong = int(numbers[np.argmax(outside)])
-            raise IndexError(f"frame {wrong} of an episode of {len(self)} frames")
-        for name in chosen:
+        specs, numbers = self.features.select(features), np.asarray(frames, np.int64)
+        if (is_outside := (numbers < 0) | (numbers >= len(self))).any():
+            frame = int(numbers[np.argmax(is_outside)])
+            raise IndexError(f"frame {frame} of an episode of {len(self)} frames")
+        for name in specs:
             self._check_present(name, numbers)
-        return self._read(numbers, chosen)
+        return self._read(numbers, specs)
 
     def _read(
-        self, numbers: npt.NDArray[np.int64], chosen: Mapping[str, FeatureSpec]
+        self, numbers: npt.NDArray[np.int64], specs: Mapping[str, FeatureSpec]
     ) -> dict[str, Any]:
         reader = self._reader
         arrays: dict[str, Any] = {
-            name: spec.value_kind.allocate(spec, len(numbers)) for name, spec in chosen.items()
+            name: spec.value_kind.allocate(spec, len(numbers)) for name, spec in specs.items()
         }
-        for group in {spec.group for spec in chosen.values()}:
+        for group in {spec.group for spec in specs.values()}:
             table, raw = self._index.groups[group], reader.raw[group]
             rows = table.chunks_of(self._number, numbers)
-            inside = numbers - table.first_frame[rows]
-            names = {name for name, spec in chosen.items() if spec.group == group}
-            straight = {name: arrays[name] for name in raw.specs if name in names}
-            others = names - straight.keys()
-            is_read = np.full(len(rows), bool(straight))
-            if others and not reader.is_local:  # one request for the whole chunk
+            chunk_frames = numbers - table.first_frame[rows]
+            names = {name for name, spec in specs.items() if spec.group == group}
+            direct_arrays = {name: arrays[name] for name in raw.specs if name in names}
+            page_names = names - direct_arrays.keys()
+            is_read = np.full(len(rows), bool(direct_arrays))
+            if page_names and not reader.is_local:  # one request for the whole chunk
                 _, number, counts = np.unique(rows, return_inverse=True, return_counts=True)
                 is_read &= counts[number] < table.num_frames[rows]
-            alone = is_read.nonzero()[0]
-            raw.read(frame_runs(rows[alone], inside[alone], alone), straight, exact=True)
-            order = np.argsort(rows, kind="stable") if others else rows[:0]
+            direct_rows = is_read.nonzero()[0]
+            raw.read(
+                frame_runs(rows[direct_rows], chunk_frames[direct_rows], direct_rows),
+                direct_arrays,
+                exact=True,
+            )
+            order = np.argsort(rows, kind="stable") if page_names else rows[:0]
             for begin, stop in pairwise(run_bounds(constant=rows[order])):
                 places = order[begin:stop]
                 chunk = reader.chunk_at(group, int(rows[places[0]]), self._number)
-                wanted = others if is_read[places[0]] else names
-                pages = [page for page in reader.pages(chunk) if page.feature in wanted]
-                self._read_pages(pages, inside[places], arrays, places)
+                features = page_names if is_read[places[0]] else names
+                pages = [page for page in reader.pages(chunk) if page.feature in features]
+                self._read_pages(pages, chunk_frames[places], arrays, places)
         return arrays
 
     def _read_pages(
         self,
         pages: Sequence[Page],
-        inside: npt.NDArray[np.int64],
+        chunk_frames: npt.NDArray[np.int64],
         arrays: dict[str, Any],
         places: npt.NDArray[np.int64],
     ) -> None:
@@ -166,17 +170,19 @@ class Episode:
 
         `inside` are the frames, counted from the chunk's start.
         """
-        reader, runs = self._reader, run_bounds(inside, places)
+        reader, runs = self._reader, run_bounds(chunk_frames, places)
         for page, data in zip(pages, reader.read(pages), strict=True):
             target = arrays[page.feature]
             if isinstance(target, list):
-                for frame, place in zip(inside.tolist(), places.tolist(), strict=True):
+                for frame, place in zip(chunk_frames.tolist(), places.tolist(), strict=True):
                     target[place] = reader.value_of(page, data, frame)
             elif reader.kinds[page.feature].decodes_in_order:  # one call, which sorts the frames
-                reader.decode(page, data, inside.tolist(), [target[i] for i in places.tolist()])
+                reader.decode(
+                    page, data, chunk_frames.tolist(), [target[i] for i in places.tolist()]
+                )
             else:
                 for a, b in pairwise(runs):
-                    frames = range(int(inside[a]), int(inside[b - 1]) + 1)
+                    frames = range(int(chunk_frames[a]), int(chunk_frames[b - 1]) + 1)
                     reader.decode(page, data, frames, target[places[a] : places[b - 1] + 1])
 
     def _has(self, spec: FeatureSpec, number: int) -> bool:
@@ -225,7 +231,7 @@ def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> I
     at_once = max(_FRAMES_AT_ONCE, _SMALL_BYTES // nbytes)
     for start in range(0, len(numbers), at_once):
         part = numbers[start : start + at_once]
-        there = [number for number in part if present[number]]
-        values = iter(episode.read(there, features=[feature])[feature])
+        complete_numbers = [number for number in part if present[number]]
+        values = iter(episode.read(complete_numbers, features=[feature])[feature])
         for number in part:
             yield next(values) if present[number] else None

@@ -61,7 +61,7 @@ def find_episodes(
     `split` restricts the selection to a split. `splits` are the split names, in the order of the
     index's numbers. Raises `ClipError` for an unknown key or split, or if nothing is selected.
     """
-    inside = np.ones(len(index.num_frames), bool)
+    is_in_split = np.ones(len(index.num_frames), bool)
     if split is not None:
         if split not in splits:
             raise ClipError(
@@ -70,10 +70,10 @@ def find_episodes(
                 expected=", ".join(splits) or "a dataset with splits: `seqrecord split` makes them",
                 got=repr_of(split, 100),
             )
-        inside = index.split == splits.index(split)
+        is_in_split = index.split == splits.index(split)
     choice = _choice_of(episodes)
-    rows = np.fromiter(choice.rows(_Candidates(index, splits, inside, url)), np.int64)
-    rows = rows[inside[rows]]
+    rows = np.fromiter(choice.rows(_Candidates(index, splits, is_in_split, url)), np.int64)
+    rows = rows[is_in_split[rows]]
     if not len(rows):
         raise ClipError(
             "the selection has no episode",
@@ -86,11 +86,11 @@ def find_episodes(
 
 @dataclass(frozen=True)
 class _Candidates:
-    """Episodes to choose from; `inside` are those of the requested split, bool [n]."""
+    """Episodes to choose from; `is_in_split`, bool [n], marks those of the requested split."""
 
     index: Index
     splits: Sequence[str]
-    inside: npt.NDArray[np.bool_]
+    is_in_split: npt.NDArray[np.bool_]
     url: str
 
 
@@ -109,7 +109,7 @@ class _Choice(Protocol):
 
 class _All:
     def rows(self, candidates: _Candidates) -> Iterable[int]:
-        rows: list[int] = np.flatnonzero(candidates.inside).tolist()
+        rows: list[int] = np.flatnonzero(candidates.is_in_split).tolist()
         return rows
 
     def has(self, record: Mapping[str, Any]) -> bool:  # noqa: ARG002 - of every choice
@@ -139,14 +139,14 @@ class _Function(NamedTuple):
 
     def rows(self, candidates: _Candidates) -> Iterable[int]:
         index, splits = candidates.index, candidates.splits
-        numbers = np.flatnonzero(candidates.inside).tolist()
+        numbers = np.flatnonzero(candidates.is_in_split).tolist()
         return (n for n in numbers if self.function(EpisodeDescription(index, splits, n)))
 
     def has(self, record: Mapping[str, Any]) -> bool:
-        described = EpisodeDescription.__new__(EpisodeDescription)
-        described.update(record["metadata"])
-        vars(described).update({name: record[name] for name in _DESCRIBED})
-        return bool(self.function(described))
+        description = EpisodeDescription.__new__(EpisodeDescription)
+        description.update(record["metadata"])
+        vars(description).update({name: record[name] for name in _DESCRIBED})
+        return bool(self.function(description))
 
     def __str__(self) -> str:
         """Name the function, without its address."""
@@ -154,25 +154,25 @@ class _Function(NamedTuple):
         return "a function of an episode" if name == "<lambda>" else f"the function {name}"[:200]
 
 
-class _Listed(NamedTuple):
+class _List(NamedTuple):
     """Keys, or numbers in dataset order."""
 
     episodes: Sequence[str] | Sequence[int]
 
     def rows(self, candidates: _Candidates) -> Iterable[int]:
-        index, listed = candidates.index, list[Any](self.episodes)
-        by_number = bool(listed) and all(map(is_integer, listed))
-        present: Any = range(len(index.num_frames)) if by_number else index.positions
-        unknown = [episode for episode in listed if episode not in present]
+        index, names = candidates.index, list[Any](self.episodes)
+        by_number = bool(names) and all(map(is_integer, names))
+        population: Any = range(len(index.num_frames)) if by_number else index.positions
+        unknown = [episode for episode in names if episode not in population]
         if unknown:
             keys = f"the keys of {shown_keys(index)}"
             raise ClipError(
                 "unknown episode",
                 file=candidates.url,
-                expected=f"numbers of 0 to {len(present) - 1}" if by_number else keys,
+                expected=f"numbers of 0 to {len(population) - 1}" if by_number else keys,
                 got=", ".join(map(repr_of if by_number else str, unknown[:10])),
             )
-        return sorted({int(item) if by_number else present[item] for item in listed})
+        return sorted({int(item) if by_number else population[item] for item in names})
 
     def has(self, record: Mapping[str, Any]) -> bool:
         """Numbers count: they could be of other episodes once all are readable."""
@@ -186,8 +186,8 @@ def _choice_of(episodes: EpisodeFilter) -> _Choice:
     if episodes is None:
         return _All()
     if isinstance(episodes, str):
-        return _Glob(episodes) if {*episodes} & {*"*?["} else _Listed([episodes])
-    return _Function(episodes) if callable(episodes) else _Listed(episodes)
+        return _Glob(episodes) if {*episodes} & {*"*?["} else _List([episodes])
+    return _Function(episodes) if callable(episodes) else _List(episodes)
 
 
 def shown_keys(index: Index) -> str:
@@ -198,16 +198,18 @@ def shown_keys(index: Index) -> str:
 
 def check_metadata(index: Index, episodes: npt.NDArray[np.int64], names: Collection[str]) -> None:
     """Raise `ClipError` for metadata names absent from all selected episodes."""
-    missing, seen = set(names), set[str]()
+    absent_names, metadata_names = set(names), set[str]()
     for row in episodes.tolist() if names else ():
-        seen |= index.episode_metadata(row).keys()
-        if missing <= seen:
+        metadata_names |= index.episode_metadata(row).keys()
+        if absent_names <= metadata_names:
             return
-    if missing := missing - seen:
+    if absent_names := absent_names - metadata_names:
         raise ClipError(
             "no selected episode has this metadata",
-            expected=f"some of {first_of(sorted(seen), _SHOWN_NAMES)}" if seen else "nothing",
-            got=", ".join(sorted(missing)),
+            expected=f"some of {first_of(sorted(metadata_names), _SHOWN_NAMES)}"
+            if metadata_names
+            else "nothing",
+            got=", ".join(sorted(absent_names)),
         )
 
 
@@ -239,8 +241,10 @@ class BadEpisodes:
     def errors(self) -> dict[str, SourceError]:
         """Error by episode key."""
         return {
-            one["key"]: SourceError(one["message"], **{"episode": one["key"], **one["context"]})
-            for one in self.records
+            record["key"]: SourceError(
+                record["message"], **{"episode": record["key"], **record["context"]}
+            )
+            for record in self.records
         }
 
     def check(self, episodes: EpisodeFilter = None, split: str | None = None) -> EpisodeFilter:
@@ -252,19 +256,19 @@ class BadEpisodes:
             return episodes
         left_out = self.errors
         if self.are_skipped and not (callable(episodes) or isinstance(episodes, str | None)):
-            kept: Any = [one for one in episodes if one not in left_out]
-            return kept or episodes
+            readable: Any = [episode for episode in episodes if episode not in left_out]
+            return readable or episodes
         records, choice = () if self.are_skipped else self.records, _choice_of(episodes)
         if split is not None:
             records = [record for record in records if record["split"] == split]
         if bad_keys := [record["key"] for record in records if choice.has(record)]:
-            keys, first = first_of(bad_keys, _SHOWN_BAD), left_out[bad_keys[0]]
+            keys, first_error = first_of(bad_keys, _SHOWN_BAD), left_out[bad_keys[0]]
             raise SourceError(
                 f"{counted(len(bad_keys), 'selected episode')} cannot be read: {keys}; select "
                 "others (episodes= of a loader, --dataset.episodes of lerobot-train), or leave "
                 "these out (skip_bad_episodes=True of a loader or seqrecord.open; for commands "
                 "`seqrecord index SRC -o DST --skip-bad-episodes`, and DST). The first error: "
-                f"{first.message}",
-                **first.context(),
+                f"{first_error.message}",
+                **first_error.context(),
             )
         return episodes

@@ -28,8 +28,8 @@ def home() -> Path:
 
     `SEQRECORD_HOME`, or `seqrecord` in the platform's cache folder.
     """
-    given = os.environ.get("SEQRECORD_HOME")
-    return Path(given).absolute() if given else _user_cache()
+    folder = os.environ.get("SEQRECORD_HOME")
+    return Path(folder).absolute() if folder else _user_cache()
 
 
 def _user_cache() -> Path:
@@ -48,8 +48,8 @@ def is_private(path: Path) -> bool:
 
 def make_private(path: Path) -> None:
     """Remove other users' write permission from a file, or from a folder and all its files."""
-    for each in (path, *path.rglob("*")):
-        each.chmod(stat.S_IMODE(each.stat().st_mode) & ~_OTHERS_WRITE)
+    for file in (path, *path.rglob("*")):
+        file.chmod(stat.S_IMODE(file.stat().st_mode) & ~_OTHERS_WRITE)
 
 
 @contextmanager
@@ -89,7 +89,9 @@ def settle(list_id: str) -> None:
 
 def _marks(list_id: str) -> list[Path]:
     folders = (home() / "trusted", *_user_folders("trusted"))
-    return [each / list_id for each in folders if is_private(each) and _is_own(each / list_id)]
+    return [
+        folder / list_id for folder in folders if is_private(folder) and _is_own(folder / list_id)
+    ]
 
 
 def _is_own(path: Path) -> bool:

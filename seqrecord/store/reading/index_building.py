@@ -87,16 +87,18 @@ def build_index(
     parts of an episode.
     """
     edits = edits or Edits()
-    schema, fitting = matching_footers(list(footers.items()), edits.schema, committed)
-    footers = dict(fitting)
+    schema, matching = matching_footers(list(footers.items()), edits.schema, committed)
+    footers = dict(matching)
     by_id: dict[str, str] = {}
     for path, footer in footers.items():
-        if (other := by_id.setdefault(footer.file_id, path)) != path:
-            raise FormatError("record files with the same id: one is a copy", file=path, got=other)
+        if (first_path := by_id.setdefault(footer.file_id, path)) != path:
+            raise FormatError(
+                "record files with the same id: one is a copy", file=path, got=first_path
+            )
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
     in_dataset = np.array([path in committed for path in paths], bool)
-    in_order = [footers[path] for path in paths]
-    complete = _complete_rows(in_order, schema, edits.frames, int(in_dataset.sum()))
+    sorted_footers = [footers[path] for path in paths]
+    complete = _complete_rows(sorted_footers, schema, edits.frames, int(in_dataset.sum()))
     for uid in edits.deleted:
         complete.pop(uid, None)
     for uid in (edits.keys.keys() | edits.metadata.keys() | edits.frames.keys()) & complete.keys():
@@ -111,7 +113,7 @@ def build_index(
 
     def rank(uid: str) -> tuple[bool, str]:
         files = (group.files for group in complete[uid].groups)
-        return uid in left_out or not all(in_dataset[some].all() for some in files), uid
+        return uid in left_out or not all(in_dataset[numbers].all() for numbers in files), uid
 
     winners: dict[str, str] = {}
     for uid in sorted(complete, key=rank):
@@ -121,17 +123,17 @@ def build_index(
             "no complete episode in any record file; to continue an interrupted write, run "
             "`seqrecord write --resume`"
         )
-    chosen = [complete[uid] for uid in winners.values()]
-    chosen.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
+    episodes = [complete[uid] for uid in winners.values()]
+    episodes.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
     names = tuple(dict.fromkeys((*splits, *edits.names)))
-    of_splits = [edits.splits.get(rows.episode.uid) for rows in chosen]
-    index, used = _index_of(schema, chosen, of_splits, names)
-    used = [*used, *_length_files(chosen, used)]
-    used += _discard_files(in_order, used, edits.deleted | complete.keys())
+    episode_splits = [edits.splits.get(rows.episode.uid) for rows in episodes]
+    index, file_numbers = _index_of(schema, episodes, episode_splits, names)
+    file_numbers = [*file_numbers, *_length_files(episodes, file_numbers)]
+    file_numbers += _discard_files(sorted_footers, file_numbers, edits.deleted | complete.keys())
     return BuiltIndex(
         index=index,
-        files=tuple(paths[number] for number in used),
-        next_ordinal=chosen[-1].episode.ordinal + 1,
+        files=tuple(paths[number] for number in file_numbers),
+        next_ordinal=episodes[-1].episode.ordinal + 1,
         duplicates=tuple(
             DuplicateEpisode(
                 uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces)
@@ -154,8 +156,8 @@ def complete_episodes(
     the record files, before they are trimmed. `footers` may repeat a path: unfinished files have
     several. Raises `FormatError` like `build_index`, but does not check file ids.
     """
-    schema, fitting = matching_footers(footers, schema)
-    complete = _complete_rows([f for _, f in fitting], schema, frames or {})
+    schema, matching = matching_footers(footers, schema)
+    complete = _complete_rows([f for _, f in matching], schema, frames or {})
     return {uid: rows.episode for uid, rows in complete.items()}
 
 
@@ -169,15 +171,17 @@ def _index_of(
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
-    used = _files_in_order(episodes)
-    number = np.zeros(max(used) + 1, np.uint32)
-    number[used] = np.arange(len(used))
+    file_numbers = _files_in_order(episodes)
+    number = np.zeros(max(file_numbers) + 1, np.uint32)
+    number[file_numbers] = np.arange(len(file_numbers))
     starts = [rows.span.start for rows in episodes]
     groups = tuple(
-        _group_of(group, features, [rows.groups[at] for rows in episodes], number, starts)
-        for at, (group, features) in enumerate(zip(schema.groups, features_of(schema), strict=True))
+        _group_of(group, features, [rows.groups[position] for rows in episodes], number, starts)
+        for position, (group, features) in enumerate(
+            zip(schema.groups, features_of(schema), strict=True)
+        )
     )
-    place: dict[str | None, int] = {name: at for at, name in enumerate(names)}
+    place: dict[str | None, int] = {name: position for position, name in enumerate(names)}
     place[None] = NO_SPLIT
     index = Index(
         schema=schema,
@@ -190,15 +194,15 @@ def _index_of(
         groups=groups,
         time_spans=_time_spans_of(schema, parts),
     )
-    return index, used
+    return index, file_numbers
 
 
 def _files_in_order(episodes: Sequence[_EpisodeRows]) -> list[int]:
     """Return the numbers of the files with chunks of the episodes, in order of use."""
     files = np.concatenate([group.files for rows in episodes for group in rows.groups])
-    numbers, at = np.unique(files, return_index=True)
-    in_order: list[int] = numbers[np.argsort(at)].tolist()
-    return in_order
+    numbers, first_positions = np.unique(files, return_index=True)
+    sorted_numbers: list[int] = numbers[np.argsort(first_positions)].tolist()
+    return sorted_numbers
 
 
 def _time_spans_of(schema: Schema, parts: Sequence[EpisodePart]) -> EpisodeTimeSpans | None:
@@ -206,32 +210,34 @@ def _time_spans_of(schema: Schema, parts: Sequence[EpisodePart]) -> EpisodeTimeS
     if not (timestamps := timestamp_features(schema)):
         return None
     rows = [[dict(part.time_spans).get(name) for name in timestamps] for part in parts]
-    longest = max(part.num_frames or 1 for part in parts)
-    return EpisodeTimeSpans.of(rows, len(timestamps), longest)
+    max_frames = max(part.num_frames or 1 for part in parts)
+    return EpisodeTimeSpans.of(rows, len(timestamps), max_frames)
 
 
-def _length_files(episodes: Sequence[_EpisodeRows], used: Sequence[int]) -> list[int]:
+def _length_files(episodes: Sequence[_EpisodeRows], file_numbers: Sequence[int]) -> list[int]:
     """Return further files needed for the lengths of episodes."""
-    known = dict.fromkeys(used)
+    numbers = dict.fromkeys(file_numbers)
     for rows in episodes:
-        if known.keys().isdisjoint(rows.length_files):
-            known[rows.length_files[0]] = None
-    return list(known)[len(used) :]
+        if numbers.keys().isdisjoint(rows.length_files):
+            numbers[rows.length_files[0]] = None
+    return list(numbers)[len(file_numbers) :]
 
 
 def _discard_files(
-    footers: Sequence[Footer], used: Sequence[int], decided: Collection[str]
+    footers: Sequence[Footer], file_numbers: Sequence[int], settled_uids: Collection[str]
 ) -> list[int]:
     """Return further files without which an episode in used files would no longer be discarded.
 
     Uids in `decided` do not depend on them: deleted and complete episodes.
     """
-    parts = (part for number in used for part in footers[number].episodes)
-    lasting = {part.uid for part in parts if part.num_frames is not None}.difference(decided)
+    parts = (part for number in file_numbers for part in footers[number].episodes)
+    unsettled_uids = {part.uid for part in parts if part.num_frames is not None}.difference(
+        settled_uids
+    )
     return [
         number
         for number, footer in enumerate(footers)
-        if number not in used and not lasting.isdisjoint(_discarded([footer]))
+        if number not in file_numbers and not unsettled_uids.isdisjoint(_discarded([footer]))
     ]
 
 
@@ -253,9 +259,12 @@ def _group_of(
     record files.
     """
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
-    first = np.cumsum(counts) - counts
+    first_rows = np.cumsum(counts) - counts
     chunks = _stacked([rows.chunks for rows in episodes])
-    gaps = [_shifted(rows.gaps, int(at)) for rows, at in zip(episodes, first, strict=True)]
+    gaps = [
+        _shifted(rows.gaps, int(first_row))
+        for rows, first_row in zip(episodes, first_rows, strict=True)
+    ]
     return GroupIndex(
         schema=schema,
         features=features,
@@ -316,18 +325,22 @@ def _complete_rows(
     for file, footer in enumerate(footers):
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
-    before = _discarded(footers[:num_committed])
+    committed_discards = _discarded(footers[:num_committed])
     for uid in _discarded(footers):  # of files that are not committed only committed parts count
-        places = [place for place in parts[uid] if place[0] < num_committed and uid not in before]
+        places = [
+            place
+            for place in parts[uid]
+            if place[0] < num_committed and uid not in committed_discards
+        ]
         parts[uid] = places
     groups = list(zip(schema.groups, features_of(schema), strict=True))
     files = [_FooterRows.of(footer) for footer in footers]
-    joined = {
+    rows_by_uid = {
         uid: _join(files, places, groups, frames.get(uid))
         for uid, places in parts.items()
         if places
     }
-    return {uid: rows for uid, rows in joined.items() if rows is not None}
+    return {uid: rows for uid, rows in rows_by_uid.items() if rows is not None}
 
 
 def _join(
@@ -343,23 +356,25 @@ def _join(
     part, or has only its frames in `frames`, `[start, stop)`, which alone must be
     complete then. The first of several copies of a chunk is used; copies must be equal.
     """
-    described = [files[file].footer.episodes[number] for file, number in parts]
-    lengths = {part.num_frames for part in described if part.num_frames is not None}
-    episode = _common(described, max(lengths, default=None))
+    episode_parts = [files[file].footer.episodes[number] for file, number in parts]
+    lengths = {part.num_frames for part in episode_parts if part.num_frames is not None}
+    episode = _common(episode_parts, max(lengths, default=None))
     groups = _stored_groups(files, parts, schemas, episode)
     for length in sorted(lengths, reverse=True) if groups else ():
         span = range(length) if frames is None else range(length)[slice(*frames)]
-        within = {
+        span_rows = {
             group: _rows_within(rows, span, length, episode) for group, rows in groups.items()
         }
-        whole = {group: rows for group, rows in within.items() if rows is not None}
-        if span and len(whole) == len(within):
-            ended = _ended(episode, described, length)
+        complete_groups = {group: rows for group, rows in span_rows.items() if rows is not None}
+        if span and len(complete_groups) == len(span_rows):
+            final_part = _final_part(episode, episode_parts, length)
             numbers = tuple(file for file, _ in parts)
-            decides = [(p.num_frames, p.metadata) == (length, ended.metadata) for p in described]
+            decides = [
+                (p.num_frames, p.metadata) == (length, final_part.metadata) for p in episode_parts
+            ]
             length_files = tuple(compress(numbers, decides))
-            rows = _with_absent_groups(whole, span, schemas)
-            return _EpisodeRows(span, ended, rows, numbers, length_files)
+            rows = _with_absent_groups(complete_groups, span, schemas)
+            return _EpisodeRows(span, final_part, rows, numbers, length_files)
     return None
 
 
@@ -373,7 +388,7 @@ def _stored_groups(
 
     A group may lack them if it is dropped, or was added after the files were written.
     """
-    written = max(  # groups in the files of its writer
+    num_written = max(  # groups in the files of its writer
         (
             len(files[file].footer.chunks)
             for file, _ in parts
@@ -392,7 +407,7 @@ def _stored_groups(
         ]
         if any(len(piece.chunks) for piece in pieces):
             groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
-        elif next(iter(schema.values())).added is None or group < written:
+        elif next(iter(schema.values())).added is None or group < num_written:
             return {}
     return groups
 
@@ -403,17 +418,17 @@ def _with_absent_groups(
     schemas: Sequence[tuple[Schema, npt.NDArray[np.int64]]],
 ) -> tuple[_GroupRows, ...]:
     """Return the rows of all groups: those without chunks get some like another group's."""
-    stored = next(iter(groups.values()))
-    chunks = _clipped(stored.chunks, span)
+    model = next(iter(groups.values()))
+    chunks = _clipped(model.chunks, span)
     return tuple(
         groups[group]
         if group in groups
-        else _GroupRows(*absent_chunks(stored.files, chunks, schema, features))
+        else _GroupRows(*absent_chunks(model.files, chunks, schema, features))
         for group, (schema, features) in enumerate(schemas)
     )
 
 
-def _ended(episode: EpisodePart, parts: Sequence[EpisodePart], num_frames: int) -> EpisodePart:
+def _final_part(episode: EpisodePart, parts: Sequence[EpisodePart], num_frames: int) -> EpisodePart:
     """Return the merged episode with the metadata and time spans of its parts that end here."""
     if len(parts) == 1:
         return episode
@@ -440,10 +455,10 @@ def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart
         drop and part.num_frames == num_frames for part, drop in zip(parts, drops, strict=True)
     )
     fps = next((part.fps for part, drop in zip(parts, drops, strict=True) if not drop), None)
-    each = zip(parts, drops, strict=True)
-    same = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in each}
+    pairs = zip(parts, drops, strict=True)
+    variants = {replace(part, **changes, fps=fps if drop else part.fps) for part, drop in pairs}
     episode = replace(parts[0], **changes, fps=None if decides else fps)
-    if len(same) > 1:
+    if len(variants) > 1:
         raise _contradiction(episode)
     return episode
 
@@ -467,27 +482,27 @@ def _rows_within(
 
     Raises `FormatError` if chunks overlap or contain frames on both sides of the episode's end.
     """
-    first = rows.chunks["first_frame"].astype(np.int64)
-    ends = first + rows.chunks["num_frames"]
-    if (first[1:] < ends[:-1]).any() or ((first < num_frames) & (ends > num_frames)).any():
+    starts = rows.chunks["first_frame"].astype(np.int64)
+    ends = starts + rows.chunks["num_frames"]
+    if (starts[1:] < ends[:-1]).any() or ((starts < num_frames) & (ends > num_frames)).any():
         raise _contradiction(episode)
     start = int(np.searchsorted(ends, span.start, side="right"))
-    stop = int(np.searchsorted(first, span.stop))
-    some = slice(start, stop)
-    if start >= stop or first[start] > span.start or ends[stop - 1] < span.stop:
+    stop = int(np.searchsorted(starts, span.stop))
+    selection = slice(start, stop)
+    if start >= stop or starts[start] > span.start or ends[stop - 1] < span.stop:
         return None
-    if not np.array_equal(first[some][1:], ends[some][:-1]):
+    if not np.array_equal(starts[selection][1:], ends[selection][:-1]):
         return None
     gaps = rows.gaps[slice(*np.searchsorted(rows.gaps["chunk"], [start, stop]))]
-    return _GroupRows(rows.files[some], rows.chunks[some], _shifted(gaps, -start))
+    return _GroupRows(rows.files[selection], rows.chunks[selection], _shifted(gaps, -start))
 
 
 def _clipped(chunks: npt.NDArray[Any], span: range) -> npt.NDArray[Any]:
     """Return chunk rows with only their frames in `span`; each has some."""
     rows: npt.NDArray[Any] = chunks.copy()
-    first = chunks["first_frame"].astype(np.int64)
-    rows["first_frame"] = np.maximum(first, span.start)
-    rows["num_frames"] = np.minimum(first + chunks["num_frames"], span.stop) - rows["first_frame"]
+    starts = chunks["first_frame"].astype(np.int64)
+    rows["first_frame"] = np.maximum(starts, span.start)
+    rows["num_frames"] = np.minimum(starts + chunks["num_frames"], span.stop) - rows["first_frame"]
     return rows
 
 
@@ -498,20 +513,22 @@ def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema
     is the group's.
     """
     chunks = np.concatenate([piece.chunks for piece in pieces])
-    _, chosen, copy_of = np.unique(chunks["first_frame"], return_index=True, return_inverse=True)
-    if len(chosen) < len(chunks):
+    _, first_copies, copy_of = np.unique(
+        chunks["first_frame"], return_index=True, return_inverse=True
+    )
+    if len(first_copies) < len(chunks):
         compared = _comparable(chunks, schema)
-        if (compared != compared[chosen][copy_of]).any():
+        if (compared != compared[first_copies][copy_of]).any():
             raise _contradiction(episode)
-    first = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
-    gaps = np.concatenate([_shifted(piece.gaps, first[i]) for i, piece in enumerate(pieces)])
+    offsets = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
+    gaps = np.concatenate([_shifted(piece.gaps, offsets[i]) for i, piece in enumerate(pieces)])
     place = np.full(len(chunks), -1)
-    place[chosen] = np.arange(len(chosen))
+    place[first_copies] = np.arange(len(first_copies))
     gaps = gaps[place[gaps["chunk"]] >= 0]
     gaps["chunk"] = place[gaps["chunk"]]
     files = np.concatenate([piece.files for piece in pieces])
     order = np.argsort(gaps["chunk"], kind="stable")
-    return _GroupRows(files[chosen], chunks[chosen], gaps[order])
+    return _GroupRows(files[first_copies], chunks[first_copies], gaps[order])
 
 
 def _comparable(chunks: npt.NDArray[Any], schema: Schema) -> npt.NDArray[Any]:
@@ -550,10 +567,12 @@ class _FooterRows:
         numbers = np.arange(len(footer.episodes) + 1)
         chunks = [np.searchsorted(rows["episode"], numbers) for rows in footer.chunks]
         gaps = [
-            np.searchsorted(rows["chunk"], first)
-            for rows, first in zip(footer.gaps, chunks, strict=True)
+            np.searchsorted(rows["chunk"], chunk_bounds)
+            for rows, chunk_bounds in zip(footer.gaps, chunks, strict=True)
         ]
-        return cls(footer, [some.tolist() for some in chunks], [some.tolist() for some in gaps])
+        return cls(
+            footer, [bounds.tolist() for bounds in chunks], [bounds.tolist() for bounds in gaps]
+        )
 
     def rows_of(self, file: int, number: int, group: int) -> _GroupRows:
         """Return an episode's rows in this file. `file` is the file's number.
@@ -572,11 +591,11 @@ def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     return np.concatenate([rows.view(f"V{dtype.itemsize}") for rows in tables]).view(dtype)
 
 
-def _shifted(gaps: npt.NDArray[Any], by: int) -> npt.NDArray[Any]:
-    """Add `by` to the chunk numbers of rows of the gap table (frames without a feature)."""
-    moved: npt.NDArray[Any] = gaps.copy()
-    moved["chunk"] = gaps["chunk"].astype(np.int64) + by
-    return moved
+def _shifted(gaps: npt.NDArray[Any], shift: int) -> npt.NDArray[Any]:
+    """Add `shift` to the chunk numbers of rows of the gap table (frames without a feature)."""
+    rows: npt.NDArray[Any] = gaps.copy()
+    rows["chunk"] = gaps["chunk"].astype(np.int64) + shift
+    return rows
 
 
 def matching_footers(
@@ -596,14 +615,14 @@ def matching_footers(
     """
     edited = edited and schema is not None
     if schema is None:
-        whole = [footer.schema for _, footer in footers if len(footer.chunks[0])]
-        schema = max(whole, key=len, default=footers[0][1].schema if footers else None)
+        schemas = [footer.schema for _, footer in footers if len(footer.chunks[0])]
+        schema = max(schemas, key=len, default=footers[0][1].schema if footers else None)
     if schema is None:
         return None, []
-    found = []
+    matching = []
     for path, footer in footers:
         if schema.continues(footer.schema, edited=edited):
-            found.append((path, _renamed(footer, schema)))
+            matching.append((path, _renamed(footer, schema)))
         elif len(footer.chunks[0]) or path in committed:
             pairs = zip_longest(schema.values(), footer.schema.values())
             want, got = next((want, got) for want, got in pairs if want != got)
@@ -615,20 +634,26 @@ def matching_footers(
             )
         else:
             _logger.warning("%s: ignored: left by an interrupted `edit add`", path)
-    return schema, found
+    return schema, matching
 
 
 def _renamed(footer: Footer, schema: Schema) -> Footer:
     """Keep only time spans of features that are still timestamps, under their present names."""
     timed = timestamp_features(schema)
-    now = {old: new for old, new in zip(footer.schema, schema, strict=False) if new in timed}
-    if all(now.get(name) == name for name in timestamp_features(footer.schema)):
+    new_names = {
+        old_spec: spec
+        for old_spec, spec in zip(footer.schema, schema, strict=False)
+        if spec in timed
+    }
+    if all(new_names.get(name) == name for name in timestamp_features(footer.schema)):
         return footer
     episodes = [
         replace(
             part,
             time_spans=tuple(
-                sorted((now[name], spans) for name, spans in part.time_spans if name in now)
+                sorted(
+                    (new_names[name], spans) for name, spans in part.time_spans if name in new_names
+                )
             ),
         )
         for part in footer.episodes
@@ -647,21 +672,21 @@ def absent_chunks(
     Positions and lengths follow the `chunks` of another group, which are in `files`. `schema` is
     the absent group's, `features` its feature positions.
     """
-    most = min(page_kind(spec).max_chunk_frames for spec in schema.values())
-    held = chunks["num_frames"].astype(np.int64)
-    pieces = -(-held // most)
+    max_frames = min(page_kind(spec).max_chunk_frames for spec in schema.values())
+    counts = chunks["num_frames"].astype(np.int64)
+    pieces = -(-counts // max_frames)
     source = np.repeat(np.arange(len(chunks)), pieces)
-    within = (np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * most
+    offsets = (np.arange(len(source)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * max_frames
     rows = np.zeros(len(source), chunk_row(len(schema), len(schema.variable)))
     rows["offset"] = chunks["offset"][source]
-    rows["first_frame"] = chunks["first_frame"][source] + within
-    rows["num_frames"] = np.minimum(held[source] - within, most)
+    rows["first_frame"] = chunks["first_frame"][source] + offsets
+    rows["num_frames"] = np.minimum(counts[source] - offsets, max_frames)
     words = -(-rows["num_frames"].astype(np.int64) // WORD)
     count = words * len(features)
     gaps = np.zeros(int(count.sum()), GAP_ROW)
     chunk = np.repeat(np.arange(len(rows)), count)
-    at = np.arange(len(gaps)) - np.repeat(np.cumsum(count) - count, count)
+    places = np.arange(len(gaps)) - np.repeat(np.cumsum(count) - count, count)
     gaps["chunk"] = chunk
-    gaps["feature"] = features[at // words[chunk]] if len(at) else 0
-    gaps["word"] = at % words[chunk]
+    gaps["feature"] = features[places // words[chunk]] if len(places) else 0
+    gaps["word"] = places % words[chunk]
     return files[source], rows, gaps

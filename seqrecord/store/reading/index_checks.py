@@ -15,7 +15,7 @@ _Footers: TypeAlias = "Sequence[Footer | None]"
 
 
 def disagreements(
-    stored: Index, rebuilt: Index, footers: _Footers, urls: Sequence[str]
+    stored_index: Index, rebuilt_index: Index, footers: _Footers, urls: Sequence[str]
 ) -> list[FormatError]:
     """Return an error for each episode that differs between the two indexes.
 
@@ -23,26 +23,29 @@ def disagreements(
     footer is `None`; episodes stored in its file are not compared. `urls` are the files'
     addresses. The indexes may refer to different copies of a chunk.
     """
-    if _are_equal(stored, rebuilt):
+    if _are_equal(stored_index, rebuilt_index):
         return []
-    found = []
-    for episode, key in enumerate(stored.keys.to_pylist()):
-        places = _places(stored, episode)
-        if any(footers[stored.groups[number].file[row]] is None for number, row in places):
+    errors = []
+    for episode, key in enumerate(stored_index.keys.to_pylist()):
+        places = _places(stored_index, episode)
+        if any(footers[stored_index.groups[number].file[row]] is None for number, row in places):
             continue
-        other = rebuilt.positions.get(key)
-        if other is None or _episode_values(stored, episode) != _episode_values(rebuilt, other):
-            lost = (place for place in places if _footer_row(footers, stored, *place) is None)
+        rebuilt_episode = rebuilt_index.positions.get(key)
+        values = _episode_values(stored_index, episode)
+        if rebuilt_episode is None or values != _episode_values(rebuilt_index, rebuilt_episode):
+            lost = (place for place in places if _footer_row(footers, stored_index, *place) is None)
             place, names = next(lost, places[0]), "episode"
         else:
-            for place, (_, twin) in zip(places, _places(rebuilt, other), strict=True):
-                if names := _differing(stored, *place, rebuilt, twin, footers):
+            for place, (_, twin) in zip(
+                places, _places(rebuilt_index, rebuilt_episode), strict=True
+            ):
+                if names := _differing(stored_index, *place, rebuilt_index, twin, footers):
                     break
             else:
                 continue
         number, row = place
-        group = stored.groups[number]
-        is_lost = _footer_row(footers, stored, number, row) is None
+        group = stored_index.groups[number]
+        is_lost = _footer_row(footers, stored_index, number, row) is None
         error = FormatError(
             "a chunk of the index is missing in the record file's footer"
             if is_lost
@@ -52,28 +55,34 @@ def disagreements(
             episode=key,
             got=None if is_lost else f"different {names}",
         )
-        found.append(error)
-    first = rebuilt.groups[0]
-    return found + [
+        errors.append(error)
+    first_group = rebuilt_index.groups[0]
+    return errors + [
         FormatError(
             "a complete episode is missing in the index; `seqrecord reindex` adds it",
-            file=urls[first.file[first.first_chunk[number]]],
+            file=urls[first_group.file[first_group.first_chunk[number]]],
             episode=key,
         )
-        for key, number in rebuilt.positions.items()
-        if key not in stored.positions
+        for key, number in rebuilt_index.positions.items()
+        if key not in stored_index.positions
     ]
 
 
-def _are_equal(stored: Index, rebuilt: Index) -> bool:
+def _are_equal(stored_index: Index, rebuilt_index: Index) -> bool:
     """Return whether all columns are equal. Avoids the slow comparison by episode."""
-    pairs = [(stored, rebuilt), *zip(stored.groups, rebuilt.groups, strict=True)]
+    pairs = [
+        (stored_index, rebuilt_index),
+        *zip(stored_index.groups, rebuilt_index.groups, strict=True),
+    ]
     return all(
-        np.array_equal(getattr(one, name), getattr(other, name))
-        for one, other in pairs
-        for name, value in vars(one).items()
+        np.array_equal(getattr(left, name), getattr(right, name))
+        for left, right in pairs
+        for name, value in vars(left).items()
         if isinstance(value, np.ndarray)
-    ) and (stored.keys.equals(rebuilt.keys) and stored.metadata.equals(rebuilt.metadata))
+    ) and (
+        stored_index.keys.equals(rebuilt_index.keys)
+        and stored_index.metadata.equals(rebuilt_index.metadata)
+    )
 
 
 def _episode_values(index: Index, episode: int) -> tuple[Any, ...]:
@@ -90,28 +99,26 @@ def _episode_values(index: Index, episode: int) -> tuple[Any, ...]:
 
 def _places(index: Index, episode: int) -> list[tuple[int, int]]:
     """Return group and row of all chunks of an episode."""
-    each = ((number, group.rows_of(episode)) for number, group in enumerate(index.groups))
-    return [(number, row) for number, rows in each for row in range(rows.start, rows.stop)]
+    row_ranges = ((number, group.rows_of(episode)) for number, group in enumerate(index.groups))
+    return [(number, row) for number, rows in row_ranges for row in range(rows.start, rows.stop)]
 
 
 def _differing(
-    stored: Index, number: int, row: int, rebuilt: Index, other: int, footers: _Footers
+    stored_index: Index, number: int, row: int, rebuilt_index: Index, twin: int, footers: _Footers
 ) -> str:
     """Name the differences between a chunk and row `other` of its group in `rebuilt`.
 
     Empty if equal. Copies may have different offsets.
     """
-    first, second = (
-        _chunk_values(stored.groups[number], row),
-        _chunk_values(rebuilt.groups[number], other),
-    )
-    names = [name for name in first if first[name] != second[name]]
+    values = _chunk_values(stored_index.groups[number], row)
+    twin_values = _chunk_values(rebuilt_index.groups[number], twin)
+    names = [name for name in values if values[name] != twin_values[name]]
     if "offset" in names:
-        one = _footer_row(footers, stored, number, row)
-        two = _footer_row(footers, rebuilt, number, other)
-        if one is not None and two is not None:
-            same = [name for name in one.dtype.names if name not in ("episode", "offset")]
-            if all(np.array_equal(one[name], two[name]) for name in same):
+        footer_row = _footer_row(footers, stored_index, number, row)
+        twin_row = _footer_row(footers, rebuilt_index, number, twin)
+        if footer_row is not None and twin_row is not None:
+            columns = [name for name in footer_row.dtype.names if name not in ("episode", "offset")]
+            if all(np.array_equal(footer_row[name], twin_row[name]) for name in columns):
                 names.remove("offset")
     return ", ".join(names)
 
@@ -139,6 +146,7 @@ def _footer_row(footers: _Footers, index: Index, number: int, row: int) -> Any:
     chunks = footer.chunks[number]
     offset = group.offset[row]
     start, stop = (np.searchsorted(chunks["offset"], offset, side) for side in ("left", "right"))
-    found = chunks[start:stop]  # several if chunks have no bytes
-    found = found[found["first_frame"] == group.first_frame[row]] if len(found) > 1 else found
-    return found[0] if len(found) else None
+    matches = chunks[start:stop]  # several if chunks have no bytes
+    if len(matches) > 1:
+        matches = matches[matches["first_frame"] == group.first_frame[row]]
+    return matches[0] if len(matches) else None

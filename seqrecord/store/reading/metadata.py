@@ -198,15 +198,15 @@ def map_table(
     file = manifest.index[name]
     record_bytes = sum(record_file.size for record_file in manifest.record_files)
     counts = (manifest.num_episodes, manifest.num_frames, record_bytes)
-    most, size = most_table_bytes(manifest.schema, *counts)[name], file.size
-    check_size(storage, file, "an index file", most)
-    mapped, right = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
-    is_wrong = verify and mapped.crc32c != right
+    max_bytes, size = most_table_bytes(manifest.schema, *counts)[name], file.size
+    check_size(storage, file, "an index file", max_bytes)
+    mapped, checksum = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
+    is_wrong = verify and mapped.crc32c != checksum
     if is_wrong and worth_rereading(storage, file.path, [ByteRange(0, size)]):
         mapped = map_file(storage, file.path, size, checksum=True)
-    if verify and mapped.crc32c != right:
-        message, shown = "an index file does not match its checksum", f"{storage.url}/{file.path}"
-        raise ChecksumError.of(message, right, mapped.crc32c or 0, file=shown, offset=0)
+    if verify and mapped.crc32c != checksum:
+        message, url = "an index file does not match its checksum", f"{storage.url}/{file.path}"
+        raise ChecksumError.of(message, checksum, mapped.crc32c or 0, file=url, offset=0)
     return mapped
 
 
@@ -248,8 +248,8 @@ def map_file(
         mapped = MappedFile(data)
     if checksum:
         mapped.crc32c = 0
-        for at in range(0, size, sizes.block):
-            mapped.crc32c = crc32c(mapped.data[at : at + sizes.block], start=mapped.crc32c)
+        for start in range(0, size, sizes.block):
+            mapped.crc32c = crc32c(mapped.data[start : start + sizes.block], start=mapped.crc32c)
             mapped.release()
     return mapped
 
@@ -290,13 +290,13 @@ def _copy(storage: Storage, path: str, size: int, file: IO[bytes], piece: int) -
     target = mmap.mmap(file.fileno(), size)
     buffer = memoryview(target)
 
-    def copy(at: int) -> None:
-        item = ByteRange(at, min(at + piece, size))
+    def copy(offset: int) -> None:
+        item = ByteRange(offset, min(offset + piece, size))
         storage.read_ranges(path, [item], [buffer[item.start : item.stop]])
         target.madvise(mmap.MADV_DONTNEED)  # written to the file
 
     with request_threads(_COPIES, "copy") as threads:
-        futures = [threads.submit(copy, at) for at in range(0, size, piece)]
+        futures = [threads.submit(copy, offset) for offset in range(0, size, piece)]
         for future in futures:
             future.result()
 
@@ -312,8 +312,8 @@ def read_edits(storage: Storage, files: Sequence[IndexFile]) -> Edits:
         with located(FormatError, file=f"{storage.url}/{path}"):
             return parse_edit(data)
 
-    found = map_files(storage, read, by_path)
-    return Edits.of(edit for file in files for edit in found[file.path])
+    edits = map_files(storage, read, by_path)
+    return Edits.of(edit for file in files for edit in edits[file.path])
 
 
 def loose_edits(storage: Storage) -> list[IndexFile]:
@@ -366,8 +366,8 @@ class DamagedFile:
     def of(cls, path: str, error: FormatError) -> DamagedFile:
         """Create from an error."""
         facts = (("expected", error.expected), ("got", error.got))
-        more = "".join(f"; {name}: {fact}" for name, fact in facts if fact is not None)
-        return cls(path, error.message + more, error.offset)
+        suffix = "".join(f"; {name}: {fact}" for name, fact in facts if fact is not None)
+        return cls(path, error.message + suffix, error.offset)
 
     @classmethod
     def logged(cls, storage: Storage, path: str, error: FormatError) -> DamagedFile:
@@ -377,8 +377,8 @@ class DamagedFile:
         return file
 
     def __str__(self) -> str:
-        at = "" if self.offset is None else f" at offset {self.offset}"
-        return f"{self.path}{at}: {self.reason}"
+        place = "" if self.offset is None else f" at offset {self.offset}"
+        return f"{self.path}{place}: {self.reason}"
 
 
 def readable_footers(
@@ -392,9 +392,9 @@ def readable_footers(
         except FormatError as error:
             return error
 
-    found = map_files(storage, read, sizes)
-    footers = {path: each for path, each in found.items() if isinstance(each, Footer)}
-    return footers, {p: e for p, e in found.items() if isinstance(e, FormatError)}
+    outcomes = map_files(storage, read, sizes)
+    footers = {path: outcome for path, outcome in outcomes.items() if isinstance(outcome, Footer)}
+    return footers, {p: e for p, e in outcomes.items() if isinstance(e, FormatError)}
 
 
 def read_file_id(storage: Storage, path: str) -> str:
@@ -411,12 +411,12 @@ def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
     Three reads, none of a page, and a request for the size unless `size` is given. Raises
     `FormatError` with file, offset, expected and actual value.
     """
-    done: list[ByteRange] = []
+    ranges: list[ByteRange] = []
 
     def read(start: int, stop: int) -> bytes:
         data, item = bytearray(stop - start), ByteRange(start, stop)
         storage.read_ranges(path, [item], [memoryview(data)])
-        done.append(item)
+        ranges.append(item)
         return bytes(data)
 
     size = storage.size(path) if size is None else size
@@ -424,7 +424,7 @@ def read_footer(storage: Storage, path: str, size: int | None = None) -> Footer:
         try:
             return _footer(read, size)
         except FormatError:
-            if not worth_rereading(storage, path, done):
+            if not worth_rereading(storage, path, ranges):
                 raise
         return _footer(read, size)
 

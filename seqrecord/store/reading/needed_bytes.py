@@ -43,7 +43,7 @@ def needed_bytes(
     paths: Sequence[str],
     features: Schema,
     grids: Iterable[ChunkGrid],
-    used: Iterable[UsedFrames],
+    frame_sets: Iterable[UsedFrames],
 ) -> Pieces:
     """The bytes of the features' pages that hold the used frames, in pieces of at most 8 MiB.
 
@@ -53,35 +53,36 @@ def needed_bytes(
         tables: chunk tables of all groups.
         paths: record files, by the tables' numbers.
         features: the selected features.
-        grids: chunks of the groups of `used`.
-        used: frames of each group.
+        grids: chunks of the groups in `frame_sets`.
+        frame_sets: used frames of each group.
     """
     grid_of = {grid.group: grid for grid in grids}
     columns = [
         column
-        for frames in used
+        for frames in frame_sets
         for column in _of_group(tables[frames.group], features, grid_of[frames.group], frames)
     ]
     if not columns:
         return {}
     ranges = [np.concatenate(column) for column in zip(*columns, strict=True)]
-    some = ranges[-1] > ranges[-2]
-    file, start, stop = _united(*(column[some] for column in ranges))
+    is_filled = ranges[-1] > ranges[-2]
+    file, start, stop = _united(*(column[is_filled] for column in ranges))
     edges = run_bounds(constant=file)
     return {paths[int(file[a])]: _split(start[a:b], stop[a:b]) for a, b in pairwise(edges) if b > a}
 
 
 def _of_group(
-    table: GroupIndex, features: Schema, grid: ChunkGrid, used: UsedFrames
+    table: GroupIndex, features: Schema, grid: ChunkGrid, frames: UsedFrames
 ) -> Iterable[tuple[IntArray, IntArray, IntArray, IntArray]]:
     """File number, offset of the chunk, start and stop of the bytes in each page of a group."""
-    some = used.stop > used.begin
-    episode, begin, stop = used.episode[some], used.begin[some], used.stop[some]
+    is_filled = frames.stop > frames.begin
+    _, *columns, _ = frames
+    episode, begin, stop = (column[is_filled] for column in columns)
     if not len(episode):
         return
     place = grid.place(episode, begin)
-    owner, inside = ragged_arange(grid.place(episode, stop - 1) - place + 1)
-    chunk = grid.row(episode[owner], place[owner] + inside)
+    owner, chunk_place = ragged_arange(grid.place(episode, stop - 1) - place + 1)
+    chunk = grid.row(episode[owner], place[owner] + chunk_place)
     file, position = table.file[chunk].astype(np.int64), table.offset[chunk].astype(np.int64)
     offset = position
     shift = table.first_frame[chunk].astype(np.int64)
@@ -97,7 +98,7 @@ def _of_group(
         if size:
             sums += 4 * -(-length // size)
         if spec.name in features:
-            is_partial = size and not used.in_whole_pages
+            is_partial = size and not frames.in_whole_pages
             if is_partial and int(table.features[column]) not in gaps:
                 low = begin * spec.nbytes // size * size
                 high = np.minimum(-(-stop * spec.nbytes // size) * size, length)
@@ -121,15 +122,15 @@ def _united(
     is_new = np.ones(len(file), bool)
     is_new[1:] = start[1:] + shift[1:] > reach[:-1] + _MAX_GAP
     is_new[1:] |= offset[1:] != offset[:-1]
-    first = np.flatnonzero(is_new)
-    last = np.append(first[1:], len(file))[: len(first)] - 1
-    return file[first], start[first], (reach - shift)[last]
+    first_row = np.flatnonzero(is_new)
+    last_row = np.append(first_row[1:], len(file))[: len(first_row)] - 1
+    return file[first_row], start[first_row], (reach - shift)[last_row]
 
 
 def _split(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
     """Split long ranges into equal pieces."""
     number = -(-(stop - start) // PIECE_BYTES)
-    owner, inside = ragged_arange(number)
+    owner, piece = ragged_arange(number)
     size = -(-(stop - start) // number)
-    first = start[owner] + inside * size[owner]
-    return first, np.minimum(first + size[owner], stop[owner])
+    piece_start = start[owner] + piece * size[owner]
+    return piece_start, np.minimum(piece_start + size[owner], stop[owner])

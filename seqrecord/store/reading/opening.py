@@ -125,8 +125,8 @@ def open_unchecked(
     storage_options: Mapping[str, Any] | None = None,
 ) -> Dataset:
     """Like `open`, without a check of originals; for summaries."""
-    found = _open(location, storage_options, features=features, check_originals=False)
-    return skipping_bad_episodes(found)
+    dataset = _open(location, storage_options, features=features, check_originals=False)
+    return skipping_bad_episodes(dataset)
 
 
 def _open(
@@ -150,9 +150,11 @@ def _open(
     except NotFoundError as error:
         if version is not None:
             raise
-        given: dict[str, Any] = {"tolerance": tolerance, "language": language}
-        chosen = {name: value for name, value in given.items() if value is not None}
-        found = index_of_original(location, storage_options, error, features=features, **chosen)
+        settings: dict[str, Any] = {"tolerance": tolerance, "language": language}
+        non_defaults = {name: value for name, value in settings.items() if value is not None}
+        index = index_of_original(
+            location, storage_options, error, features=features, **non_defaults
+        )
     else:
         if language is not None:
             packed.close()
@@ -162,12 +164,12 @@ def _open(
     # Its index has just been compared with the original.
     options.pop("check_originals", None)
     return open_packed(
-        found.folder,
+        index.folder,
         features=features,
         verify=verify,
         external_options=options,
         check_originals=False,
-        bad=found.bad,
+        bad=index.bad,
     )
 
 
@@ -183,8 +185,8 @@ def dataset_of(
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", **options)
         return dataset if features is None else dataset.select(features)
-    given = {name: value for name, value in options.items() if value is not None}
-    return _open(dataset, features=features, **given)
+    non_defaults = {name: value for name, value in options.items() if value is not None}
+    return _open(dataset, features=features, **non_defaults)
 
 
 def opened(
@@ -247,15 +249,17 @@ def index_of_original(
     """
     find_index: Callable[..., FoundIndex | None] = load_entry(IN_PLACE)
     try:
-        found = find_index(location, storage_options, **options)
+        index = find_index(location, storage_options, **options)
     except SourceError:
         if features is None:
             raise
     else:
-        if found is None:
+        if index is None:
             raise error
-        if not features or not (found.bad.records or found.unreadable.keys() & {*features}):
-            return found
-    own = find_index(location, storage_options, features=tuple(sorted({*features})), **options)
-    assert own is not None  # the same original
-    return own
+        if not features or not (index.bad.records or index.unreadable.keys() & {*features}):
+            return index
+    feature_index = find_index(
+        location, storage_options, features=tuple(sorted({*features})), **options
+    )
+    assert feature_index is not None  # the same original
+    return feature_index

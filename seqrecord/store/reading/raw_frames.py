@@ -47,12 +47,12 @@ _Resizing = Callable[[], AbstractContextManager[object]]
 class FrameRun(NamedTuple):
     """Consecutive frames of a chunk and their target rows.
 
-    The frames are `[first, first + num_frames)`, counted from the chunk's start. `chunk` is a row
-    of the group's chunk table. Frames go to `row` and the following rows.
+    The frames are `[first_frame, first_frame + num_frames)`, counted from the chunk's start.
+    `chunk` is a row of the group's chunk table. Frames go to `row` and the following rows.
     """
 
     chunk: int
-    first: int
+    first_frame: int
     num_frames: int
     row: int
 
@@ -66,7 +66,7 @@ def frame_runs(chunk: IntArray, frame: IntArray, row: IntArray) -> list[FrameRun
     chunk, frame, row = chunk[order], frame[order], row[order]
     edges = run_bounds(frame, row, constant=chunk)
     chunks, frames, rows = (column[edges[:-1]].tolist() for column in (chunk, frame, row))
-    counts = [stop - begin for begin, stop in pairwise(edges)]
+    counts = [stop - start for start, stop in pairwise(edges)]
     return list(map(FrameRun, chunks, frames, counts, rows))
 
 
@@ -80,12 +80,25 @@ class BufferAllocator(Protocol):
         """Return a buffer to the pool."""
 
 
+class _FreshBuffers:
+    """A `BufferAllocator` that keeps no buffer."""
+
+    def acquire(self, nbytes: int) -> npt.NDArray[np.uint8]:
+        return np.empty(nbytes, np.uint8)
+
+    def release(self, buffer: npt.NDArray[np.uint8]) -> None:
+        """Leave the buffer to garbage collection."""
+
+
+_FRESH = _FreshBuffers()
+
+
 @dataclass(eq=False, slots=True)
 class _PageRange:
     """A byte range of a page, read at once.
 
     `parts` are the targets of consecutive bytes: memory, or a number of bytes to discard. If `rows`
-    is set, the whole range is read into scratch memory, and its frames `of` are copied to `rows`.
+    is set, the whole range is read into scratch memory, and its `frames` are copied to `rows`.
     """
 
     feature: str
@@ -96,30 +109,30 @@ class _PageRange:
     skipped: int  # bytes of the page before this range
     parts: list[memoryview | int] = field(default_factory=list)
     rows: IntArray | None = None
-    of: IntArray | None = None
+    frames: IntArray | None = None
     slice_bytes: int = 0
     sums_range: ByteRange | None = None  # checksums of the slices; `None` for the whole page
     sums: Sequence[int] = ()  # CRC32C of each slice, or of the page
-    seen: int = 0  # bytes checked so far
+    num_checked: int = 0  # bytes
     crc: int = 0  # of the last slice checked
 
     def take(self, runs: Sequence[FrameRun], nbytes: int, memory: memoryview) -> None:
         """Set the targets of page positions `runs`, `nbytes` per frame: rows in `memory`."""
         if len(runs) > _MOST_PARTS and self.nbytes <= _COPIED_BYTES:
-            _, first, count, row = np.array(runs).T
-            owner, inside = ragged_arange(count)
+            _, first_frame, count, row = np.array(runs).T
+            owner, place = ragged_arange(count)
             self.parts.append(self.nbytes)
-            self.of = first[owner] + inside - self.skipped // nbytes
-            self.rows = row[owner] + inside
+            self.frames = first_frame[owner] + place - self.skipped // nbytes
+            self.rows = row[owner] + place
             return
-        done, stop = self.skipped, self.skipped + self.nbytes
-        for _, first, count, row in runs:
-            if (begin := first * nbytes) > done:
-                self.parts.append(begin - done)
-            done = begin + count * nbytes
+        position, stop = self.skipped, self.skipped + self.nbytes
+        for _, first_frame, count, row in runs:
+            if (run_start := first_frame * nbytes) > position:
+                self.parts.append(run_start - position)
+            position = run_start + count * nbytes
             self.parts.append(memory[row * nbytes : (row + count) * nbytes])
-        if stop > done:
-            self.parts.append(stop - done)
+        if stop > position:
+            self.parts.append(stop - position)
 
     def checksum_error(self) -> ChecksumError:
         """Error for its last slice, whose checksum is wrong."""
@@ -131,28 +144,34 @@ class _PageRange:
 
     def has_bools(self, array: npt.NDArray[Any]) -> bool:
         """Return whether all bytes read for rows of `array` are 0 or 1."""
-        found: list[Any] = [part for part in self.parts if not isinstance(part, int)]
+        arrays: list[Any] = [part for part in self.parts if not isinstance(part, int)]
         if self.rows is not None:
-            found = [array[self.rows]]
-        return all(np.frombuffer(each, np.uint8).max() <= 1 for each in found)
+            arrays = [array[self.rows]]
+        return all(np.frombuffer(values, np.uint8).max() <= 1 for values in arrays)
 
     def is_right(self, data: memoryview) -> bool:
         """Check the next bytes against the checksums of all slices completed so far."""
         while len(data):
-            at, inside = divmod(self.seen, self.slice_bytes)
-            part = data[: self.slice_bytes - inside]
-            self.crc = crc32c(part, start=self.crc if inside else 0)
-            self.seen += len(part)
-            is_end = inside + len(part) == self.slice_bytes or self.seen == self.nbytes
-            if is_end and self.crc != self.sums[at]:
+            number, offset = divmod(self.num_checked, self.slice_bytes)
+            part = data[: self.slice_bytes - offset]
+            self.crc = crc32c(part, start=self.crc if offset else 0)
+            self.num_checked += len(part)
+            is_end = offset + len(part) == self.slice_bytes or self.num_checked == self.nbytes
+            if is_end and self.crc != self.sums[number]:
                 return False
             data = data[len(part) :]
         return True
 
+    def copy_frames(self, data: memoryview, array: npt.NDArray[Any]) -> None:
+        """Copy the range's frames to rows of `array`, if `data` was read into scratch memory."""
+        if self.rows is not None:
+            frames = np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
+            array[self.rows] = frames[self.frames]
+
     @property
     def last_slice(self) -> int:
         """Number of the last checked slice."""
-        return (self.seen - 1) // self.slice_bytes
+        return (self.num_checked - 1) // self.slice_bytes
 
 
 class RawFrames:
@@ -183,7 +202,7 @@ class RawFrames:
         self._storage, self._paths, self._index = storage, paths, index
         self._table = table = index.groups[group]
         self._verify, self._is_local = verify, is_local
-        self._chosen = [
+        self._columns = [
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
         self.slice_bytes = [
@@ -206,7 +225,7 @@ class RawFrames:
     @cached_property
     def has_gaps(self) -> bool:
         """Whether any frame lacks a selected feature of the group."""
-        return bool(np.isin(self._table.gaps["feature"], self._chosen).any())
+        return bool(np.isin(self._table.gaps["feature"], self._columns).any())
 
     def places(self, row: int) -> tuple[list[int], list[int]]:
         """Return file offsets of a chunk: page starts and the last page's end, then the same for
@@ -214,19 +233,19 @@ class RawFrames:
         """
         lengths = self._table.page_length[row].tolist()
         starts = list(accumulate(map(aligned, lengths), initial=int(self._table.offset[row])))
-        each = zip(lengths, self.slice_bytes, strict=True)
-        sums = (4 * -(-length // size) if size else 0 for length, size in each)
+        pairs = zip(lengths, self.slice_bytes, strict=True)
+        sums = (4 * -(-length // size) if size else 0 for length, size in pairs)
         return starts, list(accumulate(sums, initial=starts[-1]))
 
     def place_of(self, row: int) -> dict[str, Any]:
         """Return file and frames of a chunk, for errors."""
         table = self._table
-        first, count = int(table.first_frame[row]), int(table.num_frames[row])
+        start, count = int(table.first_frame[row]), int(table.num_frames[row])
         episode = table.episode_of(row)
         key, total = self._index.key(episode), int(self._index.num_frames[episode])
         return {
             "file": f"{self._storage.url}/{self._paths[int(table.file[row])]}",
-            "episode": f"{key} (frames {max(first, 0)} to {min(first + count, total) - 1})",
+            "episode": f"{key} (frames {max(start, 0)} to {min(start + count, total) - 1})",
         }
 
     def located(self, error: SeqRecordError, row: int, feature: str) -> SeqRecordError:
@@ -256,12 +275,15 @@ class RawFrames:
         Raises `ChecksumError` for damaged bytes, `CodecError` for a bool other than 0 or 1, and
         `FormatError` for a page whose length does not match its frames.
         """
+        pool = _FRESH if pool is None else pool
         if not self._resized:
             return self._read(runs, rows, pool, exact)
         nbytes = 0
         for name in rows.keys() & self._resized:
-            for _, some in groupby(runs, key=attrgetter("chunk")):
-                nbytes += self._read_resized(name, list(some), rows[name], pool, exact, resizing)
+            for _, chunk_runs in groupby(runs, key=attrgetter("chunk")):
+                nbytes += self._read_resized(
+                    name, list(chunk_runs), rows[name], pool, exact, resizing
+                )
         rows = {name: array for name, array in rows.items() if name not in self._resized}
         return nbytes + self._read(runs, rows, pool, exact)
 
@@ -270,51 +292,54 @@ class RawFrames:
         name: str,
         runs: Sequence[FrameRun],
         rows: npt.NDArray[Any],
-        pool: BufferAllocator | None,
+        pool: BufferAllocator,
         exact: bool,
         resizing: _Resizing,
     ) -> int:
         """Read stored frames of one feature and chunk, and resize them into rows."""
         spec, counts = self.specs[name], [run.num_frames for run in runs]
         size = sum(counts) * spec.nbytes
-        buffer = np.empty(size, np.uint8) if pool is None else pool.acquire(size)
+        buffer = pool.acquire(size)
         try:
             frames = buffer[:size].view(spec.dtype).reshape(-1, *spec.shape)
-            firsts = accumulate(counts, initial=0)
-            here = [run._replace(row=first) for run, first in zip(runs, firsts, strict=False)]
-            nbytes = self._read(here, {name: frames}, pool, exact)
+            starts = accumulate(counts, initial=0)
+            buffer_runs = [
+                run._replace(row=start) for run, start in zip(runs, starts, strict=False)
+            ]
+            nbytes = self._read(buffer_runs, {name: frames}, pool, exact)
             mask = self._table.present(
                 runs[0].chunk, int(self._table.features[self._sizes[name][0]])
             )
             with resizing():
-                for to, of in zip(runs, here, strict=True):
-                    for i in range(to.num_frames):
-                        if mask is None or mask[to.first + i]:
-                            resize_frame(self._resized[name], frames[of.row + i], rows[to.row + i])
+                for target, source in zip(runs, buffer_runs, strict=True):
+                    for i in range(target.num_frames):
+                        if mask is None or mask[target.first_frame + i]:
+                            resize_frame(
+                                self._resized[name], frames[source.row + i], rows[target.row + i]
+                            )
             return nbytes
         finally:
-            if pool is not None:
-                pool.release(buffer)
+            pool.release(buffer)
 
     def _read(
         self,
         runs: Sequence[FrameRun],
         rows: Mapping[str, npt.NDArray[Any]],
-        pool: BufferAllocator | None,
+        pool: BufferAllocator,
         exact: bool,
     ) -> int:
         """Like `read`, without resizing."""
         memories = {n: array.reshape(-1).view(np.uint8).data for n, array in rows.items()}
         pieces = [
             piece
-            for chunk, some in groupby(runs, key=attrgetter("chunk"))
-            for piece in self._pieces(chunk, list(some), memories, exact)
+            for chunk, members in groupby(runs, key=attrgetter("chunk"))
+            for piece in self._pieces(chunk, list(members), memories, exact)
         ]
         pieces.sort(key=attrgetter("file", "start"))
         nbytes = 0
-        for file, some in groupby(pieces, key=attrgetter("file")):
+        for file, members in groupby(pieces, key=attrgetter("file")):
             padding = 0 if exact else PADDING
-            nbytes += self._read_file(self._paths[file], list(some), rows, pool, padding)
+            nbytes += self._read_file(self._paths[file], list(members), rows, pool, padding)
         for piece in pieces:
             if rows[piece.feature].dtype == np.bool_ and not piece.has_bools(rows[piece.feature]):
                 error = CodecError("a bool that is neither 0 nor 1", expected="bytes 0 and 1")
@@ -330,43 +355,45 @@ class RawFrames:
         for name, memory in memories.items():
             column, nbytes, size = self._sizes[name]
             length = int(table.page_length[chunk, column])
-            held, rest = divmod(length, nbytes)
-            if rest or held > frames:
+            num_present, remainder = divmod(length, nbytes)
+            if remainder or num_present > frames:
                 error = FormatError(
                     "a raw page does not match its number of frames",
                     expected=f"{nbytes} bytes for each of {frames} frames",
                     got=f"{length} bytes",
                 )
                 raise self.located(error, chunk, name)
-            found = list(self._positions(chunk, column, runs)) if self.has_gaps else runs
+            positions = list(self._positions(chunk, column, runs)) if self.has_gaps else runs
             bounds = [
-                (first // size * size, min(-(-(first + count) // size) * size, held))
-                for _, first, count, _ in found
+                (start // size * size, min(-(-(start + count) // size) * size, num_present))
+                for _, start, count, _ in positions
             ]
             if not exact:  # whole pages if faster than their parts
-                wanted = sum(stop - begin for begin, stop in bounds) * nbytes
-                least = (len(bounds) + 1) * PART_BYTES
-                if length - wanted < (least if self._is_local else max(wanted, SPARED_REMOTE)):
-                    bounds = [(0, held)] * len(bounds)
-            begins = [0] * bool(found)  # runs near each other share a range
-            for i in range(1, len(found)):
+                used_bytes = sum(stop - begin for begin, stop in bounds) * nbytes
+                min_saving = max(used_bytes, SPARED_REMOTE)
+                if self._is_local:
+                    min_saving = (len(bounds) + 1) * PART_BYTES
+                if length - used_bytes < min_saving:
+                    bounds = [(0, num_present)] * len(bounds)
+            begins = [0] * bool(positions)  # runs near each other share a range
+            for i in range(1, len(positions)):
                 gap = (bounds[i][0] - bounds[i - 1][1]) * nbytes
-                before = found[i - 1]
-                is_again = found[i].first < before.first + before.num_frames
+                previous = positions[i - 1]
+                is_again = positions[i].first_frame < previous.first_frame + previous.num_frames
                 if is_again or gap > (0 if exact else MAX_GAP):
                     begins.append(i)
-            for a, b in pairwise([*begins, len(found)]):
+            for a, b in pairwise([*begins, len(positions)]):
                 low, high = bounds[a][0] * nbytes, bounds[b - 1][1] * nbytes
                 piece = _PageRange(name, chunk, file, starts[column] + low, high - low, low)
-                piece.take(found[a:b], nbytes, memory)
+                piece.take(positions[a:b], nbytes, memory)
                 if self._verify and high - low == length:
                     piece.slice_bytes = length
                     piece.sums = (int(table.page_crc32c[chunk, column]),)
                 elif self._verify:
                     piece.slice_bytes = size * nbytes
                     begin, count = low // piece.slice_bytes, -(-piece.nbytes // piece.slice_bytes)
-                    at = sums[column] + 4 * begin
-                    piece.sums_range = ByteRange(at, at + 4 * count)
+                    sums_start = sums[column] + 4 * begin
+                    piece.sums_range = ByteRange(sums_start, sums_start + 4 * count)
                 yield piece
 
     def _positions(self, chunk: int, column: int, runs: Sequence[FrameRun]) -> Iterator[FrameRun]:
@@ -376,22 +403,22 @@ class RawFrames:
             yield from runs
             return
         position = np.cumsum(mask) - 1
-        for _, first, count, row in runs:
-            there = np.flatnonzero(mask[first : first + count])
-            for a, b in pairwise(run_bounds(there)):
-                at = int(there[a])
-                yield FrameRun(chunk, int(position[first + at]), b - a, row + at)
+        for _, first_frame, count, row in runs:
+            present_frames = np.flatnonzero(mask[first_frame : first_frame + count])
+            for a, b in pairwise(run_bounds(present_frames)):
+                place = int(present_frames[a])
+                yield FrameRun(chunk, int(position[first_frame + place]), b - a, row + place)
 
     def _read_file(
         self,
         path: str,
         pieces: Sequence[_PageRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        pool: BufferAllocator | None,
+        pool: BufferAllocator,
         padding: int,
     ) -> int:
         """Read ranges of one file, with a second attempt for damaged bytes. Returns bytes read."""
-        sums = {piece: found for piece in pieces if (found := piece.sums_range)}
+        sums = {piece: checksums for piece in pieces if (checksums := piece.sums_range)}
         for is_again in (False, True):
             broken = self._fill(path, pieces, sums, rows, pool, padding)
             if broken is None:
@@ -407,70 +434,70 @@ class RawFrames:
         pieces: Sequence[_PageRange],
         sums: Mapping[_PageRange, ByteRange],
         rows: Mapping[str, npt.NDArray[Any]],
-        pool: BufferAllocator | None,
+        pool: BufferAllocator,
         padding: int,
     ) -> _PageRange | None:
         """Read ranges of one file once. Returns the first range with a wrong checksum."""
         tables = {piece: np.empty(item.length // 4, "<u4") for piece, item in sums.items()}
-        ranges, views = list(sums.values()), [each.view(np.uint8).data for each in tables.values()]
+        ranges = list(sums.values())
+        views = [table.view(np.uint8).data for table in tables.values()]
         for piece in pieces:
-            piece.seen = 0
+            piece.num_checked = 0
         for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
-            scratch = np.empty(between, np.uint8) if pool is None else pool.acquire(between)
+            scratch = pool.acquire(between)
             try:
-                read, used, end = [], padding, -1
+                part_views, scratch_used, end = [], padding, -1
                 for _, start, part in block:
-                    view = scratch[used : used + part].data if isinstance(part, int) else part
-                    used += len(view) if isinstance(part, int) else 0
+                    if isinstance(part, int):
+                        view = scratch[scratch_used : scratch_used + part].data
+                        scratch_used += part
+                    else:
+                        view = part
                     if end >= 0 and 0 < start - end <= padding:  # overwritten by later reads
                         ranges.append(ByteRange(end, start))
                         views.append(scratch[: start - end].data)
                     end = start + len(view)
                     ranges.append(ByteRange(start, end))
                     views.append(view)
-                    read.append(view)
+                    part_views.append(view)
                 self._storage.read_ranges(path, ranges, views)
                 for piece, table in tables.items():
                     piece.sums = table.tolist()
-                for (piece, _, _), data in zip(block, read, strict=True):
+                for (piece, _, _), data in zip(block, part_views, strict=True):
                     if self._verify and not piece.is_right(data):
                         return piece
-                    if piece.rows is not None:
-                        array = rows[piece.feature]
-                        frames = np.frombuffer(data, array.dtype).reshape(-1, *array.shape[1:])
-                        array[piece.rows] = frames[piece.of]
-                del read
+                    piece.copy_frames(data, rows[piece.feature])
+                del part_views
             finally:
                 ranges, views, tables = [], [], {}
-                if pool is not None:
-                    pool.release(scratch)
+                pool.release(scratch)
         return None
 
 
 _Block = list[tuple[_PageRange, int, "memoryview | int"]]
 
 
-def _blocks(pieces: Sequence[_PageRange], most: int) -> Iterator[_Block]:
-    """Split page ranges into blocks of about `most` bytes. Ranges copied from memory stay whole.
+def _blocks(pieces: Sequence[_PageRange], max_bytes: int) -> Iterator[_Block]:
+    """Split page ranges into blocks of about `max_bytes`. Ranges copied from memory stay whole.
 
     Each item has its page range, file offset and target.
     """
     block: _Block = []
-    room = most
+    room = max_bytes
     for piece in pieces:
-        at, is_whole = piece.start, piece.rows is not None
+        offset, is_whole = piece.start, piece.rows is not None
         for part in piece.parts:
             length = part if isinstance(part, int) else len(part)
-            done = 0
-            while done < length:
+            num_done = 0
+            while num_done < length:
                 if block and room < (length if is_whole else 1):
                     yield block
-                    block, room = [], most
-                size = length if is_whole else min(length - done, room)
-                taken = size if isinstance(part, int) else part[done : done + size]
-                block.append((piece, at + done, taken))
-                done, room = done + size, room - size
-            at += length
+                    block, room = [], max_bytes
+                size = length if is_whole else min(length - num_done, room)
+                target = size if isinstance(part, int) else part[num_done : num_done + size]
+                block.append((piece, offset + num_done, target))
+                num_done, room = num_done + size, room - size
+            offset += length
     if block:
         yield block

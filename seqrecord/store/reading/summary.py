@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,14 +143,16 @@ class Summary:
     @property
     def raw_bytes(self) -> int | None:
         """Size of the decoded features in bytes; `None` if unknown for one."""
-        known = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
-        return sum(known) if len(known) == len(self.features) else None
+        sizes = [f.raw_bytes for f in self.features if f.raw_bytes is not None]
+        return sum(sizes) if len(sizes) == len(self.features) else None
 
     @property
     def ratio(self) -> float | None:
         """Compression ratio over the features with known raw size."""
-        known = [f for f in self.features if f.raw_bytes is not None]
-        return _ratio(sum(f.raw_bytes or 0 for f in known), sum(f.stored_bytes for f in known))
+        features = [f for f in self.features if f.raw_bytes is not None]
+        return _ratio(
+            sum(f.raw_bytes or 0 for f in features), sum(f.stored_bytes for f in features)
+        )
 
     def to_json(self) -> dict[str, Any]:
         return {
@@ -161,21 +163,21 @@ class Summary:
             "raw_bytes": self.raw_bytes,
             "ratio": self.ratio,
             "clips": None if self.clips is None else vars(self.clips),
-            "inventories": [each.to_json() for each in self.inventories],
+            "inventories": [inventory.to_json() for inventory in self.inventories],
         }
 
     def __str__(self) -> str:
         lengths = f"{self.shortest_episode:,} to {self.longest_episode:,} frames"
         if self.shortest_episode == self.longest_episode:
             lengths = counted(self.longest_episode, "frame")
-        several = len(self.groups) > 1
+        has_groups = len(self.groups) > 1
         splits = [f"{name} {count:,}" for name, count in self.splits.items()]
         splits.append(f"none {self.num_episodes - sum(self.splits.values()):,}")
         facts = [
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
             ("splits", ", ".join(splits) if self.splits else None),
-            ("frames", f"{self.num_frames:,}" + ("" if several else f" in {self.groups[0]}")),
-            *((f"group {group.number}", str(group)) for group in self.groups if several),
+            ("frames", f"{self.num_frames:,}" + ("" if has_groups else f" in {self.groups[0]}")),
+            *((f"group {group.number}", str(group)) for group in self.groups if has_groups),
             ("fps", self.fps and _span_text(self.fps)),
             (
                 "measured fps",
@@ -197,7 +199,9 @@ class Summary:
         if len(self.features) > 1:
             rows.append(("total", *[""] * (len(rows[0]) - 5), *_sizes(self), ""))
         clips = [] if self.clips is None else ["", *_clip_lines(self.clips, self.num_episodes)]
-        origins = [f"  {line}" for each in self.inventories for line in ("", *each.lines())]
+        origins = [
+            f"  {line}" for inventory in self.inventories for line in ("", *inventory.lines())
+        ]
         table = ["", *(f"  {line}" for line in table_lines(rows, left=4))]
         return "\n".join([shown_place(self.url), *_lines(facts), *table, *clips, *origins])
 
@@ -250,9 +254,11 @@ def _measured_rates(index: Index) -> list[float]:
     """Rates of the episodes that a recorder found slower than their fps."""
     import pyarrow.compute as pc  # only here: it takes long
 
-    found = pc.match_substring(index.metadata, f'"{MEASURED_FPS}":').to_pylist()
-    entries = (index.episode_metadata(number) for number, is_slow in enumerate(found) if is_slow)
-    rates: list[Any] = [each.get(MEASURED_FPS) for each in entries]
+    slow_flags = pc.match_substring(index.metadata, f'"{MEASURED_FPS}":').to_pylist()
+    entries = (
+        index.episode_metadata(number) for number, is_slow in enumerate(slow_flags) if is_slow
+    )
+    rates: list[Any] = [entry.get(MEASURED_FPS) for entry in entries]
     return [float(rate) for rate in rates if type(rate) in (int, float) and 0 < rate < MAX_INT]
 
 
@@ -286,12 +292,12 @@ def _num_missing(index: Index, group: GroupIndex, feature: int) -> int:
     """Count the frames of episodes without a feature."""
     gaps = group.gaps[group.gaps["feature"] == feature]
     count = int(num_absent(gaps, group.num_frames).sum())
-    last = group.first_chunk + group.num_chunks - 1
-    stop = group.first_frame[last].astype(np.int64) + group.num_frames[last]
+    last_row = group.first_chunk + group.num_chunks - 1
+    stop = group.first_frame[last_row].astype(np.int64) + group.num_frames[last_row]
     is_trimmed = (group.first_frame[group.first_chunk] < 0) | (stop > index.num_frames)
     for episode in np.flatnonzero(is_trimmed).tolist():  # without hidden frames
         total = int(index.num_frames[episode])
-        for row in {int(group.first_chunk[episode]), int(last[episode])}:
+        for row in {int(group.first_chunk[episode]), int(last_row[episode])}:
             if (present := group.present(row, feature)) is not None:
                 number = int(group.first_frame[row]) + np.arange(len(present))
                 count -= int((~present & ((number < 0) | (number >= total))).sum())
@@ -302,17 +308,17 @@ def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
     """Counts and sizes of a feature of an index."""
     group, lengths = index.groups[spec.group], index.lengths(spec.name)
     num_missing = _num_missing(index, group, index.schema.position(spec.name))
-    stored = int(lengths.sum(dtype=np.uint64))
+    stored_bytes = int(lengths.sum(dtype=np.uint64))
     num_frames = int(index.num_frames.sum()) - num_missing
-    raw, nbytes = None, spec.value_kind.constant_nbytes(spec)
+    raw_bytes, nbytes = None, spec.value_kind.constant_nbytes(spec)
     if nbytes is not None:
-        raw = num_frames * nbytes
+        raw_bytes = num_frames * nbytes
     elif not spec.codec:
         # Each page with frames begins with a table.
         pages = int(np.count_nonzero(lengths))
         tables = table_bytes(spec, 1) - table_bytes(spec, 0)
-        raw = stored - num_frames * tables - pages * table_bytes(spec, 0)
-    return FeatureSummary(spec, num_frames, num_missing, stored, raw)
+        raw_bytes = stored_bytes - num_frames * tables - pages * table_bytes(spec, 0)
+    return FeatureSummary(spec, num_frames, num_missing, stored_bytes, raw_bytes)
 
 
 def _count_clips(dataset: Dataset, spec: ClipSpec) -> ClipSummary:
@@ -340,14 +346,14 @@ def _clip_lines(clips: ClipSummary, num_episodes: int) -> list[str]:
     return lines
 
 
-def _ratio(raw: int | None, stored: int) -> float | None:
-    return raw / stored if raw is not None and stored else None
+def _ratio(raw_bytes: int | None, stored_bytes: int) -> float | None:
+    return raw_bytes / stored_bytes if raw_bytes is not None and stored_bytes else None
 
 
 def _sizes(summary: Summary | FeatureSummary) -> tuple[str, str, str]:
-    raw, ratio = summary.raw_bytes, summary.ratio
+    raw_bytes, ratio = summary.raw_bytes, summary.ratio
     return (
-        "?" if raw is None else format_size(raw),
+        "?" if raw_bytes is None else format_size(raw_bytes),
         format_size(summary.stored_bytes),
         "?" if ratio is None else f"{ratio:.2f}x",
     )
@@ -358,25 +364,36 @@ def _lines(facts: Iterable[tuple[str, str | None]]) -> Iterator[str]:
     return (f"  {name:<13} {value}" for name, value in facts if value is not None)
 
 
+_COLUMNS: Mapping[str, Callable[[FeatureSpec], str]] = {
+    "feature": lambda spec: spec.name,
+    "dtype": lambda spec: spec.value_kind.dtype_text(spec),
+    "shape": lambda spec: spec.value_kind.shape_text(spec),
+    "codec": lambda spec: codec_text(spec.codec),
+    "group": lambda spec: str(spec.group),
+    "kind": lambda spec: spec.kind or "",
+    "unit": lambda spec: spec.unit or "",
+}
+_OPTIONAL_COLUMNS: Mapping[str, Callable[[list[str]], bool]] = {
+    "group": lambda texts: len({*texts}) > 1,
+    "kind": any,
+    "unit": any,
+}
+"""Whether a column is shown, by the texts in it."""
+
+
 def _table(features: Sequence[FeatureSummary]) -> list[tuple[str, ...]]:
     """Return table rows: headings, then a row for each feature.
 
-    The first columns are dtype, shape and codec; group, kind and unit if they differ or exist.
+    The first columns are those of `_COLUMNS`.
     """
-    specs = [feature.spec for feature in features]
-    columns = [
-        ("feature", [spec.name for spec in specs]),
-        ("dtype", [spec.value_kind.dtype_text(spec) for spec in specs]),
-        ("shape", [spec.value_kind.shape_text(spec) for spec in specs]),
-        ("codec", [codec_text(spec.codec) for spec in specs]),
-    ]
-    if len({spec.group for spec in specs}) > 1:
-        columns.append(("group", [str(spec.group) for spec in specs]))
-    kinds, units = [spec.kind or "" for spec in specs], [spec.unit or "" for spec in specs]
-    columns += [column for column in (("kind", kinds), ("unit", units)) if any(column[1])]
-    each = zip(features, *(texts for _, texts in columns), strict=True)
-    rows = [(*texts, *_sizes(one), f"{one.num_missing:,}") for one, *texts in each]
-    return [(*(name for name, _ in columns), "raw", "stored", "ratio", "missing"), *rows]
+    columns = {}
+    for name, text_of in _COLUMNS.items():
+        texts = [text_of(feature.spec) for feature in features]
+        if name not in _OPTIONAL_COLUMNS or _OPTIONAL_COLUMNS[name](texts):
+            columns[name] = texts
+    lines = zip(features, *columns.values(), strict=True)
+    rows = [(*texts, *_sizes(feature), f"{feature.num_missing:,}") for feature, *texts in lines]
+    return [(*columns, "raw", "stored", "ratio", "missing"), *rows]
 
 
 @dataclass(frozen=True)
@@ -471,6 +488,6 @@ def _rows(
 ) -> Iterator[EpisodeRow]:
     index, manifest = dataset.contents.index, dataset.contents.manifest
     for place, number in enumerate(numbers.tolist()):
-        described = EpisodeDescription(index, manifest.splits, number)
+        description = EpisodeDescription(index, manifest.splits, number)
         num_clips = None if clips is None else int(clips[place])
-        yield EpisodeRow(**vars(described), num_clips=num_clips, metadata=dict(described))
+        yield EpisodeRow(**vars(description), num_clips=num_clips, metadata=dict(description))

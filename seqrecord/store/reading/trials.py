@@ -44,32 +44,34 @@ def repeatable(
     results would depend on threads and processes. `expected` is the advice in the error.
     """
     with no_global_draws(what, expected=expected):
-        first = call()
-    second = call()
-    if wrong := [
+        values = call()
+    repeated_values = call()
+    if changed_names := [
         name
-        for name in {**first, **second}
-        if name not in first or name not in second or not _equal(first[name], second[name])
+        for name in {**values, **repeated_values}
+        if name not in values
+        or name not in repeated_values
+        or not _equal(values[name], repeated_values[name])
     ]:
         raise ClipError(
             f"{what} returns different results for the same arguments; clips would not be "
             "reproducible by seed",
-            feature=wrong[0],
+            feature=changed_names[0],
             expected=expected,
             got="a second call that differs from the first",
         )
-    return first
+    return values
 
 
 @contextmanager
 def no_global_draws(what: str, *, expected: str) -> Iterator[None]:
     """Raise `ClipError` if the block uses the global random generator of Python, NumPy or torch."""
-    before = _states()
+    states = _states()
     yield
-    after = _states()
-    if drawn := [name for name, state in before.items() if after[name] != state]:
+    new_states = _states()
+    if generators := [name for name, state in states.items() if new_states[name] != state]:
         raise ClipError(
-            f"{what} uses the global generator of {' and '.join(drawn)}; clips would not be "
+            f"{what} uses the global generator of {' and '.join(generators)}; clips would not be "
             "reproducible by seed",
             expected=expected,
             got="a generator that was used",
@@ -85,9 +87,9 @@ def _states() -> dict[str, object]:
     return states
 
 
-def _equal(one: Any, two: Any) -> bool:
+def _equal(left: Any, right: Any) -> bool:
     """Compare two arrays by bytes, other values by `==`."""
-    if isinstance(one, np.ndarray) and isinstance(two, np.ndarray):
-        same = one.dtype == two.dtype and one.shape == two.shape
-        return same and (one.dtype == object or one.tobytes() == two.tobytes())
-    return type(one) is type(two) and bool(one == two)
+    if isinstance(left, np.ndarray) and isinstance(right, np.ndarray):
+        is_alike = left.dtype == right.dtype and left.shape == right.shape
+        return is_alike and (left.dtype == object or left.tobytes() == right.tobytes())
+    return type(left) is type(right) and bool(left == right)

@@ -56,8 +56,8 @@ class DatasetVersion:
 
     def __str__(self) -> str:
         until = "now" if self.until is None else f"until {self.until:%Y-%m-%d %H:%M} UTC"
-        held = f"{counted(self.num_episodes, 'episode')}, {counted(self.num_frames, 'frame')}"
-        line = f"{self.id}  {until:<26}  {held}{'' if self.is_whole else '; files are missing'}"
+        contents = f"{counted(self.num_episodes, 'episode')}, {counted(self.num_frames, 'frame')}"
+        line = f"{self.id}  {until:<26}  {contents}{'' if self.is_whole else '; files are missing'}"
         return line + (f"\n    {printable(self.command)}, of {self.base}" if self.command else "")
 
 
@@ -75,19 +75,19 @@ def list_versions(
     """
     with closing(open_storage(location, storage_options)) as storage:
         current = read_manifest(storage)
-        found = [(current, None), *kept_versions(storage, current)]
-        there = {file.path for folder in (RECORDS, EDITS) for file in storage.files(folder)}
+        versions = [(current, None), *kept_versions(storage, current)]
+        paths = {file.path for folder in (RECORDS, EDITS) for file in storage.files(folder)}
         return [
             DatasetVersion(
                 manifest.commit,
                 None if until is None else datetime.fromtimestamp(until, timezone.utc),
                 manifest.num_episodes,
                 manifest.num_frames,
-                there.issuperset(needed_paths(manifest)),
+                paths.issuperset(needed_paths(manifest)),
                 next(iter(manifest.earlier_commits), None),
                 manifest.command,
             )
-            for manifest, until in found
+            for manifest, until in versions
         ]
 
 
@@ -99,12 +99,12 @@ def kept_versions(
     Each with the time of its replacement, in seconds since 1970. Raises `FormatError` for a damaged
     one, unless they are skipped.
     """
-    there = {file.path: file.modified for file in storage.files(VERSIONS)}
+    times = {file.path: file.modified for file in storage.files(VERSIONS)}
     skipped = [NotFoundError, FormatError] if skip_damaged else [NotFoundError]
     for commit in manifest.earlier_commits[:KEPT_VERSIONS]:
-        if (path := version_path(commit)) in there:
+        if (path := version_path(commit)) in times:
             with suppress(*skipped):  # `NotFoundError`: removed by a concurrent commit
-                yield read_version(storage, commit), there[path]
+                yield read_version(storage, commit), times[path]
 
 
 def needed_paths(manifest: Manifest) -> list[str]:
