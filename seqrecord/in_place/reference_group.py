@@ -69,8 +69,8 @@ class ReferenceGroup(ChunkGroup):
             else:
                 self._frames.append((self._codec.encode_frame(item), "", ""))
 
-    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        while len(self._frames) >= self._most or (rest and self._frames):
+    def chunks(self, *, with_tail: bool = False) -> Iterator[StoredChunk]:
+        while len(self._frames) >= self._most or (with_tail and self._frames):
             yield from self._taken(self._frames[: self._most])
             del self._frames[: self._most]
 

@@ -86,7 +86,7 @@ class VideoGroup(ChunkGroup):
 
     def keep(self, video: Any) -> None:
         """Add frames of a source's video: a `Gop`, or a `DecodedFrame` to be encoded."""
-        if self._has_arrays or (self._written and self.num_kept is None):
+        if self._has_arrays or (self._num_written and self.num_kept is None):
             raise FrameError(
                 "cannot append video: the episode has frames of the feature, or was flushed "
                 "without it",
@@ -135,8 +135,8 @@ class VideoGroup(ChunkGroup):
         self._present += [True] * gop.num_frames
         self.end_chunk_if(len(self._present) >= self.max_frames)
 
-    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        if rest:
+    def chunks(self, *, with_tail: bool = False) -> Iterator[StoredChunk]:
+        if with_tail:
             self._cut_absent()
             self.end_chunk_if(bool(self._present))
         while self._ready:

@@ -56,37 +56,37 @@ class ChunkLength:
         self._max_frames, self._max_bytes = CHUNK_FRAMES, CHUNK_BYTES
         if all(map(is_small, group.values())):
             self._max_frames, self._max_bytes = SMALL_CHUNK_FRAMES, SMALL_CHUNK_BYTES
-        self._most = min(page_kind(spec).max_chunk_frames for spec in group.values())
-        self._max_frames = min(self._max_frames, self._most)
+        self._kind_limit = min(page_kind(spec).max_chunk_frames for spec in group.values())
+        self._max_frames = min(self._max_frames, self._kind_limit)
         self._variable = group.variable
         self._fixed_bytes = sum(s.value_kind.constant_nbytes(s) or 0 for s in group.values())
         self.begin(None)
 
     def begin(self, chunk_frames: int | None) -> None:
         """Start the next episode, with `chunk_frames` frames per chunk."""
-        self._seen = self._bytes = self._largest = 0
-        self.frames = None if chunk_frames is None else min(chunk_frames, self._most)
+        self._num_seen = self._bytes = self._max_frame_bytes = 0
+        self.frames = None if chunk_frames is None else min(chunk_frames, self._kind_limit)
         if chunk_frames is None and not self._variable:
-            self.frames = self._fitting(self._fixed_bytes)
+            self.frames = self._length_for(self._fixed_bytes)
 
     def rows_left(self, columns: Mapping[str, EncodedColumn], rows: range) -> int:
         """Number of these rows, the episode's next frames, up to the row that fixes the length.
 
         All rows if none does.
         """
-        seen, sizes = self._seen, self._sizes(columns, rows)
+        num_seen, sizes = self._num_seen, self._sizes(columns, rows)
         enough = self._bytes + np.cumsum(sizes) >= self._max_bytes
-        enough[self._max_frames - seen - 1 :] = True
+        enough[self._max_frames - num_seen - 1 :] = True
         return int(np.argmax(enough)) + 1 if enough.any() else len(rows)
 
     def add(self, columns: Mapping[str, EncodedColumn], rows: range) -> None:
         """Count these rows of a block as the episode's next frames; only the last may fix the
         length."""
         sizes = self._sizes(columns, rows)
-        self._seen += len(rows)
+        self._num_seen += len(rows)
         self._bytes += int(sizes.sum())
-        self._largest = max(self._largest, int(sizes.max()))
-        if self._seen == self._max_frames or self._bytes >= self._max_bytes:
+        self._max_frame_bytes = max(self._max_frame_bytes, int(sizes.max()))
+        if self._num_seen == self._max_frames or self._bytes >= self._max_bytes:
             self.fix_length()
 
     def _sizes(self, columns: Mapping[str, EncodedColumn], rows: range) -> npt.NDArray[np.int64]:
@@ -101,12 +101,12 @@ class ChunkLength:
     def fix_length(self) -> int:
         """Fix the length by the frames so far."""
         if self.frames is None:
-            self.frames = self._fitting(self._largest)
+            self.frames = self._length_for(self._max_frame_bytes)
         return self.frames
 
-    def _fitting(self, frame_bytes: int) -> int:
-        fitting = max(1, min(self._max_frames, self._max_bytes // max(1, frame_bytes)))
-        return 1 << (fitting.bit_length() - 1)
+    def _length_for(self, frame_bytes: int) -> int:
+        num_frames = max(1, min(self._max_frames, self._max_bytes // max(1, frame_bytes)))
+        return 1 << (num_frames.bit_length() - 1)
 
 
 def _decoded_bytes(spec: FeatureSpec, blobs: Sequence[Blob]) -> npt.NDArray[np.int64]:
@@ -162,8 +162,10 @@ class StoredChunk:
         """
         digests = PageDigests(zip(pages, map(gaps.get, places), strict=True), len(frames))
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
-        about = [(len(page), of_page, 0) for page, (of_page, _) in zip(pages, sums, strict=True)]
-        row = (0, len(frames), frames.start, external, 0, about, largest)
+        page_rows = [
+            (len(page), of_page, 0) for page, (of_page, _) in zip(pages, sums, strict=True)
+        ]
+        row = (0, len(frames), frames.start, external, 0, page_rows, largest)
         dtype = chunk_row(len(group), len(largest))
         slices = b"".join(of_slices for _, of_slices in sums)
         return cls(number, np.array([row], dtype), gaps, (*pages, slices), digests)
@@ -177,8 +179,8 @@ def _checksums(spec: FeatureSpec, page: Buffer) -> tuple[int, bytes]:
     sums = slice_sums(page, size)
     if size < _LARGE_SLICE or not page:
         return crc32c(page), sums.tobytes()
-    last = len(page) - (len(sums) - 1) * size
-    return combined_crc32c(sums.tolist(), size, last), sums.tobytes()
+    last_bytes = len(page) - (len(sums) - 1) * size
+    return combined_crc32c(sums.tolist(), size, last_bytes), sums.tobytes()
 
 
 class ChunkGroup:
@@ -200,7 +202,7 @@ class ChunkGroup:
     def begin(self, chunk_frames: int | None) -> None:
         """Start the next episode; `ChunkLength` chooses a length for `None`."""
         self._length.begin(chunk_frames)
-        self._written = 0  # frames of the episode in chunks
+        self._num_written = 0  # frames of the episode in chunks
         self.num_kept = None
         self.clear()
 
@@ -216,8 +218,8 @@ class ChunkGroup:
         """Add these rows of a block as the episode's next frames; at most `rows_left`."""
         raise NotImplementedError
 
-    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
-        """Take the full chunks; with `rest`, also chunks of the remaining frames."""
+    def chunks(self, *, with_tail: bool = False) -> Iterator[StoredChunk]:
+        """Take the full chunks; with `with_tail`, also chunks of the remaining frames."""
         raise NotImplementedError
 
     def keep(self, video: Any) -> None:
@@ -236,8 +238,8 @@ class ChunkGroup:
         external: int = 0,
     ) -> StoredChunk:
         """The episode's next chunk; `present` has for each feature which frames have it."""
-        frames = range(self._written, self._written + len(present[0]))
-        self._written = frames.stop
+        frames = range(self._num_written, self._num_written + len(present[0]))
+        self._num_written = frames.stop
         gaps = {
             place: np.array(has, np.bool_)
             for place, has in zip(self._places, present, strict=True)
@@ -274,11 +276,11 @@ class FrameGroup(ChunkGroup):
         if self._length.frames is None:
             self._length.add(columns, rows)
 
-    def chunks(self, *, rest: bool = False) -> Iterator[StoredChunk]:
+    def chunks(self, *, with_tail: bool = False) -> Iterator[StoredChunk]:
         """As `ChunkGroup.chunks`. Raw pages are valid until frames are added after another one."""
         while (length := self._length.frames) is not None and self._num_frames >= length:
             yield self._take(length)
-        if rest and self._num_frames:
+        if with_tail and self._num_frames:
             yield self._take(self._num_frames)
 
     def clear(self) -> None:
@@ -299,12 +301,12 @@ class FrameGroup(ChunkGroup):
             pages.append(page)
             if name in variable:
                 variable[name] = blobs
-        largest = [
+        max_sizes = [
             int(_decoded_bytes(self.schema[name], blobs).max(initial=0))
             for name, blobs in variable.items()
         ]
         self._num_frames -= length
-        return self._chunk(present, pages, largest)
+        return self._chunk(present, pages, max_sizes)
 
 
 def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:
@@ -331,32 +333,32 @@ def stored_chunk(
     specs, places = schema.group(group), features_of(schema)[group].tolist()
     gaps = footer.gaps[group]
     gaps = gaps[slice(*np.searchsorted(gaps["chunk"], [number, number + 1]))]
-    missing = {
+    presence = {
         feature: present_frames(gaps[gaps["feature"] == feature], num_frames)
         for feature in np.unique(gaps["feature"]).tolist()
     }
-    about = row["pages"][0]
-    kept: list[Buffer] = []
+    page_rows = row["pages"][0]
+    kept_pages: list[Buffer] = []
     for column, (spec, page, item) in enumerate(
         zip(specs.values(), pages, page_ranges(row[0]), strict=True)
     ):
         if spec.is_dropped:
-            about[column] = np.zeros((), about.dtype)
-            missing[places[column]] = np.zeros(num_frames, np.bool_)
+            page_rows[column] = np.zeros((), page_rows.dtype)
+            presence[places[column]] = np.zeros(num_frames, np.bool_)
             row["external"] = 0  # a reference is the only page of its chunk
-            kept.append(b"")
-        elif (actual := crc32c(page)) != (stored := int(about["crc32c"][column])):
+            kept_pages.append(b"")
+        elif (actual := crc32c(page)) != (checksum := int(page_rows["crc32c"][column])):
             raise ChecksumError(
                 "page does not match its checksum",
                 offset=item.start,
                 feature=spec.name,
-                expected=f"CRC32C {stored:08x}",
+                expected=f"CRC32C {checksum:08x}",
                 got=f"{actual:08x}",
             )
         else:
-            kept.append(page)
+            kept_pages.append(page)
     for column, spec in enumerate(specs.variable):
         if spec.is_dropped:
             row["largest"][0, column] = 0
-    missing = dict(sorted(missing.items()))
-    return StoredChunk(group, row, missing, (*kept, slice_table(specs, kept)))
+    presence = dict(sorted(presence.items()))
+    return StoredChunk(group, row, presence, (*kept_pages, slice_table(specs, kept_pages)))

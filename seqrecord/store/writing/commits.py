@@ -79,12 +79,14 @@ def rebuilt(
     `build_index`. The dataset's edits apply, or those on the storage if there is no manifest.
     Statistics stay if the content is unchanged. Raises `FormatError` as `build_index` does.
     """
-    old = base.manifest
-    left_out = old.left_out if old else ()
+    previous = base.manifest
+    left_out = previous.left_out if previous else ()
     edits = edits_of(storage, base)
     effect = read_edits(storage, edits)
     try:
-        built = build_index(footers, base.files, left_out, effect, old.splits if old else ())
+        built = build_index(
+            footers, base.files, left_out, effect, previous.splits if previous else ()
+        )
     except FormatError as error:  # it names a path
         error.file = f"{storage.url}/{error.file or RECORDS}"
         raise
@@ -99,15 +101,15 @@ def rebuilt(
         if path in footers and _holds_any(footers[path], effect.deleted, schema)
     }
     lost = (episode.uid for episode in built.duplicates if not episode.files.isdisjoint(paths))
-    before = old or Manifest(schema, (), {}, 0, 0, "", CREATED_BY)
-    is_same = before.fingerprint == built.index.fingerprint()
+    template = previous or Manifest(schema, (), {}, 0, 0, "", CREATED_BY)
+    is_same = template.fingerprint == built.index.fingerprint()
     manifest = replace(
-        before,
+        template,
         record_files=tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in paths),
-        next_ordinal=max(built.next_ordinal, before.next_ordinal),
+        next_ordinal=max(built.next_ordinal, template.next_ordinal),
         left_out=tuple(sorted(lost)),
         splits=built.splits,
-        statistics=before.statistics if is_same else None,
+        statistics=template.statistics if is_same else None,
         edits=edits,
     )
     return Version(built.index, manifest)
@@ -132,19 +134,19 @@ def appended(
     """
     if not complete_episodes(list(footers.items()), manifest.schema):
         return Version(index, manifest)
-    new = build_index(footers, edits=Edits(schema=manifest.schema))
-    files = tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in new.files)
+    addition = build_index(footers, edits=Edits(schema=manifest.schema))
+    files = tuple(RecordFile(path, sizes[path], footers[path].file_id) for path in addition.files)
     extended = replace(
         manifest,
         record_files=(*manifest.record_files, *files),
-        next_ordinal=max(manifest.next_ordinal, new.next_ordinal),
+        next_ordinal=max(manifest.next_ordinal, addition.next_ordinal),
         statistics=None,
     )
-    return Version(index.extended(new.index, len(manifest.record_files)), extended)
+    return Version(index.extended(addition.index, len(manifest.record_files)), extended)
 
 
 def put_version(
-    own: SmallFiles,
+    small_files: SmallFiles,
     base: Base,
     version: Version,
     statistics: Statistics | None = None,
@@ -155,25 +157,25 @@ def put_version(
 ) -> Manifest:
     """Commit: write the index under new names, then replace the manifest in one step.
 
-    `own` are the small files of this commit, written before or here. `statistics` and `inventories`
+    `small_files` are those of this commit, written before or here. `statistics` and `inventories`
     replace the files of `version`.
 
     Record files that leave the dataset stay on the storage for readers that have them open; a note
     records the time. The log names statistics that the new version lacks. Raises as
     `commit` does, with the message `refused` if another writer committed first.
     """
-    storage, index, manifest = own.storage, version.index, version.manifest
+    storage, index, manifest = small_files.storage, version.index, version.manifest
     tables = {
-        name: own.put_index(f"{name}.arrow", memoryview(data))
+        name: small_files.put_index(f"{name}.arrow", memoryview(data))
         for name, data in index.encode().items()
     }
-    if statistics is not None and (file := own.put_statistics(statistics)) is not None:
+    if statistics is not None and (file := small_files.put_statistics(statistics)) is not None:
         manifest = replace(manifest, statistics=file)
     if inventories:
         data = encode_inventories(inventories)
-        manifest = replace(manifest, inventory=own.put_index("inventory.json", data))
-    if left := base.files.keys() - {file.path for file in manifest.record_files}:
-        put_retired_note(own, sorted(left))
+        manifest = replace(manifest, inventory=small_files.put_index("inventory.json", data))
+    if retired_paths := base.files.keys() - {file.path for file in manifest.record_files}:
+        put_retired_note(small_files, sorted(retired_paths))
     removed = (path for path in manifest.removed if path not in base.removed)
     manifest = replace(
         manifest,
@@ -186,17 +188,21 @@ def put_version(
         removed=(*_still_there(storage, base.removed), *removed),
     )
     try:
-        done = commit(own, base, manifest)
+        committed = commit(small_files, base, manifest)
     except ConflictError as error:
         raise ConflictError(refused, file=storage.url) from error
-    if base.manifest is not None and base.manifest.statistics is not None and not done.statistics:
+    if (
+        base.manifest is not None
+        and base.manifest.statistics is not None
+        and not committed.statistics
+    ):
         _logger.warning(
             "%s: statistics removed because the episodes changed (%s before, %s now); run "
             "`seqrecord stats`",
             *(storage.url, counted(base.manifest.num_frames, "frame")),
-            counted(done.num_frames, "frame"),
+            counted(committed.num_frames, "frame"),
         )
-    return done
+    return committed
 
 
 @recorded
@@ -229,11 +235,11 @@ def reindex(
         try:
             return _reindex(storage, base, created_by, on_damaged)
         except NotFoundError:
-            again = read_base(storage, accept_damaged=True)
-            if again.tag == base.tag:
+            new_base = read_base(storage, accept_damaged=True)
+            if new_base.tag == base.tag:
                 raise
             # Another writer committed meanwhile, and removed its unused record files.
-            return _reindex(storage, again, created_by, on_damaged)
+            return _reindex(storage, new_base, created_by, on_damaged)
 
 
 def _reindex(
@@ -242,19 +248,19 @@ def _reindex(
     created_by: str,
     on_damaged: Callable[[DamagedFile], object] | None,
 ) -> Manifest:
-    every = record_sizes(storage)
-    taken = {*base.files, *loose_files(storage, base, every)}
-    sizes = {path: n for path, n in every.items() if path in taken}
+    all_sizes = record_sizes(storage)
+    usable_paths = {*base.files, *loose_files(storage, base, all_sizes)}
+    sizes = {path: n for path, n in all_sizes.items() if path in usable_paths}
     _warn_of(
         storage,
         "%s: ignored %s: duplicates of a cluster's job, or left out by `edit restore`: %s",
-        *("record file", sorted(every.keys() - taken.union(base.removed))),
+        *("record file", sorted(all_sizes.keys() - usable_paths.union(base.removed))),
     )
     if not sizes:
-        more = "; expected the folder of a dataset, not of originals"
+        hint = "; expected the folder of a dataset, not of originals"
         if storage.unfinished(RECORDS):
-            more = "; `seqrecord write --resume` continues an interrupted write"
-        raise NotFoundError(f"no record files{more}", file=f"{storage.url}/{RECORDS}")
+            hint = "; `seqrecord write --resume` continues an interrupted write"
+        raise NotFoundError(f"no record files{hint}", file=f"{storage.url}/{RECORDS}")
     if gone := sorted(set(base.files).difference(sizes)):
         _logger.warning(
             "the new dataset lacks %s of the old manifest: %s",
@@ -279,18 +285,18 @@ def _reindex(
         )
     elif damaged:
         _log_lost(storage, base.manifest, version.index)
-    with SmallFiles(storage) as own:
-        manifest = put_version(own, base, version, created_by=created_by)
+    with SmallFiles(storage) as small_files:
+        manifest = put_version(small_files, base, version, created_by=created_by)
     if on_damaged is not None:
         for file in damaged:
             on_damaged(file)
     return manifest
 
 
-def _log_lost(storage: Storage, before: Manifest, index: Index) -> None:
+def _log_lost(storage: Storage, old_manifest: Manifest, index: Index) -> None:
     """Log the episodes that the new index lacks, as far as the old index is readable."""
     with contextlib.suppress(FormatError, StorageError):
-        keys = load_index(storage, before).positions
+        keys = load_index(storage, old_manifest).positions
         lost = [key for key in keys if key not in index.positions]
         _warn_of(storage, "%s: %s lost with damaged record files: %s", "episode", lost)
 
@@ -301,13 +307,13 @@ def _warn_of(storage: Storage, message: str, noun: str, items: Sequence[str]) ->
     Without items, nothing is logged.
     """
     if items:
-        shown = first_of(items, _MAX_SHOWN)
-        _logger.warning(message, storage.url, counted(len(items), noun), shown)
+        examples = first_of(items, _MAX_SHOWN)
+        _logger.warning(message, storage.url, counted(len(items), noun), examples)
 
 
 def _still_there(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:
     """The paths in `removed` that still exist; no resume may recover them."""
     if not removed:
         return ()
-    there = {upload.path for upload in storage.unfinished(RECORDS)} | set(record_sizes(storage))
-    return tuple(path for path in removed if path in there)
+    paths = {upload.path for upload in storage.unfinished(RECORDS)} | set(record_sizes(storage))
+    return tuple(path for path in removed if path in paths)

@@ -118,15 +118,15 @@ class SmallFiles:
         if (data := encode_statistics(statistics)) is None:
             return None
         file, lists = self.put_index("statistics.json", data), statistics.values()
-        return StatisticsFile(**vars(file), non_finite=any(one.non_finite for one in lists))
+        return StatisticsFile(**vars(file), non_finite=any(feature.non_finite for feature in lists))
 
     def keep(self) -> None:
         """Keep the files from now on: a manifest may name them."""
         self._is_kept = True
 
-    def forget(self, named: Iterable[str] = ()) -> None:
-        """Stop keeping files: no manifest will ever name them, except the files in `named`."""
-        spared = set(named)
+    def forget(self, manifest_paths: Iterable[str] = ()) -> None:
+        """Stop keeping files: no manifest will ever name them, except those in `manifest_paths`."""
+        spared = set(manifest_paths)
         self._paths = [path for path in self._paths if path not in spared]
         self._is_kept = False
 
@@ -183,15 +183,16 @@ def is_retired_note(path: str) -> bool:
     return _LEFT.fullmatch(path) is not None
 
 
-def put_retired_note(own: SmallFiles, files: Sequence[str]) -> None:
+def put_retired_note(small_files: SmallFiles, files: Sequence[str]) -> None:
     """Write a note of these record files, just before the commit that leaves them out."""
-    own.put(f"{RECORDS}/{own.commit_id}.left", "".join(f"{line}\n" for line in files).encode())
+    lines = "".join(f"{line}\n" for line in files)
+    small_files.put(f"{RECORDS}/{small_files.commit_id}.left", lines.encode())
 
 
 def retired_files(storage: Storage) -> list[RetiredFiles]:
     """All notes of files that left the dataset. Lines that are not paths of a dataset are
     ignored."""
-    found = []
+    notes = []
     for file in storage.files(RECORDS):
         if is_retired_note(file.path):
             try:
@@ -199,9 +200,9 @@ def retired_files(storage: Storage) -> list[RetiredFiles]:
             except NotFoundError:  # another clean has removed it
                 continue
             lines = data.decode(errors="replace").splitlines()
-            named = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
-            found.append(RetiredFiles(file.path, file.modified, named))
-    return found
+            paths = frozenset(line for line in lines if FILE_PATH.fullmatch(line))
+            notes.append(RetiredFiles(file.path, file.modified, paths))
+    return notes
 
 
 _T = TypeVar("_T")
@@ -259,8 +260,9 @@ def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]
     """
     ignored = {*base.files, *base.removed}
     loose = [path for path in paths if path not in ignored]
-    ended = {commit[:WRITER_DIGITS] for commit in (_ids(base.manifest) if base.manifest else ())}
-    late = {path for path in loose if writer_of(path) in ended}
+    commits = _ids(base.manifest) if base.manifest else ()
+    finished_writers = {commit[:WRITER_DIGITS] for commit in commits}
+    late = {path for path in loose if writer_of(path) in finished_writers}
     for note in retired_files(storage) if late else ():
         late -= note.files
     undone = frozenset[str]()
@@ -293,16 +295,18 @@ def read_consistent(storage: Storage, look: Callable[[Base, Manifest], _T]) -> _
     try:
         return look(base, manifest)
     except NotFoundError:
-        again, manifest = read_dataset(storage)
-        if again.tag == base.tag:
+        new_base, manifest = read_dataset(storage)
+        if new_base.tag == base.tag:
             raise
     with explain_missing_file():
-        return look(again, manifest)
+        return look(new_base, manifest)
 
 
 def read_indexed(storage: Storage) -> tuple[Base, Manifest, Index]:
     """Read the dataset and its index. Raises `NotFoundError` if there is none."""
-    return read_consistent(storage, lambda base, found: (base, found, load_index(storage, found)))
+    return read_consistent(
+        storage, lambda base, manifest: (base, manifest, load_index(storage, manifest))
+    )
 
 
 def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
@@ -311,61 +315,64 @@ def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _T:
-        given = {
+        arguments = {
             name: getattr(value, "__name__", None) or repr_of(value)
             for name, value in signature.bind(*args, **options).arguments.items()
             if name not in _NOT_RECORDED and value is not signature.parameters[name].default
         }
-        text = ", ".join(f"{name}={value}" for name, value in given.items())
+        text = ", ".join(f"{name}={value}" for name, value in arguments.items())
         command = f"{function.__name__}({text})"[:MAX_COMMAND_LENGTH]
-        before = _command.set(_command.get() or command)  # the outermost call
+        token = _command.set(_command.get() or command)  # the outermost call
         try:
             return function(*args, **options)
         finally:
-            _command.reset(before)
+            _command.reset(token)
 
     return call
 
 
-def commit(own: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
+def commit(small_files: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     """Replace the manifest of `base`; returns the new manifest with its commit id.
 
-    `own` are the small files of this commit. They stay if the manifest may name them.
+    `small_files` are those of this commit. They stay if the manifest may name them.
 
     Raises `ConflictError` if another writer committed first for certain, and `CommitUnknownError`
     if the outcome is unknown. After any other error the commit has failed; after an interrupt the
     outcome is unknown.
     """
-    storage, old = own.storage, base.manifest
-    named = {file.path for file in manifest.small_files}
+    storage, previous = small_files.storage, base.manifest
+    small_paths = {file.path for file in manifest.small_files}
     manifest = replace(
         manifest,
         command=_command.get(),
-        commit=own.commit_id,
-        earlier_commits=_ids(old)[:MAX_EARLIER_COMMITS] if old else (),
+        commit=small_files.commit_id,
+        earlier_commits=_ids(previous)[:MAX_EARLIER_COMMITS] if previous else (),
         superseded=tuple(
             file.path
-            for file in (old.small_files if old else ())
-            if file.path.startswith(f"{INDEX}/") and file.path not in named
+            for file in (previous.small_files if previous else ())
+            if file.path.startswith(f"{INDEX}/") and file.path not in small_paths
         ),
     )
-    if old is not None:
-        _keep_version(storage, old)
-    own.keep()
+    if previous is not None:
+        _keep_version(storage, previous)
+    small_files.keep()
     try:
         put_manifest(storage, manifest, expected=base.tag)
     except (ConflictError, TransientError) as error:
-        _resolve_outcome(own, base, manifest, error)
+        _resolve_outcome(small_files, base, manifest, error)
     except SeqRecordError:
-        own.forget()
+        small_files.forget()
         raise
     # Tables that only the old manifest names stay, for readers that have just read it.
-    unneeded = [path for path in (old.superseded if old else ()) if path.endswith(".arrow")]
-    tidy(storage, [*unneeded, *_forgotten_files(storage, manifest, named)])
+    superseded = previous.superseded if previous else ()
+    unneeded = [path for path in superseded if path.endswith(".arrow")]
+    tidy(storage, [*unneeded, *_forgotten_files(storage, manifest, small_paths)])
     return manifest
 
 
-def _forgotten_files(storage: Storage, manifest: Manifest, named: Collection[str]) -> list[str]:
+def _forgotten_files(
+    storage: Storage, manifest: Manifest, small_paths: Collection[str]
+) -> list[str]:
     """Files of the version that is no longer kept: its manifest, statistics and inventory.
 
     Statistics and inventories stay with the versions that name them, as nothing rebuilds them, in
@@ -376,9 +383,11 @@ def _forgotten_files(storage: Storage, manifest: Manifest, named: Collection[str
         return []
     paths = [version_path(forgotten[0])]
     with suppress(SeqRecordError):  # else `clean` removes them
-        oldest = read_version(storage, manifest.earlier_commits[KEPT_VERSIONS - 1])
+        oldest_manifest = read_version(storage, manifest.earlier_commits[KEPT_VERSIONS - 1])
         paths += [
-            path for path in oldest.superseded if path.endswith(".json") and path not in named
+            path
+            for path in oldest_manifest.superseded
+            if path.endswith(".json") and path not in small_paths
         ]
     return paths
 
@@ -390,24 +399,24 @@ def _keep_version(storage: Storage, manifest: Manifest) -> None:
 
 
 def _resolve_outcome(
-    own: SmallFiles, base: Base, manifest: Manifest, error: ConflictError | TransientError
+    small_files: SmallFiles, base: Base, manifest: Manifest, error: ConflictError | TransientError
 ) -> None:
     """Read the manifest to find the outcome of a commit; raises unless the commit succeeded."""
-    storage = own.storage
+    storage = small_files.storage
     try:
-        found: Manifest | None = read_manifest(storage)
+        current: Manifest | None = read_manifest(storage)
     except SeqRecordError:
-        found = None
-    if found is not None and manifest.commit in _ids(found):
+        current = None
+    if current is not None and manifest.commit in _ids(current):
         _logger.warning("%s: committed; the answer was lost: %s", storage.url, error.message)
         return
     # A refusal is certain. A lost answer is settled by the condition, on storages with conditions.
-    refused = isinstance(error, ConflictError)
-    if found is not None and (
-        (refused and base.manifest is not None and found.commit == base.manifest.commit)
-        or ((refused or storage.has_conditions) and _is_after(found, base))
+    is_refused = isinstance(error, ConflictError)
+    if current is not None and (
+        (is_refused and base.manifest is not None and current.commit == base.manifest.commit)
+        or ((is_refused or storage.has_conditions) and _is_after(current, base))
     ):
-        own.forget(file.path for file in found.small_files)
+        small_files.forget(file.path for file in current.small_files)
         raise ConflictError(
             "another writer committed first; nothing was changed", file=storage.url
         ) from error
@@ -419,15 +428,15 @@ def _resolve_outcome(
         + "; the files of this attempt stay until `seqrecord clean` removes them",
         file=storage.url,
         expected=f"commit {manifest.commit}",
-        got=found and f"commit {found.commit}",
+        got=current and f"commit {current.commit}",
     ) from error
 
 
-def _is_after(found: Manifest, base: Base) -> bool:
+def _is_after(manifest: Manifest, base: Base) -> bool:
     """Whether a manifest came after the base, with all commits between them listed."""
     if base.manifest is None:
-        return len(found.earlier_commits) < MAX_EARLIER_COMMITS
-    return base.manifest.commit in found.earlier_commits
+        return len(manifest.earlier_commits) < MAX_EARLIER_COMMITS
+    return base.manifest.commit in manifest.earlier_commits
 
 
 def _ids(manifest: Manifest) -> tuple[str, ...]:

@@ -79,7 +79,7 @@ class Destination:
         check_mode(mode)
         self.storage, self._mode = storage, mode
         self.writer = new_writer_id()
-        self._missing = missing_folders(storage, RECORDS)
+        self._missing_folders = missing_folders(storage, RECORDS)
         try:
             self._open(mode)
         except BaseException:
@@ -99,8 +99,8 @@ class Destination:
             check_record_path(storage, path)
         try:
             self._index = _checked_index(storage, manifest, sizes) if manifest else None
-            read = {path: sizes[path] for path in (*files, *loose)} if is_resumed else {}
-            footers, damaged = readable_footers(storage, read)
+            resumed_sizes = {path: sizes[path] for path in (*files, *loose)} if is_resumed else {}
+            footers, damaged = readable_footers(storage, resumed_sizes)
         except (DestinationError, NotFoundError):
             if is_second or read_base(storage).tag == base.tag:
                 raise
@@ -115,8 +115,8 @@ class Destination:
         if is_resumed:
             self._recover(footers, unfinished)
         self.first_ordinal = manifest.next_ordinal if manifest else 0
-        after = (ordinal + 1 for ordinal in self.recovered.values())
-        self.next_ordinal = max((self.first_ordinal, *after))
+        next_ordinals = (ordinal + 1 for ordinal in self.recovered.values())
+        self.next_ordinal = max((self.first_ordinal, *next_ordinals))
 
     def _recover(self, footers: Mapping[str, Footer], unfinished: Sequence[Unfinished]) -> None:
         """Find complete episodes in files with these footers, and in unfinished files."""
@@ -128,11 +128,11 @@ class Destination:
         edits = read_edits(storage, edits_of(storage, base))
         schema = self.schema if base.manifest else edits.schema
         edited = edits.schema is not None
-        self.schema, fitting = matching_footers(
+        self.schema, matching = matching_footers(
             list(footers.items()), schema, base.files, edited=edited
         )
-        self._footers = dict(fitting)
-        whole = recover(
+        self._footers = dict(matching)
+        complete_parts = recover(
             storage,
             self._footers,
             unfinished,
@@ -142,9 +142,11 @@ class Destination:
             self.damaged,
         )
         # As in `build_index`: of several uids of one key the smallest is taken.
-        kept = [uid for uid in sorted(whole, reverse=True) if uid not in edits.deleted]
-        found = {edits.keys.get(uid, whole[uid].key): whole[uid].ordinal for uid in kept}
-        self.recovered = {key: n for key, n in found.items() if key not in self.committed}
+        uids = [uid for uid in sorted(complete_parts, reverse=True) if uid not in edits.deleted]
+        for uid in uids:
+            part = complete_parts[uid]
+            self.recovered[edits.keys.get(uid, part.key)] = part.ordinal
+        self.recovered = {k: n for k, n in self.recovered.items() if k not in self.committed}
 
     @property
     def copied(self) -> CopiedFiles | None:
@@ -191,35 +193,37 @@ class Destination:
                 "a record file of the dataset disappeared while writing; nothing is committed",
                 file=f"{self.storage.url}/{gone[0]}",
             )
-        own = own_sizes(sizes, self.writer)
-        footers = read_footers(self.storage, own)
+        written_sizes = own_sizes(sizes, self.writer)
+        footers = read_footers(self.storage, written_sizes)
         if self._index is not None and not self._footers:
             assert self._base.manifest is not None
             version = appended(self._base.manifest, self._index, footers, sizes)
         else:
             version = rebuilt(self.storage, self._base, {**self._footers, **footers}, sizes)
-        if missing := [key for key in keys if key not in version.index.positions]:
+        if absent_keys := [key for key in keys if key not in version.index.positions]:
             raise DestinationError(
                 "record files lack an episode that had ended (was a file removed?); nothing is "
                 "committed",
-                episode=missing[0],
+                episode=absent_keys[0],
                 expected=f"{len(keys)} episodes that had ended",
-                got=f"{len(keys) - len(missing)} of them",
+                got=f"{len(keys) - len(absent_keys)} of them",
             )
         check(version.index)
         # Record files with incomplete episodes only: from this commit on no resume may recover
         # them, and a writer that recovered them before cannot commit.
-        found = version.manifest
-        unused = sorted(own.keys() - {file.path for file in found.record_files})
-        removed = (*found.removed, *unused)
-        version = version.with_fields(removed=removed, copied=copied or found.copied)
-        together = statistics_of(self.storage, self._base.manifest, version, statistics)
-        new = {key: n for key, n in (splits or {}).items() if key not in self.committed}
-        with SmallFiles(self.storage, self.writer) as small:
-            version = put_splits(small, version, new)
-            known = self._inventories() if inventories else ()
-            every = (*known, *inventories)
-            manifest = put_version(small, self._base, version, together, inventories=every)
+        draft = version.manifest
+        unused = sorted(written_sizes.keys() - {file.path for file in draft.record_files})
+        removed = (*draft.removed, *unused)
+        version = version.with_fields(removed=removed, copied=copied or draft.copied)
+        merged_statistics = statistics_of(self.storage, self._base.manifest, version, statistics)
+        new_splits = {key: n for key, n in (splits or {}).items() if key not in self.committed}
+        with SmallFiles(self.storage, self.writer) as small_files:
+            version = put_splits(small_files, version, new_splits)
+            stored_inventories = self._inventories() if inventories else ()
+            all_inventories = (*stored_inventories, *inventories)
+            manifest = put_version(
+                small_files, self._base, version, merged_statistics, inventories=all_inventories
+            )
         tidy(self.storage, unused)
         if self._mode == "resume":
             from seqrecord.store.writing.recovery import name_unfinished
@@ -276,7 +280,7 @@ class Destination:
             if any(part.num_frames is not None for part in parts):
                 return False
         tidy(storage, {*sizes, *(upload.path for upload in unfinished)})
-        remove_empty_folders(self._missing)
+        remove_empty_folders(self._missing_folders)
         return True
 
     def release(self) -> None:
@@ -291,9 +295,9 @@ def _record_files(
     # Unfinished files first: a file that is finished in between is then in `sizes`.
     unfinished = [] if mode == "append" else storage.unfinished(RECORDS)
     sizes = record_sizes(storage)
-    lacking = set(loose_files(storage, base, {*sizes, *(cut.path for cut in unfinished)}))
-    unfinished = [cut for cut in unfinished if cut.path in lacking - sizes.keys()]
-    return sizes, [path for path in sizes if path in lacking], unfinished
+    loose_paths = set(loose_files(storage, base, {*sizes, *(upload.path for upload in unfinished)}))
+    unfinished = [upload for upload in unfinished if upload.path in loose_paths - sizes.keys()]
+    return sizes, [path for path in sizes if path in loose_paths], unfinished
 
 
 def _warn_of_ignored(storage: Storage, loose: Collection[str]) -> None:
@@ -312,8 +316,8 @@ def _warn_of_ignored(storage: Storage, loose: Collection[str]) -> None:
 
 def _name_resume(error: BaseException | None, storage: Storage) -> None:
     """Add the remedy `--resume` to an error that is being raised."""
-    kept = "ended episodes" if upload_limits_of(storage) is None else "stored episodes"
-    text = f"{kept} are kept: continue with resume (--resume)"
+    noun = "ended episodes" if upload_limits_of(storage) is None else "stored episodes"
+    text = f"{noun} are kept: continue with resume (--resume)"
     if isinstance(error, SeqRecordError):
         if "resume" not in error.message:
             error.message += f"; {text}"
@@ -364,12 +368,12 @@ def _checked_index(storage: Storage, manifest: Manifest, sizes: Mapping[str, int
             )
 
     def check(path: str) -> None:
-        if (found := read_file_id(storage, path)) != ids[path]:
+        if (file_id := read_file_id(storage, path)) != ids[path]:
             raise FormatError(
                 "record file was replaced (id differs from the manifest)",
                 file=f"{storage.url}/{path}",
                 expected=ids[path],
-                got=found,
+                got=file_id,
             )
 
     try:
@@ -389,16 +393,16 @@ _HELP = (
 
 
 def _check_mode_fits(
-    storage: Storage, mode: WriteMode, manifest: Manifest | None, left: int
+    storage: Storage, mode: WriteMode, manifest: Manifest | None, num_left: int
 ) -> None:
-    """Raise `DestinationError` if `mode` does not fit; `left` counts record files without a
+    """Raise `DestinationError` if `mode` does not fit; `num_left` counts record files without a
     manifest."""
     if mode == "create" and manifest is not None:
         raise DestinationError(
             "dataset exists already; add to it with append (--append), or choose another place",
             file=storage.url,
         )
-    if mode == "create" and left:
+    if mode == "create" and num_left:
         raise DestinationError(
             "record files of another writer, which is running or was interrupted; continue with "
             "resume (--resume), or remove them",

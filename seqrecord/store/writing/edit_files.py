@@ -47,59 +47,63 @@ def check_split_name(name: object) -> None:
         )
 
 
-def put_splits(own: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
+def put_splits(small_files: SmallFiles, version: Version, splits: Mapping[str, str]) -> Version:
     """Put episodes into splits, by key: write the edits, and return the version with them."""
     index, manifest = version.index, version.manifest
-    new = {key: name for key, name in splits.items() if key in index.positions}
-    if not new:
+    new_splits = {key: name for key, name in splits.items() if key in index.positions}
+    if not new_splits:
         return version
-    names = tuple(dict.fromkeys((*manifest.splits, *new.values())))
+    names = tuple(dict.fromkeys((*manifest.splits, *new_splits.values())))
     numbers = index.split.astype(np.int64)
-    numbers[[index.positions[key] for key in new]] = [names.index(name) for name in new.values()]
-    files = put_edits(own, split_edits(index, numbers, names), manifest.edits)
+    numbers[[index.positions[key] for key in new_splits]] = [
+        names.index(name) for name in new_splits.values()
+    ]
+    files = put_edits(small_files, split_edits(index, numbers, names), manifest.edits)
     manifest = replace(manifest, splits=names, edits=(*manifest.edits, *files))
     return Version(replace(index, split=numbers.astype(np.uint16)), manifest)
 
 
-def split_edits(index: Index, new: npt.NDArray[np.int64], names: Sequence[str]) -> list[Split]:
+def split_edits(
+    index: Index, new_numbers: npt.NDArray[np.int64], names: Sequence[str]
+) -> list[Split]:
     """Edits for the episodes whose split differs from the index.
 
-    `new` has a place in `names` for each episode, or `NO_SPLIT`: int64 [episodes].
+    `new_numbers` has a place in `names` for each episode, or `NO_SPLIT`: int64 [episodes].
     """
-    changed = np.flatnonzero(new != index.split)
+    changed_rows = np.flatnonzero(new_numbers != index.split)
     return [
         Split(
             None if number == NO_SPLIT else names[number],
-            tuple(index.uid(i) for i in changed[new[changed] == number].tolist()),
+            tuple(index.uid(i) for i in changed_rows[new_numbers[changed_rows] == number].tolist()),
         )
-        for number in np.unique(new[changed]).tolist()
+        for number in np.unique(new_numbers[changed_rows]).tolist()
     ]
 
 
 def put_edits(
-    own: SmallFiles,
+    small_files: SmallFiles,
     edits: Sequence[Edit],
-    named: Sequence[IndexFile],
+    manifest_files: Sequence[IndexFile],
     *,
     left_out: Sequence[str] | None = None,
 ) -> list[IndexFile]:
-    """Write files of edits that follow the files `named` by the manifest.
+    """Write files of edits that follow the `manifest_files`.
 
     Their numbered names come after any existing file. If there are files behind the named ones, of
     undone versions or interrupted edits, a `Reset` comes first: without it they would count where
     the manifest is lost. With `left_out`, record files of undone versions, it is written also
     without edits.
     """
-    number = max(len(named), next_number(own.storage))
+    number = max(len(manifest_files), next_number(small_files.storage))
     if left_out is None and not edits:
         return []
-    after = named[-1].path if named else ""
-    if left_out or any(file.path > after for file in own.storage.files(EDITS)):
-        reset = Reset(tuple(file.path for file in named), tuple(sorted(left_out or ())))
+    last_path = manifest_files[-1].path if manifest_files else ""
+    if left_out or any(file.path > last_path for file in small_files.storage.files(EDITS)):
+        reset = Reset(tuple(file.path for file in manifest_files), tuple(sorted(left_out or ())))
         edits = [reset, *edits]
     pieces = (piece for edit in edits for piece in _pieces(edit))
     return [
-        own.put(edit_path(i, own.writer), encode_edit([edit]))
+        small_files.put(edit_path(i, small_files.writer), encode_edit([edit]))
         for i, edit in enumerate(pieces, number)
     ]
 
@@ -111,8 +115,8 @@ def edit_path(number: int, writer: str) -> str:
 
 def next_number(storage: Storage) -> int:
     """First free number for a file of edits."""
-    known = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
-    return max((int(match[1]) + 1 for match in known if match), default=0)
+    matches = (_NUMBERED.match(file.path) for file in storage.files(EDITS))
+    return max((int(match[1]) + 1 for match in matches if match), default=0)
 
 
 def _pieces(edit: Edit) -> Iterator[Edit]:
@@ -121,9 +125,9 @@ def _pieces(edit: Edit) -> Iterator[Edit]:
         for i in range(0, len(edit.uids), _UIDS_AT_ONCE):
             yield replace(edit, uids=edit.uids[i : i + _UIDS_AT_ONCE])
     elif isinstance(edit, Rename):
-        yield from (Rename(dict(some)) for some in _parts(edit.keys))
+        yield from (Rename(dict(part)) for part in _parts(edit.keys))
     elif isinstance(edit, Relabel):
-        yield from (Relabel(dict(some)) for some in _parts(edit.metadata))
+        yield from (Relabel(dict(part)) for part in _parts(edit.metadata))
     elif isinstance(edit, Trim):
         yield from map(Trim, map(dict, batched(edit.frames.items(), lambda _: 1, _UIDS_AT_ONCE)))
     else:
@@ -134,17 +138,17 @@ def _parts(texts: Mapping[str, str]) -> Iterator[list[tuple[str, str]]]:
     return batched(texts.items(), lambda item: len(item[0]) + len(item[1]), _TEXT_AT_ONCE)
 
 
-def batched(items: Iterable[_T], size_of: Callable[[_T], int], most: int) -> Iterator[list[_T]]:
-    """Cut the items into lists of at most `most` in total size; a larger item is alone in its
+def batched(items: Iterable[_T], size_of: Callable[[_T], int], max_size: int) -> Iterator[list[_T]]:
+    """Cut the items into lists of at most `max_size` in total; a larger item is alone in its
     list."""
-    some: list[_T] = []
+    batch: list[_T] = []
     total = 0
     for item in items:
         size = size_of(item)
-        if some and total + size > most:
-            yield some
-            some, total = [], 0
-        some.append(item)
+        if batch and total + size > max_size:
+            yield batch
+            batch, total = [], 0
+        batch.append(item)
         total += size
-    if some:
-        yield some
+    if batch:
+        yield batch

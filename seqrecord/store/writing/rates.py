@@ -73,13 +73,13 @@ class RateCheck:
         sizes = self._sizes if episode.fps is not None else {}
         fps = episode.fps or 1.0
         self._comparisons = {unit: RateComparison(fps, size) for unit, size in sizes.items()}
-        self._pending: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
+        self._batches: list[tuple[npt.NDArray[Any], npt.NDArray[np.int64]]] = []
         self._num_pending = 0
 
     def add(self, times: npt.NDArray[Any], numbers: npt.NDArray[np.int64]) -> None:
         """Add timestamps, a real dtype [n], and their frame numbers, int64 [n], in order."""
         if self._comparisons:
-            self._pending.append((times.copy(), numbers))
+            self._batches.append((times.copy(), numbers))
             self._num_pending += len(numbers)
             if self._num_pending >= _PENDING:
                 self._compare()
@@ -108,9 +108,9 @@ class RateCheck:
         )
 
     def _compare(self) -> None:
-        pending, self._pending, self._num_pending = self._pending, [], 0
-        if pending:
-            times, numbers = map(np.concatenate, zip(*pending, strict=True))
+        batches, self._batches, self._num_pending = self._batches, [], 0
+        if batches:
+            times, numbers = map(np.concatenate, zip(*batches, strict=True))
             for comparison in self._comparisons.values():
                 comparison.add(times.reshape(-1), numbers)
 

@@ -70,8 +70,11 @@ class RecordFileWriter(ChunkWriter):
         self._encoders = {name: _encoder(spec) for name, spec in schema.items()}
         numbers = range(schema.num_groups) if only is None else only
         self._groups = [_group_of(schema, n, externals or {}, checksums) for n in numbers]
-        self._video = {name: g for g in self._groups if g.keeps_video for name in g.schema}
-        self._referred = {name for g in self._groups if not g.encodes for name in g.schema}
+        self._video: dict[str, ChunkGroup] = {}
+        self._referred: set[str] = set()
+        for group in self._groups:
+            self._video |= dict.fromkeys(group.schema, group) if group.keeps_video else {}
+            self._referred.update(() if group.encodes else group.schema)
         self._encoders |= dict.fromkeys(self._referred, _as_they_are)
         watched = self._statistics.names - self._referred
         self._watched = [
@@ -81,9 +84,7 @@ class RecordFileWriter(ChunkWriter):
         ]
         self._time_spans = {name: TimeSpanCollector() for name in timestamp_features(schema)}
         self._rate = RateCheck(schema)
-        self.irregular: list[
-            IrregularEpisode
-        ] = []  # episodes without fps, for their timestamps differ
+        self.irregular: list[IrregularEpisode] = []  # whose fps their timestamps contradict
         self._flushed_irregular: str | None = None  # key of the last entry of this episode
         self._num_frames = 0  # of the episode
         self._encoding = self._groups  # without those whose chunks are copied
@@ -124,9 +125,9 @@ class RecordFileWriter(ChunkWriter):
         The partition of frames into blocks has no effect on the files. Raises `FrameError`, with
         episode and frame, for a frame that does not fit the schema.
         """
-        episode = self._begun()
-        first = self._num_frames
-        if first + block.num_frames > MAX_EPISODE_FRAMES:
+        episode = self._current_episode()
+        first_frame = self._num_frames
+        if first_frame + block.num_frames > MAX_EPISODE_FRAMES:
             raise FrameError("episode has too many frames", episode=episode.key)
         columns = block.columns
         for name in self._bools:
@@ -142,7 +143,7 @@ class RecordFileWriter(ChunkWriter):
             }
             encoded = {name: self._encoders[name](column) for name, column in columns.items()}
         except (FrameError, CodecError) as error:
-            error.frame = first + (error.frame or 0)
+            error.frame = first_frame + (error.frame or 0)
             raise error.located(episode=episode.key) from error.__cause__
         start = 0
         while start < block.num_frames:
@@ -159,7 +160,7 @@ class RecordFileWriter(ChunkWriter):
         rows: range,
     ) -> None:
         """Take these rows of a block; no group has a chunk that ends before the last row."""
-        episode, number = self._begun(), self._num_frames
+        episode, number = self._current_episode(), self._num_frames
         self._hold_back_if_full()
         with located((FrameError, CodecError), episode=episode.key, frame=number):
             for group in self._encoding:
@@ -189,10 +190,10 @@ class RecordFileWriter(ChunkWriter):
         All frames of the group must come this way, in order; `append` takes the other groups. The
         features get no statistics.
         """
-        self._begun()
+        self._current_episode()
         [group] = (group for group in self._groups if group.number == chunk.group)
         group.num_kept = chunk.first_frame + chunk.num_frames
-        self._encoding = [each for each in self._encoding if each is not group]
+        self._encoding = [sibling for sibling in self._encoding if sibling is not group]
         for name in group.schema:
             self._statistics.exclude(name)
         for name in self._time_spans.keys() & times.keys():
@@ -212,7 +213,7 @@ class RecordFileWriter(ChunkWriter):
         The frames belong, in order, to the frames that `append` gets without this feature, before
         or afterwards. Raises `FrameError` if the feature is not video.
         """
-        episode = self._begun()
+        episode = self._current_episode()
         group = self._video.get(name)
         self._hold_back_if_full()
         with located(FrameError, episode=episode.key):
@@ -264,19 +265,19 @@ class RecordFileWriter(ChunkWriter):
         return self.store()
 
     def _flush_chunks(self) -> None:
-        episode = self._begun()
+        episode = self._current_episode()
         self.check_lengths()
         if self._flushed == self._num_frames:
             return
         with located(CodecError, episode=episode.key):
             for group in self._groups:
-                self._write_chunks(group, rest=True)
+                self._write_chunks(group, with_tail=True)
         self.flush_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
     def end(self, metadata: str | None = None) -> None:
         """End the episode, with other `metadata` if given; see `ChunkWriter.end_part`."""
-        episode = self._begun()
+        episode = self._current_episode()
         if metadata is not None:
             self._episode = episode = replace(episode, metadata=metadata)
         self.check_lengths()
@@ -285,7 +286,7 @@ class RecordFileWriter(ChunkWriter):
         with located(CodecError, episode=episode.key):
             for group in self._groups:
                 group.fix_length()
-                self._write_chunks(group, rest=True)
+                self._write_chunks(group, with_tail=True)
         self.end_part(self._num_frames, self._time_spans_so_far(), is_regular=self._is_regular())
         self._statistics.keep()
 
@@ -312,7 +313,7 @@ class RecordFileWriter(ChunkWriter):
         super().discard()
         self._num_frames = 0
 
-    def _begun(self) -> EpisodePart:
+    def _current_episode(self) -> EpisodePart:
         """The current episode; raises if the writer is broken."""
         self.check()
         assert self._episode is not None, "no episode has begun"
@@ -321,14 +322,14 @@ class RecordFileWriter(ChunkWriter):
     def _other_length(self) -> tuple[str, int] | None:
         """A feature of kept video or copied chunks with another number of frames, and that
         number."""
-        kept = ((next(iter(group.schema)), group.num_kept) for group in self._groups)
-        found = [(name, count) for name, count in kept if count is not None]
-        if found and len(found) == len(self._groups):  # no other frames will come
-            self._num_frames = found[0][1]
-        return next((each for each in found if each[1] != self._num_frames), None)
+        counts = ((next(iter(group.schema)), group.num_kept) for group in self._groups)
+        lengths = [(name, count) for name, count in counts if count is not None]
+        if lengths and len(lengths) == len(self._groups):  # no other frames will come
+            self._num_frames = lengths[0][1]
+        return next((length for length in lengths if length[1] != self._num_frames), None)
 
-    def _write_chunks(self, group: ChunkGroup, *, rest: bool = False) -> None:
-        for chunk in group.chunks(rest=rest):
+    def _write_chunks(self, group: ChunkGroup, *, with_tail: bool = False) -> None:
+        for chunk in group.chunks(with_tail=with_tail):
             self._watch(group.schema, chunk)
             self.add(chunk)
 
@@ -339,17 +340,17 @@ class RecordFileWriter(ChunkWriter):
                 shape = tuple(size for size in spec.shape if size is not None)
                 frames = np.frombuffer(page, spec.dtype).reshape(-1, *shape)
                 numbers = chunk.first_frame + np.arange(chunk.num_frames)
-                if (present := chunk.gaps.get(self.schema.position(name))) is not None:
-                    numbers = numbers[present]
+                if (mask := chunk.gaps.get(self.schema.position(name))) is not None:
+                    numbers = numbers[mask]
                 self._statistics.add_frames(name, frames, numbers)
 
     def _time_spans_so_far(self) -> FeatureTimeSpans:
         """For each timestamp feature that no frame lacks."""
-        found = (
+        pairs = (
             (name, self._time_spans[name].time_spans(self._num_frames))
             for name in sorted(self._time_spans)
         )
-        return tuple((name, time_spans) for name, time_spans in found if time_spans is not None)
+        return tuple((name, time_spans) for name, time_spans in pairs if time_spans is not None)
 
 
 def _group_of(
@@ -376,13 +377,13 @@ def _as_they_are(items: Any) -> Any:
     return items
 
 
-def check_names(known: Collection[str], names: Iterable[str]) -> None:
+def check_names(features: Collection[str], names: Iterable[str]) -> None:
     """Raise `FrameError` for names of features that are not known."""
-    if unknown := [name for name in names if name not in known]:
+    if unknown_names := [name for name in names if name not in features]:
         raise FrameError(
             "dataset lacks this feature; pass a schema with it",
-            expected=f"some of {', '.join(known)}",
-            got=", ".join(unknown),
+            expected=f"some of {', '.join(features)}",
+            got=", ".join(unknown_names),
         )
 
 

@@ -107,10 +107,11 @@ class ChunkWriter:
         if began is None and self._limits is not None:
             began = self._limits.clock()
         self._ended_at = began or 0.0  # time when the last file ended, by the clock of the limits
-        self._stored: OpenFile | None = None  # last finished file with the episode's frame count
+        # The last finished file with the episode's number of frames.
+        self._stored_file: OpenFile | None = None
         self.failure: BaseException | None = None  # the first; afterwards nothing is stored
         self._file: OpenFile | None = None
-        self._held: OpenFile | None = None  # the previous, full file, held back
+        self._held_file: OpenFile | None = None  # the previous, full file, held back
         self._commit: _Commit | None = None  # of the file before
         self._is_over = threading.Event()
         weakref.finalize(self, _end, self._is_over, os.getpid())
@@ -122,8 +123,8 @@ class ChunkWriter:
         """Keys of ended episodes that a failure may have lost; empty without a failure."""
         if self.failure is None:
             return frozenset()
-        files = (None if self._commit is None else self._commit.file, self._held, self._file)
-        return frozenset(key for file in files if file is not None for key in file.ended)
+        files = (None if self._commit is None else self._commit.file, self._held_file, self._file)
+        return frozenset(key for file in files if file is not None for key in file.ended_keys)
 
     def check(self) -> None:
         """Raise the thread's new error, or `DestinationError` if the writer is broken."""
@@ -131,10 +132,10 @@ class ChunkWriter:
             if self._commit is not None and self._commit.is_done:
                 self._wait_for_commit()
             return
-        kept = "complete episodes" if self._limits is None else "episodes in stored record files"
+        noun = "complete episodes" if self._limits is None else "episodes in stored record files"
         raise DestinationError(
             "this writer failed before, and writes and commits nothing more "
-            f"({getattr(failure, 'message', None) or repr(failure)}); {kept} are kept: continue "
+            f"({getattr(failure, 'message', None) or repr(failure)}); {noun} are kept: continue "
             "with resume (--resume)",
             file=getattr(failure, "file", None) or self._storage.url,
         ) from failure
@@ -145,7 +146,7 @@ class ChunkWriter:
         assert self._episode is None, "the episode before has not ended"
         if episode.num_frames is not None or episode.time_spans:
             episode = replace(episode, num_frames=None, time_spans=())
-        self._episode, self._flushed, self._stored = episode, 0, None
+        self._episode, self._flushed, self._stored_file = episode, 0, None
 
     def add(self, chunk: StoredChunk) -> None:
         """Write a chunk into the open file, or into the next one."""
@@ -204,7 +205,7 @@ class ChunkWriter:
         if limits is None:
             return True
         files = [
-            file for file in (self._held, self._file) if file is not None and file.has_episodes
+            file for file in (self._held_file, self._file) if file is not None and file.has_episodes
         ]
         if files:
             nbytes = sum(file.upload.tell() for file in files)
@@ -218,7 +219,7 @@ class ChunkWriter:
         if files:
             self._ended_at = limits.clock()  # again: sending may take longer than `flush_seconds`
             if self._episode is not None and files[-1].contains(self._episode):
-                self._stored = files[-1]
+                self._stored_file = files[-1]
         return True
 
     @property
@@ -226,7 +227,7 @@ class ChunkWriter:
         """Whether the next chunk starts a new file."""
         if self._file is None or not self._file.is_full(self._max_file_size):
             return False
-        may_finish = not self._flushed or (self._held is None and self._is_free)
+        may_finish = not self._flushed or (self._held_file is None and self._is_free)
         return may_finish or self._file.is_full(2 * self._max_file_size)
 
     def hold_back(self) -> None:
@@ -234,7 +235,7 @@ class ChunkWriter:
         self._finish_held()
         if self._file is not None:
             self._file.settle()
-        self._held, self._file = self._file, None
+        self._held_file, self._file = self._file, None
 
     def drop(self) -> bool:
         """Drop the current episode, except its flushed frames; returns whether there are any."""
@@ -258,15 +259,15 @@ class ChunkWriter:
         if self._commit is not None and self._commit.file.contains(episode):
             self._wait_for_commit()  # until then the notes of that file count
         with self._storing(BaseException):
-            if self._held is not None and self._held.contains(episode):
+            if self._held_file is not None and self._held_file.contains(episode):
                 # In this order: without its first chunks, the others are never recovered.
-                self._held.rollback(episode, all_of_it=True)
+                self._held_file.rollback(episode, all_of_it=True)
                 if self._file is not None:
                     self._file.upload.abort()
-                self._file, self._held = self._held, None
+                self._file, self._held_file = self._held_file, None
             elif self._file is not None:
                 self._file.rollback(episode, all_of_it=True)
-        if self._stored is not None:
+        if self._stored_file is not None:
             mark = replace(episode, num_frames=None, is_discarded=True)
             self._repeat_chunk(episode).complete(mark, note=False)
             self._finish_file()
@@ -294,8 +295,8 @@ class ChunkWriter:
     def abort(self, *, keep_ended: bool = False) -> None:
         """Remove unfinished files after an error; with `keep_ended`, only files without ended
         episodes."""
-        for file in (self._held, self._file):
-            if file is not None and not (keep_ended and file.ended):
+        for file in (self._held_file, self._file):
+            if file is not None and not (keep_ended and file.ended_keys):
                 with suppress(SeqRecordError):
                     file.upload.abort()
         self._stop()
@@ -324,7 +325,7 @@ class ChunkWriter:
         """Note the episode as it is now, after the commit of earlier files with parts of it."""
         assert self._episode is not None
         file = self._file
-        if self._stored is not None and (file is None or not file.contains(self._episode)):
+        if self._stored_file is not None and (file is None or not file.contains(self._episode)):
             file = self._repeat_chunk(self._episode)
         assert file is not None
         # After a flush, notes of the earlier files cover all their chunks.
@@ -334,15 +335,15 @@ class ChunkWriter:
         with self._storing(BaseException):
             # Parts without a number of frames keep the fps: it must be equal in all of them.
             fps = self._episode.fps if is_regular else None
-            about: dict[str, Any] = {"fps": fps, "metadata": metadata, "time_spans": time_spans}
-            part = replace(self._episode, num_frames=num_frames, **about)
+            facts: dict[str, Any] = {"fps": fps, "metadata": metadata, "time_spans": time_spans}
+            part = replace(self._episode, num_frames=num_frames, **facts)
             file.complete(part, note=self._has_notes)
 
     def _repeat_chunk(self, episode: EpisodePart) -> OpenFile:
         """Begin a part of an episode whose chunks are in finished files: a part needs a chunk."""
-        assert self._stored is not None
+        assert self._stored_file is not None
         with self._storing(BaseException):
-            chunk = self._stored.smallest_chunk(self._storage)
+            chunk = self._stored_file.smallest_chunk(self._storage)
             if self._file is None:
                 self._file = OpenFile(self._storage, self.schema, self._writer, episode.ordinal)
             self._file.add(episode, chunk)
@@ -365,16 +366,16 @@ class ChunkWriter:
 
         With `only_if_free`, not if this would wait or if a kill might then lose flushed frames.
         """
-        held, episode, file = self._held, self._episode, self._file
-        if held is None:
+        held_file, episode, file = self._held_file, self._episode, self._file
+        if held_file is None:
             return
         is_noted = file is not None and episode is not None and file.has_num_frames(episode)
         if only_if_free and not (is_noted and self._is_free):
             return
         if is_noted and episode is not None:
-            held.update(episode)
-        self._finish(held)
-        self._held = None
+            held_file.update(episode)
+        self._finish(held_file)
+        self._held_file = None
 
     def _finish(self, file: OpenFile) -> None:
         """Start to commit a file, after the previous commit."""
@@ -427,8 +428,8 @@ class OpenFile:
         self._rows: list[list[npt.NDArray[Any]]] = [[] for _ in self._dtypes]
         # The last row of a group, and its digests. Memory of a page is used again after the next.
         self._hashed: dict[int, tuple[npt.NDArray[Any], PageDigests]] = {}
-        self._begun = self._noted = self._mark()  # start of the last episode, and of its next note
-        self._before = self._noted  # start of its last note
+        # Where the last episode begins, its next note, and its last note.
+        self._episode_mark = self._next_note_mark = self._note_mark = self._mark()
         self._num_lags = len(timestamp_features(schema))
         self._values = _VALUES + (self._num_lags and self._num_lags + 1)  # per episode
         self._row_bytes = 0
@@ -440,7 +441,7 @@ class OpenFile:
         return bool(self._episodes)
 
     @property
-    def ended(self) -> frozenset[str]:
+    def ended_keys(self) -> frozenset[str]:
         """Keys of the episodes that end in this file, or would if nothing more came."""
         return frozenset(part.key for part in self._episodes if part.num_frames is not None)
 
@@ -448,22 +449,22 @@ class OpenFile:
         """Write a chunk."""
         if not self.contains(episode):
             # In this order: an interrupt may come between any two lines.
-            self._begun = self._noted = self._before = self._mark()
+            self._episode_mark = self._next_note_mark = self._note_mark = self._mark()
             self._text_bytes += self._text_of(episode)
             self._episodes.append(episode)
             self._uids.add(episode.uid)
         self.settle(chunk.group)
         chunks = self._rows[chunk.group]
         gaps = self._rows[self._num_groups + chunk.group]
-        missing = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
+        gap_tables = [gap_rows(len(chunks), feature, has) for feature, has in chunk.gaps.items()]
         row = chunk.row.copy()
         row["episode"], row["offset"] = len(self._episodes) - 1, self.upload.tell()
-        self._row_bytes += row.nbytes + sum(rows.nbytes for rows in missing)
-        gaps += missing
+        self._row_bytes += row.nbytes + sum(rows.nbytes for rows in gap_tables)
+        gaps += gap_tables
         chunks.append(row)
         if chunk.digests is not None:
             self._hashed[chunk.group] = row, chunk.digests
-        parts = [each for part in chunk.parts for each in (part, bytes(-len(part) % ALIGNMENT))]
+        parts = [piece for part in chunk.parts for piece in (part, bytes(-len(part) % ALIGNMENT))]
         if sum(map(len, parts)) <= _JOINED_BYTES:
             parts = [b"".join(parts)]
         for part in filter(len, parts):
@@ -477,8 +478,8 @@ class OpenFile:
         """
         if episode.uid not in self._uids:
             return True
-        last = self._episodes[-1]
-        if last.uid != episode.uid or last.num_frames not in (None, episode.num_frames):
+        last_part = self._episodes[-1]
+        if last_part.uid != episode.uid or last_part.num_frames not in (None, episode.num_frames):
             return False
         for row in self._rows[chunk.group][-1:]:
             if row["episode"][0] == len(self._episodes) - 1:
@@ -499,13 +500,13 @@ class OpenFile:
         The note has the chunks since the previous call. Without new chunks, but with new metadata,
         it repeats the previous note's chunks.
         """
-        before, self._episodes[-1] = self._episodes[-1], episode
-        if (mark := self._mark()) != self._noted:
-            self._before, self._noted = self._noted, mark
-        elif episode == before:
+        previous_part, self._episodes[-1] = self._episodes[-1], episode
+        if (mark := self._mark()) != self._next_note_mark:
+            self._note_mark, self._next_note_mark = self._next_note_mark, mark
+        elif episode == previous_part:
             return
         if note:
-            self.upload.checkpoint(encode_footer(self._footer([episode], self._before)))
+            self.upload.checkpoint(encode_footer(self._footer([episode], self._note_mark)))
 
     def update(self, episode: EpisodePart) -> None:
         """Replace the episode's row, if this file has chunks of it.
@@ -527,7 +528,7 @@ class OpenFile:
         if not self.contains(episode):
             return
         is_kept = self._episodes[-1].num_frames is not None and not all_of_it
-        back_to = self._noted if is_kept else self._begun
+        back_to = self._next_note_mark if is_kept else self._episode_mark
         self.upload.rewind(back_to.offset)
         if not is_kept:
             self._text_bytes -= self._text_of(episode)
@@ -566,8 +567,8 @@ class OpenFile:
 
     def _text_of(self, episode: EpisodePart) -> int:
         """Upper bound on an episode's bytes in the footer's JSON, where metadata is a string."""
-        named = 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
-        return named + _TIME_SPAN_BYTES * self._num_lags
+        nbytes = 300 + len(json.dumps(episode.key)) + 2 * len(episode.metadata)
+        return nbytes + _TIME_SPAN_BYTES * self._num_lags
 
     def settle(self, *groups: int) -> None:
         """Wait for the digests of the last rows of these groups, or of all."""
@@ -583,13 +584,13 @@ class OpenFile:
         """Footer with the rows after a mark, for these episodes, the last in the file."""
         self.settle()
         tables = [
-            np.frombuffer(bytearray().join(row.tobytes() for row in rows[first:]), dtype)
-            for rows, first, dtype in zip(self._rows, since.rows, self._dtypes, strict=True)
+            np.frombuffer(bytearray().join(row.tobytes() for row in rows[start:]), dtype)
+            for rows, start, dtype in zip(self._rows, since.rows, self._dtypes, strict=True)
         ]
         chunks, gaps = tables[: self._num_groups], tables[self._num_groups :]
-        for rows, missing, first in zip(chunks, gaps, since.rows, strict=False):
+        for rows, gap_table, start in zip(chunks, gaps, since.rows, strict=False):
             rows["episode"] -= len(self._episodes) - len(episodes)
-            missing["chunk"] -= first
+            gap_table["chunk"] -= start
         return Footer(self._schema, self._file_id, tuple(episodes), tuple(chunks), tuple(gaps))
 
 
@@ -618,9 +619,9 @@ class _Commit:
         """Wait until the thread has ended, at most `seconds`."""
         end = time.monotonic() + seconds
         # Short waits: an interrupt just before a wait is noticed only after it.
-        while not (done := wait([self._future], _POLL_SECONDS).done) and time.monotonic() < end:
+        while not (finished := wait([self._future], _POLL_SECONDS).done) and time.monotonic() < end:
             pass
-        if done:
+        if finished:
             self._thread.shutdown()
 
     def check(self) -> None:

@@ -54,39 +54,39 @@ def recover(
     """
 
     def complete(notes: Sequence[_EpisodeNote]) -> dict[str, EpisodePart]:
-        known = [(note.upload.path, note.footer) for note in notes]
-        return complete_episodes([*footers.items(), *known], schema)
+        note_footers = [(note.upload.path, note.footer) for note in notes]
+        return complete_episodes([*footers.items(), *note_footers], schema)
 
-    whole = complete([])
+    recovered = complete([])
     by_uid: dict[str, list[_EpisodeNote]] = {}
     for upload in unfinished:
         for note in _notes(storage, upload, damaged):
             by_uid.setdefault(note.part.uid, []).append(note)
-    found = complete([note for notes in by_uid.values() for note in notes])
+    candidates = complete([note for notes in by_uid.values() for note in notes])
     writers: dict[Schema, ChunkWriter] = {}
     for uid, notes in by_uid.items():
-        best = found.get(uid)
-        while best is not None and best != whole.get(uid) and best.key not in committed:
-            written = notes[0].footer.schema
-            files = writers.get(written) or ChunkWriter(storage, written, writer=writer)
-            writers[written] = files
+        part = candidates.get(uid)
+        while part is not None and part != recovered.get(uid) and part.key not in committed:
+            file_schema = notes[0].footer.schema
+            files = writers.get(file_schema) or ChunkWriter(storage, file_schema, writer=writer)
+            writers[file_schema] = files
             try:
-                files.copy(best, _chunks(notes, _length(best)))
+                files.copy(part, _chunks(notes, _length(part)))
             except (FormatError, NotFoundError) as error:
                 files.drop()
                 _logger.warning(
                     "%s/%s: episode %s lost %d flushed frames, which are incomplete: %s",
-                    *(storage.url, notes[-1].upload.path, best.key, _length(best), error),
+                    *(storage.url, notes[-1].upload.path, part.key, _length(part), error),
                 )
                 if isinstance(error, FormatError):
                     damaged.append(DamagedFile.of(notes[-1].upload.path, error))
-                notes = [note for note in notes if _length(note.part) < _length(best)]
-                best = complete(notes).get(uid)
+                notes = [note for note in notes if _length(note.part) < _length(part)]
+                part = complete(notes).get(uid)
             else:
-                whole[uid] = best
+                recovered[uid] = part
     for files in writers.values():
         files.close()
-    return whole
+    return recovered
 
 
 def name_unfinished(storage: Storage) -> None:
@@ -118,9 +118,9 @@ class _EpisodeNote:
     def chunk(self, group: int, number: int) -> StoredChunk:
         """Read a chunk. Raises `ChecksumError` for a page without its CRC32C or digest."""
         ranges = page_ranges(self.footer.chunks[group][number])
-        first = ranges[0].start
-        data = _read(self.upload, ByteRange(first, ranges[-1].stop))
-        pages = [data[item.start - first : item.stop - first] for item in ranges]
+        start = ranges[0].start
+        data = _read(self.upload, ByteRange(start, ranges[-1].stop))
+        pages = [data[item.start - start : item.stop - start] for item in ranges]
         chunk = stored_chunk(self.footer, self.footer.schema, group, number, pages)
         _check_digests(chunk, self.footer.schema, ranges, pages)
         return chunk
@@ -134,13 +134,13 @@ def _check_digests(
     places = features_of(schema)[chunk.group].tolist()
     for column, (name, place) in enumerate(zip(specs, places, strict=True)):
         digest = page_digest(pages[column], num_frames, chunk.gaps.get(place))
-        stored = chunk.row["pages"]["digest"][0, column].tobytes()
-        if digest != stored and not specs[name].is_dropped:
+        stored_digest = chunk.row["pages"]["digest"][0, column].tobytes()
+        if digest != stored_digest and not specs[name].is_dropped:
             raise ChecksumError(
                 "a page does not match its digest",
                 offset=ranges[column].start,
                 feature=name,
-                expected=stored.hex(),
+                expected=stored_digest.hex(),
                 got=digest.hex(),
             )
 
@@ -150,11 +150,13 @@ def _chunks(notes: Sequence[_EpisodeNote], num_frames: int) -> Iterator[StoredCh
 
     If there are several files, the file with earlier frames comes first.
     """
-    taken = set()
+    copied_places = set()
     firsts: dict[str, int] = {}
     for note in notes:
-        first = min((int(r["first_frame"].min()) for r in note.footer.chunks if len(r)), default=0)
-        firsts[note.upload.path] = min(first, firsts.get(note.upload.path, first))
+        min_frame = min(
+            (int(r["first_frame"].min()) for r in note.footer.chunks if len(r)), default=0
+        )
+        firsts[note.upload.path] = min(min_frame, firsts.get(note.upload.path, min_frame))
     for note in sorted(notes, key=lambda note: firsts[note.upload.path]):
         rows = [
             (int(row["offset"]), group, number, int(row["first_frame"]))
@@ -163,8 +165,8 @@ def _chunks(notes: Sequence[_EpisodeNote], num_frames: int) -> Iterator[StoredCh
         ]
         for _, group, number, first_frame in sorted(rows):
             place = (group, first_frame)
-            if place not in taken and first_frame < num_frames:
-                taken.add(place)
+            if place not in copied_places and first_frame < num_frames:
+                copied_places.add(place)
                 yield note.chunk(group, number)
 
 

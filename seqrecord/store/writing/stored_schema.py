@@ -39,12 +39,12 @@ def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
     Features that keep encoded images or video stay unchanged unless they are named. Text is stored
     raw if its codec is `fast` or `balanced`, also by default: most texts are short.
     """
-    named = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
-    _check_names("codec for an unknown feature", named, schema)
+    codecs_by_name = {} if codecs is None or isinstance(codecs, str) else dict(codecs)
+    _check_names("codec for an unknown feature", codecs_by_name, schema)
     default = codecs if isinstance(codecs, str) else DEFAULT_CODEC
 
     def chain(spec: FeatureSpec) -> tuple[CodecConfig, ...]:
-        codec = named.get(spec.name, default)
+        codec = codecs_by_name.get(spec.name, default)
         if spec.value_kind.are_short and codec in ("fast", "balanced"):
             codec = "raw"
         return resolve(codec, spec.dtype, spec.shape, feature=spec.name)
@@ -53,7 +53,7 @@ def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
         {
             spec.name: chain(spec)
             for spec in schema.values()
-            if spec.name in named
+            if spec.name in codecs_by_name
             or not spec.codec
             or (isinstance(codecs, str) and not _is_encoded(spec))
         }
@@ -63,35 +63,35 @@ def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
 def stored_schema(
     schema: Schema,
     codecs: Codecs | None,
-    stored: Schema | None,
-    described: FeatureInfo | None = None,
+    dataset_schema: Schema | None,
+    descriptions: FeatureInfo | None = None,
 ) -> Schema:
-    """The schema to write: the existing dataset's `stored`, or else `schema` with codecs and
+    """The schema to write: the existing `dataset_schema`, or else `schema` with codecs and
     groups.
 
-    Groups come from `described` if it has any, or from `schema` if it has several; otherwise all
+    Groups come from `descriptions` if it has any, or from `schema` if it has several; otherwise all
     small features are one group, and all others another, see `is_small`.
 
-    The order of features, and a kind or unit that the dataset lacks, may differ from `stored`.
-    Raises `SchemaError` if the existing dataset has other features, codecs, kinds, units or groups
-    than the arguments.
+    The order of features, and a kind or unit that the dataset lacks, may differ from
+    `dataset_schema`. Raises `SchemaError` if the existing dataset has other features, codecs,
+    kinds, units or groups than the arguments.
     """
-    described = described or {}
-    requested = _fresh(schema, described)
-    is_grouped = requested.num_groups > 1 or any("group" in x for x in described.values())
-    if stored is None:
+    descriptions = descriptions or {}
+    requested = _fresh(schema, descriptions)
+    is_grouped = requested.num_groups > 1 or any("group" in x for x in descriptions.values())
+    if dataset_schema is None:
         grouped = _grouped(apply_codecs(requested, codecs), by_size=not is_grouped)
         grouped.check_groups()
         check_shared_groups(grouped)
         return grouped
-    existing = stored.active
+    existing = dataset_schema.active
     if set(map(str, requested.values())) != set(map(str, existing.values())):
         raise SchemaError("dataset has other features", expected=existing, got=requested)
     requested = requested.select(list(existing))
-    for spec, known in zip(requested.values(), existing.values(), strict=True):
-        explicit = described.get(spec.name, {})
-        for name, contradict in differences(spec, known).items():
-            new, old = getattr(spec, name), getattr(known, name)
+    for spec, dataset_spec in zip(requested.values(), existing.values(), strict=True):
+        explicit = descriptions.get(spec.name, {})
+        for name, contradict in differences(spec, dataset_spec).items():
+            new, old = getattr(spec, name), getattr(dataset_spec, name)
             if new is not None and (contradict or name in explicit):
                 keeping = f"{name}s={{{spec.name!r}: {old!r}}}"
                 raise SchemaError(
@@ -114,26 +114,28 @@ def stored_schema(
         chains = [spec.codec for spec in apply_codecs(requested, codecs).values()]
         if chains != [spec.codec for spec in existing.values()]:
             raise SchemaError("dataset has other codecs; leave them out to keep its own")
-    return stored
+    return dataset_schema
 
 
-def is_passthrough(spec: FeatureSpec, stored: FeatureSpec) -> bool:
-    """Whether frames stay encoded on the way to a feature that is `stored` so.
+def is_passthrough(spec: FeatureSpec, target: FeatureSpec) -> bool:
+    """Whether frames stay encoded on the way to the feature `target`.
 
     Images and video of the same codec and shape do, whatever their quality.
     """
 
     def decoding(codec: Sequence[CodecConfig]) -> list[dict[str, Any]]:
-        return [{k: v for k, v in each.items() if k not in ("quality", "gop")} for each in codec]
+        return [
+            {k: v for k, v in config.items() if k not in ("quality", "gop")} for config in codec
+        ]
 
-    is_same = spec.shape == stored.shape and decoding(spec.codec) == decoding(stored.codec)
+    is_same = spec.shape == target.shape and decoding(spec.codec) == decoding(target.codec)
     return is_same and _is_encoded(spec)
 
 
-def has_same_pages(spec: FeatureSpec, stored: FeatureSpec) -> bool:
-    """Whether pages of a feature are valid pages of the feature `stored`."""
-    values = (spec.dtype, spec.shape, spec.value) == (stored.dtype, stored.shape, stored.value)
-    return values and (spec.codec == stored.codec or is_passthrough(spec, stored))
+def has_same_pages(spec: FeatureSpec, target: FeatureSpec) -> bool:
+    """Whether pages of a feature are valid pages of the feature `target`."""
+    values = (spec.dtype, spec.shape, spec.value) == (target.dtype, target.shape, target.value)
+    return values and (spec.codec == target.codec or is_passthrough(spec, target))
 
 
 def loses_data(spec: FeatureSpec) -> bool:
@@ -141,25 +143,26 @@ def loses_data(spec: FeatureSpec) -> bool:
     return page_kind(spec).is_lossy(spec)
 
 
-def check_passthrough(schema: Schema, stored: Schema, *, in_place: bool) -> None:
+def check_passthrough(schema: Schema, source_schema: Schema, *, in_place: bool) -> None:
     """Raise `SchemaError` if a source's video would be encoded with a lossy codec of the caller.
 
     With FFV1, packets are kept, and frames that must be encoded lose nothing. With a codec other
     than video, all frames are decoded, but not `in_place`.
     """
     for spec in schema.values():
-        found = stored[spec.name]
-        if not page_kind(spec).decodes_in_order or is_passthrough(spec, found):
+        source_spec = source_schema[spec.name]
+        if not page_kind(spec).decodes_in_order or is_passthrough(spec, source_spec):
             continue
-        is_same = bool(found.codec) and found.codec[0].get("codec") == spec.codec[0]["codec"]
-        if in_place or (loses_data(found) and not is_same):
+        codec = source_spec.codec[0] if source_spec.codec else {}
+        is_same = codec.get("codec") == spec.codec[0]["codec"]
+        if in_place or (loses_data(source_spec) and not is_same):
             raise SchemaError(
                 "cannot change the codec of a source's video to a lossy one, or in place; leave "
                 "the codec out, or choose a lossless one such as ffv1 or balanced. Converting the "
                 "new dataset encodes the video again",
                 feature=spec.name,
                 expected=spec.codec[0],
-                got=found.codec[0] if found.codec else "raw",
+                got=source_spec.codec[0] if source_spec.codec else "raw",
             )
 
 
@@ -180,18 +183,18 @@ def check_codecs(codecs: Codecs | None) -> None:
         check_codec(codec, feature=name)
 
 
-def check_descriptions(described: FeatureInfo | None) -> None:
+def check_descriptions(descriptions: FeatureInfo | None) -> None:
     """Raise `SchemaError` for properties that are invalid for any feature."""
-    if described is None:
+    if descriptions is None:
         return
-    if not _is_by_name(described):
+    if not _is_by_name(descriptions):
         raise SchemaError(
             "invalid features",
             expected='properties by feature name, such as {"depth": {"unit": "m"}}',
-            got=repr_of(described, 100),
+            got=repr_of(descriptions, 100),
         )
     properties: Any  # unchecked
-    for name, properties in described.items():
+    for name, properties in descriptions.items():
         if not (isinstance(properties, Mapping) and set(properties) <= set(_PROPERTIES)):
             raise SchemaError(
                 "invalid properties of a feature",
@@ -201,16 +204,16 @@ def check_descriptions(described: FeatureInfo | None) -> None:
             )
 
 
-def _is_by_name(named: object) -> bool:
-    return isinstance(named, Mapping) and all(isinstance(name, str) for name in named)
+def _is_by_name(mapping: object) -> bool:
+    return isinstance(mapping, Mapping) and all(isinstance(name, str) for name in mapping)
 
 
-def _fresh(schema: Schema, described: FeatureInfo) -> Schema:
+def _fresh(schema: Schema, descriptions: FeatureInfo) -> Schema:
     """The features with these properties, as for a new dataset."""
     if any(spec.is_dropped for spec in schema.values()):
         raise SchemaError("invalid feature name: reserved for dropped features", got=schema)
-    _check_names("properties of an unknown feature", described, schema)
-    changes: Mapping[str, Any] = described
+    _check_names("properties of an unknown feature", descriptions, schema)
+    changes: Mapping[str, Any] = descriptions
     specs = [replace(s, added=None, **changes.get(s.name, {})) for s in schema.values()]
     for spec in specs:
         check_depth(spec)
@@ -258,16 +261,16 @@ def check_sizes(chunk_frames: int | None, max_file_size: int | str | None) -> in
     return size
 
 
-def infer_schema(frames: Sequence[Frame], described: FeatureInfo | None = None) -> Schema:
+def infer_schema(frames: Sequence[Frame], descriptions: FeatureInfo | None = None) -> Schema:
     """Features in order of appearance, each by its first value, with the properties in
-    `described`."""
-    described = described or {}
+    `descriptions`."""
+    descriptions = descriptions or {}
     specs: dict[str, FeatureSpec] = {}
     for frame in frames:
         for name, item in frame.items():
             if name not in specs:
-                specs[name] = _inferred(name, item, described.get(name, {}).get("shape"))
-    return _fresh(Schema(list(specs.values())), described)
+                specs[name] = _inferred(name, item, descriptions.get(name, {}).get("shape"))
+    return _fresh(Schema(list(specs.values())), descriptions)
 
 
 def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
@@ -307,9 +310,11 @@ def _grouped(schema: Schema, *, by_size: bool) -> Schema:
     )
 
 
-def _check_names(message: str, named: Mapping[str, object], schema: Schema) -> None:
-    if unknown := [name for name in named if name not in schema]:
-        raise SchemaError(message, expected=f"some of {', '.join(schema)}", got=", ".join(unknown))
+def _check_names(message: str, names: Mapping[str, object], schema: Schema) -> None:
+    if unknown_names := [name for name in names if name not in schema]:
+        raise SchemaError(
+            message, expected=f"some of {', '.join(schema)}", got=", ".join(unknown_names)
+        )
 
 
 def _is_encoded(spec: FeatureSpec) -> bool:

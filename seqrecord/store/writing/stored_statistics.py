@@ -25,10 +25,10 @@ _logger = logging.getLogger("seqrecord")
 
 def merged(parts: Sequence[Statistics | None]) -> Statistics | None:
     """The merged statistics of all parts; `None` if a part has none."""
-    known = [part for part in parts if part is not None]
-    if not known or len(known) < len(parts):
+    statistics = [part for part in parts if part is not None]
+    if not statistics or len(statistics) < len(parts):
         return None
-    return reduce(Statistics.merged, known)
+    return reduce(Statistics.merged, statistics)
 
 
 def stored_statistics(storage: Storage, manifest: Manifest | None) -> Statistics | None:
@@ -39,26 +39,26 @@ def stored_statistics(storage: Storage, manifest: Manifest | None) -> Statistics
 
 
 def statistics_of(
-    storage: Storage, manifest: Manifest | None, version: Version, new: Statistics | None
+    storage: Storage, manifest: Manifest | None, version: Version, addition: Statistics | None
 ) -> Statistics | None:
-    """Statistics of the dataset `version`: the statistics of `manifest`, merged with `new`.
+    """Statistics of the dataset `version`: the statistics of `manifest`, merged with `addition`.
 
-    `None` if some frames would lack them, or if `new` has no frames.
+    `None` if some frames would lack them, or if `addition` has no frames.
     """
-    if new is None or not new.num_frames:
+    if addition is None or not addition.num_frames:
         return None
     try:
-        old = stored_statistics(storage, manifest)
+        previous = stored_statistics(storage, manifest)
     except (NotFoundError, FormatError) as error:
-        old = None
+        previous = None
         _logger.warning("%s: statistics dropped: %s", storage.url, error)
-    together = new if old is None else old.merged(new)
+    total = addition if previous is None else previous.merged(addition)
     num_frames = int(version.index.num_frames.sum())
-    if together.num_frames == num_frames:
-        return together
+    if total.num_frames == num_frames:
+        return total
     _logger.info(
         "%s: statistics not stored: %d of %d frames lack them; run `seqrecord stats`",
-        *(storage.url, num_frames - together.num_frames, num_frames),
+        *(storage.url, num_frames - total.num_frames, num_frames),
     )
     return None
 
@@ -95,15 +95,15 @@ def add_statistics(
     with closing(open_storage(location, storage_options)) as storage:
         base, manifest, index = read_indexed(storage)
         reader = Dataset(Contents.of(storage, manifest, index))
-        known = reader.statistics if only_lacking else Statistics(0, {})
-        missing = known.missing(reader.features)
-        if known and not missing:
-            return known
-        chosen = reader.select(missing) if known else reader
-        found = chosen.compute_statistics(max_frames=max_frames, progress=progress)
-        statistics = Statistics(reader.num_frames, {**known, **found})
-        with SmallFiles(storage) as own:
-            if (file := own.put_statistics(statistics)) is None:
+        existing = reader.statistics if only_lacking else Statistics(0, {})
+        names = existing.missing(reader.features)
+        if existing and not names:
+            return existing
+        selection = reader.select(names) if existing else reader
+        computed = selection.compute_statistics(max_frames=max_frames, progress=progress)
+        statistics = Statistics(reader.num_frames, {**existing, **computed})
+        with SmallFiles(storage) as small_files:
+            if (file := small_files.put_statistics(statistics)) is None:
                 raise DestinationError("statistics are too large to store", file=storage.url)
-            commit(own, base, replace(manifest, statistics=file))
+            commit(small_files, base, replace(manifest, statistics=file))
         return statistics

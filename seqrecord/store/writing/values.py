@@ -93,7 +93,7 @@ def _is_masked(item: Any) -> bool:
     if not isinstance(item, (list, tuple)):
         return isinstance(item, np.ma.MaskedArray)
     types = {*map(type, item)}
-    if any(issubclass(each, np.ma.MaskedArray) for each in types):
+    if any(issubclass(kind, np.ma.MaskedArray) for kind in types):
         return True
     return not types.isdisjoint((list, tuple)) and any(map(_is_masked, item))
 
@@ -115,10 +115,10 @@ def _remedy_of_tensor(item: Any) -> str:
         and item.dtype not in (torch.float16, torch.float32, torch.float64),
         ".to(torch.complex64)": item.dtype == getattr(torch, "complex32", None),
     }
-    found = "".join(step for step, is_needed in steps.items() if is_needed)
+    calls = "".join(step for step, is_needed in steps.items() if is_needed)
     if item.device.type == "meta":
         return "a tensor with values, not on the meta device"
-    return f"value{found}" if found else ""
+    return f"value{calls}" if calls else ""
 
 
 def _remedy_of_picture(item: Any) -> str:

@@ -131,7 +131,7 @@ class SeqRecordWriter:
         check_codecs(codecs)
         check_descriptions(features)
         self._codecs, self._features, self._has_statistics = codecs, features, statistics
-        self._closed = False
+        self._is_closed = False
         self._episode: EpisodeWriter | None = None  # the last one
         self._schema: Schema | None = None  # until the features are known
         self._records: RecordFileWriter | None = None  # until the features are known
@@ -191,7 +191,7 @@ class SeqRecordWriter:
         is the frame rate, by default the writer's. Raises `DestinationError` if the key exists
         already.
         """
-        if self._closed:
+        if self._is_closed:
             raise DestinationError("the writer is closed", episode=key)
         if self._records is not None:
             self._records.check()
@@ -222,7 +222,7 @@ class SeqRecordWriter:
         began. Raises `DestinationError` if an episode is open, no episode was written, or an
         earlier write failed.
         """
-        if self._closed:
+        if self._is_closed:
             raise DestinationError("the writer is closed", file=self.url)
         if (episode := self._episode) is not None and episode.is_open:
             self.abort()
@@ -255,7 +255,7 @@ class SeqRecordWriter:
         self._abort(None)
 
     def _abort(self, error: BaseException | None) -> None:
-        if self._closed:
+        if self._is_closed:
             return
         try:
             if self._episode is not None:
@@ -286,18 +286,18 @@ class SeqRecordWriter:
                     self._abort(error)
             except SeqRecordError as second:
                 raise second from error
-        elif not self._closed:
+        elif not self._is_closed:
             self.close()
 
     def _release(self) -> None:
-        self._closed = True
+        self._is_closed = True
         self._destination.release()
 
     def _use(self, schema: Schema) -> None:
         """Set the features, with codecs and groups, and start to write."""
-        known = self._destination.schema
-        self._schema = stored_schema(schema, self._codecs, known, self._features)
-        for note in doubtful_forms(self._schema) if known is None else ():
+        dataset_schema = self._destination.schema
+        self._schema = stored_schema(schema, self._codecs, dataset_schema, self._features)
+        for note in doubtful_forms(self._schema) if dataset_schema is None else ():
             _logger.warning("%s: %s", self.url, note)
         if self._has_statistics:
             self._collector = StatisticsCollector(self._schema)
@@ -310,11 +310,11 @@ class SeqRecordWriter:
             began=self._began,
         )
 
-    def _begin(self, episode: EpisodeWriter, first: Sequence[Frame]) -> RecordFileWriter:
+    def _begin(self, episode: EpisodeWriter, frames: Sequence[Frame]) -> RecordFileWriter:
         """Begin an episode in the record files; its `first` frames determine unknown features."""
         if self._records is None:
             with located(SchemaError, episode=episode.key):
-                self._use(infer_schema(first, self._features))
+                self._use(infer_schema(frames, self._features))
         assert self._records is not None
         self._records.begin(
             episode.key,
@@ -329,12 +329,12 @@ class SeqRecordWriter:
     def _end(self, key: str) -> None:
         """Note an ended episode, and log the first NaN or infinity of each feature."""
         self._keys.add(key)
-        found = {} if self._collector is None else self._collector.non_finite()
-        for name in found.keys() - self._noted:
+        non_finite = {} if self._collector is None else self._collector.non_finite()
+        for name in non_finite.keys() - self._noted:
             self._noted.add(name)
             _logger.warning(
                 "%s: feature %s has NaN or infinite values, first in episode %s, frame %d",
-                *(self.url, name, found[name].episode, found[name].frame),
+                *(self.url, name, non_finite[name].episode, non_finite[name].frame),
             )
 
 
@@ -358,7 +358,7 @@ class EpisodeWriter:
         self._metadata = metadata
         self._fps = fps
         # Copies of a dataset's first frames, for the schema.
-        self._pending: list[Frame] = []
+        self._pending_frames: list[Frame] = []
         self._pending_bytes = 0
         self._records: RecordFileWriter | None = None  # from the first stored frame on
         self._failed = False
@@ -377,13 +377,13 @@ class EpisodeWriter:
             with located(SchemaError, episode=self.key, frame=self.num_frames):
                 block = Block.of(frame := plain_frame(frame))
             if self._records is not None or self._writer._schema is not None:
-                self._begun().append(block)
+                self._open_records().append(block)
             else:
                 copy = {name: copied_value(item) for name, item in frame.items()}
-                self._pending.append(copy)
+                self._pending_frames.append(copy)
                 self._pending_bytes += sum(map(nbytes_of, copy.values()))
-                if len(self._pending) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
-                    self._begun()
+                if len(self._pending_frames) == CHUNK_FRAMES or self._pending_bytes >= CHUNK_BYTES:
+                    self._open_records()
         self.num_frames += 1
 
     @exclusive
@@ -404,7 +404,7 @@ class EpisodeWriter:
                     episode=self.key,
                     feature=name,
                 )
-            records = self._begun()
+            records = self._open_records()
             for gop in gops:
                 records.append_video(name, gop)
 
@@ -424,7 +424,7 @@ class EpisodeWriter:
         self._check_open()
         with self._forget_on_error():
             if self.num_frames or self._records is not None:
-                return self._begun().flush()
+                return self._open_records().flush()
             records = self._writer._records
             return records is None or records.store()
 
@@ -446,7 +446,7 @@ class EpisodeWriter:
         with self._forget_on_error():
             if self._records is None and not self.num_frames:
                 raise FrameError("episode has no frames", episode=self.key)
-            self._begun().end(text)
+            self._open_records().end(text)
         self.is_open = False
         self._writer._end(self.key)
 
@@ -500,12 +500,12 @@ class EpisodeWriter:
             self.abort()
             raise
 
-    def _begun(self) -> RecordFileWriter:
+    def _open_records(self) -> RecordFileWriter:
         """The record files, in which the episode has begun; infers the features if needed."""
         if self._records is None:
-            first, self._pending = self._pending, []
-            self._records = self._writer._begin(self, first)
-            for frame in first:
+            frames, self._pending_frames = self._pending_frames, []
+            self._records = self._writer._begin(self, frames)
+            for frame in frames:
                 self._records.append(Block.of(frame))
         return self._records
 
