@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from difflib import get_close_matches
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -98,28 +98,28 @@ def parse_unit(text: str) -> Unit | None:
             if word == "1" and not place:
                 continue  # 1/s
             match = _POWER.fullmatch(word)
-            if match is None or (found := _base_unit(match[1])) is None:
+            if match is None or (base_unit := _base_unit(match[1])) is None:
                 return None
             power = int(match[2] or 1) * (-1 if place else 1)
-            size *= found[1] ** power
-            powers[found[0]] = powers.get(found[0], 0) + power
+            size *= base_unit[1] ** power
+            powers[base_unit[0]] = powers.get(base_unit[0], 0) + power
     return Unit(size, tuple(sorted((name, power) for name, power in powers.items() if power)))
 
 
 def size_in(text: str | None, base: str) -> float | None:
     """Size of a unit in a base unit such as `m` or `s`; `None` if not convertible."""
-    found = None if text is None else parse_unit(text)
-    return found.size if found is not None and found.powers == ((base, 1),) else None
+    unit = None if text is None else parse_unit(text)
+    return unit.size if unit is not None and unit.powers == ((base, 1),) else None
 
 
-def same_unit(one: str, other: str) -> bool:
+def same_unit(left: str, right: str) -> bool:
     """Whether two texts are the same unit, such as `mm` and `1/1000 m`."""
-    if one == other:
+    if left == right:
         return True
-    first, second = parse_unit(one), parse_unit(other)
-    if first is None or second is None or first.powers != second.powers:
+    left_unit, right_unit = parse_unit(left), parse_unit(right)
+    if left_unit is None or right_unit is None or left_unit.powers != right_unit.powers:
         return False
-    return math.isclose(first.size, second.size, rel_tol=1e-9)
+    return math.isclose(left_unit.size, right_unit.size, rel_tol=1e-9)
 
 
 def check_kinds_and_units(
@@ -136,17 +136,17 @@ def check_kinds_and_units(
     feature's dtype and shape.
     """
     described: dict[str, dict[str, str | None]] = {}
-    given: Any  # unchecked user input
+    texts: Any  # unchecked user input
     name: Any
-    for what, given in (("kind", kinds), ("unit", units)):
-        if given is None:
+    for what, texts in (("kind", kinds), ("unit", units)):
+        if texts is None:
             continue
-        if not isinstance(given, Mapping):
+        if not isinstance(texts, Mapping):
             example = '{"mask": "segmentation"}' if what == "kind" else '{"depth": "mm"}'
             raise SchemaError(
-                f"{what}s is not a dict", expected=f"for example {example}", got=repr_of(given, 100)
+                f"{what}s is not a dict", expected=f"for example {example}", got=repr_of(texts, 100)
             )
-        for name, value in given.items():
+        for name, value in texts.items():
             if name not in schema.active:
                 raise SchemaError(
                     f"cannot set the {what}: no such feature",
@@ -185,28 +185,8 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
             expected=f"{_guess(kind, KINDS)}any of {', '.join(KINDS)}",
             got=repr_of(kind, 50),
         )
-    shape, dtype = spec.shape, spec.value_kind.number_dtype(spec)
-    numbers = dtype is not None and dtype.kind in "biuf"
-    ok, expected = True, ""
-    if kind in PIXEL_KINDS:
-        expected = "numbers [height, width] or [height, width, channels]"
-        ok = numbers and len(shape) in (2, 3)
-        if kind in ("flow", "normals"):
-            least = 2 if kind == "flow" else 3
-            expected = f"numbers [height, width, {least} or more]"
-            ok = numbers and len(shape) == 3 and (shape[2] is None or shape[2] >= least)
-    elif kind == "timestamp":
-        expected = "integers or floats"
-        ok = numbers and spec.dtype.kind != "b"
-    elif kind == "intrinsics":
-        expected, ok = INTRINSICS_SHAPES, are_intrinsics(spec)
-    elif kind == "distortion":
-        expected, ok = DISTORTION_SHAPES, are_coefficients(spec)
-    elif kind in ("text", "frame_name"):
-        expected, ok = "text", spec.value == "text"
-    else:
-        expected, ok = "an array", dtype is not None
-    if fits and not ok:
+    expected, has_form = _FORMS.get(kind, _ANY_FORM)
+    if fits and not has_form(spec):
         raise SchemaError(
             f"kind {kind} does not fit the feature",
             feature=spec.name,
@@ -215,14 +195,50 @@ def _check_kind(spec: FeatureSpec, kind: object, *, fits: bool) -> None:
         )
 
 
+def _are_numbers(spec: FeatureSpec, dtypes: str = "biuf") -> bool:
+    dtype = spec.value_kind.number_dtype(spec)
+    return dtype is not None and dtype.kind in dtypes
+
+
+def _has_channels(spec: FeatureSpec, count: int) -> bool:
+    """Whether frames are numbers [height, width, channels] with at least so many channels."""
+    is_grid = _are_numbers(spec) and len(spec.shape) == 3
+    return is_grid and (spec.shape[2] is None or spec.shape[2] >= count)
+
+
+INTRINSICS_SHAPES = "floats [4], fx, fy, cx and cy, or [3, 3]"
+_DISTORTION_SHAPES = "floats [4], [5], [8], [12] or [14], distortion coefficients"
+
+_Form: TypeAlias = "tuple[str, Callable[[FeatureSpec], bool]]"
+"""What errors expect of a feature, and whether it is so."""
+
+_ANY_FORM: _Form = "an array", lambda spec: spec.value_kind.number_dtype(spec) is not None
+_PIXEL_FORM: _Form = (
+    "numbers [height, width] or [height, width, channels]",
+    lambda spec: _are_numbers(spec) and len(spec.shape) in (2, 3),
+)
+_TEXT_FORM: _Form = "text", lambda spec: spec.value == "text"
+_FORMS: Mapping[str, _Form] = {
+    **dict.fromkeys(PIXEL_KINDS, _PIXEL_FORM),
+    "flow": ("numbers [height, width, 2 or more]", lambda spec: _has_channels(spec, 2)),
+    "normals": ("numbers [height, width, 3 or more]", lambda spec: _has_channels(spec, 3)),
+    "timestamp": ("integers or floats", lambda spec: _are_numbers(spec, "iuf")),
+    "intrinsics": (INTRINSICS_SHAPES, lambda spec: are_intrinsics(spec)),
+    "distortion": (_DISTORTION_SHAPES, lambda spec: are_coefficients(spec)),
+    "text": _TEXT_FORM,
+    "frame_name": _TEXT_FORM,
+}
+"""Forms of the features of a kind; of other kinds `_ANY_FORM`."""
+
+
 def _check_unit(spec: FeatureSpec, unit: object) -> None:
     parts = unit.split(", ") if isinstance(unit, str) else [""]  # one per array element
-    if wrong := [part for part in parts if parse_unit(part) is None]:
+    if unknown_parts := [part for part in parts if parse_unit(part) is None]:
         raise SchemaError(
             "unknown unit",
             feature=spec.name,
-            expected=f"{_guess(wrong[0], _SPELT)}a unit such as m, mm, px, rad, deg, s, ns, m/s^2, "
-            "or a multiple of one such as 1/5000 m",
+            expected=f"{_guess(unknown_parts[0], _SPELT)}a unit such as m, mm, px, rad, deg, s, "
+            "ns, m/s^2, or a multiple of one such as 1/5000 m",
             got=repr_of(unit, 50),
         )
     if spec.value_kind.number_dtype(spec) is None:
@@ -240,23 +256,23 @@ _SPELT = {
 }  # fmt: skip
 
 
-def _guess(got: object, known: Sequence[str] | Mapping[str, str]) -> str:
+def _guess(got: object, vocabulary: Sequence[str] | Mapping[str, str]) -> str:
     if not isinstance(got, str):
         return ""
-    if isinstance(known, Mapping) and got in known:
-        return f"{known[got]}; "
-    near = get_close_matches(got.lower()[:50], list(known), 1, 0.75)
-    if not near:
+    if isinstance(vocabulary, Mapping) and got in vocabulary:
+        return f"{vocabulary[got]}; "
+    matches = get_close_matches(got.lower()[:50], list(vocabulary), 1, 0.75)
+    if not matches:
         return ""
-    return f"{known[near[0]] if isinstance(known, Mapping) else near[0]}; "
+    return f"{vocabulary[matches[0]] if isinstance(vocabulary, Mapping) else matches[0]}; "
 
 
 def _base_unit(word: str) -> tuple[str, float] | None:
     if word in _BASE:
         return _BASE[word]
-    prefix, rest = word[:1], word[1:]
-    if prefix in _PREFIXES and rest in _PREFIXED:
-        name, size = _BASE[rest]
+    prefix, symbol = word[:1], word[1:]
+    if prefix in _PREFIXES and symbol in _PREFIXED:
+        name, size = _BASE[symbol]
         return name, size * _PREFIXES[prefix]
     return None
 
@@ -277,9 +293,9 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
             continue
         if kind in ("mask", "segmentation"):
             return kind if channels in (1, 3, 4, None) else None
-        least = {"flow": 2, "normals": 3}.get(kind, 1)
+        min_channels = {"flow": 2, "normals": 3}.get(kind, 1)
         is_coloured = kind == "flow" and dtype == np.uint8  # a colour rendering of flow
-        if (channels is None or channels >= least) and not is_coloured:
+        if (channels is None or channels >= min_channels) and not is_coloured:
             return kind
     is_image = dtype == np.uint8 or not _IMAGES.isdisjoint(words)
     return "image" if len(shape) == 3 and channels in (1, 3, 4) and is_image else None
@@ -302,15 +318,11 @@ def unknown_pose_kinds(schema: Schema) -> Iterator[str]:
             yield f"feature {name}: no kind; if these are poses, --kind {name}=pose says so"
 
 
-INTRINSICS_SHAPES = "floats [4], fx, fy, cx and cy, or [3, 3]"
-
-
 def are_intrinsics(spec: Frames) -> bool:
     """Whether frames can be intrinsics: fx, fy, cx and cy in pixels, or a camera matrix."""
     return spec.dtype.kind == "f" and spec.shape in ((4,), (3, 3))
 
 
-DISTORTION_SHAPES = "floats [4], [5], [8], [12] or [14], distortion coefficients"
 _COEFFICIENTS = (4, 5, 8, 12, 14)
 
 
@@ -339,8 +351,8 @@ def known_kind(name: str, spec: Frames, kind: str | None) -> str | None:
     """
     if kind is not None:
         return kind
-    found = pixel_kind(name, spec.dtype, spec.value_kind.value_shape(spec.shape))
-    return None if found == "image" else found
+    implied_kind = pixel_kind(name, spec.dtype, spec.value_kind.value_shape(spec.shape))
+    return None if implied_kind == "image" else implied_kind
 
 
 def is_image(spec: Frames, kind: str | None) -> bool:
@@ -374,8 +386,8 @@ def is_camera_image(name: str, spec: Frames, kind: str | None) -> bool:
 
 def is_picture(name: str, spec: Frames, kind: str | None) -> bool:
     """Whether frames have a value for each pixel of a camera, by kind, name, dtype and shape."""
-    found = known_kind(name, spec, kind)
-    return has_pixels(spec) and (found in PIXEL_KINDS or is_image(spec, found))
+    implied_kind = known_kind(name, spec, kind)
+    return has_pixels(spec) and (implied_kind in PIXEL_KINDS or is_image(spec, implied_kind))
 
 
 def is_vector(spec: FeatureSpec) -> bool:
@@ -393,33 +405,35 @@ def is_vector(spec: FeatureSpec) -> bool:
 
 def doubtful_forms(schema: Schema) -> list[str]:
     """Notes on features with pixels that are probably in a wrong form."""
-    found = []
+    notes = []
     for name, spec in schema.items():
         shape = spec.shape
         if len(shape) not in (2, 3):
             continue
+        sizes = [size or 0 for size in shape]
         turned = spec.kind or pixel_kind(name, spec.dtype, (*shape[1:], shape[0]))
-        if len(shape) == 3 and shape[0] in _CHANNELS.get(str(turned), ()) and (shape[2] or 0) > 4:
-            found.append(
+        if len(shape) == 3 and shape[0] in _CHANNELS.get(str(turned), ()) and sizes[2] > 4:
+            notes.append(
                 f"feature {spec} seems to have its channels first; expected [height, width, "
                 "channels]: append value.transpose(1, 2, 0)"
             )
         kind = spec.kind or pixel_kind(name, spec.dtype, shape) or turned
-        is_large = shape[-1] in (1, 3, 4) and all((n or 0) >= _LEAST_SIDE for n in shape[:2])
-        if spec.dtype == np.float64 and (kind in PIXEL_KINDS or (kind is None and is_large)):
-            found.append(
+        is_large = shape[-1] in (1, 3, 4) and min(sizes[:2]) >= _LEAST_SIDE
+        has_pictures = is_large if kind is None else kind in PIXEL_KINDS
+        if spec.dtype == np.float64 and has_pictures:
+            notes.append(
                 f"feature {spec} takes 8 bytes per number; images are usually uint8, and depth or "
                 'flow float32: append value.astype("uint8") or value.astype("float32")'
             )
-    return found
+    return notes
 
 
 def is_flow(name: str, spec: Frames, kind: str | None) -> bool:
     """Whether the first two channels are displacements along x and y, in pixels."""
     if kind is not None and kind != "flow":
         return False
-    named = kind == "flow" or "flow" in name.lower()
-    if not named or len(spec.shape) != 3 or spec.shape[2] is None or spec.shape[2] < 2:
+    is_named = kind == "flow" or "flow" in name.lower()
+    if not is_named or len(spec.shape) != 3 or spec.shape[2] is None or spec.shape[2] < 2:
         return False
     return spec.dtype.kind in "fi"
 
@@ -439,23 +453,23 @@ def partner_of(name: str, names: Collection[str]) -> str | None:
     for place in range(0, len(parts), 2):
         right = _PAIRS.get(parts[place].lower())
         for word in () if right is None else (right, right.upper(), right.capitalize()):
-            other = "".join([*parts[:place], word, *parts[place + 1 :]])
-            if other in names:
-                return other
-    other = name.replace("left", "right")
-    return other if other != name and other in names else None
+            partner = "".join([*parts[:place], word, *parts[place + 1 :]])
+            if partner in names:
+                return partner
+    partner = name.replace("left", "right")
+    return partner if partner != name and partner in names else None
 
 
-def differences(mine: FeatureSpec, theirs: FeatureSpec) -> dict[str, bool]:
+def differences(left: FeatureSpec, right: FeatureSpec) -> dict[str, bool]:
     """Differences in `kind` and `unit` between two features that are to be merged.
 
     Returns a bool by name of each attribute that differs: true for a contradiction, false if a
     value is unknown.
     """
-    found: dict[str, bool] = {}
+    contradictions: dict[str, bool] = {}
     for what in ("kind", "unit"):
-        one, other = getattr(mine, what), getattr(theirs, what)
-        if one == other or (what == "unit" and one and other and same_unit(one, other)):
+        texts = getattr(left, what), getattr(right, what)
+        if texts[0] == texts[1] or (what == "unit" and all(texts) and same_unit(*texts)):
             continue
-        found[what] = None not in (one, other)
-    return found
+        contradictions[what] = None not in texts
+    return contradictions

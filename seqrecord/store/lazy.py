@@ -30,16 +30,16 @@ def lazy(
     if (source := loader.get_source(package)) is None:
         raise ImportError(f"{package} needs its .py files; include them in the application")
     module_of = {name: module for module, name in _IMPORT.findall(source)}
-    offered = sorted(module_of)
+    names = sorted(module_of)
 
-    def found(name: str) -> Any:
+    def getattr_lazily(name: str) -> Any:
         if (module := module_of.get(name, package)) != package:
             return getattr(import_part(module), name)
         if not name.startswith("_") and is_installed(f"{package}.{name}"):
             return importlib.import_module(f"{package}.{name}")
         raise AttributeError(f"module {package!r} has no attribute {name!r}")
 
-    return found, lambda: list(offered), offered
+    return getattr_lazily, lambda: list(names), names
 
 
 def import_part(module: str) -> Any:
@@ -50,8 +50,8 @@ def import_part(module: str) -> Any:
     try:
         return importlib.import_module(module)
     except ModuleNotFoundError as error:
-        package, _, rest = (error.name or "").partition(".")
-        part = rest.partition(".")[0]
+        package, _, submodule = (error.name or "").partition(".")
+        part = submodule.partition(".")[0]
         if package != "seqrecord" or not part or is_installed(f"seqrecord.{part}"):
             raise
         raise MissingPackageError(

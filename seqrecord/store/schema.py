@@ -181,10 +181,11 @@ class FeatureSpec:
         for key in ("shape", "codec"):
             is_list = isinstance(value[key], list)
             refuse(not is_list, f"{key} is not a list", value[key], feature=name)
-        rest = {key: value[key] for key in ("group", "kind", "unit", "value")}
+        options = {key: value[key] for key in ("group", "kind", "unit", "value")}
         if "added" in value:
-            rest["added"] = value["added"] if value["added"] is not None else ""  # null is invalid
-        return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **rest)
+            # Text that no id matches in place of null, which is invalid here.
+            options["added"] = "" if value["added"] is None else value["added"]
+        return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **options)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.value_kind.describe(self)}"
@@ -212,8 +213,8 @@ class Schema(Mapping[str, FeatureSpec]):
         self._features = {spec.name: spec for spec in features}
         if len(self._features) != len(features):
             names = [spec.name for spec in features]
-            twice = sorted({name for name in names if names.count(name) > 1})
-            raise SchemaError("a feature name is used twice", got=", ".join(twice))
+            duplicates = sorted({name for name in names if names.count(name) > 1})
+            raise SchemaError("a feature name is used twice", got=", ".join(duplicates))
 
     def __getitem__(self, name: str) -> FeatureSpec:
         return self._features[name]
@@ -243,8 +244,8 @@ class Schema(Mapping[str, FeatureSpec]):
     @property
     def active(self) -> Schema:
         """The schema without dropped features."""
-        kept = [spec for spec in self.values() if not spec.is_dropped]
-        return self if len(kept) == len(self) else Schema(kept)
+        specs = [spec for spec in self.values() if not spec.is_dropped]
+        return self if len(specs) == len(self) else Schema(specs)
 
     def continues(self, other: Schema, *, edited: bool = False) -> bool:
         """Whether this schema equals `other` after appending or dropping features.
@@ -253,12 +254,12 @@ class Schema(Mapping[str, FeatureSpec]):
         """
         if len(other) > len(self):
             return False
-        for mine, before in zip(self.values(), other.values(), strict=False):
-            if edited and mine != before:
-                before = replace(before, name=mine.name, kind=mine.kind, unit=mine.unit)
-            if mine.is_dropped or before.is_dropped:
-                before = replace(before, name=mine.name)
-            if mine != before:
+        for spec, old_spec in zip(self.values(), other.values(), strict=False):
+            if edited and spec != old_spec:
+                old_spec = replace(old_spec, name=spec.name, kind=spec.kind, unit=spec.unit)
+            if spec.is_dropped or old_spec.is_dropped:
+                old_spec = replace(old_spec, name=spec.name)
+            if spec != old_spec:
                 return False
         return True
 
@@ -303,16 +304,16 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def select(self, names: Sequence[str] | None) -> Schema:
         """The named features in the order of `names`; for `None` all except dropped ones."""
-        kept = self.active
+        active = self.active
         if names is None:
-            return kept
-        given: object = names
-        is_list = isinstance(given, Collection) and getattr(given, "ndim", 1) > 0
-        if not is_list or isinstance(given, str) or not all(isinstance(n, str) for n in names):
-            raise SchemaError("not a list of features' names", got=repr_of(given))
-        if unknown := [name for name in names if name not in kept]:
-            expected = f"some of {', '.join(kept)}"
-            raise SchemaError("no such feature", expected=expected, got=", ".join(unknown))
+            return active
+        argument: object = names
+        is_list = isinstance(argument, Collection) and getattr(argument, "ndim", 1) > 0
+        if not is_list or isinstance(argument, str) or not all(isinstance(n, str) for n in names):
+            raise SchemaError("not a list of features' names", got=repr_of(argument))
+        if unknown_names := [name for name in names if name not in active]:
+            expected = f"some of {', '.join(active)}"
+            raise SchemaError("no such feature", expected=expected, got=", ".join(unknown_names))
         return Schema([self[name] for name in names])
 
     def with_codecs(self, codecs: Mapping[str, Sequence[CodecConfig]]) -> Schema:
@@ -401,8 +402,8 @@ def check_matches(name: str, what: str, text: object, pattern: re.Pattern[str]) 
 
 def check_value(name: str, value: str, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """Raise `SchemaError` for a value type that is unknown, or does not fit dtype and shape."""
-    known = tuple(VALUE_KINDS)
-    refuse(value not in known, "not a kind of value", value, f"any of {', '.join(known)}", name)
+    kinds = tuple(VALUE_KINDS)
+    refuse(value not in kinds, "not a kind of value", value, f"any of {', '.join(kinds)}", name)
     form = VALUE_KINDS[value][None in shape].stored_form
     is_wrong = form not in (None, (dtype.str, shape))
     problem, got = "text and bytes are not of this dtype and shape", f"{dtype.str} {shape}"

@@ -35,9 +35,9 @@ def counted(count: int, noun: str) -> str:
     return f"{count:,} {noun}{'' if count == 1 else 's'}"
 
 
-def first_of(items: Sequence[object], most: int) -> str:
-    """`a, b, …`: the first `most` items."""
-    return ", ".join(map(str, items[:most])) + (", …" if len(items) > most else "")
+def first_of(items: Sequence[object], max_items: int) -> str:
+    """`a, b, …`: the first `max_items` items."""
+    return ", ".join(map(str, items[:max_items])) + (", …" if len(items) > max_items else "")
 
 
 def one_line(message: object) -> str:
@@ -107,9 +107,9 @@ def without_secrets(text: str) -> str:
 
 def _without_userinfo(run: re.Match[str]) -> str:
     text = run[0]
-    if not (found := [*_AT.finditer(text)]):
+    if not (matches := [*_AT.finditer(text)]):
         return text
-    start = _START.search(text, 0, end := found[-1].start())
+    start = _START.search(text, 0, end := matches[-1].start())
     return text if start is None else f"{text[: start.end()]}…{text[end:]}"
 
 
@@ -139,12 +139,12 @@ def codec_text(codec: Sequence[Mapping[str, Any]]) -> str:
     return " + ".join(map(_step_text, codec)) or "raw"
 
 
-def table_lines(rows: Sequence[Sequence[str]], *, left: int) -> list[str]:
-    """Align columns: the first `left` ones to the left, the rest (numbers) to the right."""
+def table_lines(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
+    """Align columns: the first `num_left` ones to the left, the rest (numbers) to the right."""
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         "  ".join(
-            cell.ljust(width) if column < left else cell.rjust(width)
+            cell.ljust(width) if column < num_left else cell.rjust(width)
             for column, (cell, width) in enumerate(zip(row, widths, strict=True))
         ).rstrip()
         for row in rows
@@ -157,21 +157,21 @@ def _parts(value: object, limit: int) -> Iterator[str]:
     if isinstance(value, (str, bytes, bytearray)) and kind in (str, bytes, bytearray):
         yield repr(value[:limit])
     elif isinstance(value, dict) and kind is dict:
-        before = "{"
+        separator = "{"
         for key, item in value.items():
-            yield before
+            yield separator
             yield from _parts(key, limit)
             yield ": "
             yield from _parts(item, limit)
-            before = ", "
+            separator = ", "
         yield "}" if value else "{}"
     elif isinstance(value, (list, tuple, set)) and kind in _BRACKETS and value:
-        before, after = _BRACKETS[kind]
+        separator, closing = _BRACKETS[kind]
         for item in value:
-            yield before
+            yield separator
             yield from _parts(item, limit)
-            before = ", "
-        yield ",)" if kind is tuple and len(value) == 1 else after
+            separator = ", "
+        yield "," * (kind is tuple and len(value) == 1) + closing
     elif isinstance(value, int) and value.bit_length() > _LONG_INTEGER:
         yield f"an integer of {value.bit_length():,} bits"
     else:
@@ -183,7 +183,7 @@ def _parts(value: object, limit: int) -> Iterator[str]:
 
 def _step_text(config: Mapping[str, Any]) -> str:
     hidden = ("id", "width", "shuffle", "blocksize")  # minor parameters
-    shown = {key: value for key, value in config.items() if key not in hidden}
-    values = [key if isinstance(value, Mapping) else str(value) for key, value in shown.items()]
+    params = {key: value for key, value in config.items() if key not in hidden}
+    values = [key if isinstance(value, Mapping) else str(value) for key, value in params.items()]
     name = config["id"].removeprefix("seqrecord.")
     return f"{name}({', '.join(values)})" if values else name

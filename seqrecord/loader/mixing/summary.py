@@ -131,11 +131,11 @@ class MixSummary:
             numbers = (f"{count:,}" for count in counts)
             place = shown_place(source.location)
             rows.append((source.name, place, f"{source.share:.1%}", *numbers))
-        yield from (f"  {line}" for line in table_lines(rows, left=2))
+        yield from (f"  {line}" for line in table_lines(rows, num_left=2))
         yield ""
         heads = ("feature", "dtype", "shape", "kind", "unit", "sources")
         cells = [heads, *map(self._cells, self.features)]
-        yield from (f"  {line}" for line in table_lines(cells, left=len(heads)))
+        yield from (f"  {line}" for line in table_lines(cells, num_left=len(heads)))
         yield ""
         columns = (f"{name} ({text})" for name, text in self.columns.items())
         yield f"  {'columns':<13} {', '.join(columns)}"

@@ -98,8 +98,8 @@ class Seconds:
         raise_if(not is_name, "timestamps of Seconds is not a feature's name", "a name", clock)
         problem = "Seconds with timestamps requires a list of times or step"
         raise_if(clock is not None and not count, problem, "either", f"{first_time}, {last_time}")
-        is_mode = isinstance(mode, str) and mode in ("error", "pad")
-        is_mode = is_mode and (mode == "error" or clock is not None)
+        modes = ("error",) if clock is None else ("error", "pad")
+        is_mode = isinstance(mode, str) and mode in modes
         expected = "'error', or 'pad' together with timestamps"
         check("out_of_range of Seconds", mode, is_mode, expected)
         tolerance = _number("tolerance of Seconds", self.tolerance)

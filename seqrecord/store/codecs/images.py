@@ -12,7 +12,7 @@ import struct
 import zlib
 from dataclasses import dataclass, replace
 from functools import cache
-from typing import TYPE_CHECKING, Any, BinaryIO, Literal
+from typing import TYPE_CHECKING, Any, BinaryIO, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -172,20 +172,24 @@ def encode_image(frame: npt.NDArray[Any], name: str, quality: int | None = None)
 
 def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: str) -> None:
     """Raise `ValueError` unless frames of `dtype` and `shape` can be images of format `name`."""
-    grey, colour = len(shape) == 2, len(shape) == 3 and shape[-1] == 3
-    rgba = len(shape) == 3 and shape[-1] == 4 and name != "jpeg"
     if name == "npy":
         return
     if name in RAW:
         if None in shape:
             raise ValueError("raw numbers of a variable shape need a header")
         return
-    has_deep = grey if name != "jpegxl" else grey or colour  # 16 bits
-    if (dtype == np.uint8 and (grey or colour or rgba)) or (
-        dtype == np.uint16 and has_deep and name != "jpeg"
-    ):
-        return
-    raise ValueError(f"a {name} image cannot store {dtype.name} {list(shape)}")
+    if len(shape) < 2 or shape[2:] not in _STORABLE[name].get(dtype, ()):
+        raise ValueError(f"a {name} image cannot store {dtype.name} {list(shape)}")
+
+
+_GREY, _RGB, _RGBA = (), (3,), (4,)  # shapes of a pixel
+_U1, _U2 = np.dtype(np.uint8), np.dtype(np.uint16)
+_Pixels: TypeAlias = "dict[np.dtype[Any], tuple[tuple[int, ...], ...]]"
+_PNG: _Pixels = {_U1: (_GREY, _RGB, _RGBA), _U2: (_GREY,)}
+_JPEG: _Pixels = {_U1: (_GREY, _RGB)}
+_JPEGXL: _Pixels = {_U1: (_GREY, _RGB, _RGBA), _U2: (_GREY, _RGB)}
+_STORABLE = {"png": _PNG, "any": _PNG, "jpeg": _JPEG, "jpegxl": _JPEGXL}
+"""Pixels that a format can store, by dtype."""
 
 
 def _decode_jpegxl(data: bytes | memoryview, out: npt.NDArray[Any]) -> None:

@@ -61,15 +61,13 @@ def preset_chain(
         return ()
     if dtype == np.uint8 and _is_grid(shape[:-1]) and shape[-1] == 3:
         return _colour(name)
-    if dtype.itemsize == 1:  # masks, labels, bytes: long runs of equal values
-        return ({"id": "zstd", "level": 9} if name == "small" else _lz4(shuffle=0),)
-    planes = _blosc("zstd", 5) if name == "small" else _lz4()
+    if dtype.itemsize == 1:
+        return (_BYTES[name],)
     if dtype.kind == "f" and _is_grid(shape[:-1]) and shape[-1] in (2, 3, 4):
-        return _flow(name, dtype.itemsize * shape[-1], planes)
-    if dtype.kind == "f" and _is_grid(shape):  # depth
-        columns = {"id": "seqrecord.delta", "axis": None}
-        return (columns, {"id": "seqrecord.bias"}, planes) if name == "small" else (planes,)
-    return (_blosc("zstd", 2) if name == "balanced" else planes,)
+        return _flow(name, dtype.itemsize * shape[-1], _PLANES[name])
+    if dtype.kind == "f" and _is_grid(shape):
+        return _DEPTH[name]
+    return (_NUMBERS[name],)
 
 
 def _colour(name: str) -> tuple[CodecConfig, ...]:
@@ -101,6 +99,23 @@ def _blosc(cname: str, level: int, *, shuffle: int = 1) -> CodecConfig:
     """Blosc with byte planes (`shuffle` 1) or bit planes (2), in blocks of 1 MiB."""
     params = {"cname": cname, "clevel": level, "shuffle": shuffle, "blocksize": 1 << 20}
     return {"id": "blosc", **params}
+
+
+_LZ4 = _lz4()
+_PLANES = {"fast": _LZ4, "balanced": _LZ4, "small": _blosc("zstd", 5)}
+_NUMBERS = {**_PLANES, "balanced": _blosc("zstd", 2)}
+# Masks, labels and bytes have long runs of equal values: shuffling would separate these.
+_BYTES = {**dict.fromkeys(PRESETS, _lz4(shuffle=0)), "small": {"id": "zstd", "level": 9}}
+_DEPTH: dict[str, tuple[CodecConfig, ...]] = {
+    "fast": (_LZ4,),
+    "balanced": (_LZ4,),
+    "small": (
+        {"id": "seqrecord.delta", "axis": None},
+        {"id": "seqrecord.bias"},
+        _PLANES["small"],
+    ),
+}
+"""Compressors and chains by preset, for the last step of `preset_chain`'s rules."""
 
 
 def _is_grid(shape: tuple[int | None, ...]) -> bool:

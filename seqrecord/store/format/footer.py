@@ -254,7 +254,7 @@ def _parse_rows(
     data: memoryview, schema: Schema, head: JsonObject
 ) -> tuple[tuple[npt.NDArray[Any], ...], npt.NDArray[Any]]:
     """Split `data` into chunk rows, one array for each group, and gap rows."""
-    num_gaps = head.integer("num_gaps", most=_MOST_ROWS)
+    num_gaps = head.integer("num_gaps", maximum=_MOST_ROWS)
     counts = head.list("num_chunks", schema.num_groups, schema.num_groups)
     if any(type(n) is not int or not 0 <= n <= _MOST_ROWS for n in counts):
         raise FormatError("impossible counts in the footer", got=repr_of(counts, 100))
@@ -294,7 +294,7 @@ def _parse_episode(value: object, timestamps: Sequence[str]) -> EpisodePart:
         return EpisodePart(
             key=key,
             uid=episode_json.text("uid", ID),
-            ordinal=episode_json.integer("ordinal", most=MAX_ORDINAL),
+            ordinal=episode_json.integer("ordinal", maximum=MAX_ORDINAL),
             num_frames=num_frames,
             fps=_parse_fps(episode_json.value["fps"]),
             metadata=episode_json.value["metadata"],

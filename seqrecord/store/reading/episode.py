@@ -216,8 +216,8 @@ class Episode:
         facts = [("frames", f"{len(self):,}"), *metadata[:MAX_ROWS]]
         if len(metadata) > MAX_ROWS:
             facts.append(("…", f"{len(metadata) - MAX_ROWS} more"))
-        missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
-        return html_card(self.key, facts, self.features.values(), {"missing": missing})
+        num_missing = [str(len(self) - int(self.present(name).sum())) for name in self.features]
+        return html_card(self.key, facts, self.features.values(), {"missing": num_missing})
 
 
 def values_in_order(episode: Episode, feature: str, numbers: Sequence[int]) -> Iterator[Any]:

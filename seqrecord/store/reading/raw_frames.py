@@ -447,14 +447,14 @@ class RawFrames:
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = pool.acquire(between)
             try:
-                part_views, scratch_used, end = [], padding, -1
+                part_views, scratch_used, end = [], padding, -1 - padding
                 for _, start, part in block:
                     if isinstance(part, int):
                         view = scratch[scratch_used : scratch_used + part].data
                         scratch_used += part
                     else:
                         view = part
-                    if end >= 0 and 0 < start - end <= padding:  # overwritten by later reads
+                    if 0 < start - end <= padding:  # overwritten by later reads
                         ranges.append(ByteRange(end, start))
                         views.append(scratch[: start - end].data)
                     end = start + len(view)

@@ -202,7 +202,7 @@ class Summary:
         origins = [
             f"  {line}" for inventory in self.inventories for line in ("", *inventory.lines())
         ]
-        table = ["", *(f"  {line}" for line in table_lines(rows, left=4))]
+        table = ["", *(f"  {line}" for line in table_lines(rows, num_left=4))]
         return "\n".join([shown_place(self.url), *_lines(facts), *table, *clips, *origins])
 
 

@@ -377,7 +377,7 @@ class Statistics(Mapping[str, FeatureStatistics]):
             for name, feature in self.items()
             if (feature.num_drawn < feature.count).any()
         ]
-        return "\n".join([*table_lines(rows, left=1), *notes, *self.non_finite_notes()])
+        return "\n".join([*table_lines(rows, num_left=1), *notes, *self.non_finite_notes()])
 
     def non_finite_notes(self) -> list[str]:
         """One line for each feature with NaN or infinities."""
@@ -424,7 +424,7 @@ def _feature(value: object, num_frames: int) -> FeatureStatistics:
     sketches = tuple(Sketch.from_json(item, dtype) for item in channels)
     places = fields.list("non_finite", 1, _MOST_LISTED) if "non_finite" in fields.value else []
     non_finite = tuple(map(_place, places))
-    return FeatureStatistics(fields.integer("num_frames", most=num_frames), sketches, non_finite)
+    return FeatureStatistics(fields.integer("num_frames", maximum=num_frames), sketches, non_finite)
 
 
 def _place(value: object) -> NonFinite:

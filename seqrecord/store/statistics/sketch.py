@@ -139,7 +139,7 @@ class Sketch(Moments):
         fields = JsonObject(value, _KEYS, "a sketch")
         sketch = cls(
             dtype,
-            **{key: fields.integer(key, most=(1 << _MAX_LEVELS) - 1) for key in _COUNTS},
+            **{key: fields.integer(key, maximum=(1 << _MAX_LEVELS) - 1) for key in _COUNTS},
             mean=_real(fields, "mean"),
             std=_real(fields, "std"),
             levels=[_level(level, dtype) for level in fields.list("levels", 0, _MAX_LEVELS)],

@@ -189,7 +189,7 @@ def _sample_lines(name: str, samples: Samples) -> Iterator[str]:
     head = samples.head()
     yield f"{name}: {counted(len(samples), 'sample')} in epoch 0"
     rows = [(*head,), *(tuple(map(str, row)) for row in zip(*head.values(), strict=True))]
-    yield from (f"  {line}" for line in table_lines(rows, left=len(head)))
+    yield from (f"  {line}" for line in table_lines(rows, num_left=len(head)))
 
 
 def _show_mix(

@@ -126,7 +126,7 @@ class DoctorReport:
         ]
         episodes = counted(self.num_episodes, "episode")
         form = f"LeRobot {self.version}, {episodes}, {self.fps:g} frames a second"
-        lines = [f"{self.location}: {form}", *table_lines(rows, left=1)]
+        lines = [f"{self.location}: {form}", *table_lines(rows, num_left=1)]
         for kind, count in self.counts.items():
             found = [each for each in self.findings if each.kind == kind]
             lines += [f"{each.severity}: {kind}: {each}" for each in found[:_MOST_SHOWN]]

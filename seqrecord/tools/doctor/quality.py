@@ -89,7 +89,7 @@ class Quality:
     def __str__(self) -> str:
         names = [one.name for one in fields(EpisodeQuality)]
         rows = [[_shown(getattr(one, name)) for name in names] for one in self.episodes[:_SHOWN]]
-        lines = table_lines([names, *rows], left=1)
+        lines = table_lines([names, *rows], num_left=1)
         rest = len(self.episodes) - _SHOWN
         return "\n".join([*lines, *([f"and {rest:,} episodes that deviate less"] * (rest > 0))])
 

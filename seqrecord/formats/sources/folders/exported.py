@@ -105,7 +105,7 @@ def _parse(value: Any) -> ExportedEpisode:
     keys = ("version", "frames", "features")
     found = JsonObject(value, keys, "a description", optional=("fps", "split"))
     found.integer("version", _VERSION, _VERSION)
-    frames, fps = found.list("frames", most=_MAX_BYTES), value.get("fps")
+    frames, fps = found.list("frames", maximum=_MAX_BYTES), value.get("fps")
     if not all(type(number) is int for number in frames):
         raise ValueError("frames are not a list of numbers")
     if any(one >= other for one, other in pairwise([-1, *frames])):
