@@ -132,7 +132,7 @@ class CacheFolder:
         self._lock = PerProcess(threading.Lock)
         # Times of the monotonic clock, before which the cache is not read, or not added to.
         self._paused_until = self._adding_paused_until = 0.0
-        self._candidates: deque[_ScannedEntry] = deque()  # that may be evicted, as of the last scan
+        self._candidates: deque[_FileUse] = deque()  # that may be evicted, as of the last scan
         self._is_trimmed = False
         self._last_use = 0
         self._ignored: set[str] = set()  # damaged entries that could not be removed or replaced
@@ -156,10 +156,9 @@ class CacheFolder:
         of absent slots in `out` are undefined afterwards.
         """
         first_slot, stop = start // entry.slot_bytes, start + len(out)
-        is_cached = np.zeros(-(-stop // entry.slot_bytes) - first_slot, np.bool_)
-        return self._try(
-            functools.partial(self._read, entry, start, out, is_cached), np.zeros_like(is_cached)
-        )
+        hits = np.zeros(-(-stop // entry.slot_bytes) - first_slot, np.bool_)
+        read = functools.partial(self._read, entry, start, out, hits)
+        return self._try(read, np.zeros_like(hits))
 
     def covers(self, entry: CacheEntry, first_slot: int, count: int) -> bool:
         """Whether an entry has all of these slots, without a look at them."""
@@ -227,7 +226,7 @@ class CacheFolder:
         with self._lock.get():
             self.counts.update(numbers)
 
-    def _read(self, entry: CacheEntry, start: int, out: memoryview, is_cached: Bools) -> Bools:
+    def _read(self, entry: CacheEntry, start: int, out: memoryview, hits: Bools) -> Bools:
         if not self._is_trimmed:
             self._is_trimmed = True
             with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as usage:
@@ -235,11 +234,11 @@ class CacheFolder:
                 self._candidates.clear()  # they include protected entries
         length, stop, damaged = entry.slot_bytes, start + len(out), 0
         first_slot = start // length
-        with self._open_slots(entry, first_slot, len(is_cached)) as (fd, size, sums):
+        with self._open_slots(entry, first_slot, len(hits)) as (fd, size, sums):
             if stop > size or not sums.any():
-                return is_cached
+                return hits
             label, low = entry.label, first_slot * length
-            high = min(size, low + len(is_cached) * length)
+            high = min(size, low + len(hits) * length)
             # Unwanted bytes of the first and last slot go to temporary buffers.
             head, tail = bytearray(start - low), bytearray(high - stop)
             _fill(fd, (memoryview(head), out, memoryview(tail)), low)
@@ -251,13 +250,13 @@ class CacheFolder:
                         out[max(slot_start, start) - start : slot_start + length - start],
                         tail if slot_start + length > stop else b"",
                     ]
-                    is_cached[i] = entry.checksum(label, first_slot + i, *parts) == checksum
-                    damaged += not is_cached[i]
+                    hits[i] = entry.checksum(label, first_slot + i, *parts) == checksum
+                    damaged += not hits[i]
             if damaged:
                 self.count(damaged=damaged)
             with contextlib.suppress(OSError):  # read-only disk
                 self._note_use(fd)
-        return is_cached
+        return hits
 
     def _add(
         self,
@@ -287,9 +286,9 @@ class CacheFolder:
         finally:
             os.close(fd)
 
-    def scan(self) -> tuple[list[_ScannedEntry], int]:
+    def scan(self) -> tuple[list[_FileUse], int]:
         """All entries, least recently used first, and the size on disk of everything."""
-        entries: list[_ScannedEntry] = []
+        entries: list[_FileUse] = []
         max_time = time.time_ns() + _AHEAD_NS
         sizes: dict[int, int] = {}  # by inode
         for folder, _, names in os.walk(self.path):
@@ -304,7 +303,7 @@ class CacheFolder:
                     status = os.lstat(path)
                     sizes[status.st_ino] = size = _on_disk(status.st_size)
                     if _ENTRY.fullmatch(f"{place}/{name}"):
-                        entries.append(_ScannedEntry(status.st_mtime_ns, path, size))
+                        entries.append(_FileUse(status.st_mtime_ns, path, size))
         entries.sort(key=lambda entry: (entry.used <= max_time and entry.used, entry))
         return entries, sum(sizes.values())
 
@@ -388,9 +387,7 @@ class CacheFolder:
                 return False
         return True
 
-    def _evictable(
-        self, entries: list[_ScannedEntry], protected: Protected | None
-    ) -> list[_ScannedEntry]:
+    def _evictable(self, entries: list[_FileUse], protected: Protected | None) -> list[_FileUse]:
         """The entries that are neither in use nor protected, in their order."""
         max_time = time.time_ns() + _AHEAD_NS
         unused = [entry for entry in entries if not self.keep_since <= entry.used <= max_time]
@@ -399,13 +396,11 @@ class CacheFolder:
         numbers: dict[str, list[int]] = {}
         for number, entry in enumerate(unused):
             numbers.setdefault(entry.place, []).append(number)
-        protected_numbers: set[int] = set()
+        spared: set[int] = set()
         for place, group in numbers.items():
             is_kept = protected(place, [unused[number].name for number in group]).tolist()
-            protected_numbers.update(
-                number for number, keep in zip(group, is_kept, strict=True) if keep
-            )
-        return [entry for number, entry in enumerate(unused) if number not in protected_numbers]
+            spared.update(number for number, keep in zip(group, is_kept, strict=True) if keep)
+        return [entry for number, entry in enumerate(unused) if number not in spared]
 
     def _note_use(self, fd: int) -> None:
         # Nanoseconds since 1970, strictly increasing.
@@ -417,7 +412,7 @@ class CacheFolder:
         return f"{self.path}/{hash_of_place(entry.place)}/{entry.tag}{name}"
 
 
-class _ScannedEntry(NamedTuple):
+class _FileUse(NamedTuple):
     """An entry in a scan: time of last use in nanoseconds, path, and size on disk."""
 
     used: int
