@@ -6,7 +6,7 @@ the engine execute the plan. A batch is one gather per feature from decoded fram
 Read first, in this order:
 
 - `pipes.loaders`: `SeqRecordPipe` and its siblings; `pipes.options`: their arguments.
-- `pipes.select_clips`: from options to clips; `clips.sample_tables`: tables of samples.
+- `pipes.make_view`: from options to clips; `clips.sample_tables`: tables of samples.
 - `sampling.plan`, `sampling.epoch`, `sampling.runs`: the plan of an epoch.
 - `pipes.epochs`, `pipes.states`: positions, ranks, workers and resume.
 - `engine.executor`: the loop over rounds; `engine.stores`: rows of decoded frames.

@@ -32,7 +32,7 @@ from seqrecord import (
     SeqRecordWriter,
     StateError,
 )
-from seqrecord.loader.pipes.select_clips import select
+from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.sampling.runs import Window
 from seqrecord.samples import dilate, every
 from tests.kit.clip_data import LENGTHS, effective_arguments, expected_frame, names
@@ -131,8 +131,8 @@ def test_small_windows_load_few_images(records: Dataset) -> None:
     # Frames of `say` stay for a whole episode, images do not.
     text: dict[str, Any] = {"clip_len": 2, "features": ["image", "text"], "episodes": "lab/0"}
     for latest, expected in ((Latest(max_age=5), (-5, 7)), (Latest(), (-18, 20))):
-        selection = select(records, LoaderOptions(**text, windows={"text": latest}))
-        windows = [(w.offset, w.span) for w in selection.windows.of_groups(1)]
+        view = make_view(records, LoaderOptions(**text, windows={"text": latest}))
+        windows = [(w.offset, w.span) for w in view.group_windows]
         assert windows == [(0, 2), expected]
 
 

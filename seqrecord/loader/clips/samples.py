@@ -71,6 +71,9 @@ class SampleEpisodes(Protocol):
     def complete(self, dilation: int) -> ClipTable:
         """The complete clips with a dilation, at each start."""
 
+    def digest(self, samples: Samples) -> str:
+        """A hash of all rows and columns of a table."""
+
     def metadata(self, name: str, episodes: IntArray) -> list[Any]:
         """A metadata entry of episodes."""
 

@@ -12,7 +12,6 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.engine.vectors import VectorStep
 from seqrecord.loader.mixing.sources import naming_source
 from seqrecord.loader.pipes.option_values import Vector, check_vectors
-from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.vectors import (
     checked_vector,
     normalized,
@@ -20,6 +19,7 @@ from seqrecord.loader.pipes.vectors import (
     stored_statistics,
     warn_unscaled,
 )
+from seqrecord.loader.pipes.view import View
 from seqrecord.store.statistics.normalization import MODES, Normalization, WeightedChannels
 from seqrecord.store.units import check, raise_if
 
@@ -77,7 +77,7 @@ class MixForm:
 
     def steps(
         self,
-        sources: Mapping[str, Selection],
+        sources: Mapping[str, View],
         shares: Mapping[str, Fraction],
         features: Sequence[str],
     ) -> Steps:
@@ -102,7 +102,7 @@ class MixForm:
         return steps
 
     def _normalized(
-        self, sources: Mapping[str, Selection], features: Sequence[str]
+        self, sources: Mapping[str, View], features: Sequence[str]
     ) -> dict[str, Vector]:
         """The vectors of normalized features."""
         if not isinstance(self.vectors, Vector):
@@ -121,7 +121,7 @@ class MixForm:
         name: str,
         vector: Vector,
         weights: Mapping[str, float],
-        sources: Mapping[str, Selection],
+        sources: Mapping[str, View],
         steps: Steps,
     ) -> None:
         """Add the normalization by merged statistics of these sources to their steps."""
@@ -130,9 +130,9 @@ class MixForm:
         parts: list[WeightedChannels] = []
         given: dict[str, VectorStep] = {}
         for source, weight in weights.items():
-            selection = sources[source]
+            view = sources[source]
             with naming_source(source):
-                spec = checked_vector(selection, name, "normalize")
+                spec = checked_vector(view, name, "normalize")
                 given[source] = step = steps[source].get(name, VectorStep(spec))
                 if step.normalization is not None:
                     if scope == "source" and not self._listed:
@@ -142,7 +142,7 @@ class MixForm:
                         feature=name,
                         expected="normalize of the mix, or of its sources",
                     )
-                statistics = stored_statistics(selection, name)
+                statistics = stored_statistics(view, name)
                 parts.append(WeightedChannels(statistics, weight, step.places))
         sizes = [int(one or 1) for step in given.values() for one in step.made.shape or (1,)]
         are_one = all(len(part.statistics.sketches) == 1 for part in parts)
@@ -160,29 +160,27 @@ class MixForm:
                 steps[source][name] = normalized(step, name, merged.at(places))
 
 
-def _is_usual(selection: Selection, name: str) -> bool:
+def _is_usual(view: View, name: str) -> bool:
     """Whether a feature is normalized unless named, or not in the source."""
-    if name not in selection.made:
+    if name not in view.batch_arrays:
         return True
-    spec = selection.given(name)
-    padded = {one.mask_of for one in selection.made.values()}
+    spec = view.array_before_step(name)
+    padded = {one.mask_of for one in view.batch_arrays.values()}
     is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
-    stored = selection.dataset.features.get(name)
+    stored = view.dataset.features.get(name)
     kind = None if stored is None else stored.kind
     is_vector = is_whole and len(spec.shape) == 1
     return is_vector and spec.dtype.kind == "f" and kind in _KINDS
 
 
-def _padded(
-    selection: Selection, name: str, steps: Mapping[str, VectorStep], size: int
-) -> VectorStep:
+def _padded(view: View, name: str, steps: Mapping[str, VectorStep], size: int) -> VectorStep:
     own = steps.get(name)
-    step = placed(selection, name, None if own is None else own.places, size)
+    step = placed(view, name, None if own is None else own.places, size)
     return step if own is None else replace(step, normalization=own.normalization)
 
 
 def _having(
-    name: str, argument: str, sources: Mapping[str, Selection], features: Sequence[str]
+    name: str, argument: str, sources: Mapping[str, View], features: Sequence[str]
 ) -> list[str]:
     """The sources that have a feature. Raises `ClipError` if none has it."""
     if name not in features:
@@ -191,32 +189,32 @@ def _having(
             feature=name,
             expected=f"some of {', '.join(features)}",
         )
-    return [source for source, one in sources.items() if name in one.made]
+    return [source for source, one in sources.items() if name in one.batch_arrays]
 
 
-def _groups(scope: str, sources: Mapping[str, Selection]) -> list[list[str]]:
+def _groups(scope: str, sources: Mapping[str, View]) -> list[list[str]]:
     """The sources whose statistics are merged."""
     if scope == "mix":
         return [list(sources)]
     if scope == "source":
         return [[source] for source in sources]
     groups: dict[str, list[str]] = defaultdict(list)
-    for source, selection in sources.items():
+    for source, view in sources.items():
         with naming_source(source):
-            groups[robot_type(selection)].append(source)
+            groups[robot_type(view)].append(source)
     return list(groups.values())
 
 
-def robot_type(selection: Selection) -> str:
+def robot_type(view: View) -> str:
     """The metadata `robot_type` of all selected episodes. Raises `ClipError` unless it is one."""
-    index, found = selection.dataset.contents.index, dict[str, str]()
-    for row in selection.clip_set.selected.tolist():
+    index, found = view.dataset.contents.index, dict[str, str]()
+    for row in view.episode_rows.tolist():
         found.setdefault(repr(index.episode_metadata(row).get(_ROBOT)), index.key(row))
     one = next(iter(found))
     if len(found) > 1 or one == repr(None):
         raise ClipError(
             'statistics="robot_type" takes one robot_type from the metadata of all episodes',
-            file=selection.dataset.url,
+            file=view.dataset.url,
             expected='metadata {"robot_type": …} for each episode, see `seqrecord edit`; or '
             'statistics="source"',
             got=", ".join(f"{robot} ({key})" for robot, key in found.items()),

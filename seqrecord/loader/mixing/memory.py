@@ -45,7 +45,7 @@ class MixMemory:
         if draws is not None:  # in clips of the greatest length
             size = -(-draws.most_frames(size) // draws.most)
         for name, loader in loaders.items():
-            nbytes = clip_nbytes(loader.selection.made, loader.selection.lengths)
+            nbytes = clip_nbytes(loader.view.batch_arrays, loader.view.lengths)
             weights[name] = float(shares[name]) * max(1, nbytes)
         batch_bytes = sum(size * one.clip_bytes for one in batches)
         requests = {name: loader.planner.memory_request() for name, loader in loaders.items()}

@@ -246,7 +246,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         """The normalizations of each source, by feature, for example to undo them."""
         found: dict[str, dict[str, Normalization]] = {}
         for source, loader in self._mix.loaders.items():
-            steps = loader.selection.vectors.items()
+            steps = loader.view.vectors.items()
             found[source] = {n: s.normalization for n, s in steps if s.normalization is not None}
         return found
 
@@ -261,7 +261,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         `options` are the same as in `SeqRecordIterableDataset.compute_statistics`.
         """
         loaders = self._mix.loaders.items()
-        return {name: one.selection.compute_statistics(**options) for name, one in loaders}
+        return {name: one.view.compute_statistics(**options) for name, one in loaders}
 
     def summarize(self) -> MixSummary:
         """Summarize sources, shares and features, and changes to the stored features.
@@ -286,7 +286,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         end = f"stopping_strategy={mix.stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
         lines = [f"{type(self).__name__}({end}, shares of {how}"]
         for name, loader in mix.loaders.items():
-            lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.selection.describe()}")
+            lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.view.describe()}")
         return "\n  ".join(lines) + ")"
 
 
@@ -313,7 +313,7 @@ def _weighted(
     name, count = Counter(dataset.name for dataset in datasets).most_common(1)[0]
     raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
     excluded, features = excluded_sources(proportions.values()), None
-    used = {one.name: one.loader.selection for one in datasets if one.source not in excluded}
+    used = {one.name: one.loader.view for one in datasets if one.source not in excluded}
     if join == "intersection" and used:
         features = joined_features(used, join)
     loaders: dict[str, list[ClipLoader]] = {source: [] for source in sources}
@@ -337,9 +337,9 @@ def _size(source: StreamingLoader | SeqRecordMix, loaders: Sequence[ClipLoader])
     """The size of a source; of a nested mix, of all its datasets, or of its epoch by `choose`."""
     clips = frames = 0
     for loader in loaders:
-        clip_set = loader.selection.clip_set
+        view = loader.view
         clips += loader.clips(0).num_clips
-        frames += int(clip_set.dataset.contents.index.num_frames[clip_set.selected].sum())
+        frames += int(view.dataset.contents.index.num_frames[view.episode_rows].sum())
     chosen = source._mix.epoch_clips if isinstance(source, SeqRecordMix) else None
     return SourceSize(clips if chosen is None else chosen, frames)
 

@@ -84,13 +84,13 @@ class MixLoader:
         self.counts = whole_shares([weight for _, weight in sources.values()])
         each = zip(sources, self.counts, strict=True)
         self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
-        selections = {name: loader.selection for name, (loader, _) in sources.items()}
-        features = joined_features(selections, join)
-        steps = form.steps(selections, self.shares, features)
-        formed = {name: one.with_vectors(steps[name]) for name, one in selections.items()}
-        differing = differing_shapes(selections, formed, features, alternate, form.own_units)
+        views = {name: loader.view for name, (loader, _) in sources.items()}
+        features = joined_features(views, join)
+        steps = form.steps(views, self.shares, features)
+        formed = {name: one.with_vectors(steps[name]) for name, one in views.items()}
+        differing = differing_shapes(views, formed, features, alternate, form.own_units)
         self.alternate = bool(alternate or differing)
-        check_sizes(selections)
+        check_sizes(views)
         frames = options.frames_per_batch
         problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
         expected = (

@@ -25,8 +25,8 @@ from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.feature_kinds import differences, has_pixels, is_image, known_kind
@@ -87,18 +87,18 @@ class MixedBatches:
         """
         entries = dict[int, dict[str, str]]()
         for number, source in sources.items():
-            selection = source.selection
+            view = source.view
             problem = f"frame lists of source {source.name!r} differ in length"
-            expected, got = 'ragged="pad" in a mix', f"ragged={selection.cut!r}"
-            raise_if(selection.cut != "pad", problem, expected, got)
-            entries[number] = _entries(selection, features)
+            expected, got = 'ragged="pad" in a mix', f"ragged={view.cut!r}"
+            raise_if(view.cut != "pad", problem, expected, got)
+            entries[number] = _entries(view, features)
         columns = _columns_of(sources)
         last_first = list(sources.values())[::-1]
         form = {  # of the first source with the feature
-            n: source.selection
+            n: source.view
             for n in features
             for source in last_first
-            if n in source.selection.made
+            if n in source.view.batch_arrays
         }
         cameras = [name for name in columns if name.endswith(_CAMERA_COLUMNS)]
         missing = {
@@ -108,13 +108,13 @@ class MixedBatches:
         }
         batches = cls(
             sources,
-            {name: selection.made[name] for name, selection in form.items()},
-            {name: selection.lengths[name] for name, selection in form.items()},
-            frozenset(name for name, selection in form.items() if name in selection.nested),
-            frozenset(name for name, selection in form.items() if name in selection.squeezed),
+            {name: view.batch_arrays[name] for name, view in form.items()},
+            {name: view.lengths[name] for name, view in form.items()},
+            frozenset(name for name, view in form.items() if name in view.nested),
+            frozenset(name for name, view in form.items() if name in view.squeezed),
             _joined(columns.values(), sources, missing),
             missing,
-            [n for n, selection in form.items() if camera_masks and _is_camera(selection, n)],
+            [n for n, view in form.items() if camera_masks and _is_camera(view, n)],
             tasks,
         )
         batches._check_names(entries)
@@ -185,7 +185,7 @@ class MixedBatches:
         """
         frames, sizes, form = _frames_of(batches, number), dict[str, tuple[int, int]](), None
         for one in self.sources.values():
-            sizes |= one.selection.draws.sizes(partial(batches.draw, number))
+            sizes |= one.view.draws.sizes(partial(batches.draw, number))
         if frames is not None or sizes:
             form = BatchForm(frames, {n: size for n, size in sizes.items() if n in self.specs})
         build = partial(self._build, buffers, source, form)
@@ -231,7 +231,7 @@ class MixedBatches:
             source, slots = self.sources[number], np.array(some)
             texts = [] if clips is None else [clips[slot] for slot in some]
             episode = batch.clips.episode[slots]
-            numbers[slots] = self.tasks.column(source.name, source.selection, episode, texts)
+            numbers[slots] = self.tasks.column(source.name, source.view, episode, texts)
         return numbers
 
 
@@ -252,7 +252,7 @@ class JoinedColumn:
 
 def _columns_of(sources: Mapping[int, SourceLoader]) -> dict[str, ClipColumn]:
     """The extra columns of all sources, by name."""
-    columns = (column for one in sources.values() for column in one.selection.column_list)
+    columns = (column for one in sources.values() for column in one.view.columns)
     return {column.name: column for column in columns}
 
 
@@ -289,10 +289,10 @@ def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
     return groups
 
 
-def _entries(selection: Selection, features: Collection[str]) -> dict[str, str]:
+def _entries(view: View, features: Collection[str]) -> dict[str, str]:
     """The kinds of a source's batch entries, as text."""
-    found = {name: "a feature" for name in selection.made if name in features}
-    for column in selection.column_list:
+    found = {name: "a feature" for name in view.batch_arrays if name in features}
+    for column in view.columns:
         found[column.name] = "a list" if column.dtype is None else f"a column {column.text}"
     return found
 
@@ -302,11 +302,11 @@ def _frames_of(batches: ShardBatches, number: int) -> int | None:
     return None if batches.draws is None else int(batches.frames(np.array([number]))[0])
 
 
-def check_sizes(sources: Mapping[str, Selection]) -> None:
+def check_sizes(sources: Mapping[str, View]) -> None:
     """Raise `ClipError` if sources draw the size of a feature differently."""
     drawn: dict[str, dict[str, str]] = {}  # of each feature, the steps of each source
     for source, one in sources.items():
-        steps = dict.fromkeys(one.made, "none")
+        steps = dict.fromkeys(one.batch_arrays, "none")
         for crops in one.draws.crops:
             text = ", ".join(repr(s.of_features(None)) for s in crops.steps if s.per_batch)
             steps |= dict.fromkeys(crops.features, text or "none")
@@ -322,26 +322,30 @@ def check_sizes(sources: Mapping[str, Selection]) -> None:
             )
 
 
-def _is_camera(selection: Selection, name: str) -> bool:
+def _is_camera(view: View, name: str) -> bool:
     """Whether a feature is an image."""
-    spec, stored = selection.made[name], selection.dataset.features.get(name)
+    spec, stored = view.batch_arrays[name], view.dataset.features.get(name)
     kind = None if stored is None else stored.kind
     return has_pixels(spec) and is_image(spec, known_kind(name, spec, kind))
 
 
-def joined_features(sources: Mapping[str, Selection], join: Join) -> list[str]:
+def joined_features(sources: Mapping[str, View], join: Join) -> list[str]:
     """The features of batches. Raises `ClipError` for an empty intersection."""
-    names = dict.fromkeys(name for one in sources.values() for name in one.made)
-    found = [n for n in names if join == "union" or all(n in one.made for one in sources.values())]
+    names = dict.fromkeys(name for one in sources.values() for name in one.batch_arrays)
+    found = [
+        n
+        for n in names
+        if join == "union" or all(n in one.batch_arrays for one in sources.values())
+    ]
     problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
-    each = {name: ", ".join(one.made) for name, one in sources.items()}
+    each = {name: ", ".join(one.batch_arrays) for name, one in sources.items()}
     raise_if(not found, problem, expected, _listed(each))
     return found
 
 
 def differing_shapes(
-    sources: Mapping[str, Selection],
-    formed: Mapping[str, Selection],
+    sources: Mapping[str, View],
+    formed: Mapping[str, View],
     features: Sequence[str],
     alternate: bool | None,
     own_units: Collection[str] | None,
@@ -362,7 +366,9 @@ def differing_shapes(
     _check_meanings(features, sources, _unitless(formed, own_units))
     found: dict[str, str] = {}
     for name in () if alternate else features:
-        shapes = {source: _shape(one, name) for source, one in formed.items() if name in one.made}
+        shapes = {
+            source: _shape(one, name) for source, one in formed.items() if name in one.batch_arrays
+        }
         if len({*shapes.values()}) > 1 or "?" in next(iter(shapes.values())):
             found[name] = _listed(shapes)
     if found and alternate is False:
@@ -377,22 +383,22 @@ def differing_shapes(
     return found
 
 
-def _unitless(sources: Mapping[str, Selection], names: Collection[str] | None) -> frozenset[str]:
+def _unitless(sources: Mapping[str, View], names: Collection[str] | None) -> frozenset[str]:
     """The normalized features among `names`."""
     each = (item for one in sources.values() for item in one.vectors.items())
     found = {name for name, step in each if step.normalization is not None}
     return frozenset(found if names is None else found.intersection(names))
 
 
-def _shape(selection: Selection, name: str) -> str:
+def _shape(view: View, name: str) -> str:
     """Dtype and shape of a feature in a clip, with a `?` for each varying dimension."""
-    spec = selection.made[name]
-    frames = () if name in selection.squeezed else (selection.lengths[name],)
+    spec = view.batch_arrays[name]
+    frames = () if name in view.squeezed else (view.lengths[name],)
     return spec.value_kind.describe_clip(spec, frames)
 
 
 def _check_meanings(
-    features: Iterable[str], sources: Mapping[str, Selection], unitless: Collection[str]
+    features: Iterable[str], sources: Mapping[str, View], unitless: Collection[str]
 ) -> None:
     """Raise `ClipError` if kind or unit of a feature differ between sources.
 
@@ -402,7 +408,7 @@ def _check_meanings(
     for name, attribute in product(features, ("kind", "unit")):
         if attribute == "unit" and name in unitless:
             continue
-        found = {s: meaning(one, name) for s, one in sources.items() if name in one.made}
+        found = {s: meaning(one, name) for s, one in sources.items() if name in one.batch_arrays}
         known = {s: spec for s, spec in found.items() if spec is not None}
         specs = {s: f for s, f in known.items() if f.value_kind.number_dtype(f) is not None}
         declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
@@ -432,15 +438,16 @@ def _listed(of_source: Mapping[str, object]) -> str:
     return "; ".join(f"{source}: {text or 'unknown'}" for source, text in of_source.items())
 
 
-def meaning(selection: Selection, name: str) -> FeatureSpec | None:
+def meaning(view: View, name: str) -> FeatureSpec | None:
     """A feature with its kind and unit; `None` if a user function makes or changes it.
 
     A function may declare its unit, as `DepthToMeters` does.
     """
-    spec, functions = selection.dataset.features.get(name), selection.draws.functions
+    spec, functions = view.dataset.features.get(name), view.draws.functions
     called = () if functions is None else functions.functions
-    for one in reversed((selection.frames.transform, *called)):
+    transform = () if view.transform is None else (view.transform.function,)
+    for one in reversed((*transform, *called)):
         if spec is not None and name in (units := getattr(one, "units", {})):
             return replace(spec, unit=units[name])
-    is_kept = selection.frames.transform is None or name in selection.frames.unchanged
+    is_kept = view.transform is None or name in view.unchanged_features
     return spec if is_kept and (functions is None or name in functions.unchanged) else None

@@ -9,7 +9,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.loader.mixing.mixed_batches import MixedBatches
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.store.feature_kinds import is_image, known_kind
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import first_of
@@ -48,7 +48,7 @@ def warn_of_form(
             source = one.sources[number]
             shown = first_of(names, _MOST_NAMES)
             row = f"{source.name} ({shares[source.name]:.0%} of clips) lacks {shown}"
-            other = _alike(source.selection, names, one)
+            other = _alike(source.view, names, one)
             rows.append(row + f"; it has {first_of(other, _MOST_NAMES)}" * bool(other))
     if len(rows) > _MOST_ROWS:
         rows[_MOST_ROWS - 1 :] = [f"… {len(rows) - _MOST_ROWS + 1} more"]
@@ -56,16 +56,16 @@ def warn_of_form(
         warn_once("\n  ".join([head, *rows]))
 
 
-def _alike(selection: Selection, names: Sequence[str], batches: MixedBatches) -> list[str]:
+def _alike(view: View, names: Sequence[str], batches: MixedBatches) -> list[str]:
     """Features of a source with the kind of missing ones, which are unread or in no other source.
 
     Often they have another name for the same camera.
     """
-    dataset = selection.dataset
+    dataset = view.dataset
     read = {dataset.contents.stored_name(name): name for name in dataset.features}
     wanted = set()
     for other in batches.sources.values():
-        features = other.selection.dataset.features
+        features = other.view.dataset.features
         wanted |= {_kind(name, features[name]) for name in names if name in features}
     return [
         read.get(name, name)

@@ -18,7 +18,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import EpochPlanner, plan_clips
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
@@ -152,7 +152,7 @@ class SourceRun:
         (clip, last), source, shard = self.clips, self.source, self.order.shard
         while clip < last:
             with naming_source(source.name):
-                epoch, given = source.selection.clip_set.epochs.epoch_of(clip, shard.count)
+                epoch, given = source.view.samples.epoch_of(clip, shard.count)
             plan = source.planner.plan(epoch, shard)
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
@@ -176,7 +176,7 @@ class SourceLoader(ClipLoader):
 
     Args:
         name: its name in the mix.
-        selection: the clips, with the steps of the mix.
+        view: the clips, with the steps of the mix.
         own: the options of the source.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
@@ -186,7 +186,7 @@ class SourceLoader(ClipLoader):
     def __init__(
         self,
         name: str,
-        selection: Selection,
+        view: View,
         own: LoaderOptions,
         mix: LoaderOptions,
         batch_size: int,
@@ -202,7 +202,7 @@ class SourceLoader(ClipLoader):
             rank=mix.rank,
             device=mix.device,
         )
-        super().__init__(EpochPlanner.of(selection, options, limit_in))
+        super().__init__(EpochPlanner.of(view, options, limit_in))
         self.name = name
 
     def reset_counts(self) -> None:
@@ -216,19 +216,19 @@ def loader_in_mix(
     """The clips of a source in a mix with this seed. Its seed depends on its name, too, and not on
     other sources. Only `features` are read, except transformed ones; `None`: all.
     """
-    selection, options = loader.selection, loader.options
-    has_functions = options.frame_transform is not None or selection.draws.functions is not None
+    view, options = loader.view, loader.options
+    has_functions = options.frame_transform is not None or view.draws.functions is not None
     if features is not None and not has_functions:
-        names = [one for one in selection.dataset.features if one in features]
-        options = _of_features(options, names, selection)
-        steps = {one: step for one, step in selection.vectors.items() if one in names}
-        selection = plan_clips(selection.dataset, options).selection.with_vectors(steps)
+        names = [one for one in view.dataset.features if one in features]
+        options = _of_features(options, names, view)
+        steps = {one: step for one, step in view.vectors.items() if one in names}
+        view = plan_clips(view.dataset, options).view.with_vectors(steps)
     number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
     options = replace(options, seed=key_of(Purpose.MIX_SEEDS, seed, number) >> 1)
-    return ClipLoader(EpochPlanner.of(selection, options))
+    return ClipLoader(EpochPlanner.of(view, options))
 
 
-def _of_features(options: LoaderOptions, names: list[str], selection: Selection) -> LoaderOptions:
+def _of_features(options: LoaderOptions, names: list[str], view: View) -> LoaderOptions:
     """The options of a source that reads only these features."""
 
     def some(given: Mapping[str, Any]) -> dict[str, Any]:
@@ -246,16 +246,16 @@ def _of_features(options: LoaderOptions, names: list[str], selection: Selection)
         clip_len=options.clip_len if has_frames else 1,  # the frame `start`
         pad=options.pad if has_frames else None,
         ragged=some(ragged) if isinstance(ragged, Mapping) else ragged,
-        clip_transform=_steps_of(selection, names),
+        clip_transform=_steps_of(view, names),
     )
 
 
-def _steps_of(selection: Selection, names: list[str]) -> list[Any] | dict[str, Any] | None:
+def _steps_of(view: View, names: list[str]) -> list[Any] | dict[str, Any] | None:
     """The crops and flips of these features and of their padding masks."""
     found: list[Any] = []
     by_name: dict[str, Any] = {}
-    for crops in selection.draws.crops:
-        arrays = {n: spec for n, spec in selection.frames.arrays.items() if n in crops.features}
+    for crops in view.draws.crops:
+        arrays = {n: spec for n, spec in view.arrays.items() if n in crops.features}
         kept = tuple(n for n, spec in arrays.items() if (spec.mask_of or n) in names)
         if kept and crops.name is not None:
             by_name[crops.name] = [step.of_features(None) for step in crops.steps]

@@ -97,7 +97,7 @@ class MixSummary:
         for batches in mix.batches:
             columns |= batches.column_texts
             for name in batches.specs:
-                having = [one for one in batches.sources.values() if name in one.selection.made]
+                having = [one for one in batches.sources.values() if name in one.view.batch_arrays]
                 feature = _feature(batches, name, having[0], is_drawn=mix.draws is not None)
                 rows.setdefault(feature, []).extend(one.name for one in having)
         features = (MixFeatureSummary(*feature, tuple(some)) for feature, some in rows.items())
@@ -156,10 +156,10 @@ _Feature: TypeAlias = tuple[str, str, tuple[int | None, ...], str | None, str | 
 
 def _feature(batches: MixedBatches, name: str, source: SourceLoader, *, is_drawn: bool) -> _Feature:
     """Name, dtype, shape, kind and unit of a feature. Sizes drawn for each batch are `None`."""
-    spec, stored = batches.specs[name], meaning(source.selection, name)
+    spec, stored = batches.specs[name], meaning(source.view, name)
     frames: tuple[int | None, ...] = (None if is_drawn else batches.lengths[name],)
     shape: tuple[int | None, ...] = spec.shape
-    crops = [one for one in source.selection.draws.crops if name in one.features]
+    crops = [one for one in source.view.draws.crops if name in one.features]
     if any(one.per_batch for one in crops):
         shape = (None, None, *shape[2:])
     if name in batches.squeezed:
@@ -177,9 +177,9 @@ def _places_text(places: tuple[int, ...]) -> str:
 
 
 def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSummary:
-    selection = source.selection
-    clip_set, dataset = selection.clip_set, selection.dataset
-    contents, features, steps = dataset.contents, dataset.features, selection.vectors
+    view = source.view
+    dataset = view.dataset
+    contents, features, steps = dataset.contents, dataset.features, view.vectors
     stored = {name: contents.stored_name(name) for name in features}
     missing = {
         n for batches in mix.batches for n, some in batches.missing.items() if number in some
@@ -189,9 +189,9 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
         dataset.url,
         float(mix.shares[source.name]),
         source.clips(0).num_clips,
-        len(clip_set.selected),
-        int(contents.index.num_frames[clip_set.selected].sum()),
-        clip_set.left_out,
+        len(view.episode_rows),
+        int(contents.index.num_frames[view.episode_rows].sum()),
+        view.left_out,
         renamed={name: old for name, old in stored.items() if name != old},
         resized={n: features[n].stored.shape[:2] for n in contents.sizes if n in features},
         placed={n: one.places for n, one in steps.items() if one.places is not None},

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.dataset import Dataset
 
@@ -34,7 +34,7 @@ class TaskNumbers:
     of_episodes: Mapping[str, IntArray]
 
     @classmethod
-    def of(cls, sources: Mapping[str, Selection], features: Sequence[str]) -> TaskNumbers:
+    def of(cls, sources: Mapping[str, View], features: Sequence[str]) -> TaskNumbers:
         """Number the tasks of all selected episodes.
 
         Texts of the feature come from the metadata `tasks`, or else from all frames. Raises
@@ -44,29 +44,27 @@ class TaskNumbers:
         found = sorted({text for some in texts.values() for each in some.values() for text in each})
         numbers = {text: number for number, text in enumerate(found)}
         of_episodes = {}
-        for source, selection in sources.items():
-            if not _has_feature(selection, features):
-                rows = np.full(len(selection.dataset.contents.index.num_frames), -1, np.int64)
+        for source, view in sources.items():
+            if not _has_feature(view, features):
+                rows = np.full(len(view.dataset.contents.index.num_frames), -1, np.int64)
                 for row, each in texts[source].items():
                     rows[row] = numbers[each[0]]
                 of_episodes[source] = rows
         return cls(numbers, of_episodes)
 
-    def column(
-        self, source: str, selection: Selection, episode: IntArray, texts: Sequence[Any]
-    ) -> IntArray:
+    def column(self, source: str, view: View, episode: IntArray, texts: Sequence[Any]) -> IntArray:
         """The numbers of n clips of a source, by episode rows and the texts of the feature.
 
         Raises `ClipError` for a text that is not among the tasks.
         """
         if (rows := self.of_episodes.get(source)) is not None:
-            return rows[selection.clip_episodes.rows(episode)]
+            return rows[view.clip_episodes.rows(episode)]
         first = [text if isinstance(text, str) else text[0] for text in texts]
         for text in first:
             if text not in self.numbers:
                 raise ClipError(
                     f"source {source!r} of a mix: a task that the metadata lacks",
-                    file=selection.dataset.url,
+                    file=view.dataset.url,
                     feature=TASK,
                     expected=f"a text in the episode's metadata `{_TASKS}`",
                     got=text,
@@ -90,19 +88,17 @@ def episode_tasks(dataset: Dataset, row: int, *, has_feature: bool) -> list[str]
     return [*dict.fromkeys(episode.read(present, features=[TASK])[TASK])]
 
 
-def _has_feature(selection: Selection, features: Sequence[str]) -> bool:
+def _has_feature(view: View, features: Sequence[str]) -> bool:
     """Whether batches have the task texts of a source."""
-    spec = selection.made.get(TASK)
+    spec = view.batch_arrays.get(TASK)
     return TASK in features and spec is not None and spec.value == "text"
 
 
-def _texts(
-    source: str, selection: Selection, features: Sequence[str]
-) -> dict[int, tuple[str, ...]]:
+def _texts(source: str, view: View, features: Sequence[str]) -> dict[int, tuple[str, ...]]:
     """The tasks of each selected episode, by row."""
-    dataset, has_feature = selection.dataset, _has_feature(selection, features)
+    dataset, has_feature = view.dataset, _has_feature(view, features)
     index, found = dataset.contents.index, dict[int, tuple[str, ...]]()
-    for row in selection.clip_set.selected.tolist():
+    for row in view.episode_rows.tolist():
         metadata = index.episode_metadata(row)
         texts = episode_tasks(dataset, row, has_feature=has_feature)
         if not (texts or has_feature) and isinstance(metadata.get(TASK), str):

@@ -1,4 +1,4 @@
-"""ClipLoader: the batches of a selection's epochs, made by engines."""
+"""ClipLoader: the batches of a view's epochs, made by engines."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
+from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import check_machine, spare_memory
 from seqrecord.loader.pipes.needed import needed_in
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import EpochPlanner, of_selected, plan_clips
-from seqrecord.loader.pipes.select_clips import select
-from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import EpochSegment
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
@@ -57,15 +57,15 @@ class _Iteration:
 
 
 class ClipLoader:
-    """Makes the batches of a selection's epochs. Picklable. Implements `BatchSource`.
+    """Makes the batches of a view's epochs. Picklable. Implements `BatchSource`.
 
     Raises `ClipError` for conflicting arguments.
     """
 
     def __init__(self, planner: EpochPlanner) -> None:
-        self.selection, self.ranks = planner.selection, planner.ranks
-        selection, options = planner.selection, planner.options
-        if options.device is not None and selection.draws.functions is not None:
+        self.view, self.ranks = planner.view, planner.ranks
+        view, options = planner.view, planner.options
+        if options.device is not None and view.draws.functions is not None:
             raise ClipError(
                 "the functions of clip_transform are called on the host",
                 expected="no device, and Tensor.to(device) of batches; or crops and flips alone",
@@ -77,7 +77,7 @@ class ClipLoader:
         self._order = SourceOrder(planner)
         self.batch_size = planner.settings.batch_size
         self._plan_columns = plan_columns(planner.order.columns)
-        storage = selection.dataset.contents.storage
+        storage = view.dataset.contents.storage
         self._store = storage if isinstance(storage, ChunkStore) else None
         self.machine_part = 1.0  # of the memory for loaders of this process
         self._iteration = _Iteration()
@@ -104,9 +104,9 @@ class ClipLoader:
     @property
     def differs_by_epoch(self) -> bool:
         """See `BatchSource`."""
-        selection, options = self.selection, self.options
-        is_drawn = selection.draws.is_random or options.has_drawn_steps
-        return self.planner.settings.shuffle or selection.clip_set.epochs.is_random or is_drawn
+        view, options = self.view, self.options
+        is_drawn = view.draws.is_random or options.has_drawn_steps
+        return self.planner.settings.shuffle or view.samples.is_random or is_drawn
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
@@ -117,12 +117,12 @@ class ClipLoader:
     def with_samples(self, samples: SamplesLike | None) -> ClipLoader:
         """A loader of other samples, which uses the frames in memory if it has the same."""
         options = replace(self.options, samples=samples)
-        planner = plan_clips(self.selection.dataset, of_selected(options))
+        planner = plan_clips(self.view.dataset, of_selected(options))
         planner = replace(planner, options=options).with_shuffle(self.planner.settings.shuffle)
-        found, before = ClipLoader(planner), self.selection.clip_set.selected
+        found, before = ClipLoader(planner), self.view.episode_rows
         if self._store is not None and found._store is not None:
             found._store.take_over(self._store)
-        is_same = np.array_equal(planner.selection.clip_set.selected, before)
+        is_same = np.array_equal(planner.view.episode_rows, before)
         if is_same and self.ranks.current().count == 1:
             found._buffers = self._buffers
         planner.plan_memory(1)
@@ -134,8 +134,10 @@ class ClipLoader:
         if self._order.excerpt_frames == source.excerpt_frames or not self.options.lists_frames:
             return self
         options = of_selected(self.options)
-        dataset, excerpt_frames = self.selection.dataset, source.excerpt_frames
-        planner = EpochPlanner.of(select(dataset, options, excerpt_frames=excerpt_frames), options)
+        dataset, excerpt_frames = self.view.dataset, source.excerpt_frames
+        planner = EpochPlanner.of(
+            make_view(dataset, options, excerpt_frames=excerpt_frames), options
+        )
         planner = replace(planner, options=self.options)
         found = ClipLoader(planner.with_shuffle(self.planner.settings.shuffle))
         found._buffers = self._buffers
@@ -196,14 +198,14 @@ class ClipLoader:
         self._iteration.frames_stay = bool(rows)
         _note_decoding(self.planner, self._iteration, plan.shard.count, stats)
         if self._store is not None:
-            pieces: Pieces = {} if rows else needed_in(self.selection, plan)
+            pieces: Pieces = {} if rows else needed_in(self.view, plan)
             if wanted := sum(int((stop - start).sum()) for start, stop in pieces.values()):
                 memory, nbytes = self.planner.leave_room(plan, segments, memory, wanted)
             room = 0 if rows else self.planner.store_bytes(plan, memory, nbytes)
             room = min(room, spare_memory(nbytes, self.machine_part))
             self._begin_store(self._store, plan, room, pieces if room else {})
         if not on_device and self.planner.limit_in is None:
-            check_machine(nbytes, self.selection.dataset.url)
+            check_machine(nbytes, self.view.dataset.url)
         tuning = self.options.tuning
         return Execution(
             self.job(plan, draws),
@@ -225,26 +227,26 @@ class ClipLoader:
         store.begin(capacity, pieces)
         if plan.shard.count > 1 and not (store.has_disk_cache or self._iteration.are_shards_noted):
             self._iteration.are_shards_noted = True
-            _note_shards(self.selection.dataset.url, plan.shard)
+            _note_shards(self.view.dataset.url, plan.shard)
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:
         """The dataset, frames and results of a plan's clips; in a mix, with the `draws` of its
         batches.
         """
-        selection, draws = self.selection, plan.draws if draws is None else draws
+        view, draws = self.view, plan.draws if draws is None else draws
         frames = self._drawn_frames(plan.epoch, draws)
-        draw = self._draw_of(plan.epoch, draws, partial(selection.draw, frames))
+        draw = self._draw_of(plan.epoch, draws, partial(view.draw, frames))
         return Job(
-            selection.dataset,
+            view.dataset,
             plan,
             frames,
-            selection.frames.arrays,
-            selection.made,
-            selection.lengths,
-            selection.frames.of_engine,
-            draw if selection.draws.is_any else None,
-            selection.vectors,
-            partial(_sizes_in, selection, plan) if self.options.draws_sizes else None,
+            view.arrays,
+            view.batch_arrays,
+            view.lengths,
+            view.transform,
+            draw if view.draws.is_any else None,
+            view.vectors,
+            partial(_sizes_in, view, plan) if self.options.draws_sizes else None,
         )
 
     def trace(self) -> Trace:
@@ -263,10 +265,10 @@ class ClipLoader:
         tensor of its own would take file descriptors.
         """
         columns = {**batch.columns}
-        nested, squeezed = self.selection.nested, self.selection.squeezed
+        nested, squeezed = self.view.nested, self.view.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
-            features = self.selection.cut_clips(features, columns)
+            features = self.view.cut_clips(features, columns)
             place = PlanBatch(plan, number)
             for column in self._plan_columns:
                 columns[column.name] = column.fill(place)
@@ -277,8 +279,8 @@ class ClipLoader:
                 features[name] = [item]
             elif are_copied:
                 features[name] = [torch.from_numpy(np.array(row)) for row in item.numpy()]
-        features = self.selection.cut_clips(features, columns, single=True)
-        return self.selection.singles(features, columns)[::-1]
+        features = self.view.cut_clips(features, columns, single=True)
+        return self.view.singles(features, columns)[::-1]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
         """See `BatchSource`."""
@@ -313,9 +315,9 @@ class ClipLoader:
 
         `draws` are the batch's; `memory` as for `ClipColumns.fill`.
         """
-        selection, frames = self.selection, self._drawn_frames(epoch, draws)
-        drawn = self._draw_of(epoch, draws, selection.draws.draw)(clips, ())
-        columns, num_far = selection.columns.fill(clips, frames, drawn, *memory)
+        view, frames = self.view, self._drawn_frames(epoch, draws)
+        drawn = self._draw_of(epoch, draws, view.draws.draw)(clips, ())
+        columns, num_far = view.fill_columns(clips, frames, drawn, *memory)
         self._iteration.times_without_frame += num_far
         return columns
 
@@ -327,7 +329,7 @@ class ClipLoader:
         """Frames of the selected episodes in no clip, if the order counts them, without windows."""
         if self.options.has_windows:
             return {}
-        num_frames = self.selection.episodes.num_frames
+        num_frames = self.view.episodes.num_frames
         frames = self.planner.order.frames_left_out(self.clips(epoch), num_frames)
         return {} if frames is None else {"frames_left_out": frames}
 
@@ -345,13 +347,13 @@ class ClipLoader:
             if settings.first_block_frames < self.planner.clip_stats().whole_block():
                 places = counted(settings.num_cursors, "place")
                 more += f"; mixed from {places} of an epoch"
-        return self.selection.describe(more)
+        return self.view.describe(more)
 
     def _drawn_frames(self, epoch: int, draws: DrawsByPlace | None) -> ClipFrames:
         """The frames of clips in an epoch, with the draws of their batches."""
         is_drawn = draws is not None and draws.batches.draws is not None
         frames_at = draws.frames if draws is not None and is_drawn else None
-        return self.selection.drawn_frames(epoch, frames_at)
+        return self.view.frames(epoch, frames_at)
 
     def _draw_of(self, epoch: int, draws: DrawsByPlace | None, draw: Any) -> DrawClips:
         """`draw` with the seed and the settings of an epoch."""
@@ -393,7 +395,7 @@ def _note_decoding(
 ) -> None:
     """Log once, as a second epoch begins, that each epoch decodes its frames again."""
     last, iteration.stats = iteration.stats, stats
-    dataset, transform = planner.selection.dataset, planner.selection.frames.transform
+    dataset, transform = planner.view.dataset, planner.view.transform
     cache = FrameFolder.of(dataset)
     if last is None or not last.frames_decoded or iteration.frames_stay or iteration.is_noted:
         return
@@ -413,6 +415,6 @@ def _note_decoding(
     )
 
 
-def _sizes_in(selection: Selection, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:
+def _sizes_in(view: View, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:
     """The drawn height and width of features in a batch of a plan."""
-    return selection.draws.sizes(partial(plan.batches.draw, batch))
+    return view.draws.sizes(partial(plan.batches.draw, batch))

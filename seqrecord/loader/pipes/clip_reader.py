@@ -43,7 +43,7 @@ from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.memory import features_in_memory, frames_in_memory, spare_memory
 from seqrecord.loader.pipes.needed import all_bytes
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.grids import frame_keys, run_bounds, split_keys
 from seqrecord.store.clips.tables import IntArray
@@ -87,7 +87,7 @@ class _FeatureSet:
 
 
 class ClipReader:
-    """Reads clips of a selection by number. Thread-safe. Picklable; copies start without memory.
+    """Reads clips of a view by number. Thread-safe. Picklable; copies start without memory.
 
     The clips of a call are adjacent in memory, so `collate` returns them as a batch without
     copying. Each frame is read and decoded once per call. Small raw features, encoded features and
@@ -95,13 +95,13 @@ class ClipReader:
     fit into `memory_limit` bytes. The rest of these bytes holds chunks of remote storage.
     """
 
-    def __init__(self, selection: Selection, memory_limit: int | str) -> None:
-        self._selection = selection
+    def __init__(self, view: View, memory_limit: int | str) -> None:
+        self._view = view
         self._memory_limit = memory_limit
-        num_frames = selection.dataset.contents.episode_table.num_frames
-        self._first_row = first_rows(num_frames, selection.clip_set.selected)
-        self._alike = selection.windows.frames.by_window(selection.frames.arrays)
-        self._sets = _sets_of(selection, self._alike, parse_size(memory_limit))
+        num_frames = view.dataset.contents.episode_table.num_frames
+        self._first_row = first_rows(num_frames, view.episode_rows)
+        self._alike = view.clip_frames.by_window(view.arrays)
+        self._sets = _sets_of(view, self._alike, parse_size(memory_limit))
         self._buffers = PerProcess(dict[bool, HostBuffers])  # for one clip, and for several
         self._filling = PerProcess(threading.Lock)  # while resident frames are read
         self._num_threads = PerProcess(worker_threads)
@@ -109,16 +109,16 @@ class ClipReader:
         self._begun = PerProcess(list[bool])
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return ClipReader, (self._selection, self._memory_limit)
+        return ClipReader, (self._view, self._memory_limit)
 
     def _begin(self) -> None:
         """Give a store of remote chunks the memory that resident frames leave."""
-        storage = self._selection.dataset.contents.storage
+        storage = self._view.dataset.contents.storage
         if isinstance(storage, ChunkStore):
             arenas = [one.in_memory for one in self._sets if one.in_memory is not None]
             nbytes = sum(arena.nbytes for arena in arenas)
             room = min(parse_size(self._memory_limit) - nbytes, spare_memory(nbytes))
-            storage.begin(max(0, room), all_bytes(self._selection) if room > 0 else {})
+            storage.begin(max(0, room), all_bytes(self._view) if room > 0 else {})
             self.stats.get().watch(storage.counters, storage)
 
     @property
@@ -130,23 +130,23 @@ class ClipReader:
 
     def read(self, numbers: IntArray, epoch: int) -> ClipSequence:
         """Return clips of an epoch by number, int64[clips], as in `SeqRecordPipe`."""
-        selection, seed = self._selection, 0
-        if selection.draws.is_any:
+        view, seed = self._view, 0
+        if view.draws.is_any:
             # From torch's global generator, which a sampler draws the numbers from.
             seed = int(torch.randint(1 << 62, (), device="cpu"))
-        clips = selection.clip_set.epochs.locate(numbers, epoch)
-        frames = selection.drawn_frames(epoch)
+        clips = view.samples.locate(numbers, epoch)
+        frames = view.frames(epoch)
         found, drawn = self._read(seed, clips, frames)
-        features = squeeze(found, selection.squeezed)
-        columns, _ = selection.columns.fill(clips, frames, drawn)
+        features = squeeze(found, view.squeezed)
+        columns, _ = view.fill_columns(clips, frames, drawn)
 
         def batch() -> dict[str, Any]:
-            given = for_users(features, selection.nested)
-            return {**selection.cut_clips(given, columns), **columns}
+            given = for_users(features, view.nested)
+            return {**view.cut_clips(given, columns), **columns}
 
         def single() -> list[dict[str, Any]]:
             given = {name: self._divided(name, values) for name, values in features.items()}
-            return selection.singles(selection.cut_clips(given, columns, single=True), columns)
+            return view.singles(view.cut_clips(given, columns, single=True), columns)
 
         return ClipSequence(len(numbers), batch, single)
 
@@ -154,9 +154,9 @@ class ClipReader:
         """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists;
         and the columns of a batch with this clip.
         """
-        frames = self._selection.drawn_frames(0)
+        frames = self._view.frames(0)
         features, drawn = self._read(0, clip, frames)
-        columns, _ = self._selection.columns.fill(clip, frames, drawn)
+        columns, _ = self._view.fill_columns(clip, frames, drawn)
         values = {name: as_arrays(clips[0]) for name, clips in for_users(features, ()).items()}
         return values, columns
 
@@ -165,7 +165,7 @@ class ClipReader:
         if isinstance(values, torch.Tensor):
             return divide(values) if len(values) > 1 else [values[0]]
         clips = values if isinstance(values, list) else values.lists()
-        return list(map(nested, clips)) if name in self._selection.nested else clips
+        return list(map(nested, clips)) if name in self._view.nested else clips
 
     def _read(
         self, seed: int, clips: ClipKeys, frames: ClipFrames
@@ -174,7 +174,7 @@ class ClipReader:
         if not (begun := self._begun.get()):
             self._begin()
             begun.append(True)
-        selection, count = self._selection, len(clips.start)
+        view, count = self._view, len(clips.start)
         buffers = self._buffers_for(count)
         builder, threads = buffers.begin_batch(count), CallThreads(self._num_threads.get())
         sources: list[ClipRows[Arena]] = []
@@ -201,12 +201,12 @@ class ClipReader:
                 some, rows = np.split(rows, [keys[number].size])
                 kept = [name for name in names if name in one.specs]
                 sources.append(ClipRows(arena, some.reshape(keys[number].shape), kept))
-        if not selection.draws.is_any:
+        if not view.draws.is_any:
             threads = CallThreads(1)  # copying takes less time than starting threads
-        drawn = selection.draw(frames, seed, 0, clips, sources)
+        drawn = view.draw(frames, seed, 0, clips, sources)
         if drawn.crop is not None:
             sources = [replace(source, crop=drawn.crop) for source in sources]
-        builder.gather(np.arange(count), sources, threads, drawn.calls, selection.vectors)
+        builder.gather(np.arange(count), sources, threads, drawn.calls, view.vectors)
         for one, arena in used:
             one.release(arena)
         return builder.finish()[0], drawn
@@ -223,11 +223,11 @@ class ClipReader:
 
     def _buffers_for(self, count: int) -> HostBuffers:
         """Memory for `count` clips; a single clip has its own, so that it keeps no batch."""
-        kept, is_single, selection = self._buffers.get(), count == 1, self._selection
+        kept, is_single, view = self._buffers.get(), count == 1, self._view
         found = kept.get(is_single)
         if found is None or found.needs.batch_size < count:
             shared = get_worker_info() is not None
-            needs = BufferNeeds((), selection.made, selection.lengths, count, _KEEP, shared=shared)
+            needs = BufferNeeds((), view.batch_arrays, view.lengths, count, _KEEP, shared=shared)
             found = kept[is_single] = HostBuffers(needs)
         return found
 
@@ -242,8 +242,8 @@ class ClipReader:
         """Loads of frames, by ascending keys, into rows of `target`: one per chunk, or one per
         group.
         """
-        selection, grids = self._selection, one.dataset.contents.episode_table.groups
-        transform = selection.frames.of_engine
+        view, grids = self._view, one.dataset.contents.episode_table.groups
+        transform = view.transform
         loader = ChunkLoader(
             one.dataset,
             buffers,
@@ -252,10 +252,10 @@ class ClipReader:
             transform,
             self._num_threads.get(),
             self.stats.get(),
-            selection.windows.frames,
+            view.clip_frames,
             exact=one.in_memory is not None,
         )
-        nbytes = sum(selection.frames.arrays[name].nbytes for name in chain(*one.features.values()))
+        nbytes = sum(view.arrays[name].nbytes for name in chain(*one.features.values()))
         episode, frame = split_keys(keys)
         for grid in grids if transform is None else grids[:1]:  # a load of one brings all others'
             chunk = grid.row(episode, grid.place(episode, frame))
@@ -291,20 +291,18 @@ class ClipReader:
                 load(keys)
 
 
-def _sets_of(
-    selection: Selection, alike: Sequence[Sequence[str]], memory_limit: int
-) -> list[_FeatureSet]:
+def _sets_of(view: View, alike: Sequence[Sequence[str]], memory_limit: int) -> list[_FeatureSet]:
     """Divide the features of clips into sets by how they are loaded.
 
     Args:
         alike: lists of features with the same frames in a clip.
         memory_limit: greatest number of bytes of resident frames; smallest features come first.
     """
-    arrays, dataset = selection.frames.arrays, selection.dataset
-    num_rows = int(dataset.contents.episode_table.num_frames[selection.clip_set.selected].sum())
-    if selection.frames.transform is not None:  # it needs whole frames
+    arrays, dataset = view.arrays, view.dataset
+    num_rows = int(dataset.contents.episode_table.num_frames[view.episode_rows].sum())
+    if view.transform is not None:  # it needs whole frames
         needed = num_rows * (1 + sum(spec.nbytes for spec in arrays.values()))
-        stays = frames_in_memory(selection)[1] and needed <= memory_limit
+        stays = frames_in_memory(view)[1] and needed <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None
         return [_FeatureSet(dataset, dict(enumerate(alike)), arrays, in_memory=arena)]
     small, decoded = features_in_memory(dataset)
@@ -312,7 +310,7 @@ def _sets_of(
     sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = [name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit]
     in_memory = {name: Arena({name: arrays[name]}, num_rows) for name in fitting}
-    direct = stacked(arrays).keys() - selection.vectors.keys()
+    direct = stacked(arrays).keys() - view.vectors.keys()
     found: list[_FeatureSet] = []
     for number, names in enumerate(alike):
         parts: dict[str | bool, list[str]] = {}
@@ -320,7 +318,7 @@ def _sets_of(
             parts.setdefault(name if name in in_memory else name in small, []).append(name)
         for kind, some in parts.items():
             stored = dataset.select([name for name in some if arrays[name].mask_of is None])
-            goes = kind is False and not selection.draws.is_any
+            goes = kind is False and not view.draws.is_any
             straight = [name for name in some if goes and name in direct]
             specs = {name: arrays[name] for name in some if name not in straight}
             arena = in_memory.get(some[0])

@@ -20,23 +20,27 @@ from seqrecord.loader.clips.samples import (
     value_form,
 )
 from seqrecord.loader.clips.segments import Segments, clips_in_segments, segment_columns
-from seqrecord.loader.pipes.clip_sets import ClipSet, DatasetEpisodes
 from seqrecord.loader.pipes.clip_windows import SelectedWindows
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.frame_arrays import FrameArrays
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
+from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size, parse_size
 
+BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
+
 _EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need parts of two
 
 
-def clips_of_table(options: ClipOptions, dataset: Dataset, selected: IntArray) -> ClipSet:
-    """The samples of the table of a request, in selected episodes."""
+def samples_of_table(
+    options: ClipOptions, dataset: Dataset, selected: IntArray
+) -> tuple[SelectedEpisodes, Samples]:
+    """The samples of the table of a request, and the selected episodes that have some."""
     if options.lists_frames:
         return _of_lists(options, dataset, selected)
     if isinstance(options.table, Segments):
@@ -49,7 +53,7 @@ def clips_of_table(options: ClipOptions, dataset: Dataset, selected: IntArray) -
 
 def _of_lists(
     options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
-) -> ClipSet:
+) -> tuple[SelectedEpisodes, Samples]:
     """The samples of a table of frame lists, in excerpts of at most `most` frames."""
     index, missing = dataset.contents.index, dataset.contents.missing_frames()
     columns, keys = table_columns(options.table), index.keys
@@ -58,14 +62,14 @@ def _of_lists(
     )
     windows = SelectedWindows(options, dataset, selected, excerpts)
     none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
-    episodes = DatasetEpisodes(windows, selected, excerpts)
-    base = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
-    return ClipSet.of(options, windows, selected, base, excerpts)
+    episodes = SelectedEpisodes(windows, selected, excerpts)
+    samples = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
+    return episodes, samples
 
 
 def _of_segments(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
-) -> ClipSet:
+) -> tuple[SelectedEpisodes, Samples]:
     """The samples of all clips inside segments that lack no feature."""
     index, dilations = dataset.contents.index, None
     if "dilation" in columns:
@@ -83,7 +87,7 @@ def _of_segments(
 
 def _of_starts(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
-) -> ClipSet:
+) -> tuple[SelectedEpisodes, Samples]:
     """The samples of a table of starts that lack no feature."""
     index, spec, dilations = dataset.contents.index, options.spec, None
     if "dilation" in columns:
@@ -100,14 +104,14 @@ def _of_starts(
     row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
     own = {name: taken(column, row) for name, column in own.items()}
     none = empty_clips(spec, selected, num_incomplete=lacking)
-    episodes = DatasetEpisodes(windows, selected)
-    base = Samples.of(none, episodes, episode[row], start[row], own, row)
-    return ClipSet.of(options, windows, selected, base)
+    episodes = SelectedEpisodes(windows, selected)
+    samples = Samples.of(none, episodes, episode[row], start[row], own, row)
+    return episodes, samples
 
 
 def _of_episodes(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
-) -> ClipSet:
+) -> tuple[SelectedEpisodes, Samples]:
     """All clips of the episodes of a table, each with the columns of its episode."""
     index, count = dataset.contents.index, len(columns["episode"])
     first = {"start": pa.array(np.zeros(count, np.int64))}  # a frame that every episode has
@@ -125,9 +129,9 @@ def _of_episodes(
         name: ComputedValues(partial(_of_episode, column, row), *value_form(column))
         for name, column in own.items()
     }
-    episodes = DatasetEpisodes(windows, selected)
-    base = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
-    return ClipSet.of(options, windows, selected, base)
+    episodes = SelectedEpisodes(windows, selected)
+    samples = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
+    return episodes, samples
 
 
 def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
@@ -135,29 +139,34 @@ def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
     return taken(values, row[clips.episode])
 
 
-def divided(options: LoaderOptions, found: ClipSet, most: int | None) -> ClipSet:
-    """Divide excerpts into ones of at most `most` frames; `None`: as they are."""
-    return found if most is None else _of_lists(options, found.dataset, found.selected, most)
+def divide_excerpts(
+    options: LoaderOptions,
+    episodes: SelectedEpisodes,
+    samples: Samples,
+    arrays: Mapping[str, ArraySpec],
+    most: int,
+) -> tuple[SelectedEpisodes, Samples]:
+    """Divide excerpts into ones of at most `most` frames, or by memory (`BY_MEMORY`, `SMALLEST`).
 
-
-def divided_by_memory(
-    options: LoaderOptions, found: ClipSet, frames: FrameArrays, *, smallest: bool
-) -> ClipSet:
-    """Divide excerpts that are too large for memory; a warning counts repeated decodes."""
-    excerpts, dataset = found.excerpts, found.dataset
-    assert excerpts is not None
-    nbytes = max(1, sum(spec.nbytes for spec in frames.arrays.values()))
+    `arrays` are those of a frame. A warning counts repeated decodes of excerpts that are too large
+    for memory.
+    """
+    dataset, selected, excerpts = episodes.windows.dataset, episodes.selected, episodes.excerpts
+    if most not in (BY_MEMORY, SMALLEST):
+        return _of_lists(options, dataset, selected, most)
+    assert excerpts is not None, "a table of frame lists"
+    nbytes = max(1, sum(spec.nbytes for spec in arrays.values()))
     limit = USUAL_LIMIT if options.memory_limit is None else parse_size(options.memory_limit)
     needed = _EXCERPTS * int(excerpts.num_frames.max()) * nbytes
-    if needed <= limit and not smallest:
-        return found
-    most = 1 if smallest else max(1, limit // (_EXCERPTS * nbytes))
-    parts = divided(options, found, most)
-    assert parts.excerpts is not None
+    if most == BY_MEMORY and needed <= limit:
+        return episodes, samples
+    most = 1 if most == SMALLEST else max(1, limit // (_EXCERPTS * nbytes))
+    parts, samples = _of_lists(options, dataset, selected, most)
+    assert parts.excerpts is not None, "excerpts of the same lists"
     more = len(parts.excerpts.frames) / len(excerpts.frames) - 1
     warn_once(
         f"{shown_place(dataset.url)}: the frames of an episode's clips exceed memory_limit, so an "
         f"epoch decodes {more:.0%} of the frames a second time; memory_limit={needed} "
         f"({format_size(needed)}) avoids this"
     )
-    return parts
+    return parts, samples

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from operator import attrgetter
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -13,7 +12,6 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.options import ClipOptions
-from seqrecord.loader.sampling.runs import Window
 from seqrecord.store.clips.frames import (
     Anchor,
     AnchoredWindow,
@@ -29,49 +27,12 @@ from seqrecord.store.clips.frames import (
 )
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
 from seqrecord.store.clips.windows import At, Next, Seconds, describe_offsets
+from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.units import raise_if
 
 if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
-
-
-@dataclass(frozen=True, eq=False)
-class FeatureWindows:
-    """The windows of the features of clips. Picklable.
-
-    Attributes:
-        selected: the windows of the dataset's features.
-        frames: the frames of each feature, before any draw.
-        padded: features with a column `<feature>_is_pad`.
-        distant: features with a column of distances, and its name: `<feature>_age` or
-            `<feature>_wait`.
-        alone: features without a window.
-    """
-
-    selected: SelectedWindows
-    frames: ClipFrames
-    padded: Sequence[str]
-    distant: Mapping[str, str]
-    alone: Sequence[str]
-
-    def of_groups(self, stride: int) -> list[Window]:
-        """The window of each group of features; with a frame transform, of a single group."""
-        selected, groups = self.selected, dict[int, list[ClipWindow]]()
-        features, is_transformed = selected.dataset.features, selected.is_transformed
-        for name, window in self.frames.windows.items():
-            if is_transformed or name in features:  # no mask of another one
-                group = 0 if is_transformed else features[name].group
-                groups.setdefault(group, []).append(window)
-        found = []
-        for _, windows in sorted(groups.items()):
-            held = [w.frame_offsets * dilation for w in windows for dilation in selected.dilations]
-            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
-            back, ahead = (max(each) for each in zip(*(w.reach for w in windows), strict=True))
-            pad = any(selected.pads) or not is_even
-            whole = any(map(attrgetter("is_anywhere"), windows))
-            found.append(Window.around(held, stride, pad=pad, reach=(back, ahead), whole=whole))
-        return found
 
 
 class SelectedWindows:
@@ -135,7 +96,7 @@ class SelectedWindows:
             whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
-            self.stored = self.of_features(dict.fromkeys(dataset.features)).frames
+            self.stored = self.of_features(dict.fromkeys(dataset.features))
         self._reach = np.zeros((len(self._rates), 2), np.int64)
         for rate in self._rates:
             windows = self.stored.windows.values()
@@ -148,26 +109,33 @@ class SelectedWindows:
         """The window of features without a window."""
         return self._others
 
-    def of_features(self, features: Mapping[str, str | None]) -> FeatureWindows:
-        """The windows of features: names to `None`, or of a mask to its feature, which has the same
+    def of_features(self, arrays: Mapping[str, str | None]) -> ClipFrames:
+        """The frames of features: names to `None`, or of a mask to its feature, which has the same
         window.
 
         With a frame transform, features may differ from the dataset's.
         """
-        names = [name for name, mask_of in features.items() if mask_of is None]
-        _check_features(self.requested, names)
-        found = {n: self._windows.get(of or n, self._others) for n, of in features.items()}
-        padded = [
-            name
-            for name in names
-            if (any(self.pads) and (self._all_have or name in self.requested)) or found[name].pads
-        ]
-        near = {n: window for n in names if isinstance(window := found[n], NearestWindow)}
-        distant = {
-            n: f"{n}_{'wait' if window.looks_ahead else 'age'}" for n, window in near.items()
-        }
-        alone = [name for name, window in found.items() if window is self._others]
-        return FeatureWindows(self, self._frames(found), padded, distant, alone)
+        _check_features(self.requested, [n for n, mask_of in arrays.items() if mask_of is None])
+        return self._frames(
+            {n: self._windows.get(of or n, self._others) for n, of in arrays.items()}
+        )
+
+    def columns_of(
+        self, windows: Mapping[str, ClipWindow], arrays: Mapping[str, ArraySpec]
+    ) -> tuple[list[str], dict[str, str]]:
+        """Features with a column `<feature>_is_pad`; and those with a column of distances, with its
+        name: `<feature>_age` or `<feature>_wait`.
+        """
+        padded, distances, pads = list[str](), dict[str, str](), any(self.pads)
+        for name, spec in arrays.items():
+            if spec.mask_of is not None:
+                continue
+            window = windows[name]
+            if (pads and (self._all_have or name in self.requested)) or window.pads:
+                padded.append(name)
+            if isinstance(window, NearestWindow):
+                distances[name] = f"{name}_{'wait' if window.looks_ahead else 'age'}"
+        return padded, distances
 
     def _known(self, own: Mapping[str, Any]) -> dict[str, NearestWindow]:
         """The windows of features with `Latest` or `Next`."""

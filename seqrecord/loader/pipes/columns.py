@@ -21,7 +21,6 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import ClipDraws
-from seqrecord.loader.pipes.clip_windows import FeatureWindows
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.clips.frames import (
     ClipFrames,
@@ -237,9 +236,11 @@ class ClipColumns:
     def of(
         cls,
         episodes: ClipEpisodes,
-        windows: FeatureWindows,
+        windows: Mapping[str, ClipWindow],
         drawn: Sequence[ClipColumn],
-        span: int | None,
+        drawn_window: ClipWindow | None,
+        padded: Sequence[str],
+        distances: Mapping[str, str],
         metadata: Sequence[str],
     ) -> ClipColumns:
         """The columns of clips.
@@ -248,7 +249,9 @@ class ClipColumns:
             episodes: the episodes of the clips.
             windows: the frames of each feature.
             drawn: the columns of random parameters.
-            span: number of frames from which a clip's frames are drawn; `None`: these are not.
+            drawn_window: the window from which a clip's frames are drawn; `None`: these are not.
+            padded: features with a column `<feature>_is_pad`.
+            distances: features with a column of distances, and its name.
             metadata: names of metadata entries.
         """
         origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
@@ -256,15 +259,15 @@ class ClipColumns:
             origin.append(_of_frames("frames", _INT64, lists.length, _listed))
             if episodes.lists_differ:
                 origin.append(_of_frames(FRAMES_IS_PAD, _BOOL, lists.length, _behind_lists))
-        elif span is not None:
-            usual = windows.selected.usual
-            origin.append(_of_frames("frames", _INT64, usual.length, partial(_drawn_frames, usual)))
+        elif drawn_window is not None:
+            make = partial(_drawn_frames, drawn_window)
+            origin.append(_of_frames("frames", _INT64, drawn_window.length, make))
         origin += drawn
-        for name in dict.fromkeys((*windows.padded, *windows.distant)):
-            length = windows.frames.windows[name].length
-            if name in windows.padded:
+        for name in dict.fromkeys((*padded, *distances)):
+            length = windows[name].length
+            if name in padded:
                 origin.append(_of_frames(f"{name}_is_pad", _BOOL, length, partial(_is_pad, name)))
-            if (distance := windows.distant.get(name)) is not None:
+            if (distance := distances.get(name)) is not None:
                 origin.append(_of_frames(distance, _INT64, length, partial(_distance, name)))
         listed = [Column(name, None, (), partial(_metadata, name)) for name in metadata]
         return cls(episodes, origin, listed)

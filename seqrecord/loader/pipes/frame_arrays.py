@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from copy import deepcopy
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,9 @@ import torch
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.decoding import Transform
-from seqrecord.loader.pipes.clip_sets import ClipSet
 from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
-from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
+from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.array_specs import (
     ArraySpec,
@@ -37,68 +37,41 @@ from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer, raise_if
 
 
-@dataclass(frozen=True, eq=False)
-class FrameArrays:
-    """The arrays of a frame. Picklable if the transform is.
+def bound_transform(
+    frame_transform: FrameFunction | FrameTransform,
+    ragged: Ragged,
+    episodes: SelectedEpisodes,
+    samples: SampleEpochs,
+    stored: Mapping[str, ArraySpec],
+) -> tuple[Transform, bool, frozenset[str]]:
+    """The `frame_transform`, bound to the dataset's units, with its results.
 
-    Attributes:
-        stored: each feature as it is decoded. The size of a variable shape is that of the largest
-            frame of the selected episodes.
-        arrays: each feature after `transform` or padding.
-        nested: features of nested tensors.
-        unchanged: features that `transform` leaves unchanged.
-        transform: the `frame_transform`, bound to the dataset's units.
-        is_deterministic: whether its results may stay in memory.
-        cache_key: key of its results in a frame cache.
+    Also returns whether these may stay in memory, and the features that it leaves unchanged. It is
+    called twice with the first frame.
     """
+    from seqrecord.loader.clips.depth import DepthToMeters
 
-    stored: Mapping[str, ArraySpec]
-    arrays: Mapping[str, ArraySpec]
-    nested: frozenset[str] = frozenset()
-    unchanged: frozenset[str] = frozenset()
-    transform: FrameFunction | None = None
-    is_deterministic: bool = True
-    cache_key: str | None = None
-
-    @property
-    def of_engine(self) -> Transform | None:
-        """The `frame_transform` with its results."""
-        transform = self.transform
-        return None if transform is None else Transform(transform, self.arrays, self.cache_key)
-
-    @classmethod
-    def of(cls, options: ClipOptions, found: ClipSet) -> FrameArrays:
-        """The arrays of a request. Raises `ClipError` for unsupported features."""
-        dataset, clips, excerpts = found.dataset, found.epochs.clips, found.excerpts
-        rows = found.epochs.typical.episode  # of all epochs
-        rows = rows if excerpts is None else excerpts.episode[rows]
-        stored = _stored_arrays(dataset, np.unique(rows))
-        if options.frame_transform is None:
-            arrays, nested = _ragged_arrays(options.ragged, stored)
-            return cls(stored, arrays, nested)
-        from seqrecord.loader.clips.depth import DepthToMeters
-
-        problem = "ragged does not go with frame_transform, which gives frames of one shape"
-        # Whether lists of frames differ in length is known from the table only, so lists of one
-        # length take the same arguments.
-        is_wrong = options.ragged != "list" and excerpts is None
-        raise_if(is_wrong, problem, 'ragged="list"', repr_of(options.ragged, 100))
-        given = options.frame_transform
-        given = given if isinstance(given, FrameTransform) else FrameTransform(given)
-        transform = bind_schema(given.function, dataset.features)
-        windows = found.windows.stored
-        first = clips.locate(np.zeros(1, np.int64))
-        place = windows.find(next(iter(windows.windows)), first).frames[:, 0]
-        row, frame = (int(numbers[0]) for numbers in windows.stored_frames(first.episode, place))
-        key = dataset.contents.index.key(row)
-        try:
-            arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)
-        except Exception as error:
-            add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
-            raise
-        may_stay = given.deterministic or isinstance(transform, DepthToMeters)
-        made = arrays, frozenset[str](), unchanged, transform
-        return cls(stored, *made, may_stay, given.cache_key)
+    dataset, windows = episodes.windows.dataset, episodes.windows.stored
+    problem = "ragged does not go with frame_transform, which gives frames of one shape"
+    # Whether lists of frames differ in length is known from the table only, so lists of one
+    # length take the same arguments.
+    is_wrong = ragged != "list" and episodes.excerpts is None
+    raise_if(is_wrong, problem, 'ragged="list"', repr_of(ragged, 100))
+    settings = frame_transform
+    if not isinstance(settings, FrameTransform):
+        settings = FrameTransform(settings)
+    transform = bind_schema(settings.function, dataset.features)
+    clip = samples.clips.locate(np.zeros(1, np.int64))
+    place = windows.find(next(iter(windows.windows)), clip).frames[:, 0]
+    row, frame = (int(numbers[0]) for numbers in windows.stored_frames(clip.episode, place))
+    key = dataset.contents.index.key(row)
+    try:
+        arrays, unchanged = _transformed(transform, dataset.episodes[key][frame], stored)
+    except Exception as error:
+        add_place(error, "frame_transform", file=dataset.url, episode=key, frame=frame)
+        raise
+    is_deterministic = settings.deterministic or isinstance(transform, DepthToMeters)
+    return Transform(transform, arrays, settings.cache_key), is_deterministic, unchanged
 
 
 def bytes_by_group(arrays: Mapping[str, ArraySpec], features: Schema) -> list[int]:
@@ -123,7 +96,7 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
             ) from error
 
 
-def _ragged_arrays(
+def ragged_arrays(
     ragged: Ragged, stored: Mapping[str, ArraySpec]
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
     """The arrays of a frame, and the names of nested features.
@@ -174,7 +147,7 @@ def _padded(
     return {name: ArraySpec(spec.dtype, shape), mask: of_mask}
 
 
-def _stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
+def stored_arrays(dataset: Dataset, episodes: IntArray) -> dict[str, ArraySpec]:
     """Each feature of a frame as decoded.
 
     A variable shape has the size of its largest frame in these episodes, given by row.

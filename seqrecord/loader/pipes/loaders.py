@@ -222,7 +222,7 @@ class StreamingLoader(EpochStream):
     @property
     def dataset(self) -> Dataset:
         """The dataset of the clips, with the requested features."""
-        return self._loader.selection.dataset
+        return self._loader.view.dataset
 
     def set_samples(self, samples: SamplesLike | None) -> None:
         """Replace `samples` from the next epoch on, for example by rows that the training chooses.
@@ -259,7 +259,7 @@ class StreamingLoader(EpochStream):
         `options` are `max_frames`, `num_threads` and `progress` of `Dataset.compute_statistics`.
         Stored statistics of the whole dataset are in `dataset.statistics`.
         """
-        return self._loader.selection.compute_statistics(**options)
+        return self._loader.view.compute_statistics(**options)
 
     @property
     def _loader(self) -> ClipLoader:

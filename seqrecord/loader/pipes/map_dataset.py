@@ -13,8 +13,8 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.callers import check_kept
 from seqrecord.loader.pipes.clip_reader import ClipReader
+from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import DatasetOptions
-from seqrecord.loader.pipes.select_clips import select
 from seqrecord.loader.pipes.shared_rows import SharedRow
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -46,13 +46,13 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
             location: local path or URL, or a dataset from `seqrecord.open`.
         """
         self._options = options
-        self._selection = select(location, options)
-        self._reader = ClipReader(self._selection, options.memory_limit)
+        self._view = make_view(location, options)
+        self._reader = ClipReader(self._view, options.memory_limit)
         self._epoch = SharedRow(np.zeros(1, np.int64))
         self.set_epoch(0)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_options": self._selection.portable(self._options)}
+        return {**self.__dict__, "_options": self._view.portable(self._options)}
 
     def set_epoch(self, epoch: int) -> None:
         """Set the epoch for functions of `samples`, here and in workers; 0 by default.
@@ -60,8 +60,8 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         They may choose other clips: then a sampler needs the new length.
         """
         epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
-        self._selection.clip_set.epochs.in_epoch(epoch)
-        if self._selection.clip_set.epochs.samples_in(epoch).repeat is not None:
+        self._view.samples.in_epoch(epoch)
+        if self._view.samples.samples_in(epoch).repeat is not None:
             raise ClipError(
                 "SeqRecordMapDataset gives each sample once",
                 file=self.dataset.url,
@@ -77,12 +77,12 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     @property
     def dataset(self) -> Dataset:
         """The dataset of the clips, with the requested features."""
-        return self._selection.dataset
+        return self._view.dataset
 
     @property
     def clips(self) -> ClipTable:
         """All clips of the epoch, and the numbers of skipped ones."""
-        return self._selection.clip_set.epochs.in_epoch(int(self._epoch.values[0]))
+        return self._view.samples.in_epoch(int(self._epoch.values[0]))
 
     def __len__(self) -> int:
         return self.clips.num_clips
@@ -117,7 +117,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         return {**found, "features_resident": self._reader.resident}
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({self._selection.describe()})"
+        return f"{type(self).__name__}({self._view.describe()})"
 
     def _read(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read clips by number, in the form of `output`."""

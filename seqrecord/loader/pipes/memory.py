@@ -14,8 +14,8 @@ from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
-from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.states import Segments
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest
 from seqrecord.loader.sampling.orders import find_order
@@ -95,23 +95,23 @@ def check_machine(nbytes: int, url: str) -> None:
     )
 
 
-def frame_sizes(selection: Selection, batch_size: int) -> FrameSizes:
-    """The sizes of a selection's frames, loads and batches, for plans.
+def frame_sizes(view: View, batch_size: int) -> FrameSizes:
+    """The sizes of a view's frames, loads and batches, for plans.
 
     A variable shape counts as its largest decoded frame in the selected episodes.
 
     With `frame_transform` the plan has one group: its arena contains transformed frames, and each
     load reads chunks of all groups. If this group is in pieces, a cursor keeps its open chunks.
     """
-    transform = selection.frames.transform
-    loads = _loads_of_groups(selection) if transform is None else _loads_of_results(selection)
-    beside = loads.beside + resized_bytes(selection.dataset, selection.clip_set.selected)
+    transform = view.transform
+    loads = _loads_of_groups(view) if transform is None else _loads_of_results(view)
+    beside = loads.beside + resized_bytes(view.dataset, view.episode_rows)
     # If all frames stay, no chunk is left open, but a load decodes a whole chunk.
     whole = max(loads.chunk, loads.whole_chunk) + beside
     clip = 0
-    for name, spec in selection.made.items():
+    for name, spec in view.batch_arrays.items():
         item = FORMS[spec.value_kind].item_nbytes
-        clip += (spec.nbytes + item) * selection.lengths[name]
+        clip += (spec.nbytes + item) * view.lengths[name]
     rows = tuple(max(1, nbytes) for nbytes in loads.frames)
     staying = tuple(max(1, nbytes) for nbytes in loads.staying)
     return FrameSizes(rows, loads.chunk + beside, batch_size * max(1, clip), staying, whole)
@@ -135,18 +135,18 @@ class _LoadSizes(NamedTuple):
     beside: int
 
 
-def _loads_of_groups(selection: Selection) -> _LoadSizes:
+def _loads_of_groups(view: View) -> _LoadSizes:
     """The sizes of loads that each read one group."""
-    features, grids = selection.dataset.features, selection.episodes.groups
-    tables = selection.dataset.contents.index.groups
-    staying = bytes_by_group(selection.frames.arrays, features)
+    features, grids = view.dataset.features, view.episodes.groups
+    tables = view.dataset.contents.index.groups
+    staying = bytes_by_group(view.arrays, features)
     opened = [open_chunk_bytes(grid, [tables[grid.group]], features) for grid in grids]
     numbers = sorted({spec.group for spec in features.values()})
     largest = max(int(chunk_bytes(tables[number], features).max()) for number in numbers)
     # Where a cursor keeps a chunk open, its decoder is in `opened`.
     cut = {grid.group for grid in grids if grid.stored_grid is not None}
     closed = [spec for spec in features.values() if spec.group not in cut]
-    stored = selection.frames.stored.values()
+    stored = view.stored_arrays.values()
     return _LoadSizes(
         staying,
         [frame + chunk for frame, chunk in zip(staying, opened, strict=True)],
@@ -157,14 +157,14 @@ def _loads_of_groups(selection: Selection) -> _LoadSizes:
     )
 
 
-def _loads_of_results(selection: Selection) -> _LoadSizes:
+def _loads_of_results(view: View) -> _LoadSizes:
     """The sizes of loads for a frame transform, which read all groups."""
-    features, grid = selection.dataset.features, selection.episodes.leading_grid
-    tables = selection.dataset.contents.index.groups
+    features, grid = view.dataset.features, view.episodes.leading_grid
+    tables = view.dataset.contents.index.groups
     groups = [tables[number] for number in sorted({spec.group for spec in features.values()})]
     sizes = [(group, chunk_bytes(group, features)) for group in groups]
-    frame = sum(spec.nbytes for spec in selection.frames.arrays.values())
-    beside = frame + sum(spec.nbytes for spec in selection.frames.stored.values())
+    frame = sum(spec.nbytes for spec in view.arrays.values())
+    beside = frame + sum(spec.nbytes for spec in view.stored_arrays.values())
     opened = open_chunk_bytes(grid, groups, features)
     decoder = sum(decoder_bytes(features.values()))
     if grid.stored_grid is None:
@@ -182,7 +182,7 @@ _MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
 _SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
 
 
-def frames_in_memory(selection: Selection) -> tuple[int, int]:
+def frames_in_memory(view: View) -> tuple[int, int]:
     """The numbers of frames that may stay in memory: if only small frames may, and if decoded ones
     may too.
 
@@ -190,18 +190,18 @@ def frames_in_memory(selection: Selection) -> tuple[int, int]:
     shapes are fixed and decoding or transforming costs more than copying. Large raw frames do not
     stay: reading them again is a copy. Texts stay if the other features do.
     """
-    if selection.clip_set.excerpts is not None:  # whose places are no frames of chunks
+    if view.excerpts is not None:  # whose places are no frames of chunks
         return 0, 0
-    features, transform = selection.dataset.features, selection.frames.transform
+    features, transform = view.dataset.features, view.transform
     arrays = [n for n, spec in features.items() if not FORMS[spec.value_kind].stays_with_others]
-    are_small = transform is None and all(_is_small(selection.dataset, name) for name in arrays)
-    may_stay = all(map(_has_rows, selection.frames.arrays.values()))
+    are_small = transform is None and all(_is_small(view.dataset, name) for name in arrays)
+    may_stay = all(map(_has_rows, view.arrays.values()))
     if transform is not None:
-        may_stay &= selection.frames.is_deterministic
+        may_stay &= view.is_deterministic
     else:
         may_stay &= all(map(_has_rows, features.values()))
         may_stay &= any(is_decoded(features[name]) for name in arrays)
-    count = int(selection.episodes.num_frames[selection.clip_set.selected].sum())
+    count = int(view.episodes.num_frames[view.episode_rows].sum())
     return count * are_small, count * (are_small or may_stay)
 
 
@@ -228,13 +228,13 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
 
 @dataclass(frozen=True, eq=False)
 class Residency:
-    """Decides whether the frames of a selection stay in memory.
+    """Decides whether the frames of a view stay in memory.
 
     Shards with `fixed_shards` keep their clips while frames stay. Without `keeps_decoded` only
     small frames stay.
     """
 
-    selection: Selection
+    view: View
     settings: PlanSettings
     windows: Sequence[Window]
     fixed_shards: bool
@@ -255,7 +255,7 @@ class Residency:
             if settings is not None:
                 return self._most(num_shards, settings)
             found = -(-found // num_shards)
-        return (found,) * len(self.selection.episodes.groups)
+        return (found,) * len(self.view.episodes.groups)
 
     def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
         """The best settings within a limit, in bytes, for the shards of a request."""
@@ -295,15 +295,15 @@ class Residency:
         self, shard: Shard, segments: Segments, settings: PlanSettings
     ) -> tuple[FrameRows, ...]:
         """The rows of each group's resident frames of a shard."""
-        selection = self.selection
+        view = self.view
         if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
             return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
-        rows = FrameRows.of_episodes(selection.episodes.num_frames, selection.clip_set.selected)
-        return (rows,) * len(selection.episodes.groups)
+        rows = FrameRows.of_episodes(view.episodes.num_frames, view.episode_rows)
+        return (rows,) * len(view.episodes.groups)
 
     def features(self, stays: bool) -> dict[str, list[str]]:
         """Names of features whose frames stay in memory, and of features decoded in every epoch."""
-        features, transform = self.selection.dataset.features, self.selection.frames.transform
+        features, transform = self.view.dataset.features, self.view.transform
         decoded = [n for n, spec in features.items() if transform is not None or is_decoded(spec)]
         return {
             "features_resident": list(features) if stays else [],
@@ -313,7 +313,7 @@ class Residency:
     @cached_property
     def in_memory(self) -> tuple[int, int]:
         """See `frames_in_memory`."""
-        return frames_in_memory(self.selection)
+        return frames_in_memory(self.view)
 
     def _has_fixed_shards(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
@@ -321,7 +321,7 @@ class Residency:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if segments or not find_order(self.settings.order).keeps_shards:
             return False
-        if num_shards > 1 and self.selection.clip_set.epochs.differs_by_epoch:
+        if num_shards > 1 and self.view.samples.differs_by_epoch:
             return False
         may_be = self.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
@@ -329,7 +329,7 @@ class Residency:
     def _most(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
         """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
         if num_shards * settings.num_cursors > _MAX_CURSORS:
-            return (self.in_memory[True],) * len(self.selection.episodes.groups)
+            return (self.in_memory[True],) * len(self.view.episodes.groups)
         return self._shard_frames(num_shards, settings)[1]
 
     def _shard_frames(
@@ -339,7 +339,7 @@ class Residency:
         from seqrecord.loader.sampling.fixed_shards import shard_frames
 
         shards = None if shard is None else np.array([shard.index])
-        table, episodes = self.selection.clip_set.epochs.clips, self.selection.episodes
+        table, episodes = self.view.samples.clips, self.view.episodes
         return shard_frames(table, episodes, self.windows, settings, num_shards, shards)
 
 

@@ -1,42 +1,42 @@
-"""The bytes that a plan, or all frames of a selection, need from remote storage."""
+"""The bytes that a plan, or all frames of a view, need from remote storage."""
 
 from __future__ import annotations
 
 import numpy as np
 
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.store.reading.needed_bytes import UsedFrames, needed_bytes
 from seqrecord.store.storage.chunk_store import Pieces
 from seqrecord.store.storage.ranges import MAX_GAP
 
 
-def needed_in(selection: Selection, plan: Plan) -> Pieces:
+def needed_in(view: View, plan: Plan) -> Pieces:
     """The bytes of a shard's frames, in the pieces to read at once.
 
     Frames of lists, and large frames far from each other, are read one by one: none are in pieces.
     """
-    if selection.clip_set.excerpts is not None:
+    if view.excerpts is not None:
         return {}
-    used, features = [], selection.dataset.features
+    used, features = [], view.dataset.features
     for place, group in enumerate(plan.groups):
         nbytes = sum(spec.nbytes for spec in features.values() if spec.group == group.group)
         if (group.window.frame_step - 1) * nbytes <= MAX_GAP:
             used.append(UsedFrames(group.group, *plan.used(place)))
-    if selection.frames.transform is not None:  # it reads the chunks of all groups
+    if view.transform is not None:  # it reads the chunks of all groups
         frames = plan.used(0)
         groups = sorted({spec.group for spec in features.values()})
         used = [UsedFrames(group, *frames, in_whole_pages=True) for group in groups]
-    return _bytes_of(selection, used)
+    return _bytes_of(view, used)
 
 
-def all_bytes(selection: Selection) -> Pieces:
+def all_bytes(view: View) -> Pieces:
     """The bytes of all frames of the selected episodes."""
-    contents = selection.dataset.contents
-    episode = selection.clip_set.selected
+    contents = view.dataset.contents
+    episode = view.episode_rows
     stop = contents.index.num_frames[episode].astype(np.int64)
     return _bytes_of(
-        selection,
+        view,
         [
             UsedFrames(grid.group, episode, np.zeros_like(stop), stop)
             for grid in contents.episode_table.groups
@@ -44,8 +44,8 @@ def all_bytes(selection: Selection) -> Pieces:
     )
 
 
-def _bytes_of(selection: Selection, used: list[UsedFrames]) -> Pieces:
-    contents = selection.dataset.contents
+def _bytes_of(view: View, used: list[UsedFrames]) -> Pieces:
+    contents = view.dataset.contents
     return needed_bytes(
         contents.index.groups,
         [file.path for file in contents.manifest.record_files],

@@ -1,4 +1,4 @@
-"""Plans of a selection's epochs, and the memory of each."""
+"""Plans of a view's epochs, and the memory of each."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.distributed import Ranks
+from seqrecord.loader.pipes.make_view import SMALLEST, make_view
 from seqrecord.loader.pipes.memory import Residency, frame_sizes
 from seqrecord.loader.pipes.option_values import MaxFrames
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.select_clips import SMALLEST, select
-from seqrecord.loader.pipes.selection import Selection
 from seqrecord.loader.pipes.states import Segments
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.memory import (
     MOST_CLIPS,
@@ -54,12 +54,12 @@ _logger = logging.getLogger("seqrecord")
 
 @dataclass(frozen=True, eq=False)
 class EpochPlanner:
-    """Plans the epochs of a selection and their memory. Picklable.
+    """Plans the epochs of a view and their memory. Picklable.
 
     An epoch in which the number of ranks or workers changes has segments: see `sampling.elastic`.
 
     Attributes:
-        selection: the clips.
+        view: the clips.
         options: the arguments of the loader.
         settings: the requested settings of plans.
         ranks: the ranks that share an epoch.
@@ -67,7 +67,7 @@ class EpochPlanner:
             in bytes. Batches then belong to the mix.
     """
 
-    selection: Selection
+    view: View
     options: LoaderOptions
     settings: PlanSettings
     ranks: Ranks
@@ -79,7 +79,7 @@ class EpochPlanner:
     @classmethod
     def of(
         cls,
-        selection: Selection,
+        view: View,
         options: LoaderOptions,
         limit_in: Callable[[int], int] | None = None,
     ) -> EpochPlanner:
@@ -89,25 +89,25 @@ class EpochPlanner:
         does.
         """
         given: dict[str, Any] = {name: getattr(options, name, None) for name in REQUESTED}
-        most, lists = options.most_clips, selection.clip_set.excerpts
+        most, lists = options.most_clips, view.excerpts
         if isinstance(options.batch_size, MaxFrames) and lists is not None:  # padding counts
             most = max(1, options.batch_size.frames // lists.length)
         settings = PlanSettings(**{**given, "batch_size": most})
         ranks = Ranks(options.rank)
-        planner = cls(selection.with_seed(options.seed), options, settings, ranks, limit_in)
+        planner = cls(view.with_seed(options.seed), options, settings, ranks, limit_in)
         planner.clips(0)
         if limit_in is None:
             planner.plan_memory(1)
         return planner
 
     def __getstate__(self) -> dict[str, Any]:
-        options = self.selection.portable(self.options)
+        options = self.view.portable(self.options)
         return {**self.__dict__, "options": options, "_remaining": {}}
 
     def with_shuffle(self, shuffle: bool) -> EpochPlanner:
         """A copy with or without a shuffled order."""
         settings = replace(self.settings, shuffle=shuffle)
-        return EpochPlanner(self.selection, self.options, settings, self.ranks, self.limit_in)
+        return EpochPlanner(self.view, self.options, settings, self.ranks, self.limit_in)
 
     # ---- clips and plans
 
@@ -119,14 +119,14 @@ class EpochPlanner:
     @cached_property
     def windows(self) -> Sequence[Window]:
         """The window of clips in each group of features."""
-        return self.selection.windows.of_groups(self.selection.clip_set.epochs.typical.spec.stride)
+        return self.view.group_windows
 
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
         """The clips of an epoch that remain after its segments.
 
         Raises `StateError` for impossible segments.
         """
-        epochs = self.selection.clip_set.epochs
+        epochs = self.view.samples
         table, order = epochs.in_epoch(epoch), self.order
         is_wrong = not order.has_copies and epochs.samples_in(epoch).repeat is not None
         expected = "functions that leave out samples or add columns; none that adds repeat"
@@ -136,7 +136,7 @@ class EpochPlanner:
         if (found := self._remaining.get((epoch, segments))) is None:
             from seqrecord.loader.sampling.elastic import find_remaining  # ranks seldom change
 
-            episodes, draws = self.selection.episodes, self.options.draws
+            episodes, draws = self.view.episodes, self.options.draws
             found = find_remaining(
                 table,
                 episodes,
@@ -159,7 +159,7 @@ class EpochPlanner:
             self._logged.add(shard.count)
             self._log_mixing(shard.count)
         settings = self.plan_memory(shard.count, epoch, segments).settings
-        table, episodes = self.clips(epoch, segments), self.selection.episodes
+        table, episodes = self.clips(epoch, segments), self.view.episodes
         segment = len(segments)
         plan_class = self.order.plan_class(settings, epoch, segment)
         make = partial(plan_class, windows=self.windows, draws=self.options.draws)
@@ -194,7 +194,7 @@ class EpochPlanner:
 
         Also returns its greatest size in bytes, and the rows of resident frames by group.
         """
-        selection, made = self.selection, self.selection.made
+        view, made = self.view, self.view.batch_arrays
         fitted = self.plan_memory(plan.shard.count, plan.epoch, segments)
         rows: tuple[FrameRows, ...] = ()
         if fitted.in_memory is not None:
@@ -202,12 +202,12 @@ class EpochPlanner:
         own_batches = not on_device and self.limit_in is None  # on the host, and not of a mix
         frames = [group.max_resident_frames for group in plan.groups]
         memory = fitted.memory(frames)
-        if in_worker and selection.dataset.contents.chunks.is_local:
+        if in_worker and view.dataset.contents.chunks.is_local:
             # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
             memory = replace(memory, prefetch=1)
         are_alike = all(FORMS[spec.value_kind].is_stacked for spec in made.values())
         if fitted.settings.batch_size is None and own_batches and are_alike:
-            clip = max(1, clip_nbytes(made, selection.lengths))
+            clip = max(1, clip_nbytes(made, view.lengths))
             most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
             memory = replace(memory, together=fitted.clips_at_once(memory, most))
         return memory, fitted.nbytes(memory), rows
@@ -218,10 +218,8 @@ class EpochPlanner:
 
         Loads of raw frames are read ahead into the store, so it has their memory, too.
         """
-        features = self.selection.dataset.features.values()
-        if self.selection.frames.transform is None and all(
-            page_kind(spec).in_slices for spec in features
-        ):
+        features = self.view.dataset.features.values()
+        if self.view.transform is None and all(page_kind(spec).in_slices for spec in features):
             nbytes -= memory.max_read_ahead * self._sizes.chunk
         return max(0, self.limit(plan.shard.count) - nbytes)
 
@@ -267,7 +265,7 @@ class EpochPlanner:
             num_shards,
             *bounds,
             self.residency.frames(num_shards, segments),
-            self.selection.dataset.url,
+            self.view.dataset.url,
             clips,
         )
 
@@ -313,7 +311,7 @@ class EpochPlanner:
         options = self.options
         is_asked = options.device is None or options.memory_limit is not None
         return Residency(
-            self.selection, self.settings, self.windows, options.tuning.fixed_shards, is_asked
+            self.view, self.settings, self.windows, options.tuning.fixed_shards, is_asked
         )
 
     def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
@@ -321,11 +319,11 @@ class EpochPlanner:
         if not segments:
             return self._all_clip_stats
         table = self.clips(epoch, segments)
-        return ClipStats.of(table, self.selection.episodes, self.windows)
+        return ClipStats.of(table, self.view.episodes, self.windows)
 
     @cached_property
     def _all_clip_stats(self) -> ClipStats:
-        epochs, episodes = self.selection.clip_set.epochs, self.selection.episodes
+        epochs, episodes = self.view.samples, self.view.episodes
         any_clips, repeats = epochs.differs_by_epoch, epochs.rows_differ
         return ClipStats.of(
             epochs.typical, episodes, self.windows, any_clips=any_clips, repeats=repeats
@@ -337,11 +335,11 @@ class EpochPlanner:
         size = self.settings.batch_size or 1
         if (draws := self.options.draws) is not None:  # in clips of the greatest length
             size = -(-draws.most_frames(size) // draws.most)
-        return frame_sizes(self.selection, 0 if of_mix else size)
+        return frame_sizes(self.view, 0 if of_mix else size)
 
     def _log_mixing(self, num_shards: int) -> None:
         """Log the reason if batches are not mixed well."""
-        fitted, url = self.plan_memory(num_shards), shown_place(self.selection.dataset.url)
+        fitted, url = self.plan_memory(num_shards), shown_place(self.view.dataset.url)
         if fitted.limited and not fitted.of_memory:
             remedy = "engine.fixed_shards=False mixes all in every epoch"
             more = f"; {remedy}" if fitted.settings.resident else ""
@@ -360,20 +358,20 @@ def plan_clips(location: DatasetLike, options: LoaderOptions) -> EpochPlanner:
     """Select the clips of a request, and plan their memory.
 
     Frame lists are divided into the smallest excerpts if memory is too small for larger ones.
-    Raises the errors of `select`, and `MemoryLimitError` with the smallest sufficient limit.
+    Raises the errors of `make_view`, and `MemoryLimitError` with the smallest sufficient limit.
     """
-    selection = select(location, options)
+    view = make_view(location, options)
     try:
-        return EpochPlanner.of(selection, options)
+        return EpochPlanner.of(view, options)
     except MemoryLimitError:
-        if selection.clip_set.excerpts is None:
+        if view.excerpts is None:
             raise
     again = of_selected(options)
-    return EpochPlanner.of(select(selection.dataset, again, excerpt_frames=SMALLEST), options)
+    return EpochPlanner.of(make_view(view.dataset, again, excerpt_frames=SMALLEST), options)
 
 
 def of_selected(options: LoaderOptions) -> LoaderOptions:
-    """The options for the dataset of a selection, which has its features, names and sizes."""
+    """The options for the dataset of a view, which has its features, names and sizes."""
     return replace(options, features=None, rename=None, resize=None)
 
 

@@ -75,12 +75,13 @@ class SampleEpochs:
     seed: int = 0
     _known: dict[int, _Epoch] = field(default_factory=dict, init=False, repr=False)
     _first_clips: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    _digests: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _calling: PerProcess[Any] = field(
         default_factory=lambda: PerProcess(threading.RLock), init=False, repr=False
     )
 
     def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "_known": {}}
+        return {**self.__dict__, "_known": {}, "_digests": {}}
 
     def samples_in(self, epoch: int) -> Samples:
         """The table of an epoch.
@@ -230,3 +231,19 @@ class SampleEpochs:
     def locate(self, numbers: IntArray, epoch: int = 0) -> ClipKeys:
         """Clips of an epoch by their numbers, int64[n], in canonical order, or as listed."""
         return self._in(epoch).locate(numbers)
+
+    def digest(self, epoch: int) -> Any:
+        """The samples of an epoch as JSON: names and arguments of built-in functions; for a table,
+        or with users' functions, a hash of all rows and columns.
+        """
+        names = [
+            repr(one) if isinstance(one, BuiltIn) and one.is_implicit else "function"
+            for one in self.functions
+        ]
+        is_listed = self.base.listed is not None or bool(self.base.columns)
+        epoch = epoch if "function" in names else -1
+        if epoch not in self._digests and (epoch >= 0 or is_listed):
+            samples = self.base if epoch < 0 else self.samples_in(epoch)
+            self._digests[epoch] = samples.episodes.digest(samples)
+        parts = [self._digests[epoch], *names] if epoch in self._digests else names
+        return parts if names else next(iter(parts), None)

@@ -50,8 +50,8 @@ class SourceOrder:
         Allowed differences: settings derived from memory and defaults, the batch size, the
         dataset's location, and speed, threads and memory of reading.
         """
-        planner, selection = self.planner, self.planner.selection
-        url, episodes, saved = selection.dataset.url, self._episodes, state.settings
+        planner, view = self.planner, self.planner.view
+        url, episodes, saved = view.dataset.url, self._episodes, state.settings
         problem = "segments of the saved state have different settings"
         compared = [name for name in _COMPARED if saved.shuffle or name != "seed"]
         for other in (state.rest or saved, *(segment.settings for segment in segments)):
@@ -64,7 +64,7 @@ class SourceOrder:
         may_differ = {
             "num_cursors": now["num_cursors"] is None or not is_mixed,
             "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
-            "seed": not is_shuffled and not selection.clip_set.epochs.is_random,
+            "seed": not is_shuffled and not view.samples.is_random,
         }
         problem = "the saved state is of other settings"
         names = dict.fromkeys((*now, *state.request))  # either may lack an optional one
@@ -81,17 +81,17 @@ class SourceOrder:
     @property
     def excerpt_frames(self) -> int | None:
         """The most frames of an excerpt of frame lists; see `FrameLists`."""
-        excerpts = self.planner.selection.clip_set.excerpts
+        excerpts = self.planner.view.excerpts
         return None if excerpts is None else excerpts.most
 
     @property
     def _episodes(self) -> dict[str, Any]:
-        return self.planner.selection.clip_set.identity
+        return self.planner.view.identity
 
     def samples(self, epoch: int) -> Any:
-        """See `ClipSet.samples_digest`; in a mix, which has epochs of its own, of epoch 0."""
+        """See `SampleEpochs.digest`; in a mix, which has epochs of its own, of epoch 0."""
         in_mix = self.planner.limit_in is not None
-        return self.planner.selection.clip_set.samples_digest(0 if in_mix else epoch)
+        return self.planner.view.samples.digest(0 if in_mix else epoch)
 
     @cached_property
     def request(self) -> dict[str, Any]:
@@ -99,20 +99,19 @@ class SourceOrder:
 
         Features have their stored names, because `rename` does not change the order.
         """
-        options, selection = self.planner.options, self.planner.selection
-        frames = selection.frames
+        options, view = self.planner.options, self.planner.view
         # The padding of features may change, and does so with the dataset.
-        arrays = frames.stored if frames.transform is None else frames.arrays
-        stored = selection.dataset.contents.stored_name
-        windows = selection.clip_set.windows.describe()
+        arrays = view.stored_arrays if view.transform is None else view.arrays
+        stored = view.dataset.contents.stored_name
+        windows = view.windows.describe()
         drawn = {"frames_per_batch": options.frames_per_batch}
         return {
             "clip_len": list(options.clip_lens or ()) or options.clip_len,
-            "stride": selection.clip_set.epochs.base.clips.spec.stride,
+            "stride": view.samples.base.clips.spec.stride,
             "dilation": options.dilation,
             "windows": {stored(name): window for name, window in windows.items()},
             "pad": options.pad,
-            "features": sorted(map(stored, selection.dataset.features)),
+            "features": sorted(map(stored, view.dataset.features)),
             "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
             "shuffle_buffer": options.tuning.shuffle_buffer,
             "fixed_shards": options.tuning.fixed_shards,

@@ -10,14 +10,14 @@ from seqrecord.errors import ClipError, located
 from seqrecord.loader.engine.vectors import VectorStep
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.option_values import Vector
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.statistics.by_feature import FeatureStatistics
 from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import raise_if
 
 
-def vector_steps(selection: Selection, vectors: Mapping[str, Vector]) -> dict[str, VectorStep]:
+def vector_steps(view: View, vectors: Mapping[str, Vector]) -> dict[str, VectorStep]:
     """The steps of a loader's vectors.
 
     Raises `ClipError` for features that are not in clips, are no vectors of numbers, or whose
@@ -26,16 +26,16 @@ def vector_steps(selection: Selection, vectors: Mapping[str, Vector]) -> dict[st
     steps: dict[str, VectorStep] = {}
     for name, one in vectors.items():
         if one.place is not None or one.pad_to is not None:
-            steps[name] = placed(selection, name, one.place, one.pad_to)
+            steps[name] = placed(view, name, one.place, one.pad_to)
         is_own = one.statistics == "source"
         raise_if(not is_own, "statistics of a Vector is for mixes", "none", repr(one.statistics))
         if (normalization := one.normalize) is None:
-            checked_vector(selection, name, "pad_to")
+            checked_vector(view, name, "pad_to")
             continue
-        spec = checked_vector(selection, name, "normalize")
+        spec = checked_vector(view, name, "normalize")
         if not isinstance(normalization, Normalization):
-            statistics = stored_statistics(selection, name)
-            dataset = selection.dataset.url
+            statistics = stored_statistics(view, name)
+            dataset = view.dataset.url
             normalization = Normalization.of(statistics, normalization, source=dataset)
             warn_unscaled(name, normalization.unscaled, normalization.source)
         steps[name] = normalized(steps.get(name, VectorStep(spec)), name, normalization)
@@ -52,11 +52,9 @@ def warn_unscaled(name: str, channels: Sequence[int], source: str) -> None:
         )
 
 
-def placed(
-    selection: Selection, name: str, places: Sequence[int] | None, size: int | None
-) -> VectorStep:
+def placed(view: View, name: str, places: Sequence[int] | None, size: int | None) -> VectorStep:
     """The step that places a feature. Raises `ClipError`."""
-    spec = checked_vector(selection, name, "pad_to" if places is None else "place")
+    spec = checked_vector(view, name, "pad_to" if places is None else "place")
     with located(ClipError, feature=name):
         count = int(spec.shape[0] or 0)
         places = tuple(range(count)) if places is None else tuple(places)
@@ -90,15 +88,15 @@ def normalized(step: VectorStep, name: str, normalization: Any) -> VectorStep:
     return replace(step, normalization=normalization)
 
 
-def checked_vector(selection: Selection, name: str, argument: str) -> ArraySpec:
+def checked_vector(view: View, name: str, argument: str) -> ArraySpec:
     """The spec of a feature before its step. Raises `ClipError` unless it is a vector."""
-    if name not in selection.made:
+    if name not in view.batch_arrays:
         raise ClipError(
             f"{argument}: clips have no such feature",
             feature=name,
-            expected=f"some of {', '.join(selection.made)}",
+            expected=f"some of {', '.join(view.batch_arrays)}",
         )
-    spec, padded = selection.given(name), {one.mask_of for one in selection.made.values()}
+    spec, padded = view.array_before_step(name), {one.mask_of for one in view.batch_arrays.values()}
     is_scaled = argument == "normalize"
     is_whole = spec.is_fixed and spec.mask_of is None and name not in padded
     dtype = spec.value_kind.number_dtype(spec)
@@ -115,21 +113,21 @@ def checked_vector(selection: Selection, name: str, argument: str) -> ArraySpec:
     raise ClipError(f"{argument} is for vectors", feature=name, expected=expected, got=got)
 
 
-def is_stored(selection: Selection, name: str) -> bool:
+def is_stored(view: View, name: str) -> bool:
     """Whether clips have a feature's stored values, which its statistics describe."""
-    frames, functions = selection.frames, selection.draws.functions
-    if name not in selection.dataset.features:
+    functions = view.draws.functions
+    if name not in view.dataset.features:
         return False
-    is_kept = frames.transform is None or name in frames.unchanged
+    is_kept = view.transform is None or name in view.unchanged_features
     return is_kept and (functions is None or name in functions.unchanged)
 
 
-def stored_statistics(selection: Selection, name: str) -> FeatureStatistics:
+def stored_statistics(view: View, name: str) -> FeatureStatistics:
     """The dataset's statistics of a feature. Raises `ClipError` if they are missing, or if a
     function changes the values.
     """
-    dataset = selection.dataset
-    if not is_stored(selection, name):
+    dataset = view.dataset
+    if not is_stored(view, name):
         raise ClipError(
             "a function changes this feature, and the dataset's statistics are of stored values",
             file=dataset.url,

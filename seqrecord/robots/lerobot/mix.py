@@ -118,15 +118,17 @@ class LeRobotMixDataset(PlannedDataset):
         steps_of = self.made.statistics.normalizations
         deltas = self.delta_indices or {}
         self.sources = [one.with_windows(deltas, steps_of[one.name]) for one in sources]
-        selections = {one.name: one.selection for one in self.sources}
-        names = joined_features(selections, self._loader.join)
-        differing_shapes(selections, selections, names, alternate=False, own_units=None)
+        views = {one.name: one.view for one in self.sources}
+        names = joined_features(views, self._loader.join)
+        differing_shapes(views, views, names, alternate=False, own_units=None)
         self._names = {*names}
-        self._missing = {n for n in names if any(n not in one.made for one in selections.values())}
+        self._missing = {
+            n for n in names if any(n not in one.batch_arrays for one in views.values())
+        }
         self._images = dict.fromkeys(self.made.images, return_uint8)
         self._depths = self.made.depths
         self._redecoded = {*self._images, *self._depths}
-        self._readers = [ClipReader(one.selection, cache_limit) for one in self.sources]
+        self._readers = [ClipReader(one.view, cache_limit) for one in self.sources]
         self._select(episodes)
 
     def _select(self, episodes: Sequence[int] | None) -> None:
@@ -205,20 +207,20 @@ class LeRobotMixDataset(PlannedDataset):
     def _filled(self, clips: Mapping[str, Any], number: int) -> dict[str, Any]:
         """A batch of one source, with the features and masks of the others."""
         count = len(clips["start"])
-        own = self.sources[number].selection
+        own = self.sources[number].view
         found = {**clips, "dataset": [self.sources[number].name] * count}
-        for other in (one.selection for one in self.sources):
-            for name in self._missing & other.made.keys() - found.keys():
-                spec, length = other.made[name], other.lengths[name]
+        for other in (one.view for one in self.sources):
+            for name in self._missing & other.batch_arrays.keys() - found.keys():
+                spec, length = other.batch_arrays[name], other.lengths[name]
                 shape = (count, *(() if name in other.squeezed else (length,)))
                 found[name] = FORMS[spec.value_kind].missing(spec, shape)
-            for column in other.column_list:
+            for column in other.columns:
                 if column.name not in found and column.dtype is not None:
                     is_all_padding = column.name.endswith("_dim_is_pad")  # of a missing feature
                     found[column.name] = column.missing(count, default=is_all_padding)
-        masks = {f"{name}_is_missing": name not in own.made for name in self._missing}
+        masks = {f"{name}_is_missing": name not in own.batch_arrays for name in self._missing}
         if self._planner.has_camera_masks:
-            masks |= {f"{name}_padding_mask": name in own.made for name in self._images}
+            masks |= {f"{name}_padding_mask": name in own.batch_arrays for name in self._images}
         return found | {n: torch.full((count,), flag, device="cpu") for n, flag in masks.items()}
 
     def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -296,7 +298,7 @@ def _described(name: str) -> str:
 
 
 def _check_numbered(source: MixSource) -> None:
-    clips = source.selection.clip_set.epochs.clips
+    clips = source.view.samples.clips
     if clips.num_clips != int(source.lengths.sum()):
         raise ClipError(
             f"source {source.name!r} has frames without a feature, so its items have no numbers",

@@ -100,7 +100,7 @@ class MixMeta:
         loader = mix_loader(mix)
         loaders = loader.loaders
         sources = mix_sources(loaders)
-        specs = {n: s for one in loaders.values() for n, s in one.selection.made.items()}
+        specs = {n: s for one in loaders.values() for n, s in one.view.batch_arrays.items()}
         numbers = {n: s for n, s in specs.items() if s.value_kind.number_dtype(s) is not None}
         shown = {n: s for n, s in numbers.items() if n != TIMESTAMP}
         if taken := [name for name in specs if name in COMPUTED]:

@@ -129,8 +129,7 @@ class MixPlanner:
         """The item numbers of a source from its clip `clip` on, over all its epochs."""
         first_items = self._first_items[source.name]
         while True:
-            epochs = source.selection.clip_set.epochs
-            epoch, before = epochs.epoch_of(clip, plan.shard.count)
+            epoch, before = source.view.samples.epoch_of(clip, plan.shard.count)
             of_epoch = source.planner.plan(epoch, plan.shard)
             yield from clip_numbers(of_epoch, clip - before, first_items)
             clip = before + of_epoch.num_clips

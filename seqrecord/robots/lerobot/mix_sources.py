@@ -13,10 +13,10 @@ from seqrecord.formats.export.lerobot_meta import TIMESTAMP
 from seqrecord.formats.sources.lerobot.language import EVENTS
 from seqrecord.loader.engine.vectors import VectorSteps
 from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.loader.pipes.select_clips import select
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.view import View
 from seqrecord.robots.lerobot.items import Episodes
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.clips.windows import Nearest
@@ -50,11 +50,11 @@ class MixSource:
     options: LoaderOptions
     rows: IntArray
     first_episode: int
-    given: Selection
+    given: View
 
     def has(self, name: str) -> bool:
         """Whether batches have a feature of the source."""
-        return name in self.given.made
+        return name in self.given.batch_arrays
 
     @property
     def vectors(self) -> VectorSteps:
@@ -77,9 +77,9 @@ class MixSource:
         return {key: number for number, key in enumerate(self.keys, self.first_episode)}
 
     @cached_property
-    def selection(self) -> Selection:
+    def view(self) -> View:
         """Every frame as a clip."""
-        return select(self.dataset, replace(self.options, stride=1, samples=None))
+        return make_view(self.dataset, replace(self.options, stride=1, samples=None))
 
     @property
     def fps(self) -> float | None:
@@ -163,18 +163,18 @@ class MixEpisodes(Episodes):
 def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
     """The sources of a mix's loaders. Raises `ClipError` for options that items exclude."""
     found, episode = list[MixSource](), 0
-    clocks = {str(_clock(one.selection.dataset)) for one in loaders.values()}
+    clocks = {str(_clock(one.view.dataset)) for one in loaders.values()}
     for name, loader in loaders.items():
-        selection = loader.selection
-        dataset = selection.dataset
+        view = loader.view
+        dataset = view.dataset
         with located(ClipError, file=dataset.url):
             _check(name, loader.options)
         # Clocks that do not make one column; lists of rows, which LeRobot's batches leave out.
         left_out = {EVENTS, TIMESTAMP} if len(clocks) > 1 else {EVENTS}
         if left_out & dataset.features.keys():
             dataset = dataset.select([one for one in dataset.features if one not in left_out])
-        rows = selection.clip_set.selected
-        found.append(MixSource(name, dataset, loader.options, rows, episode, selection))
+        rows = view.episode_rows
+        found.append(MixSource(name, dataset, loader.options, rows, episode, view))
         episode += len(rows)
     return found
 
@@ -229,7 +229,7 @@ def _options(
 
 def _check_lengths(source: MixSource, deltas: Mapping[str, Sequence[int]]) -> None:
     for feature, frames in deltas.items():
-        got = source.selection.lengths.get(feature, len(frames))
+        got = source.view.lengths.get(feature, len(frames))
         if got != len(frames):
             raise ClipError(
                 f"source {source.name!r}: the window of a feature has another number of frames "

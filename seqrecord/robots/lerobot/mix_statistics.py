@@ -161,13 +161,13 @@ class _Part:
 
     @classmethod
     def of(cls, source: MixSource, name: str, weight: float) -> _Part:
-        step, selection = source.vectors.get(name), source.given
+        step, view = source.vectors.get(name), source.given
         with located(ClipError, file=source.dataset.url):
-            found = stored_statistics(selection, name)
-        spec = selection.made[name] if step is None else step.made
+            found = stored_statistics(view, name)
+        spec = view.batch_arrays[name] if step is None else step.made
         size = int(spec.shape[-1] or 1) if spec.shape else 1
         places = None if step is None else step.places
-        dtype = selection.given(name).dtype
+        dtype = view.array_before_step(name).dtype
         count = int(source.lengths.sum())
         return cls(source, WeightedChannels(found, weight, places), size, count, dtype)
 

@@ -170,14 +170,14 @@ def _show_samples(dataset: Dataset, samples: str, clip_len: int | None, *, as_js
     # Imported late: torch takes seconds.
     from seqrecord.loader.mixing.file_values import python_value
     from seqrecord.loader.mixing.yaml_file import yaml_value
+    from seqrecord.loader.pipes.make_view import make_view
     from seqrecord.loader.pipes.options import ClipOptions, check_option
-    from seqrecord.loader.pipes.select_clips import select
 
     value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
     first = value[0] if isinstance(value, list) else value
     has_frames = not callable(first) and "frames" in column_names(first)
     options = ClipOptions(clip_len=None if has_frames else clip_len or 1, samples=value)
-    table = select(dataset, options).clip_set.epochs.samples_in(0)
+    table = make_view(dataset, options).samples.samples_in(0)
     if as_json:
         click.echo(json.dumps({"num_samples": len(table), "first": table.head()}, indent=1))
     else:
@@ -207,7 +207,7 @@ def _show_mix(
     used = {name for one in summary.sources for name in (one.name, one.name.split("/")[0])}
     unused = [name for name in root["sources"] if name not in used]
     loaders = mix_loader(mix).loaders if samples else {}
-    tables = {name: one.selection.clip_set.epochs.samples_in(0) for name, one in loaders.items()}
+    tables = {name: one.view.samples.samples_in(0) for name, one in loaders.items()}
     if as_json:
         found = {"file": path, **summary.to_json(), "unused_sources": unused}
         found |= {"samples": {name: one.head() for name, one in tables.items()}} if samples else {}

@@ -79,11 +79,11 @@ def _of_mix(path: str, features: Sequence[str] | None) -> PageSources:
     mix = load_mix(SeqRecordMix, path, None, {}, {"batch_size": 1, "clip_len": 1})
     sources = []
     for name, loader in mix_loader(mix).loaders.items():
-        selection = loader.selection
-        dataset = selection.dataset.resized(None)
+        view = loader.view
+        dataset = view.dataset.resized(None)
         names = [name for name in dataset.features if features is None or name in features]
         if names:
-            numbers = selection.clip_set.selected.tolist()
+            numbers = view.episode_rows.tolist()
             sources.append(PageSource(name, dataset.select(names), numbers))
     if not sources:
         raise ClipError(

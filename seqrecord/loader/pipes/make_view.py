@@ -1,4 +1,4 @@
-"""`select`: creates a selection from a location and options."""
+"""`make_view`: makes a view of a location and options."""
 
 from __future__ import annotations
 
@@ -13,13 +13,20 @@ import numpy as np
 from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frame_cache import FrameFolder
-from seqrecord.loader.pipes.clip_sets import ClipSet
 from seqrecord.loader.pipes.columns import ClipEpisodes, NoDraws
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.frame_arrays import FrameArrays, bytes_by_group, check_tensors
+from seqrecord.loader.pipes.frame_arrays import (
+    bound_transform,
+    bytes_by_group,
+    check_tensors,
+    ragged_arrays,
+    stored_arrays,
+)
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
-from seqrecord.loader.pipes.selection import Selection
+from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
+from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
@@ -50,16 +57,40 @@ _LEAST_FRAMES = 4
 _OF_DRAWS = ("crop", "flipped", "intrinsics")  # columns of a `clip_transform`
 
 
-def select(
+def make_view(
     location: DatasetLike, options: ClipOptions, *, excerpt_frames: int | None = BY_MEMORY
-) -> Selection:
-    """Select the clips of a request.
+) -> View:
+    """Select the samples of a request, and determine their frames, arrays and columns.
 
     One warning has the numbers of skipped episodes and clips. Excerpts of frame lists have at most
     `excerpt_frames` frames, or any number (`None`); by default, as many as `memory_limit` allows.
 
     Raises `ClipError` if there is no clip, or for a feature with a dtype that torch lacks.
     """
+    dataset, options = _open(location, options)
+    with located(ClipError, file=dataset.url):
+        if options.rename is not None:
+            dataset = dataset.renamed(options.rename)
+        if options.resize is not None:
+            dataset = dataset.resized(options.resize)
+        selected = dataset.find_episodes(options.episodes, options.split)
+        make = complete_clips
+        if options.table is not None:
+            from seqrecord.loader.pipes.clip_tables import samples_of_table as make
+        episodes, samples = make(options, dataset, selected)
+        epochs, left_out = checked_samples(options, episodes, samples)
+        view = _view(options, episodes, epochs, left_out, excerpt_frames)
+    view.memory.get()  # as long as this lives
+    if left_out:
+        clips = f"{view.samples.clips.num_clips:,} clips"
+        warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
+    if options.frame_transform is None:
+        _warn_of_values(dataset, selected)
+    return view
+
+
+def _open(location: DatasetLike, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
+    """Open the dataset of a request, with its caches, and without bad episodes of a table."""
     dataset = dataset_of(location, features=options.features)
     if not dataset.contents.chunks.has_path:
         dataset = with_chunk_store(dataset)
@@ -68,35 +99,7 @@ def select(
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
         folder = local_path(cache.folder, "frame_cache").absolute()
         dataset = with_attached(dataset, FrameFolder(folder, parse_size(cache.limit)))
-    dataset, options = _without_bad_clips(dataset, options)
-    with located(ClipError, file=dataset.url):
-        if options.rename is not None:
-            dataset = dataset.renamed(options.rename)
-        if options.resize is not None:
-            dataset = dataset.resized(options.resize)
-        selected = dataset.find_episodes(options.episodes, options.split)
-        make = ClipSet.of_dataset
-        if options.table is not None:
-            from seqrecord.loader.pipes.clip_tables import clips_of_table as make
-        found = make(options, dataset, selected).checked()
-        left_out = found.left_out  # by the whole table, also where excerpts are divided
-        frames = FrameArrays.of(options, found)
-        if found.excerpts is not None and isinstance(options, LoaderOptions):
-            from seqrecord.loader.pipes.clip_tables import divided, divided_by_memory
-
-            if excerpt_frames in (BY_MEMORY, SMALLEST):
-                smallest = excerpt_frames == SMALLEST
-                found = divided_by_memory(options, found, frames, smallest=smallest)
-            else:
-                found = divided(options, found, excerpt_frames)
-        selection = _selection(options, found, frames)
-    selection.memory.get()  # as long as this lives
-    if left_out:
-        clips = f"{found.epochs.clips.num_clips:,} clips"
-        warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
-    if options.frame_transform is None:
-        _warn_of_values(dataset, selected)
-    return selection
+    return _without_bad_clips(dataset, options)
 
 
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
@@ -138,72 +141,116 @@ def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
         warn_once(f"{shown_place(dataset.url)}: NaN or infinite values; {'; '.join(found)}")
 
 
-def _selection(options: ClipOptions, found: ClipSet, frames: FrameArrays) -> Selection:
-    dataset, metadata = found.dataset, tuple(options.metadata or ())
+def _view(
+    options: ClipOptions,
+    episodes: SelectedEpisodes,
+    epochs: SampleEpochs,
+    left_out: str,
+    excerpt_frames: int | None,
+) -> View:
+    dataset, metadata = episodes.windows.dataset, tuple(options.metadata or ())
+    rows = epochs.typical.episode  # of all epochs
+    rows = rows if episodes.excerpts is None else episodes.excerpts.episode[rows]
+    stored = stored_arrays(dataset, np.unique(rows))
+    transform, is_deterministic = None, True
+    nested = unchanged = frozenset[str]()
+    if options.frame_transform is None:
+        arrays, nested = ragged_arrays(options.ragged, stored)
+    else:
+        arguments = options.frame_transform, options.ragged
+        transform, is_deterministic, unchanged = bound_transform(
+            *arguments, episodes, epochs, stored
+        )
+        arrays = dict(transform.specs)
+    is_divided = episodes.excerpts is not None and excerpt_frames is not None
+    if isinstance(options, LoaderOptions) and is_divided:
+        from seqrecord.loader.pipes.clip_tables import divide_excerpts
+
+        place = episodes, epochs.base
+        episodes, samples = divide_excerpts(options, *place, arrays, excerpt_frames or BY_MEMORY)
+        epochs = replace(epochs, base=samples)
+    windows, excerpts = episodes.windows, episodes.excerpts
     cameras, functions = options.steps_and_functions
     has_cameras = bool(cameras or dataset.contents.sizes)
-    wanted = (*metadata, "camera") if has_cameras else metadata
-    clip_episodes = ClipEpisodes(dataset, wanted, found.excerpts, found.epochs.repeats)
+    names = (*metadata, "camera") if has_cameras else metadata
+    clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.repeats)
     steps = None
     if options.has_drawn_steps:
         from seqrecord.loader.pipes.draws import StepSampler
 
         steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
-    windows = found.windows.of_features({n: s.mask_of for n, s in frames.arrays.items()})
-    check_tensors(frames.arrays)
-    first = found.epochs.clips.locate(np.zeros(1, np.int64))
-    draws = NoDraws(frames.arrays)
+    clip_frames = windows.of_features({n: spec.mask_of for n, spec in arrays.items()})
+    check_tensors(arrays)
+    first = epochs.clips.locate(np.zeros(1, np.int64))
+    draws = NoDraws(arrays)
     if has_cameras or functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
-        place = clip_episodes, first.episode
-        draws = AugmentationSampler(cameras, frames.arrays, dataset, *place)
-    selection = Selection(
-        found,
-        windows,
-        frames,
-        _episode_table(found, frames),
-        clip_episodes,
-        draws,
-        steps,
-        draws.made,
-        windows.frames.lengths,
-        metadata,
+        draws = AugmentationSampler(cameras, arrays, dataset, clip_episodes, first.episode)
+    view = View(
+        dataset=dataset,
+        episode_rows=episodes.selected,
+        episodes=_episode_table(episodes, epochs, stored, has_transform=transform is not None),
+        samples=epochs,
+        excerpts=excerpts,
+        left_out=left_out,
+        windows=windows,
+        clip_frames=clip_frames,
+        steps=steps,
+        stored_arrays=stored,
+        arrays=arrays,
+        batch_arrays=draws.made,
+        transform=transform,
+        is_deterministic=is_deterministic,
+        unchanged_features=unchanged,
+        draws=draws,
+        lengths=clip_frames.lengths,
+        nested=nested,
+        clip_episodes=clip_episodes,
+        metadata=metadata,
     )
-    selection.check_names()
-    check_metadata(dataset.contents.index, found.selected, metadata)
+    view.check_names()
+    check_metadata(dataset.contents.index, view.episode_rows, metadata)
+    return _with_steps(options, view, functions, first)
+
+
+def _with_steps(
+    options: ClipOptions, view: View, functions: tuple[ClipFunction, ...], first: ClipKeys
+) -> View:
+    """Add functions, steps of vectors and the form of features. Raises `ClipError`."""
     if functions:
-        selection = _with_functions(options, selection, functions, first)
+        view = _with_functions(options, view, functions, first)
     if options.vectors:
         from seqrecord.loader.pipes.vectors import vector_steps
 
-        selection = selection.with_vectors(vector_steps(selection, options.vectors))
+        view = view.with_vectors(vector_steps(view, options.vectors))
     reserved: tuple[str, ...] = () if options.clip_transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions):
         reserved += find_order(options.order).columns
-    own = {n for n, spec in dataset.features.items() if spec.kind == "intrinsics"}
-    selection = _with_form(options, selection)
-    selection.check_names([name for name in reserved if name not in own])
-    return selection
+    own = {n for n, spec in view.dataset.features.items() if spec.kind == "intrinsics"}
+    view = _with_form(options, view)
+    view.check_names([name for name in reserved if name not in own])
+    return view
 
 
-def _with_form(options: ClipOptions, selection: Selection) -> Selection:
+def _with_form(options: ClipOptions, view: View) -> View:
     """Add the form of features in a clip: nested, without an axis of frames, or cut to its length.
 
     Results of functions have the form that these return.
     """
-    made, lists, called = selection.made, selection.clip_set.excerpts, selection.draws.functions
-    ragged = {name for name, spec in made.items() if FORMS[spec.value_kind].takes_ragged}
-    nested = frozenset(ragged.intersection(selection.frames.nested))
+    arrays, lists, called = view.batch_arrays, view.excerpts, view.draws.functions
+    ragged = {name for name, spec in arrays.items() if FORMS[spec.value_kind].takes_ragged}
+    nested = frozenset(ragged.intersection(view.nested))
     if called is not None:
-        return replace(selection, nested=nested, squeezed=called.single)
+        return replace(view, nested=nested, squeezed=called.single)
     squeezed, form = set[str](), "pad"
     if options.squeeze_time:
-        squeezed = made.keys() & {*selection.windows.alone} - ragged
+        windows, usual = view.clip_frames.windows, view.windows.usual
+        squeezed = {name for name in arrays if windows.get(name) is usual} - ragged
     if lists is not None and lists.length_of is not None:
         form = options.ragged if isinstance(options.ragged, str) else "list"
-        _check_cut(form, made, nested)
-    return replace(selection, nested=nested, squeezed=frozenset(squeezed), cut=form)
+        _check_cut(form, arrays, nested)
+    return replace(view, nested=nested, squeezed=frozenset(squeezed), cut=form)
 
 
 def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]) -> None:
@@ -215,10 +262,10 @@ def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]
 
 def _with_functions(
     options: ClipOptions,
-    selection: Selection,
+    view: View,
     functions: tuple[ClipFunction, ...],
     first: ClipKeys,
-) -> Selection:
+) -> View:
     """Add functions, called here with the first clip.
 
     Raises `ClipError` for clips of several shapes.
@@ -234,34 +281,36 @@ def _with_functions(
     from seqrecord.loader.engine.calls import ClipFunctions
     from seqrecord.loader.pipes.clip_reader import ClipReader
 
-    functions = tuple(bind_schema(function, selection.dataset.features) for function in functions)
-    clip, clip_episodes = ClipReader(selection, 0).example(first), selection.clip_episodes
+    functions = tuple(bind_schema(function, view.dataset.features) for function in functions)
+    clip, clip_episodes = ClipReader(view, 0).example(first), view.clip_episodes
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
-    found = ClipFunctions.of(functions, selection.dataset, *clip, *place, selection.made)
-    made = {n: replace(spec, shape=spec.shape[1:]) for n, spec in found.made.items()}
-    check_tensors(made)
-    lengths = {n: int(spec.shape[0] or 0) for n, spec in found.made.items()}
-    draws = copy(selection.draws)
-    draws.functions = found
-    return replace(selection, draws=draws, made=made, lengths=lengths)
+    called = ClipFunctions.of(functions, view.dataset, *clip, *place, view.batch_arrays)
+    arrays = {n: replace(spec, shape=spec.shape[1:]) for n, spec in called.made.items()}
+    check_tensors(arrays)
+    lengths = {n: int(spec.shape[0] or 0) for n, spec in called.made.items()}
+    draws = copy(view.draws)
+    draws.functions = called
+    return replace(view, draws=draws, batch_arrays=arrays, lengths=lengths)
 
 
-def _episode_table(found: ClipSet, frames: FrameArrays) -> EpisodeLayout:
+def _episode_table(
+    episodes: SelectedEpisodes,
+    epochs: SampleEpochs,
+    stored: Mapping[str, ArraySpec],
+    *,
+    has_transform: bool,
+) -> EpisodeLayout:
     """The tables of the requested groups.
 
     With a frame transform, a single table: its loads read the chunks of all groups.
     """
-    contents, features = found.dataset.contents, found.dataset.features
-    nbytes = bytes_by_group(frames.stored, features)
-    table = _in_pieces(contents.episode_table, features)
-    if found.excerpts is not None:
-        table = found.excerpts.table(table)
-    table = table.with_leading(nbytes.index(max(nbytes)), found.epochs.clips.selected)
-    return (
-        table
-        if frames.transform is None
-        else EpisodeLayout(table.num_frames, (table.leading_grid,))
-    )
+    dataset = episodes.windows.dataset
+    nbytes = bytes_by_group(stored, dataset.features)
+    table = _in_pieces(dataset.contents.episode_table, dataset.features)
+    if episodes.excerpts is not None:
+        table = episodes.excerpts.table(table)
+    table = table.with_leading(nbytes.index(max(nbytes)), epochs.clips.selected)
+    return EpisodeLayout(table.num_frames, (table.leading_grid,)) if has_transform else table
 
 
 def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:

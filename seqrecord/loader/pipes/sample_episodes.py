@@ -1,0 +1,212 @@
+"""The selected episodes of a dataset, for its samples; samples that lack frames."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.samples import ComputedValues, Samples
+from seqrecord.loader.pipes.clip_windows import SelectedWindows
+from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray
+from seqrecord.store.reading.contents import update_digest
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.text import counted, repr_of
+from seqrecord.store.units import raise_if
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+
+    from seqrecord.loader.clips.frame_lists import FrameLists
+
+
+@dataclass(frozen=True, eq=False)
+class SelectedEpisodes:
+    """The selected episodes of a dataset. Implements `SampleEpisodes`. Picklable.
+
+    Attributes:
+        windows: the frames of each stored feature.
+        selected: rows of the selected episodes, int64[n]. Values of their features are read once.
+        excerpts: the used frames of each episode, if samples are lists of frames.
+    """
+
+    windows: SelectedWindows
+    selected: IntArray
+    excerpts: FrameLists | None = None
+    _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
+
+    @property
+    def keys(self) -> pa.StringArray:
+        """See `SampleEpisodes`."""
+        return self.windows.dataset.contents.index.keys
+
+    @property
+    def num_frames(self) -> IntArray:
+        """See `SampleEpisodes`."""
+        return self.windows.dataset.contents.index.num_frames
+
+    def stored_frames(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
+        """See `SampleEpisodes`."""
+        if self.excerpts is None:
+            return clips.episode, clips.start
+        return self.excerpts.episode[clips.episode], self.excerpts.starts_of(clips.row)
+
+    def from_row(self, row: int) -> SelectedEpisodes:
+        """See `SampleEpisodes`."""
+        if self.excerpts is None:
+            return self
+        return replace(self, excerpts=self.excerpts.from_row(row))
+
+    def extent(self, clips: ClipKeys, samples: Samples) -> tuple[IntArray, IntArray]:
+        """See `SampleEpisodes`."""
+        if self.excerpts is not None:
+            frames = self.excerpts.filled_of(clips.row)
+            return frames.min(axis=1), frames.max(axis=1)
+        dilation = np.ones_like(clips.start)
+        if "dilation" in samples.columns:
+            dilation = np.asarray(samples.values("dilation", clips))
+        found = replace(self.windows.stored, samples=samples)
+        windows = [found.windows[names[0]] for names in found.by_window(found.windows)]
+        first, last = zip(*(one.ends(clips, found, dilation) for one in windows), strict=True)
+        return np.minimum.reduce(first), np.maximum.reduce(last)
+
+    def complete(self, dilation: int) -> ClipTable:
+        """See `SampleEpisodes`."""
+        return self.windows.enumerate(ClipSpec(1), self.selected, [dilation])
+
+    def metadata(self, name: str, episodes: IntArray) -> list[Any]:
+        """See `SampleEpisodes`."""
+        index = self.windows.dataset.contents.index
+        return [index.episode_metadata(row).get(name) for row in episodes.tolist()]
+
+    def values(
+        self, feature: str, episode: IntArray, frame: IntArray, *, segments: bool = False
+    ) -> npt.NDArray[Any]:
+        """See `SampleEpisodes`."""
+        if feature not in self._values:
+            self._values[feature] = self._read(feature)
+        values = self._values[feature]
+        if segments:
+            values = np.cumsum(np.append(False, values[1:] != values[:-1]))
+        count = self.num_frames[self.selected]
+        place = (np.cumsum(count) - count)[np.searchsorted(self.selected, episode)] + frame
+        found: npt.NDArray[Any] = values[place]
+        return found
+
+    def _read(self, feature: str) -> npt.NDArray[Any]:
+        """The values of all frames of the selected episodes."""
+        dataset, problem = self.windows.dataset, "samples have no such value of each frame"
+        scalars = [n for n, one in dataset.features.items() if one.value_kind.is_scalar(one)]
+        features = ", ".join(scalars)
+        if feature not in scalars or len(dataset.contents.missing_frames([feature])):
+            expected = f"text or number, in all frames and in features=; such: {features or 'none'}"
+            raise ClipError(problem, expected=expected, got=repr_of(feature, 100))
+        dataset = dataset.select([feature])
+        keys = dataset.contents.index.keys_of(self.selected)
+        found = [np.asarray(dataset.episodes[key][:][feature]).reshape(-1) for key in keys]
+        return np.concatenate(found)
+
+    def digest(self, samples: Samples) -> str:
+        """See `SampleEpisodes`."""
+        digest, keys, columns = hashlib.sha256(), samples.keys, samples.columns
+        frames, episode = keys.start, keys.episode
+        if self.excerpts is not None:  # the same wherever episodes are divided
+            frames = self.excerpts.frames_of(keys.row)
+            episode = self.excerpts.episode[episode]
+        place = np.searchsorted(self.selected, episode)
+        update_digest(digest, "<i8", samples.rows_listed, place, frames)
+        for name in sorted(columns):
+            values = samples.values(name, keys)
+            if isinstance(values, np.ndarray):
+                digest.update(f"{name} {values.dtype} {values.shape}".encode())
+                update_digest(digest, values.dtype.newbyteorder("<").str, values)
+            else:
+                digest.update(json.dumps([name, values]).encode())
+        return digest.hexdigest()
+
+
+def complete_clips(
+    options: ClipOptions, dataset: Dataset, selected: IntArray
+) -> tuple[SelectedEpisodes, Samples]:
+    """All complete clips of selected episodes."""
+    windows = SelectedWindows(options, dataset, selected)
+    episodes = SelectedEpisodes(windows, selected)
+    return episodes, Samples(windows.enumerate(options.spec), episodes)
+
+
+def checked_samples(
+    options: ClipOptions, episodes: SelectedEpisodes, samples: Samples
+) -> tuple[SampleEpochs, str]:
+    """The samples of each epoch, without those that lack an anchored frame, and what is left out.
+
+    `samples` is the table before functions. Raises `ClipError` if no sample is left.
+    """
+    epochs, windows = SampleEpochs(samples, options.functions, options.seed), episodes.windows
+    if windows.anchored and len(epochs.base):
+        epochs = _with_anchors(epochs, windows)
+    base = epochs.base
+    repeat = epochs.samples_in(0).repeat if len(base) else None
+    if repeat is not None and len(repeat):
+        total = round(float(repeat.sum()), 9)  # 1 of six times 1/6
+        expected = "a sum of at least 1, the mean number of samples in an epoch"
+        raise_if(total < 1, "repeat is too small: some epochs have no sample", expected, total)
+    left_out = _describe_left_out(episodes, base.clips)
+    if not len(base) or not epochs.clips.num_clips:
+        skipped = f"; skipped: {left_out}" if left_out else ""
+        raise ClipError(
+            f"no clip has all of its frames{skipped}",
+            expected=f"{windows.span} frames with {', '.join(windows.dataset.features)}",
+        )
+    return epochs, left_out
+
+
+def _with_anchors(epochs: SampleEpochs, windows: SelectedWindows) -> SampleEpochs:
+    """The samples without rows of a table that have an anchor at a frame without the feature.
+
+    Raises `ClipError` for invalid columns. Computed ones are checked in each batch.
+    """
+    samples = epochs.samples_in(0)
+    keys, columns = samples.keys, samples.columns.values()
+    is_computed = any(isinstance(column, ComputedValues) for column in columns)
+    lacks = windows.lacks_anchors(samples, keys.take(slice(1)) if is_computed else keys)
+    if is_computed or epochs.functions or not lacks.any():  # in a batch, they are errors
+        return epochs
+    base = epochs.base.filter(~lacks)
+    number = base.clips.num_incomplete + int(lacks.sum())
+    base = replace(base, clips=replace(base.clips, num_incomplete=number))
+    return replace(epochs, base=base)
+
+
+def _describe_left_out(episodes: SelectedEpisodes, clips: ClipTable) -> str:
+    """Numbers of the episodes and clips left out of a table, with reasons; empty without any."""
+    reasons, windows, selected = [], episodes.windows, episodes.selected
+    if clips.num_short_episodes:
+        reasons.append(
+            f"{clips.num_short_episodes:,} of {counted(len(selected), 'episode')}, "
+            f"too short for a clip of {counted(windows.span, 'frame')}"
+        )
+    if clips.num_outside:
+        reasons.append(
+            f"{counted(clips.num_outside, 'clip')} with frames beyond the ends of their "
+            'episodes, which pad="edge" gives'
+        )
+    if clips.num_incomplete:
+        lacking = [
+            name
+            for name in windows.dataset.features
+            if np.isin(windows.missing([name]).episode, selected).any()
+        ]
+        every = clips.num_clips + clips.num_incomplete
+        reasons.append(
+            f"{clips.num_incomplete:,} of {counted(every, 'clip')}, for frames that lack "
+            f"{', '.join(lacking)}"
+        )
+    return "; ".join(reasons)

@@ -1,0 +1,276 @@
+"""View: a dataset with samples and columns, which plans and runs read and never change.
+
+    dataset      episodes of frames, with the requested features
+    samples      the rows of each epoch: an episode and a start, or a list of frames
+    frames       which frames of each feature a sample has
+    arrays       what a frame is, as stored, as resident rows, and in batches
+    columns      what batches have beside features
+
+`make_view` makes one of a location and options.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from itertools import repeat
+from operator import attrgetter
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from seqrecord.loader.engine.arena import cut
+from seqrecord.loader.engine.batches import ClipDraws, ClipRows
+from seqrecord.loader.engine.decoding import Transform
+from seqrecord.loader.pipes.clip_windows import SelectedWindows
+from seqrecord.loader.pipes.collating import SingleClip, batch_memory
+from seqrecord.loader.pipes.columns import (
+    DIM_IS_PAD,
+    FRAMES_IS_PAD,
+    ClipColumn,
+    ClipColumns,
+    ClipEpisodes,
+    NoDraws,
+    constant,
+)
+from seqrecord.loader.pipes.options import ClipOptions
+from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.loader.sampling.runs import Window
+from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
+from seqrecord.store.clips.tables import EpisodeLayout, IntArray
+from seqrecord.store.processes.forks import PerProcess, cached_property
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.text import shown_place
+
+if TYPE_CHECKING:
+    from seqrecord.loader.clips.frame_lists import FrameLists
+    from seqrecord.loader.engine.vectors import VectorSteps
+    from seqrecord.loader.pipes.draws import StepSampler
+    from seqrecord.store.statistics.by_feature import Statistics
+
+_Options = TypeVar("_Options", bound=ClipOptions)
+
+
+@dataclass(frozen=True, eq=False, kw_only=True)
+class View:
+    """A dataset with samples and columns. Picklable, without state.
+
+    Attributes:
+        dataset: the dataset, with the requested features only.
+        episode_rows: rows of the selected episodes, int64[n].
+        episodes: tables of the requested groups. Plans cut episodes at chunks of the leading group,
+            which has most bytes per frame.
+        samples: the samples of each epoch.
+        excerpts: the used frames of each episode, if `samples` lists frames. Plans take excerpts
+            for episodes, and places in them for frames and starts.
+        left_out: numbers of the episodes and samples left out, with reasons; empty without any.
+        windows: the frames of each stored feature.
+        clip_frames: the frames of each feature in clips, before any draw.
+        steps: sampler of dilations and directions.
+        stored_arrays: dtype and shape of a frame of each stored feature. The size of a variable
+            shape is that of the largest frame in the selected episodes.
+        arrays: … after `transform` or padding: of the rows of resident frames.
+        batch_arrays: … in batches, after crops, functions and `vectors`.
+        transform: the `frame_transform`, bound to the dataset's units, with its results.
+        is_deterministic: whether its results may stay in memory.
+        unchanged_features: features that it leaves unchanged.
+        draws: sampler of `clip_transform` parameters.
+        vectors: steps of features: normalization, placement.
+        lengths: the number of frames of each of these features in a clip.
+        nested: the features that come as nested tensors.
+        squeezed: the features without a frame axis.
+        cut: the form of features of frame lists that differ in length; "pad" leaves all frames.
+        clip_episodes: keys and metadata of episodes.
+        metadata: the metadata entries that are columns of batches.
+        memory: pools for single clips, kept as long as the view.
+    """
+
+    dataset: Dataset
+    episode_rows: IntArray
+    episodes: EpisodeLayout
+    samples: SampleEpochs
+    excerpts: FrameLists | None
+    left_out: str
+    windows: SelectedWindows
+    clip_frames: ClipFrames
+    steps: StepSampler | None
+    stored_arrays: Mapping[str, ArraySpec]
+    arrays: Mapping[str, ArraySpec]
+    batch_arrays: Mapping[str, ArraySpec]
+    transform: Transform | None
+    is_deterministic: bool
+    unchanged_features: frozenset[str]
+    draws: NoDraws
+    vectors: VectorSteps = field(default_factory=dict)
+    lengths: Mapping[str, int]
+    nested: frozenset[str]
+    squeezed: frozenset[str] = frozenset()
+    cut: str = "pad"
+    clip_episodes: ClipEpisodes
+    metadata: tuple[str, ...]
+    memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
+
+    # ---- samples and their frames
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """See `Contents.identity`."""
+        return self.dataset.contents.identity(self.episode_rows)
+
+    def with_seed(self, seed: int) -> View:
+        """A copy whose functions of samples draw from another seed."""
+        samples = self.samples
+        return self if seed == samples.seed else replace(self, samples=replace(samples, seed=seed))
+
+    def portable(self, options: _Options) -> _Options:
+        """The options for another process, without the function that selected episodes."""
+        if not callable(options.episodes):
+            return options
+        keys = self.dataset.contents.index.keys_of(self.episode_rows)
+        return replace(options, episodes=keys)
+
+    def frames(
+        self, epoch: int, frames_at: Callable[[IntArray], IntArray] | None = None
+    ) -> ClipFrames:
+        """The frames of each feature of clips in an epoch.
+
+        `frames_at` returns the number of frames of clips by their places, if it is drawn for each
+        batch.
+        """
+        samples, draw = self.samples.samples_in(epoch), None
+        if self.steps is not None:
+            seed = self.samples.seed
+            draw = partial(self.steps.draw, seed, epoch, samples=samples, frames_at=frames_at)
+        return replace(self.clip_frames, draw=draw, samples=samples)
+
+    @cached_property
+    def group_windows(self) -> Sequence[Window]:
+        """The window of each group of features; with a frame transform, of a single group."""
+        groups, features = dict[int, list[ClipWindow]](), self.dataset.features
+        for name, window in self.clip_frames.windows.items():
+            if self.transform is not None or name in features:  # no mask of another one
+                group = 0 if self.transform is not None else features[name].group
+                groups.setdefault(group, []).append(window)
+        stride, group_windows = self.samples.typical.spec.stride, list[Window]()
+        for _, windows in sorted(groups.items()):
+            held = [w.frame_offsets * step for w in windows for step in self.windows.dilations]
+            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
+            back, ahead = (max(sizes) for sizes in zip(*(w.reach for w in windows), strict=True))
+            pad = any(self.windows.pads) or not is_even
+            whole = any(map(attrgetter("is_anywhere"), windows))
+            group_windows.append(
+                Window.around(held, stride, pad=pad, reach=(back, ahead), whole=whole)
+            )
+        return group_windows
+
+    # ---- arrays
+
+    def array_before_step(self, feature: str) -> ArraySpec:
+        """Dtype and shape of a frame of a feature in batches, before its step of `vectors`."""
+        step = self.vectors.get(feature)
+        return self.batch_arrays[feature] if step is None else step.given
+
+    def with_vectors(self, vectors: VectorSteps) -> View:
+        """A copy with these steps in place of its own."""
+        arrays = {
+            name: vectors[name].made if name in vectors else self.array_before_step(name)
+            for name in self.batch_arrays
+        }
+        return replace(self, batch_arrays=arrays, vectors=vectors)
+
+    def compute_statistics(self, **options: Any) -> Statistics:
+        """Statistics of all frames of the selected episodes, after `frame_transform`."""
+        return self.dataset.compute_statistics(
+            episodes=self.episode_rows.tolist(),
+            frame_transform=None if self.transform is None else self.transform.function,
+            **options,
+        )
+
+    # ---- columns
+
+    @property
+    def columns(self) -> Sequence[ClipColumn]:
+        """The columns of batches of epoch 0."""
+        return self._columns.in_table(self.samples.samples_in(0))
+
+    @cached_property
+    def _columns(self) -> ClipColumns:
+        masks = {name: step.is_padding for name, step in self.vectors.items()}
+        constants = [
+            constant(n + DIM_IS_PAD, mask) for n, mask in masks.items() if mask is not None
+        ]
+        span = None if self.steps is None else self.steps.span
+        padded, distant = self.windows.columns_of(self.clip_frames.windows, self.arrays)
+        columns = ClipColumns.of(
+            self.clip_episodes,
+            self.clip_frames.windows,
+            self.draws.columns,
+            None if span is None else self.windows.usual,
+            padded,
+            distant,
+            self.metadata,
+        )
+        return replace(columns, constants=constants)
+
+    def check_names(self, reserved: Sequence[str] = ()) -> None:
+        """Raise `ClipError` if two entries of a batch have one name."""
+        self._columns.check_names(self.batch_arrays, self.samples.samples_in(0), reserved)
+
+    def fill_columns(self, *arguments: Any) -> tuple[dict[str, Any], int]:
+        """See `ClipColumns.fill`."""
+        return self._columns.fill(*arguments)
+
+    def draw(
+        self,
+        frames: ClipFrames,
+        seed: int,
+        epoch: int,
+        clips: ClipKeys,
+        sources: Sequence[ClipRows[Any]],
+        **settings: Any,
+    ) -> ClipDraws:
+        """Draw parameters for clips, and add their columns for functions of clips.
+
+        `settings` are arguments of `AugmentationSampler.draw`.
+        """
+        drawn = self.draws.draw(seed, epoch, clips, sources, **settings)
+        if drawn.calls is None:
+            return drawn
+        before_placement = replace(self._columns, constants=())
+        columns, _ = before_placement.fill(clips, frames, drawn)
+        return replace(drawn, calls=drawn.calls.with_columns(columns))
+
+    # ---- clips of batches
+
+    def cut_clips(
+        self, features: dict[str, Any], columns: Mapping[str, Any], *, single: bool = False
+    ) -> dict[str, Any]:
+        """Cut the features of a batch to the lengths of its lists; of `single` clips, as lists."""
+        if self.cut == "pad":
+            return features
+        lengths = (~columns[FRAMES_IS_PAD]).sum(dim=1).tolist()
+        return cut(features, lengths, as_nested=self.cut == "nested" and not single)
+
+    def singles(
+        self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
+    ) -> list[dict[str, Any]]:
+        """The clips of a batch, from its features and `columns`, each a sequence over clips."""
+        self.memory.get()  # a copy in another process keeps some, too
+        values = {**features, **columns, "start": columns["start"].tolist()}
+        metadata = frozenset(self.metadata)
+        make = partial(SingleClip.of, metadata) if metadata else dict
+        # No loop in Python: it would take as long again.
+        rows = zip(*values.values(), strict=True)
+        return list(map(make, map(zip, repeat(tuple(values)), rows)))
+
+    def describe(self, more: str = "") -> str:
+        """The number of clips, `more`, and a line with dtype and shape for each feature."""
+        left_out = f"; left out: {self.left_out}" if self.left_out else ""
+        place = shown_place(self.dataset.url)
+        lines = [f"{place!r}, {self.samples.clips.num_clips} clips{left_out}{more}"]
+        for name, spec in self.batch_arrays.items():
+            frames = () if name in self.squeezed else (self.lengths[name],)
+            whole = ArraySpec(spec.dtype, (*frames, *spec.shape), value=spec.value)
+            step = f", {self.vectors[name]}" if name in self.vectors else ""
+            lines.append(f"{name}: {whole}{step}")
+        return "\n  ".join(lines)
