@@ -46,7 +46,7 @@ def parse_size(size: int | str) -> int:
         match = _SIZE.fullmatch(size)
         if match is None or match[2].upper() not in _UNITS:
             raise ValueError(f"not a size: {size[:50]!r}; write for example 2GiB or 500MB")
-        return _checked(int(Fraction(match[1]) * _UNITS[match[2].upper()]))
+        return _check_limit(int(Fraction(match[1]) * _UNITS[match[2].upper()]))
     try:
         # NumPy before version 2 accepts `np.bool_` as an index.
         number = -1 if isinstance(size, (bool, np.bool_)) else operator.index(size)
@@ -56,10 +56,10 @@ def parse_size(size: int | str) -> int:
         raise ValueError(
             f"not a size: {repr_of(size, 50)}; write for example 2GiB, or bytes as an integer"
         )
-    return _checked(number)
+    return _check_limit(number)
 
 
-def _checked(size: int) -> int:
+def _check_limit(size: int) -> int:
     if size >= 1 << 63:
         raise ValueError("not a size: no file and no memory has so many bytes")
     return size

@@ -203,7 +203,7 @@ FAULTS: dict[str, tuple[Any, str, Any, tuple[str, ...], str]] = {
     ),
     "a mark of a discarded episode is ignored": (
         index_building,
-        "_discarded",
+        "_discarded_uids",
         lambda footers: set(),
         ("dropping", "resume"),
         "contradict",

@@ -52,7 +52,7 @@ from seqrecord.store.units import Progress
 from seqrecord.store.writing.rates import IrregularEpisode
 from seqrecord.store.writing.record_file import RecordFileWriter
 from seqrecord.store.writing.stored_schema import check_fps
-from seqrecord.store.writing.stored_statistics import merged
+from seqrecord.store.writing.stored_statistics import merge_statistics
 from seqrecord.version import __version__
 
 OTHER_FEATURES = "to leave the feature out, select the others (features=, --features)"
@@ -114,7 +114,7 @@ class JobResult:
         return cls(
             sum(result.frames for result in results),
             tuple(bad for result in results for bad in result.bad),
-            merged([result.statistics for result in results]),
+            merge_statistics([result.statistics for result in results]),
             tuple(episode for result in results for episode in result.irregular),
             codecs,
             changes,

@@ -45,7 +45,7 @@ from seqrecord.store.writing.chunking import StoredChunk
 from seqrecord.store.writing.edit_files import batched
 from seqrecord.store.writing.record_file import Times
 from seqrecord.store.writing.stored_schema import has_same_pages, is_passthrough
-from seqrecord.store.writing.stored_statistics import merged
+from seqrecord.store.writing.stored_statistics import merge_statistics
 
 _READ_BYTES = 16 << 20  # of pages per read, or one chunk
 
@@ -348,7 +348,7 @@ class MergedSource:
     @property
     def statistics(self) -> Statistics:
         """Merged statistics; empty if a dataset lacks them."""
-        known = merged([part.statistics or None for part in self.parts])
+        known = merge_statistics([part.statistics or None for part in self.parts])
         return known or Statistics(0, {})
 
     @property

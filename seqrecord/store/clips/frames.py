@@ -735,7 +735,7 @@ def offset_range(offsets: Iterable[IntArray]) -> tuple[int, int]:
     return -int(frame_offsets.min()), int(frame_offsets.max())
 
 
-def excluded(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
+def excluded_intervals(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArray, IntArray]:
     """Intervals of possible clips that use a missing frame, numbered over all selected episodes.
 
     Missing frames `[a, b)` exclude the starts `[a - offset, b - offset)` for each offset: separate

@@ -26,7 +26,7 @@ from seqrecord.store.clips.frames import (
     ClipUse,
     MissingFrames,
     Starts,
-    excluded,
+    excluded_intervals,
     merged_intervals,
     offset_range,
 )
@@ -380,7 +380,7 @@ def enumerate_clips(
     # these numbers; the runs are the gaps between the intervals.
     stops = np.cumsum(num_starts)
     starts = Starts(first_start, spec.stride, selected, num_frames, num_starts)
-    excluded_start, excluded_stop = merged_intervals(*excluded(starts, uses))
+    excluded_start, excluded_stop = merged_intervals(*excluded_intervals(starts, uses))
     begins = np.sort(np.concatenate((stops - num_starts, excluded_stop)))
     ends = np.sort(np.concatenate((stops, excluded_start)))
     is_filled = ends > begins

@@ -107,7 +107,7 @@ class Blosc(Compressor):
                 self._decompress(blobs[begin], out[begin])
                 continue
             members = slice(begin, stop)
-            buffer = _concatenated(blobs[members], heads[members], sizes[members])
+            buffer = _join_buffers(blobs[members], heads[members], sizes[members])
             self._decompress(buffer, out[members].reshape(-1))
 
     def _declared_size(self, blob: memoryview) -> int:
@@ -128,7 +128,7 @@ class Blosc(Compressor):
         return int(nbytes)
 
 
-def _concatenated(
+def _join_buffers(
     blobs: Sequence[memoryview], heads: npt.NDArray[Any], sizes: npt.NDArray[np.int64]
 ) -> bytes:
     """Join one-block buffers, whose headers differ in `cbytes` only, to one Blosc buffer.

@@ -30,14 +30,14 @@ def resize_into(frame: npt.NDArray[Any], out: npt.NDArray[Any], *, smooth: bool)
     pixels, target = frame.reshape(height, width, -1), out.reshape(*size, -1)
     channels = pixels.shape[2]
     if frame.dtype == np.uint8 and channels in _CHANNELS:
-        target[...] = _resized(np.ascontiguousarray(pixels), size).reshape(target.shape)
+        target[...] = _resize_pixels(np.ascontiguousarray(pixels), size).reshape(target.shape)
         return
     for channel in range(channels):
-        plane = _resized(pixels[..., channel].astype(np.float32), size)
+        plane = _resize_pixels(pixels[..., channel].astype(np.float32), size)
         target[..., channel] = plane if frame.dtype.kind == "f" else np.rint(plane)
 
 
-def _resized(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
+def _resize_pixels(pixels: npt.NDArray[Any], size: tuple[int, int]) -> npt.NDArray[Any]:
     """Interpolate pixels, uint8 [H, W, 1, 3 or 4] or float32 [H, W], to `size`."""
     from PIL import Image  # slow import
 

@@ -335,7 +335,7 @@ class Index:
             keys=pa.concat_arrays([self.keys, addition.keys]),
             metadata=pa.concat_arrays([self.metadata, addition.metadata]),
             groups=tuple(
-                _extended(base, extension, first_file)
+                _extend_group(base, extension, first_file)
                 for base, extension in zip(self.groups, addition.groups, strict=True)
             ),
             time_spans=None
@@ -474,7 +474,7 @@ def _time_spans_of(
     return time_spans
 
 
-def _extended(base: GroupIndex, addition: GroupIndex, first_file: int) -> GroupIndex:
+def _extend_group(base: GroupIndex, addition: GroupIndex, first_file: int) -> GroupIndex:
     gaps = addition.gaps.copy()
     gaps["chunk"] += np.uint32(len(base.file))
     renumbered = replace(addition, file=addition.file + np.uint32(first_file), gaps=gaps)

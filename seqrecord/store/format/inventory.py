@@ -164,7 +164,7 @@ def encode_inventories(inventories: Iterable[Inventory]) -> bytes:
         data = json.dumps(value, indent=1).encode() + b"\n"
         if len(data) <= MAX_INVENTORY_BYTES:
             return data
-        entries = [*map(_shortened, entries)] if any(map(_is_long, entries)) else entries[1:]
+        entries = [*map(_shorten, entries)] if any(map(_is_long, entries)) else entries[1:]
 
 
 def read_inventories(storage: Storage, file: IndexFile) -> tuple[Inventory, ...]:
@@ -182,7 +182,7 @@ def _is_long(inventory: Inventory) -> bool:
     return len(inventory.left_out) + len(inventory.notes) + len(inventory.features) > 8
 
 
-def _shortened(inventory: Inventory) -> Inventory:
+def _shorten(inventory: Inventory) -> Inventory:
     """Return the inventory without the last quarter of its lists, with a note."""
     lengths = [
         min(len(rows) * 3 // 4, _MOST_LINES) for rows in (inventory.left_out, inventory.notes)

@@ -149,7 +149,7 @@ class Manifest:
     def encode(self) -> bytes:
         """Encode the manifest as JSON text."""
         value: dict[str, Any] = {"format": "seqrecord", "version": MANIFEST_VERSION}
-        value |= {name: _plain(getattr(self, name)) for name in _FIELDS}
+        value |= {name: _to_plain(getattr(self, name)) for name in _FIELDS}
         value["schema"] = self.schema.to_json()
         value["index"] = {
             "episodes": asdict(self.index["episodes"]),
@@ -200,7 +200,7 @@ class Manifest:
             statistics=None if statistics is None else _statistics_file(statistics),
             edits=tuple(_file(edit, EDIT_PATH) for edit in fields.list("edits", 0, MOST_FILES)),
             inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
-            copied=None if "copied" not in value else _copied(value["copied"]),
+            copied=None if "copied" not in value else _copied_files(value["copied"]),
             next_ordinal=fields.integer("next_ordinal", maximum=MAX_ORDINAL + 1),
             left_out=fields.texts("left_out", ID, MOST_FILES),
             removed=fields.texts("removed", FILE_PATH, MOST_FILES),
@@ -220,10 +220,10 @@ class Manifest:
         return manifest
 
 
-def _plain(value: object) -> Any:
+def _to_plain(value: object) -> Any:
     """Convert data classes, also in tuples, to JSON objects."""
     if isinstance(value, tuple):
-        return [_plain(member) for member in value]
+        return [_to_plain(member) for member in value]
     return asdict(value) if isinstance(value, (IndexFile, RecordFile, CopiedFiles)) else value
 
 
@@ -390,7 +390,7 @@ def _statistics_file(value: object) -> StatisticsFile:
     return StatisticsFile(file.path, file.size, file.crc32c, lists)
 
 
-def _copied(value: object) -> CopiedFiles:
+def _copied_files(value: object) -> CopiedFiles:
     fields = JsonObject(value, ("lists", "content"), "the copied files in the manifest")
     lists = fields.texts("lists", _LIST_ID, MAX_RECORD_FILES)
     return CopiedFiles(lists, fields.text("content", _CONTENT))

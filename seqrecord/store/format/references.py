@@ -180,7 +180,7 @@ def _id_of(data: bytes) -> str:
 
 def _file(item: object, roots: Sequence[str]) -> ExternalFile:
     what = "external file"
-    root, path, size, identity = _checked(item, what, (len(roots), str, 2**63, None))
+    root, path, size, identity = _check_list(item, what, (len(roots), str, 2**63, None))
     if size == 0 and identity is not None:
         raise FormatError("an invalid external file", got=repr(item)[:100])
     if path or size:
@@ -190,18 +190,18 @@ def _file(item: object, roots: Sequence[str]) -> ExternalFile:
 
 def _sample(item: object, num_files: int) -> Sample:
     what = "sample of an external file"
-    sample = Sample(*_checked(item, what, (num_files, str, 2**63, 2**32)))
+    sample = Sample(*_check_list(item, what, (num_files, str, 2**63, 2**32)))
     if sample.name:
         _check_inside(sample.name, "a sample outside its folder")
     return sample
 
 
 def _new_checksum(item: object, num_files: int) -> tuple[int, int]:
-    number, checksum = _checked(item, "checksum of a new external file", (num_files, 2**32))
+    number, checksum = _check_list(item, "checksum of a new external file", (num_files, 2**32))
     return number, checksum
 
 
-def _checked(item: object, what: str, kinds: Sequence[Any]) -> list[Any]:
+def _check_list(item: object, what: str, kinds: Sequence[Any]) -> list[Any]:
     """Check a list of values, each of a kind of `_is_right`."""
     if isinstance(item, list) and len(item) == len(kinds) and all(map(_is_right, item, kinds)):
         return item
@@ -481,7 +481,7 @@ def _parts(names: bytes, count: int) -> tuple[FolderFile, ...]:
     parts: dict[str, FolderFile] = {}
     for item in value:
         try:
-            part = FolderFile(*_checked(item, "file of a folder", (str, None)))
+            part = FolderFile(*_check_list(item, "file of a folder", (str, None)))
             parts[check_path(part.name)] = part
         except (FormatError, LocationError):
             return ()

@@ -162,18 +162,18 @@ def _refuse(value: str) -> float:
     raise ValueError(f"{value} is not JSON")
 
 
-def _finite(text: str) -> float:
+def _parse_float(text: str) -> float:
     value = float(text)
     return value if math.isfinite(value) else _refuse(text[:50])
 
 
-def _short(text: str) -> int:
+def _parse_int(text: str) -> int:
     if len(text) > MAX_INTEGER_DIGITS:
         raise ValueError(f"an integer of {len(text)} digits")
     return int(text)
 
 
-def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     value = dict(pairs)
     if len(value) != len(pairs):
         raise ValueError("duplicate key in an object")
@@ -182,7 +182,10 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 _ENCODER = json.JSONEncoder(sort_keys=True, separators=(",", ":"), allow_nan=False)
 _DECODER = json.JSONDecoder(
-    parse_constant=_refuse, parse_float=_finite, parse_int=_short, object_pairs_hook=_unique
+    parse_constant=_refuse,
+    parse_float=_parse_float,
+    parse_int=_parse_int,
+    object_pairs_hook=_unique_keys,
 )
 
 

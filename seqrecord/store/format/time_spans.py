@@ -214,7 +214,7 @@ class EpisodeTimeSpans:
         width = max(self.min_growth.shape[2], addition.min_growth.shape[2])
         pairs = ((self.min_growth, addition.min_growth), (self.max_growth, addition.max_growth))
         return EpisodeTimeSpans(
-            *(np.concatenate([_wide(a, width), _wide(b, width)]) for a, b in pairs)
+            *(np.concatenate([_widen(a, width), _widen(b, width)]) for a, b in pairs)
         )
 
     def check(self, num_frames: npt.NDArray[np.int64]) -> None:
@@ -289,7 +289,7 @@ def _counts(num_frames: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
     return counts
 
 
-def _wide(time_spans: Reals, width: int) -> Reals:
+def _widen(time_spans: Reals, width: int) -> Reals:
     padded = np.full((*time_spans.shape[:2], width), np.nan)
     padded[:, :, : time_spans.shape[2]] = time_spans
     return padded

@@ -72,9 +72,11 @@ def at_fork(
     `check_fork` raises in the child if a `before` or `after_in_child` hook failed.
     """
     hooks = {
-        "before": None if before is None else _noting(before, _parent_errors),
+        "before": None if before is None else _note_errors(before, _parent_errors),
         "after_in_parent": after_in_parent,
-        "after_in_child": None if after_in_child is None else _noting(after_in_child, _own_errors),
+        "after_in_child": None
+        if after_in_child is None
+        else _note_errors(after_in_child, _own_errors),
     }
     os.register_at_fork(**{when: hook for when, hook in hooks.items() if hook is not None})
 
@@ -90,7 +92,7 @@ def check_fork() -> None:
         ) from _own_errors[0]
 
 
-def _noting(hook: Callable[[], object], errors: list[BaseException]) -> Callable[[], None]:
+def _note_errors(hook: Callable[[], object], errors: list[BaseException]) -> Callable[[], None]:
     def call() -> None:
         try:
             hook()

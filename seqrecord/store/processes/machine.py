@@ -37,7 +37,7 @@ def usable_cores(*, environ: Mapping[str, str] | None = None, root: Path | None 
     machine = min([os.cpu_count() or 1, *_core_limits(root)])
     ranks, of_cores = _ranks(environ)
     share = min(machine, of_cores or machine) // ranks
-    return max(1, min(_allowed(), share))
+    return max(1, min(_affinity_cores(), share))
 
 
 def local_ranks() -> int:
@@ -81,15 +81,15 @@ def peak_memory() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit
 
 
-def _anonymous() -> int:
+def _anonymous_bytes() -> int:
     match = re.search(r"^Pss_Anon: *(\d+) kB$", _text(Path("/proc/self/smaps_rollup")) or "", re.M)
     return 0 if match is None else int(match[1]) << 10
 
 
-_process_memory = PerProcess(_anonymous)
+_process_memory = PerProcess(_anonymous_bytes)
 
 
-def _allowed() -> int:
+def _affinity_cores() -> int:
     if not hasattr(os, "sched_getaffinity"):  # macOS
         return os.cpu_count() or 1
     count: Callable[[], int | None] = getattr(os, "process_cpu_count", None) or (

@@ -237,11 +237,11 @@ def _discard_files(
     return [
         number
         for number, footer in enumerate(footers)
-        if number not in file_numbers and not unsettled_uids.isdisjoint(_discarded([footer]))
+        if number not in file_numbers and not unsettled_uids.isdisjoint(_discarded_uids([footer]))
     ]
 
 
-def _discarded(footers: Iterable[Footer]) -> set[str]:
+def _discarded_uids(footers: Iterable[Footer]) -> set[str]:
     """Uids of the episodes that these record files mark as discarded."""
     return {part.uid for footer in footers for part in footer.episodes if part.is_discarded}
 
@@ -260,9 +260,9 @@ def _group_of(
     """
     counts = np.array([len(rows.chunks) for rows in episodes], np.int64)
     first_rows = np.cumsum(counts) - counts
-    chunks = _stacked([rows.chunks for rows in episodes])
+    chunks = _concatenate_rows([rows.chunks for rows in episodes])
     gaps = [
-        _shifted(rows.gaps, int(first_row))
+        _shift_gaps(rows.gaps, int(first_row))
         for rows, first_row in zip(episodes, first_rows, strict=True)
     ]
     return GroupIndex(
@@ -278,7 +278,7 @@ def _group_of(
         page_digest=chunks["pages"]["digest"].copy(),
         largest_frame=chunks["largest"].astype(np.uint32),
         external=chunks["external"].copy(),
-        gaps=_stacked(gaps),
+        gaps=_concatenate_rows(gaps),
     )
 
 
@@ -325,8 +325,10 @@ def _complete_rows(
     for file, footer in enumerate(footers):
         for number, part in enumerate(footer.episodes):
             parts.setdefault(part.uid, []).append((file, number))
-    committed_discards = _discarded(footers[:num_committed])
-    for uid in _discarded(footers):  # of files that are not committed only committed parts count
+    committed_discards = _discarded_uids(footers[:num_committed])
+    for uid in _discarded_uids(
+        footers
+    ):  # of files that are not committed only committed parts count
         places = [
             place
             for place in parts[uid]
@@ -358,7 +360,7 @@ def _join(
     """
     episode_parts = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in episode_parts if part.num_frames is not None}
-    episode = _common(episode_parts, max(lengths, default=None))
+    episode = _common_part(episode_parts, max(lengths, default=None))
     groups = _stored_groups(files, parts, schemas, episode)
     for length in sorted(lengths, reverse=True) if groups else ():
         span = range(length) if frames is None else range(length)[slice(*frames)]
@@ -406,7 +408,9 @@ def _stored_groups(
             if group < len(files[file].footer.chunks)
         ]
         if any(len(piece.chunks) for piece in pieces):
-            groups[group] = pieces[0] if len(pieces) == 1 else _gathered(pieces, episode, schema)
+            groups[group] = (
+                pieces[0] if len(pieces) == 1 else _merge_copies(pieces, episode, schema)
+            )
         elif next(iter(schema.values())).added is None or group < num_written:
             return {}
     return groups
@@ -419,7 +423,7 @@ def _with_absent_groups(
 ) -> tuple[_GroupRows, ...]:
     """Return the rows of all groups: those without chunks get some like another group's."""
     model = next(iter(groups.values()))
-    chunks = _clipped(model.chunks, span)
+    chunks = _clip_chunks(model.chunks, span)
     return tuple(
         groups[group]
         if group in groups
@@ -439,7 +443,7 @@ def _final_part(episode: EpisodePart, parts: Sequence[EpisodePart], num_frames: 
     return replace(episode, num_frames=num_frames, metadata=metadata, time_spans=time_spans)
 
 
-def _common(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
+def _common_part(parts: Sequence[EpisodePart], num_frames: int | None) -> EpisodePart:
     """Merge the parts of an episode. Raises `FormatError` if they contradict.
 
     Parts may differ in length, time spans and metadata. The result has no fps if a part with this
@@ -494,10 +498,10 @@ def _rows_within(
     if not np.array_equal(starts[selection][1:], ends[selection][:-1]):
         return None
     gaps = rows.gaps[slice(*np.searchsorted(rows.gaps["chunk"], [start, stop]))]
-    return _GroupRows(rows.files[selection], rows.chunks[selection], _shifted(gaps, -start))
+    return _GroupRows(rows.files[selection], rows.chunks[selection], _shift_gaps(gaps, -start))
 
 
-def _clipped(chunks: npt.NDArray[Any], span: range) -> npt.NDArray[Any]:
+def _clip_chunks(chunks: npt.NDArray[Any], span: range) -> npt.NDArray[Any]:
     """Return chunk rows with only their frames in `span`; each has some."""
     rows: npt.NDArray[Any] = chunks.copy()
     starts = chunks["first_frame"].astype(np.int64)
@@ -506,7 +510,7 @@ def _clipped(chunks: npt.NDArray[Any], span: range) -> npt.NDArray[Any]:
     return rows
 
 
-def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema) -> _GroupRows:
+def _merge_copies(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema) -> _GroupRows:
     """Merge one group's chunks of an episode from all files, in frame order.
 
     The first of several copies is used. Copies must be equal, except in dropped features. `schema`
@@ -521,7 +525,7 @@ def _gathered(pieces: Sequence[_GroupRows], episode: EpisodePart, schema: Schema
         if (compared != compared[first_copies][copy_of]).any():
             raise _contradiction(episode)
     offsets = np.cumsum([0, *(len(piece.chunks) for piece in pieces)])
-    gaps = np.concatenate([_shifted(piece.gaps, offsets[i]) for i, piece in enumerate(pieces)])
+    gaps = np.concatenate([_shift_gaps(piece.gaps, offsets[i]) for i, piece in enumerate(pieces)])
     place = np.full(len(chunks), -1)
     place[first_copies] = np.arange(len(first_copies))
     gaps = gaps[place[gaps["chunk"]] >= 0]
@@ -582,16 +586,16 @@ class _FooterRows:
         start, stop = self.chunks[group][number : number + 2]
         of_gaps = slice(*self.gaps[group][number : number + 2])
         rows, gaps = self.footer.chunks[group][start:stop], self.footer.gaps[group][of_gaps]
-        return _GroupRows(np.full(len(rows), file), rows, _shifted(gaps, -start))
+        return _GroupRows(np.full(len(rows), file), rows, _shift_gaps(gaps, -start))
 
 
-def _stacked(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
+def _concatenate_rows(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
     """Concatenate rows of one dtype. `np.concatenate` alone would compare all field names."""
     dtype = tables[0].dtype
     return np.concatenate([rows.view(f"V{dtype.itemsize}") for rows in tables]).view(dtype)
 
 
-def _shifted(gaps: npt.NDArray[Any], shift: int) -> npt.NDArray[Any]:
+def _shift_gaps(gaps: npt.NDArray[Any], shift: int) -> npt.NDArray[Any]:
     """Add `shift` to the chunk numbers of rows of the gap table (frames without a feature)."""
     rows: npt.NDArray[Any] = gaps.copy()
     rows["chunk"] = gaps["chunk"].astype(np.int64) + shift
@@ -622,7 +626,7 @@ def matching_footers(
     matching = []
     for path, footer in footers:
         if schema.continues(footer.schema, edited=edited):
-            matching.append((path, _renamed(footer, schema)))
+            matching.append((path, _rename_time_spans(footer, schema)))
         elif len(footer.chunks[0]) or path in committed:
             pairs = zip_longest(schema.values(), footer.schema.values())
             want, got = next((want, got) for want, got in pairs if want != got)
@@ -637,7 +641,7 @@ def matching_footers(
     return schema, matching
 
 
-def _renamed(footer: Footer, schema: Schema) -> Footer:
+def _rename_time_spans(footer: Footer, schema: Schema) -> Footer:
     """Keep only time spans of features that are still timestamps, under their present names."""
     timed = timestamp_features(schema)
     new_names = {

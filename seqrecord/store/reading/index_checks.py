@@ -39,7 +39,7 @@ def disagreements(
             for place, (_, twin) in zip(
                 places, _places(rebuilt_index, rebuilt_episode), strict=True
             ):
-                if names := _differing(stored_index, *place, rebuilt_index, twin, footers):
+                if names := _differences(stored_index, *place, rebuilt_index, twin, footers):
                     break
             else:
                 continue
@@ -103,7 +103,7 @@ def _places(index: Index, episode: int) -> list[tuple[int, int]]:
     return [(number, row) for number, rows in row_ranges for row in range(rows.start, rows.stop)]
 
 
-def _differing(
+def _differences(
     stored_index: Index, number: int, row: int, rebuilt_index: Index, twin: int, footers: _Footers
 ) -> str:
     """Name the differences between a chunk and row `other` of its group in `rebuilt`.

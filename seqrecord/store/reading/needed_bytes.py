@@ -60,18 +60,22 @@ def needed_bytes(
     columns = [
         column
         for frames in frame_sets
-        for column in _of_group(tables[frames.group], features, grid_of[frames.group], frames)
+        for column in _group_ranges(tables[frames.group], features, grid_of[frames.group], frames)
     ]
     if not columns:
         return {}
     ranges = [np.concatenate(column) for column in zip(*columns, strict=True)]
     is_filled = ranges[-1] > ranges[-2]
-    file, start, stop = _united(*(column[is_filled] for column in ranges))
+    file, start, stop = _merge_ranges(*(column[is_filled] for column in ranges))
     edges = run_bounds(constant=file)
-    return {paths[int(file[a])]: _split(start[a:b], stop[a:b]) for a, b in pairwise(edges) if b > a}
+    return {
+        paths[int(file[a])]: _split_ranges(start[a:b], stop[a:b])
+        for a, b in pairwise(edges)
+        if b > a
+    }
 
 
-def _of_group(
+def _group_ranges(
     table: GroupIndex, features: Schema, grid: ChunkGrid, frames: UsedFrames
 ) -> Iterable[tuple[IntArray, IntArray, IntArray, IntArray]]:
     """File number, offset of the chunk, start and stop of the bytes in each page of a group."""
@@ -107,7 +111,7 @@ def _of_group(
     yield file, offset, position, position + sums
 
 
-def _united(
+def _merge_ranges(
     file: IntArray, offset: IntArray, start: IntArray, stop: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
     """Sort ranges by file and start, and merge those of a chunk that overlap or are adjacent.
@@ -127,7 +131,7 @@ def _united(
     return file[first_row], start[first_row], (reach - shift)[last_row]
 
 
-def _split(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
+def _split_ranges(start: IntArray, stop: IntArray) -> tuple[IntArray, IntArray]:
     """Split long ranges into equal pieces."""
     number = -(-(stop - start) // PIECE_BYTES)
     owner, piece = ragged_arange(number)

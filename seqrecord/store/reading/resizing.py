@@ -42,7 +42,9 @@ def resized_schema(schema: Schema, sizes: Sizes) -> Schema:
             expected=f"some of {', '.join(schema)}",
             got=", ".join(unknown),
         )
-    return Schema([_resized(s, sizes[s.name]) if s.name in sizes else s for s in schema.values()])
+    return Schema(
+        [_resize_spec(s, sizes[s.name]) if s.name in sizes else s for s in schema.values()]
+    )
 
 
 def images_of(schema: Schema) -> list[str]:
@@ -68,7 +70,7 @@ def is_smooth(spec: FeatureSpec) -> bool:
     return is_image(spec, known_kind(spec.name, spec, spec.kind))
 
 
-def _resized(spec: FeatureSpec, size: tuple[int, int]) -> FeatureSpec:
+def _resize_spec(spec: FeatureSpec, size: tuple[int, int]) -> FeatureSpec:
     stored = spec.stored
     kind = known_kind(stored.name, stored, stored.kind)
     expected = f"features [height, width, …] of kind {', '.join(_KINDS)}, or without a kind"

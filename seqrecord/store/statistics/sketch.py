@@ -84,7 +84,7 @@ class Sketch(Moments):
         if self.dtype.kind == "f" and not (finite := np.isfinite(values)).all():
             values = values[finite]
         if len(values):
-            self._add_level(0, _sorted(values, in_place=in_place))
+            self._add_level(0, _sort_values(values, in_place=in_place))
             self._compact()
 
     def merge(self, other: Sketch) -> None:
@@ -167,7 +167,7 @@ class Sketch(Moments):
             self.levels.append(np.empty(0, self.dtype))
         level = self.levels[number]
         if len(level) and len(values):
-            values = _sorted(np.concatenate([level, values]))
+            values = _sort_values(np.concatenate([level, values]))
         if len(values):
             self.levels[number] = values
 
@@ -218,7 +218,7 @@ def mixed_quantiles(
     return quantiles
 
 
-def _sorted(values: npt.NDArray[Any], *, in_place: bool = False) -> npt.NDArray[Any]:
+def _sort_values(values: npt.NDArray[Any], *, in_place: bool = False) -> npt.NDArray[Any]:
     if values.dtype == np.uint8:  # `np.sort` of uint8 is ten times slower than of other dtypes
         return np.repeat(np.arange(256, dtype=np.uint8), np.bincount(values, minlength=256))
     if not in_place:

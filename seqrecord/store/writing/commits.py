@@ -70,7 +70,7 @@ class Version:
         return Version(self.index, replace(self.manifest, **fields))
 
 
-def rebuilt(
+def rebuild_version(
     storage: Storage, base: Base, footers: Mapping[str, Footer], sizes: Mapping[str, int]
 ) -> Version:
     """Build the version with all complete episodes in these record files.
@@ -124,13 +124,13 @@ def _holds_any(footer: Footer, deleted: Collection[str], schema: Schema) -> bool
     )
 
 
-def appended(
+def append_version(
     manifest: Manifest, index: Index, footers: Mapping[str, Footer], sizes: Mapping[str, int]
 ) -> Version:
     """Extend the dataset by the complete episodes of these record files, whose keys are all new.
 
     Their ordinals start at the manifest's `next_ordinal`, so the old index is extended without
-    reading old record files. The result is the same as from `rebuilt`.
+    reading old record files. The result is the same as from `rebuild_version`.
     """
     if not complete_episodes(list(footers.items()), manifest.schema):
         return Version(index, manifest)
@@ -185,7 +185,7 @@ def put_version(
         num_frames=int(index.num_frames.sum()),
         fingerprint=index.fingerprint(),
         created_by=created_by,
-        removed=(*_still_there(storage, base.removed), *removed),
+        removed=(*_remaining_paths(storage, base.removed), *removed),
     )
     try:
         committed = commit(small_files, base, manifest)
@@ -273,7 +273,7 @@ def _reindex(
     if not footers:
         raise next(iter(errors.values()))
     damaged = [DamagedFile.logged(storage, path, error) for path, error in errors.items()]
-    version = rebuilt(storage, base, footers, sizes)
+    version = rebuild_version(storage, base, footers, sizes)
     if base.manifest is None:
         # Unknown which files values were copied from: compare all files that the lists name.
         if list_ids := stored_list_ids(storage):
@@ -311,7 +311,7 @@ def _warn_of(storage: Storage, message: str, noun: str, items: Sequence[str]) ->
         _logger.warning(message, storage.url, counted(len(items), noun), examples)
 
 
-def _still_there(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:
+def _remaining_paths(storage: Storage, removed: tuple[str, ...]) -> tuple[str, ...]:
     """The paths in `removed` that still exist; no resume may recover them."""
     if not removed:
         return ()

@@ -182,7 +182,7 @@ class Destination:
         nothing is committed or removed.
         """
         # Here, because a writer needs the code that builds indexes at its end only.
-        from seqrecord.store.writing.commits import appended, put_version, rebuilt
+        from seqrecord.store.writing.commits import append_version, put_version, rebuild_version
         from seqrecord.store.writing.edit_files import put_splits
         from seqrecord.store.writing.stored_statistics import statistics_of
 
@@ -197,9 +197,9 @@ class Destination:
         footers = read_footers(self.storage, written_sizes)
         if self._index is not None and not self._footers:
             assert self._base.manifest is not None
-            version = appended(self._base.manifest, self._index, footers, sizes)
+            version = append_version(self._base.manifest, self._index, footers, sizes)
         else:
-            version = rebuilt(self.storage, self._base, {**self._footers, **footers}, sizes)
+            version = rebuild_version(self.storage, self._base, {**self._footers, **footers}, sizes)
         if absent_keys := [key for key in keys if key not in version.index.positions]:
             raise DestinationError(
                 "record files lack an episode that had ended (was a file removed?); nothing is "

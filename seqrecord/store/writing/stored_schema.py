@@ -77,10 +77,10 @@ def stored_schema(
     kinds, units or groups than the arguments.
     """
     descriptions = descriptions or {}
-    requested = _fresh(schema, descriptions)
+    requested = _new_schema(schema, descriptions)
     is_grouped = requested.num_groups > 1 or any("group" in x for x in descriptions.values())
     if dataset_schema is None:
-        grouped = _grouped(apply_codecs(requested, codecs), by_size=not is_grouped)
+        grouped = _number_groups(apply_codecs(requested, codecs), by_size=not is_grouped)
         grouped.check_groups()
         check_shared_groups(grouped)
         return grouped
@@ -102,8 +102,8 @@ def stored_schema(
                     expected=old,
                     got=new,
                 )
-    groups = [spec.group for spec in _grouped(existing, by_size=False).values()]
-    new_groups = [spec.group for spec in _grouped(requested, by_size=False).values()]
+    groups = [spec.group for spec in _number_groups(existing, by_size=False).values()]
+    new_groups = [spec.group for spec in _number_groups(requested, by_size=False).values()]
     if is_grouped and groups != new_groups:
         raise SchemaError(
             "dataset has other groups of features; leave them out to keep its own",
@@ -208,7 +208,7 @@ def _is_by_name(mapping: object) -> bool:
     return isinstance(mapping, Mapping) and all(isinstance(name, str) for name in mapping)
 
 
-def _fresh(schema: Schema, descriptions: FeatureInfo) -> Schema:
+def _new_schema(schema: Schema, descriptions: FeatureInfo) -> Schema:
     """The features with these properties, as for a new dataset."""
     if any(spec.is_dropped for spec in schema.values()):
         raise SchemaError("invalid feature name: reserved for dropped features", got=schema)
@@ -269,11 +269,11 @@ def infer_schema(frames: Sequence[Frame], descriptions: FeatureInfo | None = Non
     for frame in frames:
         for name, item in frame.items():
             if name not in specs:
-                specs[name] = _inferred(name, item, descriptions.get(name, {}).get("shape"))
-    return _fresh(Schema(list(specs.values())), descriptions)
+                specs[name] = _infer_spec(name, item, descriptions.get(name, {}).get("shape"))
+    return _new_schema(Schema(list(specs.values())), descriptions)
 
 
-def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
+def _infer_spec(name: str, item: Any, shape: Any) -> FeatureSpec:
     """The specification of a value; `shape` is the declared one, if any."""
     if (kind := object_kind(item)) is not None:
         return FeatureSpec(name, np.dtype("u1"), (None,), value=kind.value)
@@ -295,7 +295,7 @@ def _inferred(name: str, item: Any, shape: Any) -> FeatureSpec:
     return FeatureSpec(name, array.dtype, array.shape if shape is None else shape)
 
 
-def _grouped(schema: Schema, *, by_size: bool) -> Schema:
+def _number_groups(schema: Schema, *, by_size: bool) -> Schema:
     """The features with group numbers, in the order of each group's first feature.
 
     `by_size`: small features are a group, each video is a group, the others are a group.

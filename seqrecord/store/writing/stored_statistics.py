@@ -23,7 +23,7 @@ from seqrecord.store.writing.committing import SmallFiles, commit, read_indexed,
 _logger = logging.getLogger("seqrecord")
 
 
-def merged(parts: Sequence[Statistics | None]) -> Statistics | None:
+def merge_statistics(parts: Sequence[Statistics | None]) -> Statistics | None:
     """The merged statistics of all parts; `None` if a part has none."""
     statistics = [part for part in parts if part is not None]
     if not statistics or len(statistics) < len(parts):

@@ -29,17 +29,17 @@ def plain(item: Any, feature: str) -> Any:
     if item is None or not _is_array_like(item):
         return item  # a source's own value, or refused later
     if _is_masked(item):
-        raise _refused(
+        raise _refusal(
             "masked array would lose its mask", feature, item,
             "an array: value.filled(0), and np.ma.getmaskarray(value) as a separate feature",
         )  # fmt: skip
     if remedy := _remedy_of_tensor(item) or _remedy_of_picture(item):
-        raise _refused("value needs a conversion to a NumPy array", feature, item, remedy)
+        raise _refusal("value needs a conversion to a NumPy array", feature, item, remedy)
     try:
         array = np.asarray(item)
     except Exception as error:  # from its `__array__`
         remedy = "an array: convert the value with its own library"
-        refused = _refused("value cannot be converted to a NumPy array", feature, item, remedy)
+        refused = _refusal("value cannot be converted to a NumPy array", feature, item, remedy)
         refused.got = f"{refused.got}: {type(error).__name__}: {str(error)[:200]}"
         raise refused from error
     return array
@@ -135,7 +135,7 @@ def _remedy_of_picture(item: Any) -> str:
     return ""
 
 
-def _refused(message: str, feature: str, item: Any, expected: str) -> FrameError:
+def _refusal(message: str, feature: str, item: Any, expected: str) -> FrameError:
     dtype = getattr(item, "dtype", None)
     got = type(item).__name__ + ("" if dtype is None else f" of {repr_of(dtype, 60)}")
     return FrameError(message, feature=feature, expected=expected, got=got)

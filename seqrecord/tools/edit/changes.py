@@ -24,7 +24,7 @@ from seqrecord.store.reading.versions import kept_versions, open_version
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import open_storage
-from seqrecord.store.writing.commits import Version, put_version, rebuilt
+from seqrecord.store.writing.commits import Version, put_version, rebuild_version
 from seqrecord.store.writing.committing import (
     Base,
     SmallFiles,
@@ -79,7 +79,9 @@ class EditedDataset:
                 record_files=(*kept, *new),
             )
             lengths = {file.path: file.size for file in changed.record_files}
-            version = rebuilt(storage, replace(self.base, manifest=changed), footers, lengths)
+            version = rebuild_version(
+                storage, replace(self.base, manifest=changed), footers, lengths
+            )
             is_same = np.array_equal(version.index.uids, self.index.uids)
             if not edits:
                 is_same = is_same and version.index.fingerprint() == self.index.fingerprint()
