@@ -19,11 +19,15 @@ import pytest
 
 import seqrecord
 from seqrecord.errors import LocationError
-from seqrecord.storage import CachedStorage, LocalStorage, Storage, StorageWrapper, open_storage
-from seqrecord.store.storage.cache_folder import CacheFolder
-from seqrecord.store.storage.chunk_store import ChunkStore
-from seqrecord.store.storage.ranges import ByteRange
-from tests.cloud.test_cache import CALLS, Cached, entries
+from seqrecord.storage import (
+    ByteRange,
+    CachedStorage,
+    LocalStorage,
+    Storage,
+    StorageWrapper,
+    open_storage,
+)
+from tests.cloud.test_cache import CALLS, Cached, entries, locked
 from tests.kit.clip_data import digests
 from tests.kit.command_line import run
 from tests.kit.datasets import contents, flip, write_small
@@ -74,7 +78,7 @@ def test_a_cache_locked_by_another_process(tmp_path: Path) -> None:
     cached = Cached(tmp_path, patience=0.05, pause=0.0)
     resting = Cached(tmp_path, patience=0.05, pause=1000.0)
     cached.check(0, 10_000)
-    with CacheFolder(tmp_path / "cache").locked():
+    with locked(tmp_path / "cache"):
         assert cached.check(0, 10_000) == 0
         for count in (1, 2):
             assert cached.check(95_000, 110_000) == (15_000 if count == 1 else 10_000)
@@ -93,13 +97,21 @@ def test_a_cache_locked_by_another_process(tmp_path: Path) -> None:
     assert (cached.count("busy"), resting.count("busy")) == (busy, 1)
 
 
-def test_a_forked_child_does_not_keep_the_lock(tmp_path: Path) -> None:
-    """The parent's thread adds data during the fork."""
+def test_a_forked_child_does_not_keep_the_lock(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The fork is made while an entry is added."""
     cached = Cached(tmp_path, patience=60.0)
-    cached.check(0, 10_000)
-    with CacheFolder(tmp_path / "cache").locked():
-        child = Fork(lambda: time.sleep(60))
-    with child:
+    children, truncate = [], os.ftruncate
+
+    def fork(fd: int, size: int) -> None:
+        children.append(Fork(lambda: time.sleep(60)))
+        truncate(fd, size)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "ftruncate", fork)
+        cached.check(0, 10_000)
+    with children.pop() as child:
         assert cached.check(10_000, 20_000) == 10_000
         assert cached.check(10_000, 20_000) == 0
         assert cached.count("busy") == 0
@@ -170,7 +182,7 @@ def test_an_epoch_is_read_through_a_locked_cache(tmp_path: Path) -> None:
         cache: dict[str, Any] = {"cache_dir": tmp_path / "cache", "cache_limit": "16MiB"}
         dataset = seqrecord.open("memory://locked/dataset", **cache)
         pipe = seqrecord.SeqRecordPipe(dataset, clip_len=2, features=["pose"])
-        with CacheFolder(tmp_path / "cache").locked():
+        with locked(tmp_path / "cache"):
             assert len(list(pipe)) == len(pipe)
         assert pipe.dataset.contents.storage.counters()["cache_busy"] >= 1
     finally:
@@ -202,7 +214,7 @@ def fill(location: Any, cache: Path) -> None:
 def inner_storage(loader: Any) -> Storage:
     """The storage below the loader's chunks in memory."""
     store = loader.dataset.contents.storage
-    assert isinstance(store, ChunkStore)
+    assert isinstance(store, StorageWrapper)
     return store.inner
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import itertools
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,6 @@ from seqrecord import SeqRecordWriter, convert, reindex
 from seqrecord.edit import clean, delete_episodes, rename_episodes, rewrite_files
 from seqrecord.errors import ConflictError, DestinationError, TransientError
 from seqrecord.storage import FsspecStorage, Storage
-from seqrecord.store.storage.base import UploadLimits
 from tests.kit.datasets import append, columns, resume, write_episodes
 from tests.kit.faults import CountingStorage, FaultyStorage
 from tests.kit.made_source import MadeSource
@@ -43,7 +43,7 @@ class Place:
 
     def open(self, **limits: Any) -> FsspecStorage:
         storage = FsspecStorage("local", str(self.folder), shown="store://set")
-        storage.upload_limits = UploadLimits(clock=lambda: self.now, **limits)
+        storage.upload_limits = replace(storage.upload_limits, clock=lambda: self.now, **limits)
         return storage
 
     def writer(self, storage: Storage | None = None, **options: Any) -> SeqRecordWriter:

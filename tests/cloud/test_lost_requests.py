@@ -19,9 +19,9 @@ from seqrecord.cloud.retrying import Retrier, RetryingStorage
 from seqrecord.edit import clean, delete_episodes, merge_datasets, split_episodes
 from seqrecord.errors import AccessError, CommitUnknownError, ConflictError, NotFoundError
 from seqrecord.storage import LocalStorage
-from seqrecord.store.format.manifest import MANIFEST, parse_manifest, read_manifest, version_path
 from tests.kit.datasets import append
 from tests.kit.faults import FailAt, FaultyStorage, LosesResponse, abandon, abandonable
+from tests.kit.tiny import loaded
 from tests.tools.test_edits import content, write
 
 
@@ -101,15 +101,13 @@ def test_a_lost_request_superseded_by_another_commit(
     lost, storage = lossy(path, False, is_retried)
     with pytest.raises(ConflictError):
         COMMANDS[name](storage)
-    manifest = read_manifest(LocalStorage(path))
+    manifest, _ = loaded(path)
     with pytest.raises(ConflictError):
         lost.land()
     check_valid(path)
-    kept = filter(Path.is_file, (path / version_path(name) for name in manifest.earlier_commits))
-    versions = [
-        manifest,
-        *(parse_manifest(LocalStorage(path), file.read_bytes(), file.name) for file in kept),
-    ]
+    stored = {file.stem for file in (path / "manifests").iterdir()}
+    kept = [name for name in manifest.earlier_commits if name in stored]
+    versions = [manifest, *(loaded(path, version=name)[0] for name in kept)]
     files = {file.path for version in versions for file in version.small_files}
     files_on_disk = {f"index/{each.name}" for each in (path / "index").iterdir()}
     assert files_on_disk <= files
@@ -143,7 +141,7 @@ def test_a_late_request_is_applied(
     storage.land()
     check_valid(path)
     assert is_applied(path, name)
-    manifest = read_manifest(LocalStorage(path))
+    manifest, _ = loaded(path)
     if raises is None:
         assert manifest.commit in str(found.value)
         assert seqrecord.summarize(path).to_json()["commit"] == manifest.commit
@@ -160,7 +158,7 @@ def test_a_request_refused_before_it_was_sent(path: Path, name: str) -> None:
         return {each for folder in ("index", "edits") for each in (path / folder).iterdir()}
 
     before = files()
-    refused = FailAt("put", path=MANIFEST, error=AccessError("access is refused"))
+    refused = FailAt("put", path="manifest.json", error=AccessError("access is refused"))
     with pytest.raises(AccessError):
         COMMANDS[name](FaultyStorage(LocalStorage(path), refused))
     assert files() == before

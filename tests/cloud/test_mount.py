@@ -11,15 +11,14 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 from seqrecord import errors
 from seqrecord.cloud.mounts import HandlePool, MountStorage
-from seqrecord.storage import Storage
-from seqrecord.store.storage.local import find_remote_mount
-from seqrecord.store.storage.open_files import Handle
+from seqrecord.storage import Storage, StorageWrapper, open_storage
 from tests.kit.faults import fail_calls
 from tests.kit.processes import in_fork, wait_for
 from tests.kit.services import Azurite, Mount, need_mount
@@ -60,18 +59,27 @@ class TestAWritableMount(StorageContract):
 # Handles
 
 
+class Opened:
+    """The handle of a file."""
+
+    fd = 3
+
+    def close(self) -> None:
+        self.fd = -1
+
+
 class RecordedHandles:
     """Opens any file, and records the reads of each handle."""
 
     def __init__(self) -> None:
-        self.reads: dict[Handle, list[tuple[int, int]]] = {}
+        self.reads: dict[Any, list[tuple[int, int]]] = {}
 
     def read(self, streams: HandlePool, path: str, start: int, stop: int) -> None:
         with streams.take(path, start, stop, self.open) as handle:
             self.reads[handle].append((start, stop))
 
-    def open(self) -> Handle:
-        handle = Handle(Path(__file__))
+    def open(self) -> Any:
+        handle = Opened()
         self.reads[handle] = []
         return handle
 
@@ -223,48 +231,6 @@ def test_a_mount_without_write_cache_is_an_error(
     assert list((tmp_path / "dataset").rglob("*")) == []
 
 
-# The table of mounts
-
-TABLE = r"""
-22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
-30 22 0:40 / /mnt/blob rw,nosuid,nodev - fuse blobfuse2 rw,user_id=0,group_id=0
-31 22 0:41 / /mnt/rclone rw - fuse.rclone azure:container rw
-32 22 0:42 / /mnt/usb rw - fuseblk /dev/sdb1 rw
-33 22 0:43 / /mnt/ntfs rw - fuse.ntfs-3g /dev/sdc1 rw
-34 22 0:44 / /mnt/layers rw - fuse.fuse-overlayfs fuse-overlayfs rw
-35 22 0:45 / /mnt/with\040space rw - nfs4 server:/export rw
-36 30 8:2 / /mnt/blob/local rw - ext4 /dev/sdd1 rw
-37 22 0:46 / /mnt/twice rw - nfs server:/a rw
-38 37 8:3 / /mnt/twice rw - xfs /dev/sde1 rw
-39 22 0:47 / /mnt/pool rw - fuse /usr/bin/mergerfs rw
-40 22 0:48 / /mnt/gcs rw master:2 - fuse.gcsfuse bucket rw
-a line that is none
-"""
-
-
-def test_mounts_are_found_in_the_kernels_table(tmp_path: Path) -> None:
-    for path, expected in {
-        **dict.fromkeys(("/", "/home/data", "/mnt/blob2", "/mnt/blob/local/a", "/mnt/usb/a")),
-        **dict.fromkeys(("/mnt/ntfs/a", "/mnt/layers/a", "/mnt/twice/a", "/mnt/pool/a")),
-        **dict.fromkeys(("/mnt/blob", "/mnt/blob/a/b"), "/mnt/blob"),
-        "/mnt/rclone/x/../y": "/mnt/rclone",
-        "/mnt/with space/a": "/mnt/with space",
-        "/mnt/gcs": "/mnt/gcs",
-    }.items():
-        assert find_remote_mount(path, table=TABLE) == expected, path
-    table = "41 22 0:49 / /mnt/next\x85line rw - nfs4 server:/export rw\n"
-    assert find_remote_mount("/mnt/next\x85line/a", table=table) == "/mnt/next\x85line"
-    remote = "lustre ceph gpfs beegfs 9p virtiofs afs wekafs pvfs2 panfs cifs smb3 nfs4 vboxsf"
-    remote += " fuse.glusterfs fuse.ceph-fuse fuse.s3fs fuse.juicefs fuse.sshfs fuse.rclone"
-    local = "ext4 xfs btrfs zfs overlay tmpfs fuse.gocryptfs fuse.ntfs-3g fuseblk"
-    for kind in f"{remote} {local}".split():
-        table = f"30 22 0:40 / /mnt/data rw,relatime shared:1 - {kind} from rw"
-        found = find_remote_mount("/mnt/data/set", table=table)
-        assert found == ("/mnt/data" if kind in remote.split() else None), kind
-    assert find_remote_mount(tmp_path) is None  # by this machine's table
-    assert find_remote_mount("/proc/self") is None
-
-
 # A real mount
 
 
@@ -279,7 +245,9 @@ def test_a_mount_is_found_and_read_and_errors_suggest_a_url(
     azurite: Azurite, stored: str, mount: MakeMount
 ) -> None:
     mounted = mount(azurite, stored)
-    assert find_remote_mount(mounted.path / "dataset" / "later") == str(mounted.path)
+    found = open_storage(mounted.path / "dataset")
+    assert isinstance(found, StorageWrapper)  # it retries requests
+    assert isinstance(found.inner, MountStorage)
     storage = MountStorage(mounted.path / "dataset")
     assert get(storage, PATH) == DATA
     assert storage.local_path(PATH) is None

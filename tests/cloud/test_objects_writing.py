@@ -14,8 +14,7 @@ import pytest
 import seqrecord
 from seqrecord import convert, errors
 from seqrecord.cloud.clients import RUNTIME
-from seqrecord.storage import Storage, identity_of, open_storage
-from seqrecord.store.storage.ranges import unwanted_if
+from seqrecord.storage import Storage, identity_of, open_storage, unwanted_if
 from tests.kit.made_source import MadeSource
 from tests.kit.processes import in_fork, wait_for
 from tests.kit.services.fault_proxy import FaultProxy, ScriptedFaults, no_lists

@@ -12,9 +12,11 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
 
+import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord.cloud.requests import FsspecReader, check_rate, fill
 from seqrecord.cloud.retrying import Quota, RateLimiter, Retrier, RetryingStorage
 from seqrecord.edit import clean
 from seqrecord.errors import (
@@ -27,11 +29,10 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage import LocalStorage, Storage, open_storage
+from seqrecord.storage import ByteRange, LocalStorage, Storage, open_storage
 from seqrecord.store.storage.parallel import ParallelStorage
-from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.datasets import write_small
-from tests.kit.faults import FailAt, FailTransiently, Fault, FaultyStorage
+from tests.kit.faults import CountingStorage, FailAt, FailTransiently, Fault, FaultyStorage
 from tests.kit.processes import busy_threads, in_fork, wait_for
 from tests.kit.services.web_server import WebFolder
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
@@ -454,3 +455,67 @@ def test_commands_fail_after_one_deadline(tmp_path: Path) -> None:
     down = faulty(tmp_path, FailAt("read", 12, error=busy(), onwards=True))
     with pytest.raises(DeadlineError, match="in 120 s"):
         seqrecord.verify(RetryingStorage(down, retrier=Clock().retrier()), num_threads=1)
+
+
+# Requests
+
+
+class RecordingReader(FsspecReader):
+    """Reads `DATA` and records the ranges of its requests."""
+
+    def __init__(self) -> None:
+        super().__init__(object, "", "")
+        self.asked: list[ByteRange] = []
+
+    def size_and_tag(self, path: str) -> tuple[int, str | None]:
+        return len(DATA), None
+
+    def read(self, path: str, request: tuple[ByteRange, list[memoryview]]) -> None:
+        item, views = request
+        self.asked.append(item)
+        fill(views, [DATA[item.start : item.stop]])
+
+
+def test_adjacent_ranges_are_one_request() -> None:
+    reader = RecordingReader()
+    pairs = [(10, 20), (20, 25), (25, 25), (25, 40), (39, 50), (60, 61)]
+    ranges = [ByteRange(*pair) for pair in pairs]
+    arrays = [np.zeros(item.length, np.uint8) for item in ranges]
+    reader.read_ranges("a", ranges, [array.data for array in arrays])
+    assert reader.asked == [(10, 40), (39, 50), (60, 61)]
+    for item, array in zip(ranges, arrays, strict=True):
+        assert array.tobytes() == DATA[item.start : item.stop]
+    # Response chunks fill views of any lengths.
+    for step in (1, 3, 100):
+        arrays = [np.zeros(n, np.uint8) for n in (1, 5, 2, 9)]
+        chunks = [DATA[i : min(i + step, 20)] for i in range(0, 20, step)]
+        assert fill([array.data for array in arrays], chunks) == 17
+        assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
+    # Missing bytes: the file's end, or a transient error.
+    error = reader.missing("a", "f", ByteRange(10, len(DATA) + 1), 5)
+    assert isinstance(reader.missing("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
+    assert not isinstance(error, TransientError)
+    assert "ended early" in str(error)
+
+
+def test_a_slow_response_is_a_transient_error() -> None:
+    times = iter(range(0, 1000, 10))
+    chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB/s, then almost nothing
+    got = []
+    with pytest.raises(TransientError, match=r"too slowly: \d+ bytes in 30 s; file: f"):
+        got += list(check_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
+    assert len(list(check_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
+
+
+def test_each_piece_is_retried_separately(tmp_path: Path) -> None:
+    counting = CountingStorage(
+        FaultyStorage(LocalStorage(tmp_path), FailTransiently(3, 0.4, ("read",)))
+    )
+    put(counting, PATH, DATA)
+    retrying = RetryingStorage(counting, retrier=Retrier(sleep=lambda _: None))
+    storage = ParallelStorage(retrying, max_bytes=8000, max_gap=100, max_requests=4)
+    for _ in range(20):
+        assert get(storage, PATH, 0, 64_000) == DATA[:64_000]
+    counters = storage.counters()
+    assert counters["retries"] > 20
+    assert counting.bytes_read == 20 * 64_000 + counters["retries"] * 8000

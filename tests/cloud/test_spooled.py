@@ -5,14 +5,21 @@ from __future__ import annotations
 import gc
 import random
 import threading
+import time
+import uuid
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from seqrecord import errors
 from seqrecord.cloud import uploads
-from seqrecord.store.storage.ranges import unwanted_if
-from tests.kit.processes import run_code
+from seqrecord.cloud.clients import Clients
+from seqrecord.cloud.retrying import Retrier
+from seqrecord.cloud.whole import Pieces
+from seqrecord.storage import FsspecStorage, open_storage, unwanted_if
+from tests.kit.processes import in_fork, run_code
+from tests.store.storage_contract import get, put
 
 PATH = "records/00000-ab.seqrec"
 DATA = random.Random(1).randbytes(100_000)
@@ -139,3 +146,79 @@ def test_the_error_of_a_full_temporary_folder_names_tmpdir() -> None:
     )
     for text in ("StorageError", "TMPDIR", PATH):
         assert text in done.stderr
+
+
+# Files of fsspec
+
+
+class _LosesAnAnswer(FsspecStorage):
+    """The response to the first upload of a file is lost; `stored` is the file's content."""
+
+    stored: bytes | None = None
+
+    def upload(self, path: str, pieces: Pieces) -> None:
+        b"".join(pieces)
+        if self.stored is not None:
+            super().upload(path, Pieces(path, _Bytes(self.stored), 1 << 20, 100))
+        self.stored = None
+        raise errors.TransientError("the connection was reset", file=path)
+
+
+class _Bytes:
+    def __init__(self, data: bytes) -> None:
+        self.data, self.size = data, len(data)
+
+    def read(self, start: int, stop: int) -> bytes:
+        return self.data[start:stop]
+
+
+def test_another_file_of_the_same_length_is_a_conflict() -> None:
+    """An upload with a lost response, and another file of the same name and length."""
+    root = f"lost-{uuid.uuid4().hex}"
+    quick = Retrier(sleep=lambda _: None)
+    storage = _LosesAnAnswer("memory", root, shown=f"memory://{root}", retrier=quick)
+    for size, at in ((1, 0), (64, -1), (3 << 20, 5)):
+        data = random.Random(1).randbytes(size)
+        other = bytearray(data)
+        other[at] ^= 1
+        for path, stored in ((f"records/a{size}", data), (f"records/b{size}", bytes(other))):
+            storage.stored = stored
+            upload = storage.create(path)
+            upload.write(data)
+            if stored == data:
+                upload.commit()
+            else:
+                with pytest.raises((errors.DestinationError, errors.TransientError)):
+                    upload.commit()
+                upload.abort()
+            assert get(storage, path) == stored
+    storage.close()
+
+
+def test_a_forked_child_makes_its_own_client() -> None:
+    memory = open_storage(f"memory://{uuid.uuid4().hex}")
+    put(memory, PATH, DATA)
+    clients = Clients(object, is_reread=False)
+    mine = clients.ask("file", lambda client: client)
+    assert clients.ask("file", lambda client: client) is mine
+    assert in_fork(lambda: clients.ask("file", lambda client: client) is not mine)
+    assert in_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
+
+
+def test_clients_of_different_locations_are_made_one_at_a_time() -> None:
+    """Making a client imports packages, and a thread may see an incomplete import."""
+    making, most = 0, 0
+
+    def make() -> object:
+        nonlocal making, most
+        making += 1
+        most = max(most, making)
+        time.sleep(0.02)
+        making -= 1
+        return object()
+
+    every = [Clients(make, is_reread=False) for _ in range(4)]
+    with ThreadPoolExecutor(8) as pool:
+        found = list(pool.map(lambda clients: clients.ask("file", lambda c: c), every * 2))
+    assert most == 1
+    assert found[:4] == found[4:]

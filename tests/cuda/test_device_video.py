@@ -17,15 +17,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import SeqRecordWriter
+from seqrecord import FeatureSpec, SeqRecordWriter
 from seqrecord.cuda import video as device_video
 from seqrecord.cuda.streams import DirectStream, streams_of
 from seqrecord.cuda.video import DeviceVideo, Numbered
 from seqrecord.errors import CodecError
-from seqrecord.store.schema import FeatureSpec
+from seqrecord.sources import Gop
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.decoding import decode_gop
-from seqrecord.video.gops import Gop
 from seqrecord.video.page_tables import parse_video_page
 from seqrecord.video.pages import VideoPageCodec, VideoReader
 from tests.cuda.side_streams import NO_GPU, LateStream

@@ -19,8 +19,7 @@ from PIL import Image
 import seqrecord
 from seqrecord import EncodedImage, EpisodeInfo, FeatureSpec, Schema, convert, edit, open_source
 from seqrecord.errors import FormatError, NotFoundError, SchemaError, SourceError
-from seqrecord.sources import format_names
-from seqrecord.video.gops import Gop
+from seqrecord.sources import Gop, format_names
 from tests.kit.command_line import run
 from tests.kit.datasets import chunk_lengths, columns, encoded, noise, write_dataset, write_small
 from tests.kit.made_source import MadeSource

@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-from dataclasses import replace
 from functools import partial
 from multiprocessing import get_context
 from pathlib import Path
@@ -25,22 +24,16 @@ from seqrecord.errors import (
     ChecksumError,
     ClipError,
     CodecError,
-    FormatError,
     NotFoundError,
     SeqRecordError,
     SourceError,
     StorageError,
 )
-from seqrecord.in_place.externals import ExternalFiles
-from seqrecord.storage import LocalStorage
 from seqrecord.store.codecs.chain import FrameCodec
-from seqrecord.store.format.references import ExternalFile, ExternalList, list_path
 from seqrecord.store.reading.dataset import open_packed
-from seqrecord.store.reading.home import trust
 from tests.formats.all_cases import CASES, indexed, made
 from tests.formats.cases import index_source, upload
 from tests.formats.in_place_cases import assert_same, frames_of
-from tests.in_place.test_references import FOLDER_REFERENCE
 from tests.kit.command_line import run
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.services.gcs_stub import GcsStub
@@ -326,19 +319,6 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as empty:
         indexed(root, "tartanair", tmp_path / "another")
     assert empty.value.file == str(path)
-
-
-def test_a_page_that_refers_to_files_of_a_file(tmp_path: Path) -> None:
-    """A file of a list cannot be a folder, whatever a page contains."""
-    made = ExternalList((ExternalFile(str(tmp_path), "a", 5),))
-    path = tmp_path / list_path(made.id)
-    path.parent.mkdir()
-    path.write_bytes(made.encode())
-    trust(made.id)
-    with pytest.raises(FormatError):
-        ExternalFiles(LocalStorage(tmp_path)).read(
-            replace(FOLDER_REFERENCE, list_id=made.id, file=0)
-        )
 
 
 def _npy(array: Any, **changes: Any) -> bytes:

@@ -20,13 +20,8 @@ from seqrecord import FeatureSpec, Schema, SeqRecordWriter, open_source
 from seqrecord.edit import delete_episodes, merge_datasets
 from seqrecord.errors import FormatError, SourceError
 from seqrecord.formats.converting.dataset_source import DatasetSource
-from seqrecord.sources import Account, EpisodeInfo, LeftOut, inventory_of, unread_files
-from seqrecord.store.format.inventory import (
-    MAX_INVENTORY_BYTES,
-    Inventory,
-    PackedFeature,
-    encode_inventories,
-)
+from seqrecord.sources import Account, EpisodeInfo, Inventory, LeftOut, inventory_of, unread_files
+from seqrecord.store.format.inventory import MAX_INVENTORY_BYTES, PackedFeature, encode_inventories
 from tests.formats.format_cases.sequences import write_tum
 from tests.formats.format_cases.webdataset import write_tar
 from tests.kit.command_line import run

@@ -13,11 +13,10 @@ import pytest
 import seqrecord
 from seqrecord import FeatureSpec, Schema, convert
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.sources import EpisodeInfo, TartanAirSource
+from seqrecord.sources import EpisodeInfo, Gop, TartanAirSource
 from seqrecord.store.codecs.chain import resolve
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.encoding import encode_gop
-from seqrecord.video.gops import Gop
 from tests.formats.cases import upload
 from tests.formats.timed_source import CUTS, TIMES, Recording, Timed
 from tests.kit import command_line

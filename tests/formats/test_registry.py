@@ -15,7 +15,6 @@ import pytest
 
 import seqrecord
 from seqrecord import EpisodeInfo, FeatureSpec, Schema, open_source
-from seqrecord.cloud.cache import CachedStorage
 from seqrecord.cloud.mounts import MountStorage
 from seqrecord.cloud.objects.azure import AzureContainer
 from seqrecord.cloud.objects.storage import ObjectStorage
@@ -29,7 +28,14 @@ from seqrecord.sources import (
     VideoSource,
     format_names,
 )
-from seqrecord.storage import FsspecStorage, LocalStorage, Storage, StorageWrapper, open_storage
+from seqrecord.storage import (
+    CachedStorage,
+    FsspecStorage,
+    LocalStorage,
+    Storage,
+    StorageWrapper,
+    open_storage,
+)
 from seqrecord.store.storage.parallel import ParallelStorage
 from tests.formats.cases import upload
 from tests.formats.format_cases.replay_buffers import write_buffer

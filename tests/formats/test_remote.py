@@ -5,7 +5,6 @@ from __future__ import annotations
 import gc
 import shutil
 import tempfile
-import threading
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -18,9 +17,8 @@ import pytest
 import seqrecord
 from seqrecord import convert, open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
-from seqrecord.in_place.remote import RemoteFiles, remote_files
+from seqrecord.in_place.remote import RemoteFiles
 from seqrecord.storage import open_storage
-from seqrecord.store.storage.base import StorageWrapper
 from tests.formats.all_cases import made
 from tests.formats.cases import upload
 from tests.formats.format_cases.mcap import recording
@@ -188,40 +186,6 @@ def test_memory_of_a_file_is_bounded_and_reads_are_large(tmp_path: Path, memory_
     assert {item.length for item in ranges} == {block}
     assert last.length <= block
     assert len(ranges) < 40
-
-
-def test_garbage_files_are_closed_during_a_lookup(memory_url: str) -> None:
-    """A file in a reference cycle is closed by whichever thread collects it."""
-
-    class CollectingPath(type(Path())):  # type: ignore[misc]
-        def is_relative_to(self, *other: Any) -> bool:
-            gc.collect()
-            return bool(super().is_relative_to(*other))
-
-    class Commit(StorageWrapper):
-        fixed_url = "url of a commit"  # files never change
-
-    fsspec.filesystem("memory").pipe(f"{memory_url}/file", b"content")
-    files = RemoteFiles(Commit(open_storage(memory_url)))
-    cycle: list[Any] = [files.open(files.root / "file")]
-    assert cycle[0].read() == b"content"
-    cycle.append(cycle)
-    del cycle
-    path = CollectingPath(files.root / "file")
-    thread = threading.Thread(target=remote_files, args=(path,), daemon=True)
-    thread.start()
-    thread.join(10)
-    assert not thread.is_alive()
-
-
-def test_two_accounts_with_one_url_do_not_meet() -> None:
-    options = {"account_key": "eA=="}
-    one, two = (
-        RemoteFiles(open_storage("az://container/set", {"account_name": name, **options}))
-        for name in ("one", "two")
-    )
-    assert one.storage.url == two.storage.url
-    assert one.root != two.root
 
 
 @pytest.mark.parametrize(

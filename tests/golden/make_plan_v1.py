@@ -13,10 +13,11 @@ from typing import Any
 
 import numpy as np
 
+from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.clips.tables import ClipSpec, enumerate_clips
+from seqrecord.store.clips.tables import enumerate_clips
 from tests.loader.clip_cases import episode_table
 
 GOLDEN = Path(__file__).parent / "plan_v1.json"

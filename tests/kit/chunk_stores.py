@@ -7,10 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from seqrecord.storage import Storage, unwanted_if
-from seqrecord.store.storage.base import StorageWrapper
+from seqrecord.storage import ByteRange, Storage, StorageWrapper, unwanted_if
 from seqrecord.store.storage.chunk_store import ChunkStore
-from seqrecord.store.storage.ranges import ByteRange
 
 FILE_BYTES = 1 << 16
 

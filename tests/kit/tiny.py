@@ -85,9 +85,9 @@ def record_path(root: Path) -> Path:
     return min((root / "records").glob("*.seqrec"))
 
 
-def loaded(root: Any) -> tuple[Manifest, Index]:
-    """Manifest and index of a dataset."""
-    with seqrecord.open(root) as dataset:
+def loaded(root: Any, **options: Any) -> tuple[Manifest, Index]:
+    """Manifest and index of a dataset; `options` are passed to `seqrecord.open`."""
+    with seqrecord.open(root, **options) as dataset:
         return dataset.contents.manifest, dataset.contents.index
 
 

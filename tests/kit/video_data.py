@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.sources import Gop
 from seqrecord.video.config import VideoConfig, named_video
 from seqrecord.video.encoding import encode_gop
-from seqrecord.video.gops import Gop
 
 HEIGHT, WIDTH = 96, 112
 

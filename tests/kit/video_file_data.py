@@ -13,12 +13,13 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord import FeatureSpec
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import read_gops, video_spec
-from seqrecord.store.schema import FeatureSpec
+from seqrecord.sources import Gop
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.decoding import decode_gop
-from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.gops import DecodedFrame
 
 HEIGHT, WIDTH = 48, 64
 try:

@@ -45,6 +45,7 @@ def test_shards_of_ranks_and_workers(rank: Any, monkeypatch: pytest.MonkeyPatch)
     assert ranks.current().divided(2) == [Shard(4, 6), Shard(5, 6)]
     assert given.shard() == Shard(1, 5)
     assert alone.shard() == Shard()
+    assert worker_threads() == usable_cores()
     be_worker(monkeypatch, 1, 4)
     assert ranks.shard() == Shard(9, 12)
     assert given.shard() == Shard(5, 20)

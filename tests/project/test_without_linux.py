@@ -2,51 +2,15 @@
 
 from __future__ import annotations
 
-import fcntl
 import os
 from pathlib import Path
 
 import pytest
 
-from seqrecord.store.processes.system import reserve, sync
 from tests.kit.processes import run_code, run_python
 
 ROOT = Path(__file__).parents[2]
 WITHOUT = Path(__file__).parent / "without_linux"
-
-
-def test_reserved_space_is_zeros_after_the_bytes(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    size = (2 << 20) + 3
-    monkeypatch.delattr(os, "posix_fallocate")
-    with (tmp_path / "file").open("w+b") as file:
-        file.write(b"header")
-        file.flush()
-        reserve(file.fileno(), size)
-        assert os.fstat(file.fileno()).st_blocks * 512 >= size
-    assert (tmp_path / "file").read_bytes() == b"header".ljust(size, b"\0")
-
-
-@pytest.mark.parametrize("is_supported", [True, False])
-def test_sync_empties_the_cache_of_the_drive(
-    is_supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """By F_FULLFSYNC of macOS; by `fsync` on file systems without it."""
-    calls: list[str] = []
-
-    def control(fd: int, command: int) -> None:
-        assert (fd, command) == (file.fileno(), 51)
-        calls.append("full")
-        if not is_supported:
-            raise OSError(45, "not supported")
-
-    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
-    monkeypatch.setattr(fcntl, "fcntl", control)
-    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
-    with (tmp_path / "file").open("wb") as file:
-        sync(file.fileno())
-    assert calls == ["full"] if is_supported else ["full", "fsync"]
 
 
 MAIN_PATH = """

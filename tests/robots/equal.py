@@ -17,6 +17,7 @@ import json
 import shutil
 import sys
 from collections import Counter
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,6 @@ import numpy as np
 import torch
 
 from benchmarks.lerobot.equal import CAMERAS, VARIANTS, encode_again, write
-from seqrecord.store.lazy import is_installed
 from tests.kit.lerobot_data import FEATURES, FPS, episodes, write_dataset
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE, write_depth_images
 from tests.kit.lerobot_depth_data import write as write_depth
@@ -247,7 +247,7 @@ def main(folder: Path) -> None:
     write_dataset(folder / "tables", FEATURES, episodes(), use_videos=False)
     seqrecord.convert(seqrecord.open_source(folder / "tables"), folder / "records", workers=1)
     found["tables"] = compare(folder / "tables", _OF_TABLES, folder / "records")
-    if is_installed("lerobot.configs.video"):
+    if find_spec("lerobot.configs.video"):
         found |= _depths(folder)
         found |= _languages(folder)
         shutil.copytree(folder / VARIANTS[0], folder / "between keyframes")

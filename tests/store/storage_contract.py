@@ -17,15 +17,29 @@ import numpy as np
 import pytest
 
 from seqrecord import errors
-from seqrecord.storage import Storage, Unfinished, entries_of, identity_of
+from seqrecord.storage import (
+    ByteRange,
+    Storage,
+    StorageWrapper,
+    Unfinished,
+    entries_of,
+    identity_of,
+    open_storage,
+)
 from seqrecord.store.storage.base import upload_limits_of
-from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.processes import wait_for
 
 PATH = "records/00000-ab.seqrec"
 DATA = np.random.default_rng(0).bytes(100_000)
 
 Add = Callable[[str, bytes], None]
+
+
+def mounted(folder: Path) -> Any:
+    """The storage of a mount at this folder."""
+    storage = open_storage(folder, {"mount": True})
+    assert isinstance(storage, StorageWrapper)  # it retries requests
+    return storage.inner
 
 
 def put(storage: Storage, path: str, data: bytes) -> None:

@@ -15,7 +15,6 @@ from seqrecord.store.areas import (
     STORAGES,
     load_entry,
 )
-from seqrecord.video.config import VIDEO_CODECS
 
 
 def test_every_entry_exists() -> None:
@@ -32,4 +31,3 @@ def test_entries_of_page_kinds_and_codecs_exist() -> None:
         assert load_entry(entry).name == name
     for entry in (*CODEC_CHECKS.values(), *NAMED_CODECS.values()):
         assert callable(load_entry(entry))
-    assert {*VIDEO_CODECS} <= {*NAMED_CODECS}

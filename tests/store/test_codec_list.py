@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 
+from seqrecord.store.areas import NAMED_CODECS
 from seqrecord.store.codecs.chain import CODEC_IDS
 from seqrecord.store.codecs.images import FORMATS, IMAGE
-from seqrecord.video.config import VIDEO, VIDEO_CODECS
 
 ROOT = Path(__file__).parents[2]
 GOLDEN = ROOT / "tests/golden/v1"
@@ -41,7 +41,7 @@ def test_the_codec_is_in_a_golden_dataset(codec: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("codec", "key", "names"), [(IMAGE, "format", FORMATS), (VIDEO, "codec", VIDEO_CODECS)]
+    ("codec", "key", "names"), [(IMAGE, "format", FORMATS), ("video", "codec", NAMED_CODECS)]
 )
 def test_formats_have_texts_and_golden_datasets(codec: str, key: str, names: Any) -> None:
     used = {config.get(key) for config in golden_configs() if config["id"] == codec}

@@ -9,9 +9,7 @@ from pathlib import Path
 import pytest
 
 import seqrecord
-from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.store.processes.machine import usable_cores, usable_memory
-from tests.kit.processes import be_worker
 
 CGROUP = "sys/fs/cgroup"
 
@@ -123,14 +121,6 @@ def test_pythons_process_cpu_count_is_used(tmp_path: Path, monkeypatch: pytest.M
         assert usable_cores(environ={}, root=tmp_path) == (count or 1)
     monkeypatch.undo()  # on this machine
     assert 1 <= usable_cores() <= len(os.sched_getaffinity(0))
-
-
-def test_workers_share_the_cores_of_a_rank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "8")
-    alone = worker_threads()
-    assert alone == usable_cores() <= 12
-    be_worker(monkeypatch, 1, 3)
-    assert worker_threads() == max(1, alone // 3)
 
 
 def test_nothing_else_counts_cores() -> None:

@@ -13,9 +13,8 @@ import torch
 from PIL import Image
 
 import seqrecord
-from seqrecord import SeqRecordRecorder
+from seqrecord import FeatureSpec, Schema, SeqRecordRecorder
 from seqrecord.errors import SchemaError, SourceError
-from seqrecord.store.schema import FeatureSpec, Schema
 from tests.kit.datasets import write_dataset, write_episodes
 from tests.kit.made_source import GivenSource
 

@@ -16,6 +16,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
+from seqrecord import FeatureSpec, Schema
 from seqrecord.errors import FormatError
 from seqrecord.store.clips.grids import ChunkGrid
 from seqrecord.store.format import index as index_module
@@ -42,7 +43,6 @@ from seqrecord.store.format.rows import (
     gap_rows,
 )
 from seqrecord.store.reading.index_building import build_index
-from seqrecord.store.schema import FeatureSpec, Schema
 from tests.kit.tiny import loaded, write_tiny
 
 _SCHEMA = Schema(

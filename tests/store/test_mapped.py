@@ -14,11 +14,10 @@ import numpy as np
 import pytest
 
 from seqrecord import FormatError, NotFoundError, StorageError
-from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage import LocalStorage, Storage, StorageWrapper
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import Index
 from seqrecord.store.reading.metadata import MapSizes, map_file
-from seqrecord.store.storage.base import StorageWrapper
 from tests.kit.datasets import write_small
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import run_code, run_python

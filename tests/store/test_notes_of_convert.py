@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, convert
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert
 from seqrecord.store.feature_kinds import unknown_pose_kinds
-from seqrecord.store.schema import FeatureSpec, Schema
 from tests.kit.faults import abandon, small_writer
 from tests.kit.made_source import MadeSource
 

@@ -17,13 +17,12 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordMix
-from seqrecord.cloud.mounts import MountStorage
 from seqrecord.errors import StorageError
 from seqrecord.storage import CachedStorage, LocalStorage, Storage
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import in_fork
 from tests.kit.video_file_data import pictures, write_video
-from tests.store.storage_contract import get
+from tests.store.storage_contract import get, mounted
 
 
 @contextmanager
@@ -114,7 +113,7 @@ def test_a_mix_has_fewer_open_files_than_its_sources(
             assert len(open_below(tmp_path / "data")) <= most // 2
 
 
-STORAGES: list[Callable[[Path], Storage]] = [LocalStorage, MountStorage]
+STORAGES: list[Callable[[Path], Storage]] = [LocalStorage, mounted]
 
 
 @pytest.mark.parametrize("make", STORAGES)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord import FrameCache, SeqRecordMapDataset, SeqRecordPipe
+from seqrecord import FeatureSpec, FrameCache, SeqRecordMapDataset, SeqRecordPipe
 from seqrecord.edit import (
     delete_episodes,
     merge_datasets,
@@ -33,7 +33,6 @@ from seqrecord.store.codecs.base import ERRORS
 from seqrecord.store.codecs.compressors import Zstd
 from seqrecord.store.format.page_kinds import Blob, EncodedColumn, Memo, PageCodec, PageKind
 from seqrecord.store.format.pages import are_bools, check_fits
-from seqrecord.store.schema import FeatureSpec
 from tests.kit.datasets import check_rebuilt, chunk_lengths, write_dataset
 
 BLOCK = 8

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import io
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -13,13 +14,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import NotFoundError, StorageError
-from seqrecord.cloud.requests import FsspecReader, check_rate, fill
-from seqrecord.cloud.retrying import Retrier, RetryingStorage
-from seqrecord.errors import TransientError
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper
+from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.storage.parallel import ParallelStorage
-from seqrecord.store.storage.ranges import ByteRange, check_wanted, coalesce, plan
-from tests.kit.faults import CountingStorage, FailTransiently, FaultyStorage
+from seqrecord.store.storage.ranges import check_wanted, coalesce, plan
 from tests.kit.processes import own_threads
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
 
@@ -52,6 +49,13 @@ class TestParallelStorage(StorageContract):
 # Planned requests
 
 
+def fill(views: Sequence[memoryview], data: bytes) -> None:
+    """The response to a request: exactly as long as its buffers."""
+    with io.BytesIO(data) as response:
+        assert sum(response.readinto(view) for view in views) == len(data)
+        assert len(data) == sum(view.nbytes for view in views)
+
+
 def test_long_ranges_are_split_into_equal_pieces() -> None:
     for length, expected in {
         1: [1],
@@ -68,7 +72,7 @@ def test_long_ranges_are_split_into_equal_pieces() -> None:
     parts = plan([ByteRange(0, out.nbytes)], [out.data])
     assert len(parts) == 5
     for items, views in parts:
-        fill(views, [bytes([1]) * items[0].length])
+        fill(views, bytes([1]) * items[0].length)
     assert (out.view(np.uint8) == 1).all()
 
 
@@ -89,7 +93,7 @@ def test_a_plan_matches_brute_force(ranges: list[ByteRange], max_gap: int, max_b
         whole = ByteRange(items[0].start, items[-1].stop)
         assert 0 < whole.length <= max_bytes
         assert _longest_gap(whole, requested) <= max_gap
-        assert fill(views, [_FILE[whole.start : whole.stop]]) == whole.length
+        fill(views, _FILE[whole.start : whole.stop])
     for item, array in zip(ranges, arrays, strict=True):
         assert array.tobytes() == _FILE[item.start : item.stop]
     starts = [items[0].start for items, _ in parts]
@@ -129,53 +133,6 @@ def _fewest(pieces: list[ByteRange], max_gap: int, max_bytes: int) -> int:
                 counts.append(best[start] + 1)
         best.append(min(counts))
     return best[-1]
-
-
-class RecordingReader(FsspecReader):
-    """Reads `DATA` and records the ranges of its requests."""
-
-    def __init__(self) -> None:
-        super().__init__(object, "", "")
-        self.asked: list[ByteRange] = []
-
-    def size_and_tag(self, path: str) -> tuple[int, str | None]:
-        return len(DATA), None
-
-    def read(self, path: str, request: tuple[ByteRange, list[memoryview]]) -> None:
-        item, views = request
-        self.asked.append(item)
-        fill(views, [DATA[item.start : item.stop]])
-
-
-def test_adjacent_ranges_are_one_request() -> None:
-    reader = RecordingReader()
-    pairs = [(10, 20), (20, 25), (25, 25), (25, 40), (39, 50), (60, 61)]
-    ranges = [ByteRange(*pair) for pair in pairs]
-    arrays = [np.zeros(item.length, np.uint8) for item in ranges]
-    reader.read_ranges("a", ranges, [array.data for array in arrays])
-    assert reader.asked == [(10, 40), (39, 50), (60, 61)]
-    for item, array in zip(ranges, arrays, strict=True):
-        assert array.tobytes() == DATA[item.start : item.stop]
-    # Response chunks fill views of any lengths.
-    for step in (1, 3, 100):
-        arrays = [np.zeros(n, np.uint8) for n in (1, 5, 2, 9)]
-        chunks = [DATA[i : min(i + step, 20)] for i in range(0, 20, step)]
-        assert fill([array.data for array in arrays], chunks) == 17
-        assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
-    # Missing bytes: the file's end, or a transient error.
-    error = reader.missing("a", "f", ByteRange(10, len(DATA) + 1), 5)
-    assert isinstance(reader.missing("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
-    assert not isinstance(error, TransientError)
-    assert "ended early" in str(error)
-
-
-def test_a_slow_response_is_a_transient_error() -> None:
-    times = iter(range(0, 1000, 10))
-    chunks = [bytes(640 << 10)] * 2 + [bytes(1000)] * 20  # 64 KiB/s, then almost nothing
-    got = []
-    with pytest.raises(TransientError, match=r"too slowly: \d+ bytes in 30 s; file: f"):
-        got += list(check_rate(iter(chunks), 15, "f", clock=lambda: next(times)))
-    assert len(list(check_rate(iter(chunks), 30, "f", clock=lambda: 1.0))) == 22
 
 
 # Concurrency
@@ -244,20 +201,6 @@ def test_pieces_not_started_are_skipped_after_an_error(tmp_path: Path) -> None:
     with pytest.raises(StorageError, match="as asked"):
         get(small(Hooked(LocalStorage(tmp_path), hook), max_requests=1), PATH, 0, 64_000)
     assert len(begun) <= 2
-
-
-def test_each_piece_is_retried_separately(tmp_path: Path) -> None:
-    counting = CountingStorage(
-        FaultyStorage(LocalStorage(tmp_path), FailTransiently(3, 0.4, ("read",)))
-    )
-    put(counting, PATH, DATA)
-    retrying = RetryingStorage(counting, retrier=Retrier(sleep=lambda _: None))
-    storage = small(retrying, max_requests=4)
-    for _ in range(20):
-        assert get(storage, PATH, 0, 64_000) == DATA[:64_000]
-    counters = storage.counters()
-    assert counters["retries"] > 20
-    assert counting.bytes_read == 20 * 64_000 + counters["retries"] * 8000
 
 
 def test_requests_in_the_calling_thread(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -24,17 +24,14 @@ from seqrecord import (
     SeqRecordPipe,
     verify,
 )
-from seqrecord.cloud.cache import CachedStorage
 from seqrecord.errors import ChecksumError, CodecError
-from seqrecord.storage import LocalStorage, Storage
+from seqrecord.storage import ByteRange, CachedStorage, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.pages import aligned, slice_frames
 from seqrecord.store.reading.chunk_sizes import (
     chunk_bytes,
     max_chunk_bytes,
     overlapping_chunk_bytes,
 )
-from seqrecord.store.storage.base import StorageWrapper
-from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
 from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset
 from tests.kit.faults import CountingStorage, damages_once

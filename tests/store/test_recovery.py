@@ -15,7 +15,6 @@ from click.testing import CliRunner
 import seqrecord
 import seqrecord.types
 from seqrecord import SeqRecordWriter
-from seqrecord.cloud.mounts import MountStorage
 from seqrecord.errors import DestinationError, FormatError, NotFoundError, StorageError
 from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import crc32c
@@ -23,7 +22,7 @@ from tests.kit.command_line import main
 from tests.kit.datasets import append, contents, write_dataset, write_episodes
 from tests.kit.faults import abandon, abandonable
 from tests.kit.tiny import TINY, read_all, same_frames, tiny_frames
-from tests.store.storage_contract import DATA, PATH, read_part
+from tests.store.storage_contract import DATA, PATH, mounted, read_part
 
 SETTINGS: dict[str, Any] = {
     "schema": TINY,
@@ -295,7 +294,7 @@ def test_only_damaged_files_are_an_error(tmp_path: Path) -> None:
 # Unfinished uploads in a local folder or mount, as another process sees them
 
 
-@pytest.fixture(params=[LocalStorage, MountStorage])
+@pytest.fixture(params=[LocalStorage, mounted])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalStorage]:
     storage = request.param(tmp_path / "set")
     yield storage

@@ -1,16 +1,14 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import gc
 import os
 import pickle
 import random
 import stat
 import sys
-import time
-import uuid
 from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, ClassVar
@@ -21,11 +19,16 @@ from fsspec.implementations.memory import MemoryFileSystem
 from fsspec.utils import infer_storage_options
 
 from seqrecord import errors
-from seqrecord.cloud.clients import Clients
-from seqrecord.cloud.retrying import Retrier
-from seqrecord.cloud.whole import Pieces
-from seqrecord.storage import FsspecStorage, LocalStorage, Storage, entries_of, open_storage
-from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.storage import (
+    ByteRange,
+    FsspecStorage,
+    LocalStorage,
+    Storage,
+    entries_of,
+    open_storage,
+)
+from seqrecord.store.processes.system import reserve, sync
+from seqrecord.store.storage.local import find_remote_mount
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import busy_threads, in_fork
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, names, put
@@ -294,50 +297,6 @@ def test_a_collected_upload_leaves_no_file(tmp_path: Path) -> None:
     assert list(tmp_path.rglob("*")) == []
 
 
-class _LosesAnAnswer(FsspecStorage):
-    """The response to the first upload of a file is lost; `stored` is the file's content."""
-
-    stored: bytes | None = None
-
-    def upload(self, path: str, pieces: Pieces) -> None:
-        b"".join(pieces)
-        if self.stored is not None:
-            super().upload(path, Pieces(path, _Bytes(self.stored), 1 << 20, 100))
-        self.stored = None
-        raise errors.TransientError("the connection was reset", file=path)
-
-
-class _Bytes:
-    def __init__(self, data: bytes) -> None:
-        self.data, self.size = data, len(data)
-
-    def read(self, start: int, stop: int) -> bytes:
-        return self.data[start:stop]
-
-
-def test_another_file_of_the_same_length_is_a_conflict() -> None:
-    """An upload with a lost response, and another file of the same name and length."""
-    root = f"lost-{uuid.uuid4().hex}"
-    quick = Retrier(sleep=lambda _: None)
-    storage = _LosesAnAnswer("memory", root, shown=f"memory://{root}", retrier=quick)
-    for size, at in ((1, 0), (64, -1), (3 << 20, 5)):
-        data = random.Random(1).randbytes(size)
-        other = bytearray(data)
-        other[at] ^= 1
-        for path, stored in ((f"records/a{size}", data), (f"records/b{size}", bytes(other))):
-            storage.stored = stored
-            upload = storage.create(path)
-            upload.write(data)
-            if stored == data:
-                upload.commit()
-            else:
-                with pytest.raises((errors.DestinationError, errors.TransientError)):
-                    upload.commit()
-                upload.abort()
-            assert get(storage, path) == stored
-    storage.close()
-
-
 class _Broken(fsspec.AbstractFileSystem):  # type: ignore[misc]
     """Fails with a secret in all messages."""
 
@@ -430,34 +389,6 @@ def test_a_missing_package_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     assert caught.value.__cause__ is None
 
 
-def test_a_forked_child_makes_its_own_client(memory: FsspecStorage) -> None:
-    put(memory, PATH, DATA)
-    clients = Clients(object, is_reread=False)
-    mine = clients.ask("file", lambda client: client)
-    assert clients.ask("file", lambda client: client) is mine
-    assert in_fork(lambda: clients.ask("file", lambda client: client) is not mine)
-    assert in_fork(lambda: get(memory, PATH, 0, 9) == DATA[:9])
-
-
-def test_clients_of_different_locations_are_made_one_at_a_time() -> None:
-    """Making a client imports packages, and a thread may see an incomplete import."""
-    making, most = 0, 0
-
-    def make() -> object:
-        nonlocal making, most
-        making += 1
-        most = max(most, making)
-        time.sleep(0.02)
-        making -= 1
-        return object()
-
-    every = [Clients(make, is_reread=False) for _ in range(4)]
-    with ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda clients: clients.ask("file", lambda c: c), every * 2))
-    assert most == 1
-    assert found[:4] == found[4:]
-
-
 def test_a_root_link_is_followed_once(tmp_path: Path) -> None:
     """A link that is changed later does not mix the files of two folders."""
     for name in ("old", "new"):
@@ -474,3 +405,82 @@ def test_a_root_link_is_followed_once(tmp_path: Path) -> None:
     storage.remove("data/x")
     assert [*(tmp_path / "old/data").iterdir()] == [tmp_path / "old/data/y"]
     assert [*(tmp_path / "new/data").iterdir()] == [tmp_path / "new/data/x"]
+
+
+# The table of mounts
+
+TABLE = r"""
+22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
+30 22 0:40 / /mnt/blob rw,nosuid,nodev - fuse blobfuse2 rw,user_id=0,group_id=0
+31 22 0:41 / /mnt/rclone rw - fuse.rclone azure:container rw
+32 22 0:42 / /mnt/usb rw - fuseblk /dev/sdb1 rw
+33 22 0:43 / /mnt/ntfs rw - fuse.ntfs-3g /dev/sdc1 rw
+34 22 0:44 / /mnt/layers rw - fuse.fuse-overlayfs fuse-overlayfs rw
+35 22 0:45 / /mnt/with\040space rw - nfs4 server:/export rw
+36 30 8:2 / /mnt/blob/local rw - ext4 /dev/sdd1 rw
+37 22 0:46 / /mnt/twice rw - nfs server:/a rw
+38 37 8:3 / /mnt/twice rw - xfs /dev/sde1 rw
+39 22 0:47 / /mnt/pool rw - fuse /usr/bin/mergerfs rw
+40 22 0:48 / /mnt/gcs rw master:2 - fuse.gcsfuse bucket rw
+a line that is none
+"""
+
+
+def test_mounts_are_found_in_the_kernels_table(tmp_path: Path) -> None:
+    for path, expected in {
+        **dict.fromkeys(("/", "/home/data", "/mnt/blob2", "/mnt/blob/local/a", "/mnt/usb/a")),
+        **dict.fromkeys(("/mnt/ntfs/a", "/mnt/layers/a", "/mnt/twice/a", "/mnt/pool/a")),
+        **dict.fromkeys(("/mnt/blob", "/mnt/blob/a/b"), "/mnt/blob"),
+        "/mnt/rclone/x/../y": "/mnt/rclone",
+        "/mnt/with space/a": "/mnt/with space",
+        "/mnt/gcs": "/mnt/gcs",
+    }.items():
+        assert find_remote_mount(path, table=TABLE) == expected, path
+    table = "41 22 0:49 / /mnt/next\x85line rw - nfs4 server:/export rw\n"
+    assert find_remote_mount("/mnt/next\x85line/a", table=table) == "/mnt/next\x85line"
+    remote = "lustre ceph gpfs beegfs 9p virtiofs afs wekafs pvfs2 panfs cifs smb3 nfs4 vboxsf"
+    remote += " fuse.glusterfs fuse.ceph-fuse fuse.s3fs fuse.juicefs fuse.sshfs fuse.rclone"
+    local = "ext4 xfs btrfs zfs overlay tmpfs fuse.gocryptfs fuse.ntfs-3g fuseblk"
+    for kind in f"{remote} {local}".split():
+        table = f"30 22 0:40 / /mnt/data rw,relatime shared:1 - {kind} from rw"
+        found = find_remote_mount("/mnt/data/set", table=table)
+        assert found == ("/mnt/data" if kind in remote.split() else None), kind
+    assert find_remote_mount(tmp_path) is None  # by this machine's table
+    assert find_remote_mount("/proc/self") is None
+
+
+# Calls of other systems
+
+
+def test_reserved_space_is_zeros_after_the_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    size = (2 << 20) + 3
+    monkeypatch.delattr(os, "posix_fallocate")
+    with (tmp_path / "file").open("w+b") as file:
+        file.write(b"header")
+        file.flush()
+        reserve(file.fileno(), size)
+        assert os.fstat(file.fileno()).st_blocks * 512 >= size
+    assert (tmp_path / "file").read_bytes() == b"header".ljust(size, b"\0")
+
+
+@pytest.mark.parametrize("is_supported", [True, False])
+def test_sync_empties_the_cache_of_the_drive(
+    is_supported: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By F_FULLFSYNC of macOS; by `fsync` on file systems without it."""
+    calls: list[str] = []
+
+    def control(fd: int, command: int) -> None:
+        assert (fd, command) == (file.fileno(), 51)
+        calls.append("full")
+        if not is_supported:
+            raise OSError(45, "not supported")
+
+    monkeypatch.setattr(fcntl, "F_FULLFSYNC", 51, raising=False)
+    monkeypatch.setattr(fcntl, "fcntl", control)
+    monkeypatch.setattr(os, "fsync", lambda _: calls.append("fsync"))
+    with (tmp_path / "file").open("wb") as file:
+        sync(file.fileno())
+    assert calls == ["full"] if is_supported else ["full", "fsync"]

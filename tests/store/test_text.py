@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import re
 import tracemalloc
+from collections.abc import Callable
 from typing import Any
+from urllib.parse import quote
 
 import numpy as np
 import pyarrow as pa
@@ -23,7 +26,7 @@ from seqrecord.store.format.text import (
     parse_json,
     parse_metadata,
 )
-from seqrecord.store.text import repr_of, without_secrets
+from seqrecord.store.text import codec_text, repr_of, without_secrets
 from seqrecord.store.units import format_size, parse_duration, parse_size
 
 
@@ -201,3 +204,62 @@ def test_a_value_without_a_plain_repr() -> None:
         assert repr_of(value) == text
     error = ClipError("wrong", expected=-(10**5000), got=_Repr(KeyError("x")))
     assert str(error) == "wrong; expected: an integer of 16,610 bits; got: <_Repr>"
+
+
+# Secrets in any text
+
+SECRET = st.text(st.characters(min_codepoint=33, max_codepoint=126), min_size=6, max_size=20)
+TEXTS: list[Callable[[str], str]] = [
+    lambda secret: f"GET http://user:{secret}@host:80/path HTTP/1.1",
+    lambda secret: f"GET HtTpS:///user:{secret}@[::1]:80/path?x=1",
+    lambda secret: f"error at s3://{secret}@bucket/path: refused",
+    lambda secret: f"http//user:{secret}@host and more",
+    lambda secret: f"http:user:{secret}@host",
+    lambda secret: f"http:\\\\user:{secret}@host",
+    lambda secret: f"to http%3A%2F%2Fuser%3A{quote(secret, safe='')}%40host%2Fpath",
+    lambda secret: f"url=http%253A%252F%252Fuser%253A{quote(quote(secret, safe=''))}%2540host",
+    lambda secret: f"repr {f'http://user:{secret}@host'!r}",
+    lambda secret: f"{ {'account_key': secret, 'anon': False} }",
+    lambda secret: f"{ {'Authorization': secret.encode()} }",
+    lambda secret: f"{[('x-amz-security-token', 1), {'client_secret': secret}]}",
+    lambda secret: json.dumps({"access_token": secret, "expires_in": 3600}),
+    lambda secret: json.dumps({"a": {"private_key": secret}}, indent=1),
+    lambda secret: f"{ {'connection_string': f'AccountName=a;AccountKey={secret}'} }",
+    lambda secret: f"https://h/a?sv=2024&sig={quote(secret, safe='')}&se=1",
+    lambda secret: f"https://h/a?X-Amz-Signature={quote(secret, safe='')}",
+    lambda secret: f"https://h/a?X-Goog-Credential={quote(secret, safe='')}",
+    lambda secret: f"https://h/a?url=x%3Fsig%3D{quote(quote(secret, safe=''), safe='')}",
+    lambda secret: f"DefaultEndpointsProtocol=https;AccountKey={quote(secret, safe='=/+')};x=y",
+    lambda secret: (
+        f"BlobEndpoint=https://h;SharedAccessSignature=sv=1&sig={quote(secret, safe='')}"
+    ),
+    lambda secret: f"x-amz-security-token:{quote(secret, safe='')}\nhost:h",
+]
+
+
+@given(SECRET, st.sampled_from(TEXTS))
+def test_no_text_shows_a_secret(secret: str, make: Callable[[str], str]) -> None:
+    secret = f"Q{secret}Q9"
+    shown = without_secrets(make(secret))
+    forms = {secret, quote(secret, safe=""), repr(secret)[1:-1], json.dumps(secret)[1:-1]}
+    assert not any(form in shown for form in forms)
+    assert "Q9" not in shown or "Q9" in make("")
+
+
+def test_texts_without_secrets() -> None:
+    for text, shown in {
+        "GET http://host:8080/a/b?x=1 200": "GET http://host:8080/a/b?x=1 200",
+        "http://u:p@host/a?sig=x&se=1": "http://…@host/a?sig=…&se=1",
+        "http://u:it's@host/a": "http://…@host/a",
+        "http://u:p/q@r@host/a": "http://…@host/a",
+        "Authorization: Bearer abc.def": "Authorization: Bearer …",
+        "use hf_abcdefghijkl here": "use hf_… here",
+        "by me@example.org at 12:30": "by me@example.org at 12:30",
+    }.items():
+        assert without_secrets(text) == shown
+
+
+def test_texts_of_codecs() -> None:
+    assert codec_text(()) == "raw"
+    chain = ({"id": "seqrecord.delta", "axis": -1}, {"id": "zstd", "level": 3})
+    assert codec_text(chain) == "delta(-1) + zstd(3)"

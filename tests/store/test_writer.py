@@ -11,9 +11,8 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import SeqRecordRecorder, SeqRecordWriter, errors
+from seqrecord import EncodedImage, FeatureSpec, Schema, SeqRecordRecorder, SeqRecordWriter, errors
 from seqrecord.store.codecs.presets import CODEC_NAMES
-from seqrecord.store.schema import EncodedImage, FeatureSpec, Schema
 from tests.kit.datasets import append, frame, lengths_of, numbered, write_episodes
 from tests.kit.faults import small_writer
 

@@ -16,15 +16,19 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import ClipError, EngineOptions, NotFoundError, SeqRecordIterableDataset, bench
+from seqrecord import (
+    ClipError,
+    EngineOptions,
+    FeatureSpec,
+    NotFoundError,
+    SeqRecordIterableDataset,
+    bench,
+)
 from seqrecord.errors import MemoryLimitError
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper
-from seqrecord.store.reading.summary import FeatureSummary
-from seqrecord.store.schema import FeatureSpec
-from seqrecord.store.storage.ranges import ByteRange
+from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.tools.profiler.advice import Sizes, advise
-from seqrecord.tools.profiler.bench import BenchOptions, StepTimes, measure
-from seqrecord.types import Progress
+from seqrecord.tools.profiler.bench import BenchOptions, measure
+from seqrecord.types import FeatureSummary, Progress, StepTimes
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import HEIGHT, WIDTH, write_small
 

@@ -22,10 +22,8 @@ from seqrecord.edit import (
     split_episodes,
 )
 from seqrecord.errors import SeqRecordError
-from seqrecord.storage import LocalStorage
-from seqrecord.store.format.manifest import read_manifest
 from tests.kit import command_line
-from tests.kit.datasets import check_rebuilt, write_dataset
+from tests.kit.datasets import check_rebuilt, record_files, write_dataset
 
 
 def write(path: Path, numbers: range, **settings: Any) -> Path:
@@ -106,7 +104,7 @@ def test_statistics_are_correct_or_removed_with_a_message(
 
 def test_delete_and_clean(tmp_path: Path) -> None:
     path = write(tmp_path / "records", range(6))
-    before, files = content(path), record_files_of(path)
+    before, files = content(path), {*record_files(path)}
     assert len(files) == 3
     assert delete_episodes(path, ["e4", "e1"], dry_run=True) == ["e1", "e4"]
     assert content(path) == before
@@ -121,15 +119,12 @@ def test_delete_and_clean(tmp_path: Path) -> None:
     assert [clip["episode"] for clip in clips] == list(remaining)
     assert delete_episodes(path, "e[35]", others=True) == ["e0", "e2"]
     assert delete_episodes(path, "e*", others=True) == []
-    gone = files - record_files_of(path)
+    gone = files - {*record_files(path)}
     assert gone
-    assert set(clean(path, older_than=0)) >= gone, "record files without episodes"
-    assert not any((path / name).exists() for name in gone)
+    cleaned = {path / file for file in clean(path, older_than=0)}
+    assert cleaned >= gone, "record files without episodes"
+    assert not any(file.exists() for file in gone)
     check(path, {key: before[key] for key in ("e3", "e5")})
-
-
-def record_files_of(path: Path) -> set[str]:
-    return {file.path for file in read_manifest(LocalStorage(path)).record_files}
 
 
 def test_rename(tmp_path: Path) -> None:

@@ -18,10 +18,9 @@ import seqrecord
 from seqrecord import NotFoundError, SeqRecordWriter, edit, open_source
 from seqrecord.errors import ChecksumError, ConflictError
 from seqrecord.storage import LocalStorage
-from seqrecord.store.format.manifest import read_manifest
 from seqrecord.types import Progress
 from tests.kit import command_line
-from tests.kit.datasets import flip
+from tests.kit.datasets import flip, record_files
 from tests.kit.faults import damages_once
 from tests.kit.tiny import read_all, same_frames
 from tests.tools.test_features_added import (
@@ -61,7 +60,7 @@ def size_of(path: Path) -> int:
 
 
 def named(path: Path) -> set[str]:
-    return {file.path for file in read_manifest(LocalStorage(path)).record_files}
+    return {file.relative_to(path).as_posix() for file in record_files(path)}
 
 
 def paths_in(path: Path) -> set[str]:

@@ -12,7 +12,6 @@ import pytest
 
 import seqrecord
 from seqrecord import ClipSpec, summarize
-from seqrecord.store.text import codec_text
 from seqrecord.types import ClipSummary
 from tests.kit.command_line import run
 from tests.kit.datasets import EPISODES, SmallFrame, small_frames, write_dataset, write_small
@@ -105,9 +104,6 @@ def test_json_and_text(small: Path) -> None:
     assert "clips of 4 frames, 2 frames apart (span 7), stride 3" in text
     table = [line for line in lines if line.startswith("  ") and line.endswith(("0", "3", "g"))]
     assert len({len(line) for line in table if "codec" in line or "zstd" in line}) == 1
-    assert codec_text(()) == "raw"
-    chain = ({"id": "seqrecord.delta", "axis": -1}, {"id": "zstd", "level": 3})
-    assert codec_text(chain) == "delta(-1) + zstd(3)"
 
 
 def test_an_episode_against_its_frames(small: Path) -> None:

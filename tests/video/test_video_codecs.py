@@ -16,10 +16,11 @@ import numpy.typing as npt
 import pytest
 
 from seqrecord.errors import CodecError
+from seqrecord.sources import Gop, describe_video
 from seqrecord.video.config import VIDEO_CODECS, VideoConfig, named_video
-from seqrecord.video.decoding import GopFrames, decode_gop, describe_video
+from seqrecord.video.decoding import GopFrames, decode_gop
 from seqrecord.video.encoding import encode_gop
-from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS, Gop
+from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
 from tests.kit.processes import run_code
 from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
 

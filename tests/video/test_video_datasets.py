@@ -13,11 +13,10 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import EngineOptions
+from seqrecord import EngineOptions, FeatureSpec, Schema
 from seqrecord.errors import CodecError, FrameError, MissingPackageError, SchemaError, SourceError
-from seqrecord.store.schema import FeatureSpec, Schema
+from seqrecord.sources import Gop
 from seqrecord.video.decoding import decode_gop
-from seqrecord.video.gops import Gop
 from seqrecord.video.packages import pyav
 from tests.kit.command_line import run
 from tests.kit.datasets import append, columns, write_dataset, write_episodes

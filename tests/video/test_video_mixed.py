@@ -17,25 +17,24 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord import open_source
+from seqrecord import FeatureSpec, open_source
 from seqrecord.errors import FormatError, FrameError, SchemaError, SourceError
 from seqrecord.export import to_lerobot
-from seqrecord.store.format.references import FrameReference
-from seqrecord.store.schema import FeatureSpec
+from seqrecord.sources import Gop
 from seqrecord.video.config import VideoConfig
 from seqrecord.video.decoding import decode_gop
 from seqrecord.video.encoding import encode_gop
-from seqrecord.video.gops import DecodedFrame, Gop
+from seqrecord.video.gops import DecodedFrame
 from seqrecord.video.page_tables import parse_video_page
 from seqrecord.video.references import PacketReference
 from tests.cuda.test_device_video import MOST, NEEDS_TORCHCODEC
-from tests.in_place.test_references import _PAGE as REFERENCE
 from tests.kit.command_line import run
 from tests.kit.lerobot_data import LISTED, at, column, rewrite
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.made_source import GivenSource
 from tests.kit.video_file_data import HEIGHT, QUIET, decoded, pictures, write_video
 from tests.video.test_video_pages import GOPS, PAGE, codec
+from tests.video.test_video_references import PAGE as REFERENCE
 
 VIDEO, ROWS = CAMERAS[0], (5, 3, 7)
 KEYS = [f"episode_{i:06d}" for i in range(3)]
@@ -223,8 +222,6 @@ def test_configurations_that_are_refused() -> None:
             PacketReference.parse(memoryview(own_reference(text)), 15, "image")
     with pytest.raises(FormatError, match="an invalid configuration"):
         parse_video_page(memoryview(own_page(size=2**32 - 1)), 4, "image")
-    with pytest.raises(FormatError, match="of references"):  # only video frames have references
-        FrameReference.parse(memoryview(own_reference()), 10, "image", 4)
 
 
 def test_another_dtype_is_refused() -> None:

@@ -16,10 +16,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
+from seqrecord import FeatureSpec
 from seqrecord.errors import CodecError, FormatError
-from seqrecord.store.schema import FeatureSpec
+from seqrecord.sources import Gop
 from seqrecord.video.decoding import decode_gop
-from seqrecord.video.gops import Gop
 from seqrecord.video.page_tables import least_video_bytes, parse_video_page
 from seqrecord.video.pages import VideoPageCodec
 from tests.kit.clip_data import begun, digests, effective_arguments, minimum_memory, resumed

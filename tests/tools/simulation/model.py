@@ -27,11 +27,9 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
+from seqrecord.storage import ByteRange, FileInfo, Unfinished, Upload
 from seqrecord.store.checksum import Buffer
 from seqrecord.store.storage.base import (
-    FileInfo,
-    Unfinished,
-    Upload,
     UploadLimits,
     check_buffers,
     check_path,
@@ -39,7 +37,6 @@ from seqrecord.store.storage.base import (
     short_read,
     too_large,
 )
-from seqrecord.store.storage.ranges import ByteRange
 
 _T = TypeVar("_T")
 

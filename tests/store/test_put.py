@@ -14,14 +14,13 @@ from typing import Any
 
 import pytest
 
-from seqrecord.cloud.mounts import MountStorage
 from seqrecord.errors import ConflictError, NotFoundError, StorageError, TransientError
 from seqrecord.storage import LocalStorage
 from seqrecord.store.storage.local_replacing import put_file
 from tests.kit.faults import fail_calls
 from tests.kit.power_loss import Disk, Record
 from tests.kit.processes import Fork, killed_at
-from tests.store.storage_contract import StorageContract
+from tests.store.storage_contract import StorageContract, mounted
 
 PATH = "manifest.json"
 OLD, NEW = b'{"old": 1}', b'{"new": 22}'
@@ -43,7 +42,7 @@ def disk(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-@pytest.fixture(params=[LocalStorage, MountStorage])
+@pytest.fixture(params=[LocalStorage, mounted])
 def storage(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[LocalStorage]:
     storage = request.param(tmp_path / "set")
     yield storage
@@ -77,7 +76,7 @@ class TestWithoutLocks(StorageContract):
 @pytest.mark.slow
 @pytest.mark.usefixtures("no_locks")
 class TestMountWithoutLocks(StorageContract):
-    make = staticmethod(MountStorage)
+    make = staticmethod(mounted)
 
 
 def test_a_put_succeeds_while_another_writer_checks_its_file(
@@ -166,7 +165,7 @@ def test_a_stopped_writer_overwrites_nothing(
         before = content(storage)
         if not detects_kills(storage, disk):
             age(storage)
-        shared = isinstance(storage, MountStorage)
+        shared = type(storage) is not LocalStorage
         try:
             put_file(storage.root / PATH, mine, expected, shared=shared, patience=0.05)
             wins += 1

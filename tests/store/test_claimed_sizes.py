@@ -23,9 +23,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FormatError, SeqRecordWriter, StorageError, open_source, reindex, verify
+from seqrecord import (
+    FeatureSpec,
+    FormatError,
+    Schema,
+    SeqRecordWriter,
+    StorageError,
+    open_source,
+    reindex,
+    verify,
+)
 from seqrecord.errors import SourceError
-from seqrecord.storage import LocalStorage
+from seqrecord.storage import LocalStorage, StorageWrapper
 from seqrecord.store.format.footer import MAX_FOOTER_BYTES, parse_footer
 from seqrecord.store.format.manifest import (
     MAX_MANIFEST_BYTES,
@@ -40,8 +49,6 @@ from seqrecord.store.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, par
 from seqrecord.store.json_object import MAX_JSON_VALUES
 from seqrecord.store.reading.index_building import absent_chunks
 from seqrecord.store.reading.metadata import map_file
-from seqrecord.store.schema import FeatureSpec, Schema
-from seqrecord.store.storage.base import StorageWrapper
 from tests.kit.command_line import run
 from tests.kit.lerobot_data import write_v21
 from tests.kit.lerobot_video_data import unpack

@@ -18,9 +18,8 @@ import seqrecord
 from seqrecord import SeqRecordWriter, convert, errors, reindex
 from seqrecord.edit import clean
 from seqrecord.errors import StateError
-from seqrecord.storage import LocalStorage, Storage, StorageWrapper
+from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.manifest import put_manifest, read_manifest, read_tagged
-from seqrecord.store.storage.ranges import ByteRange
 from tests.kit.datasets import contents, lengths_of, record_files, write_episodes
 from tests.kit.faults import abandon, small_writer
 from tests.kit.made_source import MadeSource
