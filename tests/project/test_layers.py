@@ -47,7 +47,6 @@ COMPLEX = {
     "formats.sources.video.order._checked",
     "formats.sources.webdataset.source._frames",
     "formats.sources.webdataset.source.scan",
-    "loader.pipes.clip_reader._sets_of",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
     "tools.edit.cleaning.rewrite_files",

@@ -5,15 +5,12 @@ from __future__ import annotations
 import os
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
-from itertools import pairwise
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, Protocol, TypeAlias, TypeVar
 
 import numpy as np
-import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError, MemoryLimitError
@@ -21,7 +18,6 @@ from seqrecord.loader.engine.arena import RaggedFrames
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.sampling.plan import Clips
 from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.threads import ThreadPool
 
@@ -97,16 +93,6 @@ class CallThreads:
             deque(pool.map(lambda copy: copy.do(), todo), maxlen=0)
 
 
-def repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:
-    """Yield copies of repeated frames: row `source[i]` of each array to row `i`."""
-    target = np.flatnonzero(source != np.arange(len(source)))
-    source = source[target]
-    for begin, end in pairwise(run_bounds(target, source)):
-        to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
-        for array in arrays:
-            yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
-
-
 @dataclass(frozen=True, eq=False)
 class ClipRows(Generic[_ArenaT]):
     """Arena rows of clips for some features: `rows`, int64 [clips, frames].
@@ -127,6 +113,8 @@ class ClipDraws:
     crop: Crop | None = None
     calls: Calls | None = None
 
+
+NO_DRAWS = ClipDraws()
 
 DrawClips: TypeAlias = Callable[[ClipKeys, Sequence[ClipRows[Any]]], ClipDraws]
 """Draws for clips, with their rows, for the sizes of frames."""

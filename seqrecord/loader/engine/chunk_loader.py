@@ -14,17 +14,16 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.loader.engine.group_loads import GroupLoads
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import AssignedLoad, Load
+from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.frame_cache import CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
@@ -36,24 +35,6 @@ from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.ranges import check_wanted
 
 _MUCH = 128 << 10  # bytes of encoded frames that make a partial load worthwhile
-
-
-class Wanted(NamedTuple):
-    """Frames of a group to load, and their rows: chunk row, frame number and row; int64[n] each.
-
-    Frames of a chunk are consecutive and ascending.
-    """
-
-    group: int
-    chunk: IntArray
-    frame: IntArray
-    rows: IntArray
-    out: FeatureRows
-
-    def take(self, some: Any) -> Wanted:
-        """The frames of an index, a mask or a slice."""
-        chunk, frame, rows = self.chunk[some], self.frame[some], self.rows[some]
-        return self._replace(chunk=chunk, frame=frame, rows=rows)
 
 
 @dataclass(frozen=True, eq=False)
@@ -241,7 +222,7 @@ class ChunkLoader:
             self._fetcher.release(still_open)
         rows = np.concatenate([item.rows for item in items])
         with self._buffers.storing(target, rows) as (out, places):
-            wanted = Wanted(*self._frames(*loads), places, out)
+            wanted = RowLoad(*self._frames(*loads), places, out)
             self._keep(loads[0], self._load(wanted, fetched))
         self._mark(target, rows)
         self._stats.add(loads=len(loads))
@@ -283,7 +264,7 @@ class ChunkLoader:
         """Load `some` frames of a load, by index."""
         group, chunk, frame = self._frames(item.load)
         with self._buffers.storing(item.target, item.rows[some]) as (out, places):
-            wanted = Wanted(group, chunk[some], frame[some], places, out)
+            wanted = RowLoad(group, chunk[some], frame[some], places, out)
             begun = replace(begun, fetched=self._load(wanted, begun.fetched))
         self._mark(item.target, item.rows[some])
         return begun
@@ -313,8 +294,8 @@ class ChunkLoader:
                 wanted |= before & np.isin(run, run[wanted])
         return wanted
 
-    def load_frames(self, wanted: Wanted) -> None:
-        """Load frames into rows."""
+    def load(self, wanted: RowLoad) -> None:
+        """Load frames into rows, beside loads of a plan."""
         self._fetcher.release(self._load(wanted, None))
 
     def is_cached(self, load: Load) -> bool:
@@ -397,7 +378,7 @@ class ChunkLoader:
             self._clip_frames.stored_frames(episode[owner], frame)[1],
         )
 
-    def _load(self, wanted: Wanted, fetched: Fetched | None) -> Fetched | None:
+    def _load(self, wanted: RowLoad, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.
 
         `fetched` is released when another chunk is read, and on errors.
@@ -435,7 +416,7 @@ class ChunkLoader:
             raise
         return fetched
 
-    def _read_raw(self, wanted: Wanted, without: Collection[str]) -> set[str]:
+    def _read_raw(self, wanted: RowLoad, without: Collection[str]) -> set[str]:
         """Read raw features directly into rows, `without` some; returns their names."""
         group, chunk = wanted.group, wanted.chunk
         raw, table = self._reader.raw[group], self._dataset.contents.index.groups[group]
@@ -457,7 +438,7 @@ class ChunkLoader:
         self._stats.note_fetch(begin, nbytes, int(chunk[0]))
         return set(targets)
 
-    def _read_cached(self, wanted: Wanted) -> tuple[Wanted, dict[str, CachedRows]]:
+    def _read_cached(self, wanted: RowLoad) -> tuple[RowLoad, dict[str, CachedRows]]:
         """Read frames that are in the frame cache.
 
         Returns the frames that are not there with all features, and what each feature has of them.
@@ -486,7 +467,7 @@ class ChunkLoader:
         self,
         cached: Mapping[str, CachedRows],
         names: Collection[str],
-        wanted: Wanted,
+        wanted: RowLoad,
         fetched: Fetched | None = None,
     ) -> None:
         """Add decoded frames of these features to the frame cache if they are not there.

@@ -23,7 +23,17 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from seqrecord.loader.engine.batches import BatchForm, Channel, ClipRows, DrawClips, OpenBatch
+from seqrecord.loader.engine.batches import (
+    NO_DRAWS,
+    BatchBuilder,
+    BatchForm,
+    Channel,
+    ClipDraws,
+    ClipRows,
+    Copiers,
+    DrawClips,
+    OpenBatch,
+)
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.stores import (
     BY_USE,
@@ -42,7 +52,6 @@ from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 
 if TYPE_CHECKING:
-    from seqrecord.loader.engine.calls import Calls
     from seqrecord.loader.engine.vectors import VectorSteps
 
 _FOUND_AT_ONCE = 1 << 12  # clips per lookup of rows
@@ -207,16 +216,12 @@ class Executor:
         self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
     ) -> None:
         """Submit copies of clips to slots of a batch."""
-        calls: Calls | None = None
         if opened.frames is not None:
             sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
-        if self._job.draw is not None:
-            drawn = self._job.draw(clips.keys, sources)
-            calls = drawn.calls
-            sources = [replace(source, crop=drawn.crop) for source in sources]
+        drawn = NO_DRAWS if self._job.draw is None else self._job.draw(clips.keys, sources)
         begin = perf_counter()
         builder = opened.allocate()
-        nbytes = builder.gather(slots, sources, self._copies, calls, self._job.vectors)
+        nbytes = gather(builder, slots, sources, self._copies, drawn, self._job.vectors)
         opened.name(slots, clips, self._job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         self._copies.finish(partial(self._filled, opened, len(slots)))
@@ -241,6 +246,20 @@ class Executor:
         while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
             yield from sorted(planned.waiting, key=BY_USE)
             count, number = count + len(planned.waiting), number + 1
+
+
+def gather(
+    builder: BatchBuilder[Any],
+    slots: IntArray,
+    sources: Sequence[ClipRows[Any]],
+    copiers: Copiers,
+    drawn: ClipDraws,
+    vectors: VectorSteps,
+) -> int:
+    """Copy clips with their draws to slots of a batch; see `BatchBuilder.gather`."""
+    if drawn.crop is not None:
+        sources = [replace(source, crop=drawn.crop) for source in sources]
+    return builder.gather(slots, sources, copiers, drawn.calls, vectors)
 
 
 def _planned(plan: Plan, num_frames: IntArray, current: Round) -> _Planned:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.batches import ClipRows
 from seqrecord.loader.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
@@ -384,6 +385,24 @@ class Load:
     first: int
     count: int
     first_use: int = 0
+
+
+class RowLoad(NamedTuple):
+    """Frames of a group to load, and their rows: chunk row, frame number and row; int64[n] each.
+
+    Frames of a chunk are consecutive and ascending.
+    """
+
+    group: int
+    chunk: IntArray
+    frame: IntArray
+    rows: IntArray
+    out: FeatureRows
+
+    def take(self, some: Any) -> RowLoad:
+        """The frames of an index, a mask or a slice."""
+        chunk, frame, rows = self.chunk[some], self.frame[some], self.rows[some]
+        return self._replace(chunk=chunk, frame=frame, rows=rows)
 
 
 class AssignedLoad(NamedTuple):

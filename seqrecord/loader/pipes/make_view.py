@@ -279,10 +279,10 @@ def _with_functions(
             f"clip_transform={repr_of(options.clip_transform, 100)}",
         )
     from seqrecord.loader.engine.calls import ClipFunctions
-    from seqrecord.loader.pipes.clip_reader import ClipReader
+    from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 
     functions = tuple(bind_schema(function, view.dataset.features) for function in functions)
-    clip, clip_episodes = ClipReader(view, 0).example(first), view.clip_episodes
+    clip, clip_episodes = ClipsByNumber(view, 0).example(first), view.clip_episodes
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
     called = ClipFunctions.of(functions, view.dataset, *clip, *place, view.batch_arrays)
     arrays = {n: replace(spec, shape=spec.shape[1:]) for n, spec in called.made.items()}

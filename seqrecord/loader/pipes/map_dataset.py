@@ -12,7 +12,7 @@ from torch.utils.data import Dataset as TorchDataset
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.arguments import init_takes_arguments
 from seqrecord.loader.pipes.callers import check_kept
-from seqrecord.loader.pipes.clip_reader import ClipReader
+from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.options import DatasetOptions
 from seqrecord.loader.pipes.shared_rows import SharedRow
@@ -47,7 +47,7 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         """
         self._options = options
         self._view = make_view(location, options)
-        self._reader = ClipReader(self._view, options.memory_limit)
+        self._by_number = ClipsByNumber(self._view, options.memory_limit)
         self._epoch = SharedRow(np.zeros(1, np.int64))
         self.set_epoch(0)
 
@@ -110,18 +110,18 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
         memory for remote chunks; and `features_resident`, features whose frames are kept in memory
         once read.
         """
-        report = self._reader.stats.get().report()
+        report = self._by_number.stats.report()
         frames = ("frames_decoded", "frames_from_cache", "video_frames_decoded")
         nbytes = ("bytes_read", "bytes_from_chunk_store", "peak_chunk_store_bytes")
         found = {name: report[name] for name in (*nbytes, *frames)}
-        return {**found, "features_resident": self._reader.resident}
+        return {**found, "features_resident": self._by_number.resident}
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({self._view.describe()})"
 
     def _read(self, numbers: Sequence[int]) -> Sequence[dict[str, Any]]:
         """Read clips by number, in the form of `output`."""
-        clips = self._reader.read(self._checked(numbers), int(self._epoch.values[0]))
+        clips = self._by_number.read(self._checked(numbers), int(self._epoch.values[0]))
         if self._options.output == "torch":
             return clips
         check_kept(self)

@@ -17,7 +17,7 @@ from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.mixed_batches import differing_shapes, joined_features
 from seqrecord.loader.mixing.sources import StoppingStrategy
-from seqrecord.loader.pipes.clip_reader import ClipReader
+from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.collating import collate
 from seqrecord.robots.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset
 from seqrecord.robots.lerobot.mix_meta import MixMeta
@@ -128,7 +128,7 @@ class LeRobotMixDataset(PlannedDataset):
         self._images = dict.fromkeys(self.made.images, return_uint8)
         self._depths = self.made.depths
         self._redecoded = {*self._images, *self._depths}
-        self._readers = [ClipReader(one.view, cache_limit) for one in self.sources]
+        self._readers = [ClipsByNumber(one.view, cache_limit) for one in self.sources]
         self._select(episodes)
 
     def _select(self, episodes: Sequence[int] | None) -> None:
@@ -268,7 +268,7 @@ class LeRobotMixDataset(PlannedDataset):
         return found
 
     def _counted(self) -> Mapping[str, int]:
-        each = [one.stats.get().report() for one in self._readers]
+        each = [one.stats.report() for one in self._readers]
         return {name: sum(one[name] for one in each) for name in STATISTICS}
 
 

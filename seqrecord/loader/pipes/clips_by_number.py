@@ -1,0 +1,176 @@
+"""Clips by number: which features stay in memory or are loaded together, and results for users."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import partial
+from itertools import accumulate, chain
+from typing import Any
+
+import torch
+from torch.utils.data import get_worker_info
+
+from seqrecord.loader.engine.arena import Arena, RaggedFrames, for_users, nested, squeeze, stacked
+from seqrecord.loader.engine.calls import as_arrays
+from seqrecord.loader.engine.pools import divide
+from seqrecord.loader.engine.random_access import FrameSet, RandomAccess
+from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.engine.stores import first_rows
+from seqrecord.loader.pipes.collating import ClipSequence
+from seqrecord.loader.pipes.distributed import worker_threads
+from seqrecord.loader.pipes.memory import features_in_memory, frames_in_memory, spare_memory
+from seqrecord.loader.pipes.needed import all_bytes
+from seqrecord.loader.pipes.view import View
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.storage.chunk_store import ChunkStore
+from seqrecord.store.units import parse_size
+
+
+class ClipsByNumber:
+    """Reads clips of a view by number. Thread-safe. Picklable; copies start without memory.
+
+    The clips of a call are adjacent in memory, so `collate` returns them as a batch without
+    copying. Each frame is read and decoded once per call. Small raw features, encoded features and
+    the results of a deterministic `frame_transform` stay in memory once read if all their frames
+    fit into `memory_limit` bytes. The rest of these bytes holds chunks of remote storage.
+    """
+
+    def __init__(self, view: View, memory_limit: int | str) -> None:
+        self._view, self._memory_limit = view, memory_limit
+        limit = parse_size(memory_limit)
+        self._sets = [*_frame_sets(view, limit)]
+        self._access = PerProcess(partial(_random_access, view, self._sets, limit))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ClipsByNumber, (self._view, self._memory_limit)
+
+    @property
+    def stats(self) -> EngineStats:
+        """The counters of this process."""
+        return self._access.get().stats
+
+    @property
+    def resident(self) -> list[str]:
+        """The features whose frames stay in memory."""
+        staying = (part.dataset.features for part in self._sets if part.resident is not None)
+        return [*chain.from_iterable(staying)]
+
+    def read(self, numbers: IntArray, epoch: int) -> ClipSequence:
+        """Return clips of an epoch by number, int64[clips], as in `SeqRecordPipe`."""
+        view, draw = self._view, None
+        clips = view.samples.locate(numbers, epoch)
+        frames = view.frames(epoch)
+        if view.draws.is_any:
+            # From torch's global generator, which a sampler draws the numbers from.
+            seed = int(torch.randint(1 << 62, (), device="cpu"))
+            draw = partial(view.draw, frames, seed, 0)
+        batch, drawn = self._access.get().read(clips, frames, draw)
+        features = squeeze(batch, view.squeezed)
+        columns, _ = view.fill_columns(clips, frames, drawn)
+
+        def whole() -> dict[str, Any]:
+            values = for_users(features, view.nested)
+            return {**view.cut_clips(values, columns), **columns}
+
+        def single() -> list[dict[str, Any]]:
+            values = {
+                name: _divided(item, as_nested=name in view.nested)
+                for name, item in features.items()
+            }
+            return view.singles(view.cut_clips(values, columns, single=True), columns)
+
+        return ClipSequence(len(numbers), whole, single)
+
+    def example(self, clip: ClipKeys) -> tuple[dict[str, Any], dict[str, Any]]:
+        """The features of one clip, as arguments of clip functions: arrays [frames, …] or lists;
+        and the columns of a batch with this clip.
+        """
+        view, frames = self._view, self._view.frames(0)
+        draw = partial(view.draw, frames, 0, 0) if view.draws.is_any else None
+        batch, drawn = self._access.get().read(clip, frames, draw)
+        columns, _ = view.fill_columns(clip, frames, drawn)
+        return {name: as_arrays(clips[0]) for name, clips in for_users(batch, ()).items()}, columns
+
+
+def _random_access(view: View, sets: Sequence[FrameSet], memory_limit: int) -> RandomAccess:
+    """This process's memory for calls; a store of remote chunks gets what resident frames leave."""
+    stored_frames = view.dataset.contents.episode_table.num_frames
+    access = RandomAccess(
+        sets,
+        view.clip_frames,
+        first_rows(stored_frames, view.episode_rows),
+        view.batch_arrays,
+        view.lengths,
+        view.vectors,
+        view.transform,
+        num_threads=worker_threads(),
+        shared=get_worker_info() is not None,
+    )
+    storage = view.dataset.contents.storage
+    if isinstance(storage, ChunkStore):
+        nbytes = sum(part.resident.nbytes for part in sets if part.resident is not None)
+        room = min(memory_limit - nbytes, spare_memory(nbytes))
+        storage.begin(max(0, room), all_bytes(view) if room > 0 else {})
+        access.stats.watch(storage.counters, storage)
+    return access
+
+
+def _divided(values: torch.Tensor | RaggedFrames | list[Any], *, as_nested: bool) -> Any:
+    """Split a feature of a batch into clips."""
+    if isinstance(values, torch.Tensor):
+        return divide(values) if len(values) > 1 else [values[0]]
+    clips = values if isinstance(values, list) else values.lists()
+    return list(map(nested, clips)) if as_nested else clips
+
+
+def _frame_sets(view: View, memory_limit: int) -> Iterator[FrameSet]:
+    """Divide the features of clips by how they are loaded.
+
+    `memory_limit` is the greatest number of bytes of resident frames; smallest features come first.
+    """
+    arrays, dataset = view.arrays, view.dataset
+    windows = view.clip_frames.by_window(arrays)
+    stored_frames = dataset.contents.episode_table.num_frames  # not of excerpts
+    num_rows = int(stored_frames[view.episode_rows].sum())
+    if view.transform is not None:  # it needs whole frames
+        nbytes = sum(spec.nbytes for spec in arrays.values())
+        stays = frames_in_memory(view)[1] and num_rows * (1 + nbytes) <= memory_limit
+        arena = Arena(arrays, num_rows) if stays else None
+        grids = dataset.contents.episode_table.groups[:1]  # a load of one brings all others
+        yield FrameSet(dataset, grids, dict(enumerate(windows)), arrays, nbytes, resident=arena)
+        return
+    small, decoded = features_in_memory(dataset)
+    staying = sorted([*small, *decoded], key=lambda name: arrays[name].nbytes)
+    sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
+    fitting = {name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit}
+    for number, names in enumerate(windows):
+        # A resident feature is loaded alone: its missing frames differ from those of others.
+        parts: dict[str | bool, list[str]] = {}
+        for name in names:
+            parts.setdefault(name if name in fitting else name in small, []).append(name)
+        for part in parts.values():
+            yield _frame_set(view, number, part, part[0] in small, num_rows * (part[0] in fitting))
+
+
+def _frame_set(
+    view: View, window: int, names: Sequence[str], are_small: bool, num_resident: int
+) -> FrameSet:
+    """Features of a window; with a number of resident frames, or 0."""
+    specs = {name: view.arrays[name] for name in names}
+    stored = view.dataset.select([name for name, spec in specs.items() if spec.mask_of is None])
+    direct: set[str] = set()
+    if not (are_small or num_resident or view.draws.is_any):  # nothing is made of the frames
+        direct = stacked(specs).keys() - view.vectors.keys()
+    rows = {name: spec for name, spec in specs.items() if name not in direct}
+    return FrameSet(
+        stored,
+        stored.contents.episode_table.groups,
+        {window: names},
+        rows,
+        sum(spec.nbytes for spec in specs.values()),
+        [name for name in names if name in direct],
+        are_small,
+        Arena(rows, num_resident) if num_resident else None,
+    )
