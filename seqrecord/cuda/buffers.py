@@ -119,7 +119,7 @@ class DeviceArena:
             if video.works
         }
         staged = {name: spec for name, spec in self.specs.items() if name not in arrays}
-        stored: dict[str, torch.Tensor | list[Any]] = {}
+        copied_features: dict[str, torch.Tensor | list[Any]] = {}
         count = len(rows)
         in_buffer = stacked(staged)
         with self._staging.acquire([s.nbytes * count for s in in_buffer.values()]) as buffer:
@@ -127,16 +127,16 @@ class DeviceArena:
                 shape: Any = (count, *spec.shape)
                 memory, arrays[name] = buffer.array(shape, spec.dtype)
                 if memory.numel():
-                    stored[name] = memory.view(count, -1)
+                    copied_features[name] = memory.view(count, -1)
             for name in staged.keys() - in_buffer.keys():
-                stored[name] = arrays[name] = ObjectRows(staged[name], count)
+                copied_features[name] = arrays[name] = ObjectRows(staged[name], count)
             yield arrays
-            self._store(rows, stored)
+            self._store(rows, copied_features)
 
     def _frames(self, feature: str) -> torch.Tensor:
         """Rows of a feature with a fixed shape, as bytes, [rows, …]."""
-        whole = self._rows[feature].view(torch.uint8)
-        frames: torch.Tensor = whole.view(self.num_rows, *self.specs[feature].shape)
+        all_bytes = self._rows[feature].view(torch.uint8)
+        frames: torch.Tensor = all_bytes.view(self.num_rows, *self.specs[feature].shape)
         return frames
 
     def _store(
@@ -159,9 +159,9 @@ class DeviceArena:
                         nbytes += frame.nbytes if is_array else 0
                     continue
                 for start, stop in pairwise(run_bounds(rows)):
-                    first = int(rows[start])
+                    first_row = int(rows[start])
                     source = frames[start:stop].view(target.dtype)
-                    target[first : first + len(source)].copy_(source, non_blocking=is_late)
+                    target[first_row : first_row + len(source)].copy_(source, non_blocking=is_late)
                 nbytes += frames.nbytes
             self._copying.append((begin, self.stream.mark(), nbytes))
 
@@ -195,12 +195,12 @@ class DeviceArena:
                     torch.index_select(self._rows[name], 0, index, out=part)
                 return nbytes
             places = self._upload(at)
-            for name, whole in into.items():
-                found = torch.empty(
-                    (len(rows), whole.shape[1]), dtype=whole.dtype, device=index.device
+            for name, batch in into.items():
+                gathered_rows = torch.empty(
+                    (len(rows), batch.shape[1]), dtype=batch.dtype, device=index.device
                 )
-                torch.index_select(self._rows[name], 0, index, out=found)
-                whole.index_copy_(0, places, found)
+                torch.index_select(self._rows[name], 0, index, out=gathered_rows)
+                batch.index_copy_(0, places, gathered_rows)
         return nbytes + at.nbytes
 
     def gather_window(
@@ -212,16 +212,16 @@ class DeviceArena:
         """
         with self.stream.use():
             target = _bytes(out)
-            for there, frames in self._pixels(feature, rows):
+            for frame_range, frames in self._pixels(feature, rows):
                 window = frames[place.pixels]
                 if place.size is not None and place.is_smooth:
-                    whole = window.contiguous().view(out.dtype)
-                    whole = whole.view(*window.shape[:3], *out.shape[3:])
-                    window = _bytes(interpolated(whole, place.size).contiguous())
+                    pixels = window.contiguous().view(out.dtype)
+                    pixels = pixels.view(*window.shape[:3], *out.shape[3:])
+                    window = _bytes(interpolated(pixels, place.size).contiguous())
                 elif place.size is not None:
                     height, width = map(self._upload, nearest(place))
                     window = window[:, height][:, :, width]
-                target[there].copy_(window.flip(2) if place.flipped else window)
+                target[frame_range].copy_(window.flip(2) if place.flipped else window)
             for numbers, factor in place.scaled(out):
                 if out.is_floating_point():
                     numbers.mul_(float(self.specs[feature].dtype.type(factor)))
@@ -242,26 +242,26 @@ class DeviceArena:
 
         Returns the bytes sent over the bus.
         """
-        stored, first = self._rows[feature], int(slots[0])
+        stored_rows, first_slot = self._rows[feature], int(slots[0])
         shape: Any = (*rows.shape, *step.given.shape)
         with self.stream.use():
             index = self._upload(np.ascontiguousarray(rows).reshape(-1))
-            words = torch.index_select(stored, 0, index)
+            words = torch.index_select(stored_rows, 0, index)
             values = words.view(torch.uint8).view(torch_dtype(step.given)).view(shape)
-            made = step.on_device(values, self._constants_of(feature, step))
-            if int(slots[-1]) - first == len(slots) - 1:
-                batch[first : first + len(slots)].copy_(made)
+            vectors = step.on_device(values, self._constants_of(feature, step))
+            if int(slots[-1]) - first_slot == len(slots) - 1:
+                batch[first_slot : first_slot + len(slots)].copy_(vectors)
                 return rows.nbytes
-            bits = bits_of(made)
-            batch.view(bits).index_copy_(0, self._upload(slots), made.view(bits))
+            bits = bits_of(vectors)
+            batch.view(bits).index_copy_(0, self._upload(slots), vectors.view(bits))
         return rows.nbytes + slots.nbytes
 
     def _constants_of(self, feature: str, step: VectorStep) -> list[torch.Tensor]:
         """Numbers of a step on the device, uploaded once."""
-        known = self._constants.get(feature)
-        if known is None or known[0] is not step:
-            known = self._constants[feature] = step, list(map(self._upload, step.arrays()))
-        return known[1]
+        constants = self._constants.get(feature)
+        if constants is None or constants[0] is not step:
+            constants = self._constants[feature] = step, list(map(self._upload, step.arrays()))
+        return constants[1]
 
     def change_values(
         self, batch: torch.Tensor, slots: npt.NDArray[np.int64], change: ValuesChange
@@ -269,8 +269,8 @@ class DeviceArena:
         """Queue a change of gathered numbers in these slots of `batch`, [clips, frames, …]."""
         with self.stream.use():
             places, factor, offset = map(self._upload, (slots, change.factor, change.offset))
-            found = change.apply(batch[places], factor, offset)
-            batch.index_copy_(0, places, found.to(batch.dtype))
+            changed_values = change.apply(batch[places], factor, offset)
+            batch.index_copy_(0, places, changed_values.to(batch.dtype))
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """See `Arena`."""
@@ -288,15 +288,15 @@ class DeviceArena:
             for number, row in enumerate(rows.tolist()):
                 yield slice(number, number + 1), _bytes(frames[row][None])
             return
-        whole = frames.view(torch.uint8)
-        pixels = whole.view(self.num_rows, *self.specs[feature].shape[:2], -1)
-        for there, here in runs(rows):
-            if (step := here.step or 1) > 0:
-                yield there, pixels[here]
+        row_bytes = frames.view(torch.uint8)
+        pixels = row_bytes.view(self.num_rows, *self.specs[feature].shape[:2], -1)
+        for frame_range, row_range in runs(rows):
+            if (step := row_range.step or 1) > 0:
+                yield frame_range, pixels[row_range]
             else:  # torch has no negative strides
-                count = there.stop - there.start
-                ascending = slice(here.start + (count - 1) * step, here.start + 1, -step)
-                yield there, pixels[ascending].flip(0)
+                count = frame_range.stop - frame_range.start
+                ascending = slice(row_range.start + (count - 1) * step, row_range.start + 1, -step)
+                yield frame_range, pixels[ascending].flip(0)
 
     def gather_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Copy frames of a variable shape; texts are returned as values."""
@@ -358,7 +358,7 @@ class DeviceBuffers(Buffers[DeviceArena]):
         self.arenas = [
             DeviceArena(group.specs, group.num_rows, staging, self._video) for group in needs.groups
         ]
-        self._taken = QueueLimit(CONSUMER - 1)
+        self._deliveries = QueueLimit(CONSUMER - 1)
         self._stats = EngineStats()
 
     def begin(self, stats: EngineStats) -> None:
@@ -379,12 +379,12 @@ class DeviceBuffers(Buffers[DeviceArena]):
 
     def begin_batch(self, size: int, form: BatchForm | None = None) -> DeviceBatchBuilder:
         """See `Buffers`; waits until the device is near the last delivered batch."""
-        self._taken.wait()
+        self._deliveries.wait()
         needs, views = self.needs, None
         if form is not None:
             views = shapes_of(needs, form), most_numbers(needs)
         return DeviceBatchBuilder(
-            size, needs.lengths, needs.specs, self._stream, self._taken, views
+            size, needs.lengths, needs.specs, self._stream, self._deliveries, views
         )
 
     def end(self) -> None:
@@ -461,11 +461,11 @@ class DeviceBatchBuilder:
         lengths: Mapping[str, int],
         specs: Mapping[str, ArraySpec],
         stream: SideStream,
-        taken: QueueLimit,
+        deliveries: QueueLimit,
         views: tuple[Mapping[str, tuple[int, ...]], Mapping[str, int]] | None = None,
     ) -> None:
         self._stream = stream
-        self._taken = taken
+        self._deliveries = deliveries
         self._specs = specs
         self._lists = {n: LISTS[specs[n].value_kind] for n in specs.keys() - stacked(specs).keys()}
         # Tensors [clips, frames, …], or lists of clips.
@@ -477,9 +477,9 @@ class DeviceBatchBuilder:
                 if views is not None:
                     shape = (size, *views[0][name])
                 count = math.prod(shape)
-                room = count if views is None else views[1][name]
-                whole = torch.empty(room, dtype=torch_dtype(spec), device=stream.device)
-                batch = whole[:count].view(shape)
+                num_allocated = count if views is None else views[1][name]
+                memory = torch.empty(num_allocated, dtype=torch_dtype(spec), device=stream.device)
+                batch = memory[:count].view(shape)
                 self._features[name] = batch
                 is_whole = shape[2:] == tuple(spec.shape)  # others come as windows, not as rows
                 if is_whole and (words := as_words(batch, spec)) is not None:
@@ -498,14 +498,14 @@ class DeviceBatchBuilder:
         nbytes = 0
         for source in sources:
             cropped = () if source.crop is None else source.crop.parts
-            whole = [
+            uncropped = [
                 name
                 for name in source.features
                 if name in self._words and name not in vectors and name not in cropped
             ]
             if source.crop is not None:
                 self._crop(slots, source, source.crop)
-            nbytes += self._copy(slots, source, whole)
+            nbytes += self._copy(slots, source, uncropped)
             if source.crop is not None:
                 self._change_values(slots, source, source.crop)
             nbytes += self._make_vectors(slots, source, vectors)
@@ -524,8 +524,10 @@ class DeviceBatchBuilder:
         """Queue copies of unchanged frames. Returns the bytes sent over the bus."""
         rows, length = np.ascontiguousarray(source.rows).reshape(-1), source.rows.shape[1]
         if int(slots[-1] - slots[0]) == len(slots) - 1:
-            first = int(slots[0]) * length
-            words = {name: self._words[name][first : first + len(rows)] for name in features}
+            first_frame = int(slots[0]) * length
+            words = {
+                name: self._words[name][first_frame : first_frame + len(rows)] for name in features
+            }
             return source.arena.gather(rows, words)
         at = (slots[:, None] * length + np.arange(length)).reshape(-1)
         return source.arena.gather(rows, {name: self._words[name] for name in features}, at)
@@ -556,9 +558,9 @@ class DeviceBatchBuilder:
         nbytes = 0
         for name in source.features if vectors else ():
             if name in self._words and (step := vectors.get(name)) is not None:
-                for some in step.blocks(source.rows):
-                    into = self._features[name], slots[some]
-                    nbytes += source.arena.gather_vectors(name, source.rows[some], step, *into)
+                for block in step.blocks(source.rows):
+                    into = self._features[name], slots[block]
+                    nbytes += source.arena.gather_vectors(name, source.rows[block], step, *into)
         return nbytes
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
@@ -577,6 +579,6 @@ class DeviceBatchBuilder:
     def _arrive(self) -> None:
         """Let the consumer's current stream use the features."""
         tensors: list[torch.Tensor] = []
-        for name, item in self._features.items():
-            tensors += self._lists[name].tensors(item) if name in self._lists else [item]
-        self._taken.add(self._stream.give_to_current(self._mark, tensors))
+        for name, feature in self._features.items():
+            tensors += self._lists[name].tensors(feature) if name in self._lists else [feature]
+        self._deliveries.add(self._stream.give_to_current(self._mark, tensors))

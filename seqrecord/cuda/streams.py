@@ -36,7 +36,7 @@ import torch
 from seqrecord.errors import ClipError
 
 _ALIGNMENT = 64  # bytes; a cache line, enough for any dtype
-_MOST_UNDER_WAY = 2  # pending buffers, in addition to acquired ones
+_MAX_PENDING_BUFFERS = 2  # pending buffers, in addition to acquired ones
 
 _CUDA: Any = torch.cuda  # torch types it in part
 
@@ -73,16 +73,16 @@ class QueueLimit:
 
     def __init__(self, limit: int = 2) -> None:
         self._limit = limit
-        self._taken: deque[Mark] = deque()
+        self._deliveries: deque[Mark] = deque()
 
-    def add(self, taken: Mark) -> None:
+    def add(self, delivery: Mark) -> None:
         """Record a delivery at a mark of the consumer's stream."""
-        self._taken.append(taken)
+        self._deliveries.append(delivery)
 
     def wait(self) -> None:
         """Wait until the device is near enough, before allocating more memory."""
-        while len(self._taken) > self._limit:
-            self._taken.popleft().wait()
+        while len(self._deliveries) > self._limit:
+            self._deliveries.popleft().wait()
 
 
 class SideStream(ABC):
@@ -169,10 +169,10 @@ class CudaStream(SideStream):
         with self._cuda.device(self.device):
             current = self._cuda.current_stream(self.device)
             current.wait_event(mark.event)
-            taken = self._mark(current)
+            delivery = self._mark(current)
             for tensor in tensors:
                 tensor.record_stream(current)
-        return taken
+        return delivery
 
     def _mark(self, stream: Any) -> _CudaMark:
         return _CudaMark(self._event(stream), self._origin, self.device, self._cuda)
@@ -187,12 +187,12 @@ class CudaStream(SideStream):
 
 _Maker: TypeAlias = Callable[[torch.device], SideStream]
 
-_make: dict[str, _Maker] = {"cuda": CudaStream}
+_stream_makers: dict[str, _Maker] = {"cuda": CudaStream}
 
 
 def side_stream(device: torch.device) -> SideStream:
     """Create a stream for a device from `find_device`."""
-    return _make.get(device.type, DirectStream)(device)
+    return _stream_makers.get(device.type, DirectStream)(device)
 
 
 @contextmanager
@@ -201,35 +201,35 @@ def streams_of(kind: str, make: _Maker) -> Iterator[None]:
 
     Applies to all threads. For tests with streams that run as late as possible.
     """
-    before = dict(_make)
-    _make[kind] = make
+    old_makers = dict(_stream_makers)
+    _stream_makers[kind] = make
     try:
         yield
     finally:
-        _make.clear()
-        _make.update(before)
+        _stream_makers.clear()
+        _stream_makers.update(old_makers)
 
 
 def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
     """Check a device. Raises `ClipError` if it is not available. Initializes no GPU."""
     try:
-        found = torch.device(device)
+        checked_device = torch.device(device)
     except (RuntimeError, TypeError, ValueError):
         raise ClipError("invalid device", expected="such as cpu or cuda:0", got=device) from None
-    if found.type != "cuda":
+    if checked_device.type != "cuda":
         try:
-            torch.empty(0, device=found)
+            torch.empty(0, device=checked_device)
         except (AssertionError, ImportError, RuntimeError):  # torch lacks support for it
             raise ClipError(
                 "device not available", expected="such as cpu or cuda:0", got=device
             ) from None
-        return found
+        return checked_device
     # Torch counts by NVML. `is_available` would initialize CUDA, which breaks later forks.
     count = cuda.device_count()
-    if (_index(found) or 0) >= count:
+    if (_index(checked_device) or 0) >= count:
         expected = f"at most cuda:{count - 1}" if count else "cpu"
         raise ClipError("device not available", expected=expected, got=device)
-    return found
+    return checked_device
 
 
 def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
@@ -237,10 +237,10 @@ def find_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
 
     Raises `ClipError` if it is not available.
     """
-    found = check_device(device, cuda)
-    if found.type == "cuda" and _index(found) is None:
+    checked_device = check_device(device, cuda)
+    if checked_device.type == "cuda" and _index(checked_device) is None:
         return torch.device("cuda", cuda.current_device())
-    return found
+    return checked_device
 
 
 def _index(device: torch.device) -> int | None:
@@ -334,7 +334,7 @@ class StagingBuffer:
         self._used = 0
 
 
-class _Copied(NamedTuple):
+class _IdleBuffer(NamedTuple):
     """An idle buffer, and the end of copies from it."""
 
     buffer: StagingBuffer
@@ -351,31 +351,31 @@ class Staging:
     def __init__(self, stream: SideStream) -> None:
         self.stream = stream
         self._lock = threading.Lock()
-        self._idle: deque[_Copied] = deque()  # in the order in which copies were queued
+        self._idle: deque[_IdleBuffer] = deque()  # in the order in which copies were queued
 
     @contextmanager
     def acquire(self, sizes: Iterable[int]) -> Iterator[StagingBuffer]:
         """Context with a buffer for pieces of these sizes; queue copies from it inside."""
-        buffer = self._find(StagingBuffer.room(sizes))
+        buffer = self._buffer_of(StagingBuffer.room(sizes))
         try:
             yield buffer
         finally:
-            self._idle.append(_Copied(buffer, self.stream.mark()))
+            self._idle.append(_IdleBuffer(buffer, self.stream.mark()))
 
-    def _find(self, nbytes: int) -> StagingBuffer:
+    def _buffer_of(self, nbytes: int) -> StagingBuffer:
         with self._lock:
-            found = self._next()
-        if found is not None:
-            found.mark.wait()
-            found.buffer.clear()
-            if found.buffer.nbytes >= nbytes:
-                return found.buffer
-        del found  # frees its memory first
+            idle_buffer = self._take_idle()
+        if idle_buffer is not None:
+            idle_buffer.mark.wait()
+            idle_buffer.buffer.clear()
+            if idle_buffer.buffer.nbytes >= nbytes:
+                return idle_buffer.buffer
+        del idle_buffer  # frees its memory first
         with self.stream.use():  # pinned in this device's context
             return StagingBuffer(nbytes, self.stream.pins_memory)
 
-    def _next(self) -> _Copied | None:
+    def _take_idle(self) -> _IdleBuffer | None:
         """Take a buffer without pending copies, or the oldest one if enough exist, or none."""
         if self._idle and self._idle[0].mark.is_reached:
             return self._idle.popleft()
-        return self._idle.popleft() if len(self._idle) >= _MOST_UNDER_WAY else None
+        return self._idle.popleft() if len(self._idle) >= _MAX_PENDING_BUFFERS else None

@@ -36,9 +36,9 @@ from seqrecord.video.pages import VideoPageCodec, VideoReader
 _logger = logging.getLogger("seqrecord")
 
 _RATE = 25  # frames per second of the containers; arbitrary
-_AT_ONCE = 8  # frames per call of torchcodec: they take device memory in addition to their rows
+_FRAMES_PER_CALL = 8  # of torchcodec: they take device memory in addition to their rows
 _BLOCK = 8  # pixels per side: decoders interpolate chroma differently
-_MOST_DIFFERENT = 3.0  # of 255, the mean of blocks: of another matrix or range, or another frame,
+_MAX_DIFFERENCE = 3.0  # of 255, the mean of blocks: of another matrix or range, or another frame,
 # it is 5 and more
 
 
@@ -51,19 +51,19 @@ class DeviceVideo:
     def __init__(self, spec: FeatureSpec, stream: SideStream) -> None:
         self.stream = stream
         self.works = True
-        self.checked: set[VideoConfig] = set()  # of frames that were compared
+        self.compared_configs: set[VideoConfig] = set()  # of frames that were compared
         self._name = spec.name
         self._lock = threading.Lock()
         # Unused decoders. They must be deleted with their GPU as the current device, but a
         # finalizer may run in any thread.
-        self.ended: deque[Any] = deque()
+        self.ended_decoders: deque[Any] = deque()
         self.make: Callable[..., Any] | None = None
         try:
             self.make = _video_decoder()
         except (ImportError, RuntimeError, OSError) as error:  # no FFmpeg, or another torch
             self.give_up(f"torchcodec cannot be imported ({_line(error)})")
             return
-        if reason := _refused(VideoConfig.from_json(spec.codec[0])):
+        if reason := _refusal(VideoConfig.from_json(spec.codec[0])):
             self.give_up(reason)
 
     def give_up(self, reason: str) -> None:
@@ -77,16 +77,16 @@ class DeviceVideo:
         """Create a reader of a page; see `VideoReader`."""
         return _PageReader(self, codec, page, table)
 
-    def decoder(self, owner: object, contained: bytes) -> Any:
+    def decoder(self, owner: object, mp4_file: bytes) -> Any:
         """Create a decoder of a file, which ends after `owner` is deleted."""
         self.end_decoders()
         assert self.make is not None, "called while torchcodec works"
         device = self.stream.device
-        made = self.make(contained, dimension_order="NHWC", device=device)
-        weakref.finalize(owner, self.ended.append, made).atexit = False
-        if device.type != "cpu" and getattr(made, "cpu_fallback", False):
-            raise ValueError(str(made.cpu_fallback))
-        return made
+        decoder = self.make(mp4_file, dimension_order="NHWC", device=device)
+        weakref.finalize(owner, self.ended_decoders.append, decoder).atexit = False
+        if device.type != "cpu" and getattr(decoder, "cpu_fallback", False):
+            raise ValueError(str(decoder.cpu_fallback))
+        return decoder
 
     def end_decoders(self) -> None:
         """End unused decoders, after the device is done with their frames.
@@ -94,11 +94,11 @@ class DeviceVideo:
         torchcodec gives NVDEC's decoder to the next user, in any thread, while the conversion of
         the last frame may still be queued.
         """
-        ended = []
+        decoders = []
         with suppress(IndexError):  # several threads may call this
             while True:
-                ended.append(self.ended.popleft())
-        if ended:
+                decoders.append(self.ended_decoders.popleft())
+        if decoders:
             self.stream.mark().wait()
 
 
@@ -113,13 +113,13 @@ class DeviceFrames:
         self._frames = frames  # [rows of the arena, height, width, 3]
         self._rows = rows
 
-    def __getitem__(self, some: slice) -> list[torch.Tensor]:
-        return [self._frames[row] for row in self._rows[some].tolist()]
+    def __getitem__(self, positions: slice) -> list[torch.Tensor]:
+        return [self._frames[row] for row in self._rows[positions].tolist()]
 
-    def clear(self, first: int, count: int) -> None:
+    def clear(self, begin: int, count: int) -> None:
         """Clear rows."""
         with self._video.stream.use():
-            for frame in self[first : first + count]:
+            for frame in self[begin : begin + count]:
                 frame.zero_()
 
 
@@ -137,9 +137,9 @@ class Numbered:
         place = np.arange(len(table.order))
         hidden = table.order < 0
         num_hidden = np.bincount(group[hidden], minlength=len(counts))
-        before = np.cumsum(hidden) - 1 - (np.cumsum(num_hidden) - num_hidden)[group]
-        shown = num_hidden[group] + table.order - table.first_frame[group]
-        rank = table.first_packet[group] + np.where(hidden, before, shown)
+        hidden_rank = np.cumsum(hidden) - 1 - (np.cumsum(num_hidden) - num_hidden)[group]
+        shown_rank = num_hidden[group] + table.order - table.first_frame[group]
+        rank = table.first_packet[group] + np.where(hidden, hidden_rank, shown_rank)
         delay = int((place - rank).max(initial=0))
         self._pts = rank + (group + 1) * delay
         self._dts = place + group * delay
@@ -186,12 +186,12 @@ class _PageReader:
         self, video: DeviceVideo, codec: VideoPageCodec, page: memoryview, table: VideoTable
     ) -> None:
         self._video = video
-        self._of = codec, page, table
+        self._page_parts = codec, page, table
         self._numbered = Numbered(page, table)
         self._decoder: Any = None
         self._host: VideoReader | None = None
         self._decoded = 0
-        self._next = 0, 0  # group, and frame in it, that need no seek
+        self._next_place = 0, 0  # group, and frame in it, that need no seek
         self._config = table.config or codec.config
 
     @property
@@ -213,9 +213,9 @@ class _PageReader:
                 return
             except Exception as error:  # PyAV will raise the precise error
                 self._video.give_up(_line(error))
-        self._host = self._host or VideoReader(*self._of)
+        self._host = self._host or VideoReader(*self._page_parts)
         self._decoder = None
-        codec = self._of[0]
+        codec = self._page_parts[0]
         frames = np.empty((len(out), codec.height, codec.width, 3), np.uint8)
         self._host.decode_into(positions, frames)
         with self._video.stream.use():
@@ -229,56 +229,57 @@ class _PageReader:
             self._decoder = self._open()
         order = np.argsort(np.asarray(positions, np.int64), kind="stable").tolist()
         begin = self._decoder.metadata.begin_stream_seconds
-        for first in range(0, len(order), _AT_ONCE):
-            some = order[first : first + _AT_ONCE]
-            frames = [positions[i] for i in some]
-            found = self._decoder.get_frames_at(self._numbered.index[frames].tolist())
-            ticks = np.rint((found.pts_seconds.cpu().numpy() - begin) * _RATE).astype(np.int64)
+        for block_begin in range(0, len(order), _FRAMES_PER_CALL):
+            block = order[block_begin : block_begin + _FRAMES_PER_CALL]
+            frames = [positions[i] for i in block]
+            decoded = self._decoder.get_frames_at(self._numbered.index[frames].tolist())
+            ticks = np.rint((decoded.pts_seconds.cpu().numpy() - begin) * _RATE).astype(np.int64)
             if (ticks != self._numbered.ticks[frames]).any():
                 raise ValueError("torchcodec returns wrong frames")
-            if self._config not in self._video.checked:
-                self._check(frames, found.data)
-            for i, frame in zip(some, found.data, strict=True):
+            if self._config not in self._video.compared_configs:
+                self._check(frames, decoded.data)
+            for i, frame in zip(block, decoded.data, strict=True):
                 _tensor(out[i]).copy_(frame)
             self._count(frames)
 
     def _open(self) -> Any:
-        if reason := _refused(self._config):  # of this page
+        if reason := _refusal(self._config):  # of this page
             raise ValueError(reason)
-        size = self._of[0].height, self._of[0].width
-        contained = self._numbered.contained(self._config.codec, size)
-        decoder = self._video.decoder(self, contained)
-        found = decoder.metadata.height, decoder.metadata.width, len(decoder)
-        if found != (*size, len(self._numbered)):
-            raise ValueError(f"torchcodec reads {found} instead of {(*size, len(self._numbered))}")
+        size = self._page_parts[0].height, self._page_parts[0].width
+        mp4_file = self._numbered.contained(self._config.codec, size)
+        decoder = self._video.decoder(self, mp4_file)
+        form = decoder.metadata.height, decoder.metadata.width, len(decoder)
+        if form != (*size, len(self._numbered)):
+            raise ValueError(f"torchcodec reads {form} instead of {(*size, len(self._numbered))}")
         return decoder
 
-    def _check(self, frames: Sequence[int], found: torch.Tensor) -> None:
+    def _check(self, frames: Sequence[int], pixels: torch.Tensor) -> None:
         """Raise `ValueError` if frames differ from those of PyAV."""
-        host = VideoReader(*self._of)
-        codec = self._of[0]
-        for frame, given in zip(frames, found.cpu().numpy(), strict=True):
+        host = VideoReader(*self._page_parts)
+        codec = self._page_parts[0]
+        for frame, picture in zip(frames, pixels.cpu().numpy(), strict=True):
             expected = np.empty((1, codec.height, codec.width, 3), np.uint8)
             host.decode_into([frame], expected)
-            difference = _difference(given, expected[0])
-            if difference > _MOST_DIFFERENT:
+            difference = _difference(picture, expected[0])
+            if difference > _MAX_DIFFERENCE:
                 raise ValueError(f"its frames differ from PyAV's by {difference:.1f} of 255")
-        self._video.checked.add(self._config)
+        self._video.compared_configs.add(self._config)
 
     def _count(self, frames: Sequence[int]) -> None:
         """Count the frames decoded for these ascending frames."""
-        first_frame = self._of[2].first_frame
+        first_frame = self._page_parts[2].first_frame
         for frame in frames:
             group = int(np.searchsorted(first_frame, frame, side="right")) - 1
-            inside = frame - int(first_frame[group])
-            if (group, inside + 1) == self._next:
+            group_position = frame - int(first_frame[group])
+            if (group, group_position + 1) == self._next_place:
                 continue  # a duplicate
-            before = self._next[1] if group == self._next[0] and inside >= self._next[1] else 0
-            self._decoded += inside + 1 - before
-            self._next = group, inside + 1
+            next_group, next_position = self._next_place
+            is_later = group == next_group and group_position >= next_position
+            self._decoded += group_position + 1 - (next_position if is_later else 0)
+            self._next_place = group, group_position + 1
 
 
-def _refused(config: VideoConfig) -> str:
+def _refusal(config: VideoConfig) -> str:
     """Reason why torchcodec cannot decode a configuration; empty if it can."""
     if config.codec not in CONTAINED:
         return f"no container for {config.codec}"
@@ -291,11 +292,11 @@ def _refused(config: VideoConfig) -> str:
     return ""
 
 
-def _difference(some: npt.NDArray[np.uint8], others: npt.NDArray[np.uint8]) -> float:
+def _difference(image: npt.NDArray[np.uint8], expected: npt.NDArray[np.uint8]) -> float:
     """Mean absolute difference of two images [height, width, 3], averaged in blocks."""
-    height, width = (max(1, n // _BLOCK) for n in some.shape[:2])
+    height, width = (max(1, n // _BLOCK) for n in image.shape[:2])
     means = []
-    for picture in (some, others):
+    for picture in (image, expected):
         cut = picture[: height * _BLOCK, : width * _BLOCK]
         blocks = cut.reshape(height, cut.shape[0] // height, width, cut.shape[1] // width, 3)
         means.append(blocks.mean(axis=(1, 3)))

@@ -135,7 +135,7 @@ def _guarded_method(method: Callable[..., Any]) -> Callable[..., Any]:
         with reader_boundary(**facts):
             value = method(self, *args, **options)
         if method.__name__ == "videos":
-            return {name: _read(each, **facts, feature=name) for name, each in value.items()}
+            return {name: _read(gops, **facts, feature=name) for name, gops in value.items()}
         return _read(value, **facts) if isinstance(value, Iterator) else value
 
     return result

@@ -41,27 +41,29 @@ def put_copied(target: Destination, source: Any) -> CopiedFiles:
     that changed since they were written: the copied values would be stale.
     """
     files, content = copied_files(source), ""
-    present = {(without_commit(f.root), f.path): f for f in files.values()}
-    roots = {root for root, _ in present}
-    before, kept = target.copied, list[str]()
-    if before is not None:
-        lists: Sequence[str] = before.lists
+    files_by_place = {(without_commit(f.root), f.path): f for f in files.values()}
+    roots = {root for root, _ in files_by_place}
+    old_copies, kept_ids = target.copied, list[str]()
+    if old_copies is not None:
+        lists: Sequence[str] = old_copies.lists
     else:
         lists = stored_list_ids(target.storage) if target.recovered else ()
-    is_same = before is not None and _has_content(source, before.content)
+    is_same = old_copies is not None and _has_content(source, old_copies.content)
     for list_id in lists:
-        listed = ExternalList.parse(
+        external_list = ExternalList.parse(
             target.storage.read_whole(list_path(list_id), MAX_LIST_BYTES)[0], list_id
         )
-        if before and roots.isdisjoint(without_commit(file.root) for file in listed.files):
-            kept.append(list_id)
+        if old_copies and roots.isdisjoint(
+            without_commit(file.root) for file in external_list.files
+        ):
+            kept_ids.append(list_id)
         elif not is_same:
             # An interrupted run also listed references, which are checked when they are read.
-            _check_unchanged(listed.files, present, may_refer=before is None)
-    if not kept and hasattr(source, "content"):
+            _check_unchanged(external_list.files, files_by_place, may_refer=old_copies is None)
+    if not kept_ids and hasattr(source, "content"):
         content = str(source.content())
-    new = dict.fromkeys(list_id for list_id, _ in put_lists(target.storage, files).values())
-    return CopiedFiles((*kept, *new), content)
+    new_ids = dict.fromkeys(list_id for list_id, _ in put_lists(target.storage, files).values())
+    return CopiedFiles((*kept_ids, *new_ids), content)
 
 
 def _has_content(source: Any, content: str) -> bool:
@@ -84,16 +86,16 @@ def _check_unchanged(
     With `may_refer`, files that are not among the present ones pass.
     """
     for file in files:
-        now = present.get((without_commit(file.root), file.path))
-        is_equal = now is not None and (now.size, now.identity) == (file.size, file.identity)
-        if is_equal or (now is None and may_refer):
+        current = present.get((without_commit(file.root), file.path))
+        facts = current and (current.size, current.identity)
+        if facts == (file.size, file.identity) or (current is None and may_refer):
             continue
         raise SourceError(
             "a file of the original changed after its values were copied, so nothing can be "
             "appended; index it again, into another folder: `seqrecord index SRC -o DST`",
             file=f"{file.root}/{file.path}",
             expected=f"{file.size} bytes, {file.identity}",
-            got=now and f"{now.size} bytes, {now.identity}",
+            got=current and f"{current.size} bytes, {current.identity}",
         )
 
 
@@ -103,26 +105,30 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
     Returns a list's id and the place in it for each name of a file. The lists are trusted, as this
     user made them; see `seqrecord.open`. Raises `SourceError` for paths that cannot be stored.
     """
-    if (out := link_out(files)) is not None:
+    if (outward_link := link_out(files)) is not None:
         _logger.warning(
             "links lead out of the original, for example %s to %s; they are followed, also when "
             "the index is read",
-            *out,
+            *outward_link,
         )
-    samples, new = samples_of(files), checksums_of_new(files)
+    samples, new_checksums = samples_of(files), checksums_of_new(files)
     names = [*files]
-    found: dict[str, tuple[str, int]] = {}
+    places: dict[str, tuple[str, int]] = {}
     for begin in range(0, len(names), _FILES_OF_A_LIST):
-        some = names[begin : begin + _FILES_OF_A_LIST]
+        list_names = names[begin : begin + _FILES_OF_A_LIST]
         sampled = (
-            Sample(number, *each)
-            for number, name in enumerate(some)
-            for each in samples.get(name, ())
+            Sample(number, *sample)
+            for number, name in enumerate(list_names)
+            for sample in samples.get(name, ())
         )
-        checksums = tuple((number, new[name]) for number, name in enumerate(some) if name in new)
-        listed = tuple(files[name] for name in some)
-        each = ExternalList(listed, tuple(sampled), checksums, secrets.token_hex(16))
-        for file in each.files:
+        checksums = tuple(
+            (number, new_checksums[name])
+            for number, name in enumerate(list_names)
+            if name in new_checksums
+        )
+        list_files = tuple(files[name] for name in list_names)
+        external_list = ExternalList(list_files, tuple(sampled), checksums, secrets.token_hex(16))
+        for file in external_list.files:
             if any("\ud800" <= c <= "\udfff" for c in file.root + file.path):
                 raise SourceError(
                     "original with a path that is not UTF-8 cannot be read in place; rename it, "
@@ -130,12 +136,12 @@ def put_lists(storage: Storage, files: Mapping[str, ExternalFile]) -> dict[str, 
                     file=f"{file.root}/{file.path}".rstrip("/"),
                 )
         try:
-            ExternalList.parse(each.encode(), each.id)
+            ExternalList.parse(external_list.encode(), external_list.id)
         except FormatError as error:  # readers would refuse it
-            facts = {**error.context(), "file": each.files[0].root}
+            facts = {**error.context(), "file": external_list.files[0].root}
             message = f"originals cannot be referred to: {error.message}"
             raise SourceError(message, **facts) from error
-        storage.put(list_path(each.id), each.encode(), expected=None)
-        trust(each.id)
-        found |= {name: (each.id, number) for number, name in enumerate(some)}
-    return found
+        storage.put(list_path(external_list.id), external_list.encode(), expected=None)
+        trust(external_list.id)
+        places |= {name: (external_list.id, number) for number, name in enumerate(list_names)}
+    return places

@@ -79,8 +79,8 @@ class ExternalPages:
         """
         digests = table.page_digest[rows]
         for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
-            some = np.flatnonzero(refers & (table.file[rows] == number))
-            starts, lengths = table.offset[rows[some]], table.page_length[rows[some], 0]
+            places = np.flatnonzero(refers & (table.file[rows] == number))
+            starts, lengths = table.offset[rows[places]], table.page_length[rows[places], 0]
             path, total = self._paths[number], int(lengths.sum(dtype=np.int64))
             if (size := self._storage.size(path)) < total:
                 raise FormatError(
@@ -94,7 +94,7 @@ class ExternalPages:
             ends = (starts + lengths).tolist()
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
-            for row, page in zip(some.tolist(), buffers, strict=True):
+            for row, page in zip(places.tolist(), buffers, strict=True):
                 content = portable_bytes(page, self.files.file_of(*named_file(page)))
                 digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
                 digests[row] = np.frombuffer(digest, np.uint8)

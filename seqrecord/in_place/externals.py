@@ -64,11 +64,11 @@ class ExternalFiles:
     ) -> None:
         self.storage, self.originals = storage, originals
         # Local files, by their paths and states at the first read.
-        self._known: dict[ExternalFile, tuple[str | None, FileState]] = {}
+        self._first_states: dict[ExternalFile, tuple[str | None, FileState]] = {}
         self._options = dict(options or {})
         self._lists: dict[str, ExternalList] = {}
         self._stores: dict[str, Storage] = {}  # by root
-        self._seen: set[object] = set()  # hashes of unchanged files
+        self._unchanged_files: set[object] = set()  # hashes of unchanged files
         self._states: dict[ExternalFile, list[Any] | None] = {}  # of files on remote storages
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,14 +90,14 @@ class ExternalFiles:
         if reference.parts:
             self._read_parts(reference, file, data)
             return whole
-        item = ByteRange(reference.start, reference.stop)
-        if item.stop > file.size:
+        whole_range = ByteRange(reference.start, reference.stop)
+        if whole_range.stop > file.size:
             raise FormatError(
                 "a page refers to bytes beyond the end of a file",
                 file=f"{file.root}/{file.path}",
-                offset=item.start,
+                offset=whole_range.start,
                 expected=f"at most {file.size}",
-                got=item.stop,
+                got=whole_range.stop,
             )
         ranges = reference.ranges()
         ends = accumulate((part.length for part in ranges), initial=0)
@@ -121,7 +121,7 @@ class ExternalFiles:
         """
         file = self.file_of(reference.list_id, reference.file)
         files = [part for part, _ in self._parts(reference, file)] if reference.parts else [file]
-        return [self._state(each) for each in files]
+        return [self._state(external_file) for external_file in files]
 
     def _state(self, file: ExternalFile) -> list[Any] | None:
         if file in self._states:
@@ -140,29 +140,33 @@ class ExternalFiles:
         of a list is also compared with its state at the first read. Files of folders have no
         `list_id`: there are too many to remember, so local ones are compared with the index again.
         """
-        if list_id is not None and hash(file) not in self._seen:
+        if list_id is not None and hash(file) not in self._unchanged_files:
             self._check_allowed(list_id, file)
-        path, before = self._known.get(file, (None, None))
+        path, old_state = self._first_states.get(file, (None, None))
         if path is None:
             path = self.store(file.root).local_path(file.path)
-            before = _file_state(path)
+            old_state = _file_state(path)
         if path is not None and list_id is None:
             self._check_same(file)
-        elif hash(file) not in self._seen:
+        elif hash(file) not in self._unchanged_files:
             self._check_same(file)
-            self._seen.add(hash(file))
-        if before is not None and list_id is not None:
-            _, before = self._known.setdefault(file, (path, before))
+            self._unchanged_files.add(hash(file))
+        if old_state is not None and list_id is not None:
+            _, old_state = self._first_states.setdefault(file, (path, old_state))
         try:
             yield
         finally:
-            if before is not None and before != (now := _file_state(path)):
+            if old_state is not None and old_state != (new_state := _file_state(path)):
                 raise StorageError(
                     "a file of the original changed while it was read; wait until it is complete, "
                     f"and open the dataset again, or {AGAIN}",
                     file=f"{self.store(file.root).url}/{file.path}",
-                    expected=f"{before[0]} bytes, changed at {before[1]} ns",
-                    got="no file" if now is None else f"{now[0]} bytes, changed at {now[1]} ns",
+                    expected=f"{old_state[0]} bytes, changed at {old_state[1]} ns",
+                    got=(
+                        f"{new_state[0]} bytes, changed at {new_state[1]} ns"
+                        if new_state
+                        else "no file"
+                    ),
                 )
 
     def _parts(
@@ -184,15 +188,15 @@ class ExternalFiles:
     def _read_parts(self, reference: Reference, folder: ExternalFile, data: memoryview) -> None:
         """Read whole files of a folder into consecutive ranges of `data`."""
         parts = self._parts(reference, folder)
-        wanted = {file.path: (file, data[span]) for file, span in parts}
+        parts_by_path = {file.path: (file, data[span]) for file, span in parts}
         store = self.store(folder.root)
 
         def read(path: str) -> None:
-            file, part = wanted[path]
+            file, part = parts_by_path[path]
             with self._unchanged(file):
                 store.read_ranges(path, [ByteRange(0, file.size)], [part])
 
-        map_files(store, read, wanted)
+        map_files(store, read, parts_by_path)
 
     def file_of(self, list_id: str, number: int) -> ExternalFile:
         """Return the file with a number in a list."""
@@ -218,19 +222,19 @@ class ExternalFiles:
 
     def list(self, list_id: str) -> ExternalList:
         """Read a list of the dataset, cached."""
-        found = self._lists.get(list_id)
-        if found is None:
+        external_list = self._lists.get(list_id)
+        if external_list is None:
             path = list_path(list_id)
             with located((FormatError, StorageError), file=f"{self.storage.url}/{path}"):
                 data, _ = self.storage.read_whole(path, MAX_LIST_BYTES)
-                found = ExternalList.parse(data, list_id)
-            self._lists[list_id] = found
-        return found
+                external_list = ExternalList.parse(data, list_id)
+            self._lists[list_id] = external_list
+        return external_list
 
     def all_files(self) -> set[ExternalFile]:
         """Return the files of all present lists."""
-        found = [self.list(list_id) for list_id in stored_list_ids(self.storage)]
-        return {file for each in found for file in each.files}
+        lists = [self.list(list_id) for list_id in stored_list_ids(self.storage)]
+        return {file for external_list in lists for file in external_list.files}
 
     def are_remote(self) -> bool:
         """Return whether any file is not on a local disk."""
@@ -254,12 +258,13 @@ class ExternalFiles:
 
         Always looks at the file.
         """
-        found: tuple[int | None, str | None]
+        size: int | None
+        identity: str | None
         try:
-            found = identity_of(self.store(file.root), file.path)
+            size, identity = identity_of(self.store(file.root), file.path)
         except NotFoundError:
-            found = None, None
-        self.check_identity(file, *found)
+            size = identity = None
+        self.check_identity(file, size, identity)
 
     def check_identity(self, file: ExternalFile, size: int | None, identity: str | None) -> None:
         """Raise `NotFoundError` or `StorageError` unless size and identity match the indexed file.
@@ -318,10 +323,10 @@ def _file_state(path: str | None) -> FileState | None:
     if path is None:
         return None
     try:
-        found = os.stat(path)  # noqa: PTH116 - faster than Path.stat, at each read
+        status = os.stat(path)  # noqa: PTH116 - faster than Path.stat, at each read
     except OSError:
         return None
-    return found.st_size, found.st_mtime_ns, found.st_ino
+    return status.st_size, status.st_mtime_ns, status.st_ino
 
 
 def bare_root(root: str | PathLike[str]) -> str:

@@ -54,8 +54,8 @@ def file_type(path: Path) -> str | None:
             head = file.read(_HEAD)
     except OSError:
         return None
-    if (found := type_of(head, path.name)) is not None:
-        return found
+    if (kind := type_of(head, path.name)) is not None:
+        return kind
     magic, text = _NAMES.get(path.suffix.lower(), (b"", ""))
     if text and head.startswith(magic):
         return text.replace("FILE", path.name)

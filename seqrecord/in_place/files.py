@@ -67,8 +67,9 @@ def list_folder(folder: Path) -> Iterator[tuple[str, bool]]:
     reader opens it, and inventories list it.
     """
     if (files := remote_files(folder)) is not None:
-        found = files.listing(folder).values()
-        yield from ((each.name, each.is_folder) for each in found if not is_junk(each.name))
+        for remote_entry in files.listing(folder).values():
+            if not is_junk(remote_entry.name):
+                yield remote_entry.name, remote_entry.is_folder
         return
     name = ""
     try:
@@ -111,16 +112,16 @@ def link_loop(path: Path) -> LinkLoopError | None:
 
     Returns the error to raise, or `None` without such a link.
     """
-    seen: set[str] = set()
-    for each in (*reversed(path.parents), path):
-        real = os.path.realpath(each)
-        if each.is_symlink() and (real in seen or Path(real).is_symlink()):
+    real_paths: set[str] = set()
+    for ancestor in (*reversed(path.parents), path):
+        real = os.path.realpath(ancestor)
+        if ancestor.is_symlink() and (real in real_paths or Path(real).is_symlink()):
             return LinkLoopError(
                 "the symbolic link leads to a folder above it or to itself; remove it",
-                file=str(each),
-                got=str(each.readlink()),
+                file=str(ancestor),
+                got=str(ancestor.readlink()),
             )
-        seen.add(real)
+        real_paths.add(real)
     return None
 
 
@@ -242,13 +243,13 @@ def read_values(file: BinaryIO, dtype: np.dtype[Any], count: int) -> npt.NDArray
     """Read the next `count` values, or fewer at the end of the file."""
     values = np.empty(count, dtype)
     view = values.view(np.uint8).data if values.nbytes else memoryview(b"")
-    done = 0
-    while done < len(view):
-        got = file.readinto(view[done:])  # type: ignore[attr-defined]
-        if not got:
+    num_read = 0
+    while num_read < len(view):
+        count_read = file.readinto(view[num_read:])  # type: ignore[attr-defined]
+        if not count_read:
             break
-        done += got
-    return values[: done // dtype.itemsize]
+        num_read += count_read
+    return values[: num_read // dtype.itemsize]
 
 
 def unreadable(path: Path, error: OSError) -> SourceError:
@@ -259,18 +260,18 @@ def unreadable(path: Path, error: OSError) -> SourceError:
 def check_array(
     dtype: np.dtype[Any],
     shape: tuple[int, ...],
-    want: npt.DTypeLike,
+    expected_dtype: npt.DTypeLike,
     size: Sequence[int | None],
     path: Path,
 ) -> None:
-    """Raise `SourceError` unless an array has dtype `want` and shape `size`; `None` is any."""
-    if dtype != np.dtype(want):
+    """Raise `SourceError` unless an array has `expected_dtype` and shape `size`; `None` is any."""
+    if dtype != np.dtype(expected_dtype):
         raise SourceError(
-            "wrong dtype", file=str(path), expected=np.dtype(want).name, got=str(dtype)
+            "wrong dtype", file=str(path), expected=np.dtype(expected_dtype).name, got=str(dtype)
         )
     if len(shape) != len(size) or any(n not in (None, m) for n, m in zip(size, shape, strict=True)):
-        wanted = ["any" if n is None else n for n in size]
-        raise SourceError("wrong shape", file=str(path), expected=wanted, got=list(shape))
+        sizes = ["any" if n is None else n for n in size]
+        raise SourceError("wrong shape", file=str(path), expected=sizes, got=list(shape))
 
 
 def json_object(data: bytes, where: str = "", **options: Any) -> dict[str, Any]:

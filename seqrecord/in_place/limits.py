@@ -24,11 +24,11 @@ MAX_TEXT_CHUNK_BYTES = 256 << 20
 _FREE_BYTES = 1 << 30  # always allowed: small data may consist of fill values only
 
 
-def check_size(noun: str, size: int, most: int, unit: str = "bytes", **facts: Any) -> None:
-    """Raise `SourceError` for something of more than `most` bytes, or another unit."""
-    if size > most:
+def check_size(noun: str, size: int, limit: int, unit: str = "bytes", **facts: Any) -> None:
+    """Raise `SourceError` for something of more than `limit` bytes, or another unit."""
+    if size > limit:
         raise SourceError(
-            f"{noun} too large", expected=f"at most {most} {unit}", got=f"{size} {unit}", **facts
+            f"{noun} too large", expected=f"at most {limit} {unit}", got=f"{size} {unit}", **facts
         )
 
 
@@ -39,11 +39,11 @@ def check_frames(count: int) -> None:
 
 def check_decoded(decoded: int, stored: int) -> None:
     """Raise `SourceError` if `decoded` bytes exceed the plausible size of `stored` bytes."""
-    most = max(_FREE_BYTES, MAX_DECODED_RATIO * stored)
-    if decoded > most:
+    limit = max(_FREE_BYTES, MAX_DECODED_RATIO * stored)
+    if decoded > limit:
         raise SourceError(
             "the data declares far more bytes than it stores",
-            expected=f"at most {most} bytes of {stored} stored",
+            expected=f"at most {limit} bytes of {stored} stored",
             got=f"{decoded} bytes",
         )
 

@@ -27,7 +27,7 @@ from seqrecord.store.text import repr_of
 
 _BLOCK = 1 << 20
 _PLACE = "give the place of the same original as originals="
-_checked: set[object] = set()  # roots on remote stores already checked by this process
+_checked_roots: set[object] = set()  # roots on remote stores already checked by this process
 
 _logger = logging.getLogger("seqrecord")
 
@@ -53,8 +53,8 @@ class OriginalFiles(ExternalFiles):
         if self.originals is not None:
             compared |= {list_id: self.list(list_id) for list_id in stored_list_ids(self.storage)}
             _check_roots(self, compared.values())
-        for list_id, listed in compared.items():
-            for root in dict.fromkeys(file.root for file in listed.files):
+        for list_id, external_list in compared.items():
+            for root in dict.fromkeys(file.root for file in external_list.files):
                 if self.new_place(root) is None and not is_trusted(list_id):
                     _logger.warning(
                         "%s: copied values not compared with the original: the index was made by "
@@ -63,10 +63,10 @@ class OriginalFiles(ExternalFiles):
                     )
                     return
                 key = (self.storage.place, list_id, root, str(self.new_place(root)))
-                if always or key not in _checked:
-                    _check_root(self, listed, root)
+                if always or key not in _checked_roots:
+                    _check_root(self, external_list, root)
                 if "://" in self.store(root).url:  # listings of remote stores are requests
-                    _checked.add(key)
+                    _checked_roots.add(key)
         if compared and self.storage.local_path("any name") is not None:
             check_new(self)
 
@@ -80,43 +80,43 @@ def check_new(files: ExternalFiles) -> None:
     for list_id in stored_list_ids(files.storage):
         if is_settled(list_id) or not is_trusted(list_id):
             continue
-        found, since, are_old = files.list(list_id), dict[str, int](), True
-        for number, checksum in found.new_checksums:
-            file = found.files[number]
-            if file.root not in since:  # the clock is read before the files
-                since[file.root] = new_since(file.root)
+        external_list, new_times, are_old = files.list(list_id), dict[str, int](), True
+        for number, checksum in external_list.new_checksums:
+            file = external_list.files[number]
+            if file.root not in new_times:  # the clock is read before the files
+                new_times[file.root] = new_since(file.root)
             store, state = files.store(file.root), None
             with suppress(NotFoundError):
                 state = identity_of(store, file.path)
             if state == (file.size, file.identity):
                 _check_checksum(store, file, checksum)
-                are_old &= (modified_ns(file.identity) or 0) < since[file.root]
+                are_old &= (modified_ns(file.identity) or 0) < new_times[file.root]
         if are_old:
             settle(list_id)
 
 
 def _check_checksum(store: Storage, file: ExternalFile, checksum: int) -> None:
     starts = range(0, file.size, _BLOCK)
-    value = _checksum(store, file.path, [[(n, min(n + _BLOCK, file.size))] for n in starts])
-    if value != checksum:
+    current = _checksum(store, file.path, [[(n, min(n + _BLOCK, file.size))] for n in starts])
+    if current != checksum:
         raise StorageError(
             f"a file of the original has changed since it was indexed; {AGAIN}",
             file=f"{store.url}/{file.path}",
             expected=f"CRC32C {checksum:08x}",
-            got=f"{value:08x}, with the same size and modification time",
+            got=f"{current:08x}, with the same size and modification time",
         )
 
 
 def _check_roots(files: ExternalFiles, lists: Iterable[ExternalList]) -> None:
     """Raise `ClipError` unless `originals` has a location for each root."""
-    roots = sorted({bare_root(f.root) for each in lists for f in each.files})
+    roots = sorted({bare_root(f.root) for external_list in lists for f in external_list.files})
     if isinstance(files.originals, Mapping):
-        given = set(map(bare_root, files.originals))
-        if unknown := sorted(given.difference(roots)):
+        passed_roots = set(map(bare_root, files.originals))
+        if unknown_roots := sorted(passed_roots.difference(roots)):
             raise ClipError(
                 "originals= has an unknown root",
                 expected=", ".join(roots),
-                got=", ".join(unknown),
+                got=", ".join(unknown_roots),
             )
     elif len(roots) > 1:
         raise ClipError(
@@ -128,15 +128,15 @@ def _check_roots(files: ExternalFiles, lists: Iterable[ExternalList]) -> None:
         )
 
 
-def _check_root(files: ExternalFiles, listed: ExternalList, root: str) -> None:
+def _check_root(files: ExternalFiles, external_list: ExternalList, root: str) -> None:
     """Check the listed files of this root against their state when indexed."""
     store, is_moved = files.store(root), files.new_place(root) is not None
     if reads_commit(store) and fixed_url_of(store) == root:
         return
-    mine = [file for file in listed.files if file.root == root and file.size]
-    now = identities_of(store, [file.path for file in mine])
-    for file in mine:
-        files.check_identity(file, *now.get(file.path, (None, None)))
+    root_files = [file for file in external_list.files if file.root == root and file.size]
+    identities = identities_of(store, [file.path for file in root_files])
+    for file in root_files:
+        files.check_identity(file, *identities.get(file.path, (None, None)))
     is_of_hub = without_commit(root) != root
     if not is_moved or (reads_commit(store) and is_of_hub):
         return
@@ -145,8 +145,8 @@ def _check_root(files: ExternalFiles, listed: ExternalList, root: str) -> None:
             "%s: compared with %s by sizes only: indexes of Hub files have no samples",
             *(store.url, root),
         )
-    for sample in listed.samples:
-        file = listed.files[sample.number]
+    for sample in external_list.samples:
+        file = external_list.files[sample.number]
         if file.root == root:
             _check_sample(store, file, sample)
 
@@ -159,22 +159,22 @@ def _check_sample(store: Storage, file: ExternalFile, sample: Sample) -> None:
     except NotFoundError as error:
         raise NotFoundError(f"a file of the original is missing; {_PLACE}", **facts) from error
     is_same = size == sample.size
-    value = _checksum(store, path, [sampled_ranges(size)]) if is_same else 0
-    if not is_same or value != sample.crc32c:
+    checksum = _checksum(store, path, [sampled_ranges(size)]) if is_same else 0
+    if not is_same or checksum != sample.crc32c:
         raise StorageError(
             f"the file differs from the indexed one; {_PLACE}",
             **facts,
             expected=f"{sample.size} bytes, CRC32C {sample.crc32c:08x} of a sample",
-            got=f"{size} bytes" + (f", {value:08x}" if is_same else ""),
+            got=f"{size} bytes" + (f", {checksum:08x}" if is_same else ""),
         )
 
 
 def _checksum(store: Storage, path: str, reads: Iterable[Sequence[tuple[int, int]]]) -> int:
     """Return the CRC32C of ranges of a file; each item of `reads` is for one call."""
-    value = 0
+    checksum = 0
     for ranges in reads:
         buffers = [memoryview(bytearray(stop - start)) for start, stop in ranges]
-        store.read_ranges(path, [ByteRange(*each) for each in ranges], buffers)
+        store.read_ranges(path, [ByteRange(*bounds) for bounds in ranges], buffers)
         for buffer in buffers:
-            value = crc32c(buffer, start=value)
-    return value
+            checksum = crc32c(buffer, start=checksum)
+    return checksum

@@ -28,7 +28,7 @@ class _Reference(ReferenceKind):
 
             return ReferringVideoGroup(schema, number, externals, checksums=checksums)
         # A source with video has no other references.
-        if any(page_kind(other).decodes_in_order for other in schema.values()):
+        if any(page_kind(sibling).decodes_in_order for sibling in schema.values()):
             return None
         from seqrecord.in_place.reference_group import ReferenceGroup
 

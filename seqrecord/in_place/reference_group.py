@@ -23,7 +23,7 @@ from seqrecord.store.writing.chunking import MAX_REFERENCED_BYTES, ChunkGroup, S
 
 _Placed = tuple["ReferencedFile | Blob", str, str]
 
-_MOST_SPAN = 1 << 32  # bytes from a chunk's first frame to its last one
+_MAX_SPAN = 1 << 32  # bytes from a chunk's first frame to its last one
 
 
 class ReferenceGroup(ChunkGroup):
@@ -53,28 +53,28 @@ class ReferenceGroup(ChunkGroup):
 
     def clear(self) -> None:
         self._frames: list[_Placed | None] = []
-        self._most = self._length.frames or 1
+        self._max_frames = self._length.frames or 1
 
     def rows_left(self, columns: Mapping[str, object], rows: range) -> int:  # noqa: ARG002
-        return min(self._most - len(self._frames), len(rows))
+        return min(self._max_frames - len(self._frames), len(rows))
 
     def add(self, columns: Mapping[str, Any], rows: range) -> None:
-        found = columns.get(self._codec.spec.name)
-        if found is None:
+        column = columns.get(self._codec.spec.name)
+        if column is None:
             self._frames += [None] * len(rows)
             return
-        for item in found[rows.start : rows.stop]:
-            if isinstance(item, ReferencedFile):
-                self._frames.append((item, *place_of(item)))
+        for frame in column[rows.start : rows.stop]:
+            if isinstance(frame, ReferencedFile):
+                self._frames.append((frame, *place_of(frame)))
             else:
-                self._frames.append((self._codec.encode_frame(item), "", ""))
+                self._frames.append((self._codec.encode_frame(frame), "", ""))
 
     def chunks(self, *, with_tail: bool = False) -> Iterator[StoredChunk]:
-        while len(self._frames) >= self._most or (with_tail and self._frames):
-            yield from self._taken(self._frames[: self._most])
-            del self._frames[: self._most]
+        while len(self._frames) >= self._max_frames or (with_tail and self._frames):
+            yield from self._cut(self._frames[: self._max_frames])
+            del self._frames[: self._max_frames]
 
-    def _taken(self, frames: Sequence[_Placed | None]) -> Iterator[StoredChunk]:
+    def _cut(self, frames: Sequence[_Placed | None]) -> Iterator[StoredChunk]:
         """Chunks of these frames: one, unless their files differ or their ranges are far apart."""
         begin = 0
         for at in range(1, len(frames) + 1):
@@ -83,25 +83,25 @@ class ReferenceGroup(ChunkGroup):
                 begin = at
 
     @staticmethod
-    def _is_cut(before: Sequence[_Placed | None], frame: _Placed | None) -> bool:
-        """Whether a frame starts a new chunk after the frames before it."""
-        there = [each for each in before if each is not None]
-        if frame is None or not there:
+    def _is_cut(chunk: Sequence[_Placed | None], frame: _Placed | None) -> bool:
+        """Whether a frame does not fit the chunk of the frames before it."""
+        placed = [chunk_frame for chunk_frame in chunk if chunk_frame is not None]
+        if frame is None or not placed:
             return False
-        (first, place, _), (last, *_) = there[0], there[-1]
-        file, other, name = frame
-        if place != other or any(name and name == each[2] for each in there):
+        (first_file, place, _), (last_file, *_) = placed[0], placed[-1]
+        file, new_place, name = frame
+        if place != new_place or any(name and name == old_name for *_, old_name in placed):
             return True
-        if isinstance(file, Blob) or isinstance(first, Blob) or isinstance(last, Blob):
+        if isinstance(file, Blob) or isinstance(first_file, Blob) or isinstance(last_file, Blob):
             return False
-        if file.stop is None or last.stop is None:
-            return file.stop != last.stop
-        return file.start < last.stop or file.stop - first.start >= _MOST_SPAN
+        if file.stop is None or last_file.stop is None:
+            return file.stop != last_file.stop
+        return file.start < last_file.stop or file.stop - first_file.start >= _MAX_SPAN
 
     def _chunk_of(self, frames: Sequence[_Placed | None]) -> StoredChunk:
-        there = [frame for frame in frames if frame is not None]
-        page, external = self._codec.join([f for f, *_ in there if isinstance(f, Blob)]), 0
-        referred = [(f, at, name) for f, at, name in there if isinstance(f, ReferencedFile)]
+        placed = [frame for frame in frames if frame is not None]
+        page, external = self._codec.join([f for f, *_ in placed if isinstance(f, Blob)]), 0
+        referred = [(f, at, name) for f, at, name in placed if isinstance(f, ReferencedFile)]
         if referred:
             reference = self._reference(referred)
             page, external = reference.encode(), reference.length
@@ -115,21 +115,21 @@ class ReferenceGroup(ChunkGroup):
         parts: Sequence[FolderFile] = ()
         if files[0].stop is None:
             sizes, parts = parts_of(places[0], names)
-            found = FrameReference.of_frames(number, [], sizes, parts)
+            reference = FrameReference.of_frames(number, [], sizes, parts)
         else:
             starts = [file.start for file in files]
             sizes = [file.stop - file.start for file in files]
             if min(sizes) < 1:
                 raise SourceError("empty file", file=files[0].file, offset=min(starts))
-            found = FrameReference.of_frames(number, starts, sizes)
-        if found.length > MAX_REFERENCED_BYTES or len(found.extradata) > MAX_NAMES:
+            reference = FrameReference.of_frames(number, starts, sizes)
+        if reference.length > MAX_REFERENCED_BYTES or len(reference.extradata) > MAX_NAMES:
             raise FrameError(
                 "chunk refers to too many bytes; write smaller chunks",
                 feature=self._codec.spec.name,
                 expected=f"at most {MAX_REFERENCED_BYTES} bytes, and {MAX_NAMES} of names",
-                got=f"{found.length} bytes, and {len(found.extradata)} of names",
+                got=f"{reference.length} bytes, and {len(reference.extradata)} of names",
             )
         times = [time for part in parts if (time := modified_ns(part.identity)) is not None]
         if self._checksums or (times and max(times) >= self._new_since(places[0])):
-            found = replace(found, crc32c=checksum_of_files(files) or 1)
-        return found
+            reference = replace(reference, crc32c=checksum_of_files(files) or 1)
+        return reference

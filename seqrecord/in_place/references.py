@@ -51,18 +51,20 @@ def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]
     file later, which then has another identity. Missing and empty files are left out: reading their
     episodes raises.
     """
-    remote, wanted = remote_files(root), list(dict.fromkeys(paths))
+    remote, unique_paths = remote_files(root), list(dict.fromkeys(paths))
     if remote is not None:
         storage = remote.storage
-        named = {str(path): remote.name_of(path) for path in wanted}
+        names = {str(path): remote.name_of(path) for path in unique_paths}
     else:
         folder = root if root.is_dir() else root.parent
         storage = _original_folder(folder)
         above = f"{folder}/".replace("//", "/")
-        named = {str(path): str(path).removeprefix(above) for path in wanted}  # fast
-    known, url = _identities(storage, named.values(), remote), fixed_url_of(storage)
+        names = {str(path): str(path).removeprefix(above) for path in unique_paths}  # fast
+    identities, url = _identities(storage, names.values(), remote), fixed_url_of(storage)
     return {
-        p: ExternalFile(url, n, *known[n]) for p, n in named.items() if n in known and known[n][0]
+        path: ExternalFile(url, name, *identity)
+        for path, name in names.items()
+        if (identity := identities.get(name)) and identity[0]
     }
 
 
@@ -85,34 +87,34 @@ def samples_of(files: Mapping[str, ExternalFile]) -> dict[str, list[tuple[str, i
     by_root: dict[str, list[str]] = {}
     for name, file in files.items():
         by_root.setdefault(file.root, []).append(name)
-    found: dict[str, list[tuple[str, int, int]]] = {}
+    samples: dict[str, list[tuple[str, int, int]]] = {}
     for names in by_root.values():
         remote = remote_files(Path(names[0]))
         if remote is not None and reads_commit(remote.storage):
             continue
-        some = _spaced(names, SAMPLED_FILES)
-        for name in some:
-            inside: Sequence[str] = [""]
+        sampled_names = _spaced(names, SAMPLED_FILES)
+        for name in sampled_names:
+            inner_names: Sequence[str] = [""]
             if not files[name].size:
-                every = sorted(n for n, is_folder in list_folder(Path(name)) if not is_folder)
-                frames = [n for n in every if Path(n).suffix.lower() in _FRAME_ENDINGS]
-                inside = _spaced(frames, -(-SAMPLED_FILES // len(some)))
-            found[name] = []
-            for each in inside:
+                file_names = sorted(n for n, is_folder in list_folder(Path(name)) if not is_folder)
+                frames = [n for n in file_names if Path(n).suffix.lower() in _FRAME_ENDINGS]
+                inner_names = _spaced(frames, -(-SAMPLED_FILES // len(sampled_names)))
+            samples[name] = []
+            for inner_name in inner_names:
                 with skipping_unreadable():  # raised by reading
-                    found[name].append(_sample(Path(name), each))
-    return found
+                    samples[name].append(_sample(Path(name), inner_name))
+    return samples
 
 
 def checksums_of_new(files: Mapping[str, ExternalFile]) -> dict[str, int]:
     """Return the CRC32C of files that are new by `new_since`, by name; others need none."""
-    clock, found = cache(new_since), dict[str, int]()
+    clock, checksums = cache(new_since), dict[str, int]()
     for name, file in files.items():
         modified = modified_ns(file.identity)
         if modified is not None and modified >= clock(file.root):
             with skipping_unreadable():  # raised by reading
-                found[name] = checksum_of_files([ReferencedFile(name)])
-    return found
+                checksums[name] = checksum_of_files([ReferencedFile(name)])
+    return checksums
 
 
 def link_out(files: Mapping[str, ExternalFile]) -> tuple[str, str] | None:
@@ -142,13 +144,13 @@ def _spaced(names: Sequence[str], count: int) -> Sequence[str]:
     return [names[len(names) * i // count] for i in range(count)]
 
 
-def _sample(path: Path, inside: str) -> tuple[str, int, int]:
-    with opened(path / inside) as stream:
-        size, value = stream.seek(0, os.SEEK_END), 0
+def _sample(path: Path, inner_name: str) -> tuple[str, int, int]:
+    with opened(path / inner_name) as stream:
+        size, checksum = stream.seek(0, os.SEEK_END), 0
         for start, stop in sampled_ranges(size):
             stream.seek(start)
-            value = crc32c(stream.read(stop - start), start=value)
-    return inside, size, value
+            checksum = crc32c(stream.read(stop - start), start=checksum)
+    return inner_name, size, checksum
 
 
 def external_folders(root: Path, folders: Iterable[Path]) -> dict[str, ExternalFile]:
@@ -177,20 +179,20 @@ def parts_of(folder: str, names: Sequence[str]) -> tuple[list[int], list[FolderF
     """
     remote = remote_files(Path(folder))
     above = "" if remote is None else f"{remote.name_of(Path(folder))}/".lstrip("/")
-    wanted = [above + name for name in names]
+    paths = [above + name for name in names]
     storage = _original_folder(folder) if remote is None else remote.storage
     # Local folders are not listed again for each chunk.
-    known = {} if remote is None else _identities(storage, wanted, remote)
+    identities = {} if remote is None else _identities(storage, paths, remote)
     try:
-        others = [name for name in wanted if name not in known]
-        known |= map_files(storage, partial(identity_of, storage), others)
+        unlisted_paths = [name for name in paths if name not in identities]
+        identities |= map_files(storage, partial(identity_of, storage), unlisted_paths)
     except NotFoundError as error:
         raise SourceError(error.message, **error.context()) from error
-    for path, (size, _) in known.items():
+    for path, (size, _) in identities.items():
         if not size:
             raise SourceError("empty file", file=f"{storage.url}/{path}")
-    sizes = [known[above + name][0] for name in names]
-    return sizes, [FolderFile(name, known[above + name][1]) for name in names]
+    sizes = [identities[above + name][0] for name in names]
+    return sizes, [FolderFile(name, identities[above + name][1]) for name in names]
 
 
 def referring_schema(schema: Schema) -> Schema:
@@ -237,17 +239,17 @@ def identity_of_files(root: Path, paths: Iterable[Path]) -> str:
 
 def checksum_of_files(files: Iterable[ReferencedFile]) -> int:
     """Return the CRC32C of concatenated frames. Raises `SourceError` for shorter files."""
-    value = 0
+    checksum = 0
     for file in files:
         with opened(Path(file.file)) as stream:
             stream.seek(file.start)
-            left = sys.maxsize if file.stop is None else file.stop - file.start
-            while left and (data := stream.read(min(left, _BLOCK))):
-                value, left = crc32c(data, start=value), left - len(data)
-            if left and file.stop is not None:
+            num_left = sys.maxsize if file.stop is None else file.stop - file.start
+            while num_left and (data := stream.read(min(num_left, _BLOCK))):
+                checksum, num_left = crc32c(data, start=checksum), num_left - len(data)
+            if num_left and file.stop is not None:
                 expected = f"{file.stop - file.start} bytes"
                 raise SourceError("truncated file", offset=file.start, expected=expected)
-    return value
+    return checksum
 
 
 def _identities(
@@ -257,10 +259,10 @@ def _identities(
 
     A listing older than a file is safe: readers then refuse the file.
     """
-    wanted = dict.fromkeys(names)
+    unique_names = dict.fromkeys(names)
     with located(LocationError, file=storage.url):
-        for name in wanted:
+        for name in unique_names:
             check_path(name)
     if remote is None:
-        return identities_of(storage, wanted)
-    return identities_of(storage, wanted, lambda f: remote.listing(remote.root / f).values())
+        return identities_of(storage, unique_names)
+    return identities_of(storage, unique_names, lambda f: remote.listing(remote.root / f).values())

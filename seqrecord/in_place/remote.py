@@ -37,7 +37,7 @@ replaces files."""
 _READ_AT_ONCE = 4  # blocks per request if a file is read sequentially
 _MAX_LISTINGS = 64  # cached folder listings
 
-_known: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
+_files_by_root: dict[Path, list[weakref.ref[RemoteFiles]]] = {}
 _lock = PerProcess(threading.Lock)
 
 
@@ -49,19 +49,21 @@ class RemoteFiles:
 
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
-        scheme, _, rest = storage.url.partition("://")
+        scheme, _, path = storage.url.partition("://")
         place = hashlib.sha256(storage.place.encode()).hexdigest()[:12]
-        self.root = Path(f"{scheme}:{place}", rest.strip("/"))
+        self.root = Path(f"{scheme}:{place}", path.strip("/"))
         self.failure: StorageError | None = None  # the last failed request
         self._listings: OrderedDict[str, dict[str, Entry]] = OrderedDict()
         self._copy: LocalCopy | None = None
         self._blocks: OrderedDict[tuple[str, int], memoryview] = OrderedDict()  # of closed files
         with _lock.get():
-            for root in [*_known]:
-                _known[root] = [each for each in _known[root] if each() is not None]
-                if not _known[root]:
-                    del _known[root]
-            _known.setdefault(self.root, []).append(weakref.ref(self))
+            for root in [*_files_by_root]:
+                _files_by_root[root] = [
+                    reference for reference in _files_by_root[root] if reference() is not None
+                ]
+                if not _files_by_root[root]:
+                    del _files_by_root[root]
+            _files_by_root.setdefault(self.root, []).append(weakref.ref(self))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFiles, (self.storage,)
@@ -83,8 +85,8 @@ class RemoteFiles:
         """Return a folder's entries by name; empty if it does not exist."""
         name = self.name_of(folder)
         if name not in self._listings:
-            found = self.attempt(lambda: entries_of(self.storage, name))
-            self._listings[name] = {entry.name: entry for entry in found}
+            entries = self.attempt(lambda: entries_of(self.storage, name))
+            self._listings[name] = {entry.name: entry for entry in entries}
             if len(self._listings) > _MAX_LISTINGS:
                 self._listings.popitem(last=False)
         self._listings.move_to_end(name)
@@ -112,7 +114,7 @@ class RemoteFiles:
         """Read ranges like `Storage.read_ranges`."""
         self.attempt(lambda: self.storage.read_ranges(name, ranges, views))
 
-    def keep(self, name: str, blocks: Mapping[int, memoryview]) -> None:
+    def cache_blocks(self, name: str, blocks: Mapping[int, memoryview]) -> None:
         """Cache blocks of a closed file: headers are often read again.
 
         Takes no lock: a garbage collection in any thread may close a file.
@@ -123,7 +125,7 @@ class RemoteFiles:
             while len(self._blocks) > MAX_BLOCKS:
                 self._blocks.popitem(last=False)
 
-    def kept(self, name: str, number: int) -> memoryview | None:
+    def cached_block(self, name: str, number: int) -> memoryview | None:
         """Return a cached block of a closed file."""
         return self._blocks.get((name, number))
 
@@ -155,7 +157,7 @@ class RemoteFile(io.RawIOBase):
     def __init__(self, files: RemoteFiles, name: str, size: int) -> None:
         super().__init__()
         self._files, self._name, self._size = files, name, size
-        self._at, self._next = 0, 0  # position; the block after the last one received
+        self._position, self._next = 0, 0  # position; the block after the last one received
         self._blocks: OrderedDict[int, memoryview] = OrderedDict()
 
     def readable(self) -> bool:
@@ -165,44 +167,46 @@ class RemoteFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        return self._at
+        return self._position
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size}[whence]
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if start + offset < 0:
             raise OSError(22, "negative file position")
-        self._at = start + offset
-        return self._at
+        self._position = start + offset
+        return self._position
 
     def readinto(self, buffer: Any) -> int:
         view = memoryview(buffer).cast("B")
-        done = 0
-        while done < len(view) and self._at < self._size:
-            number, inside = divmod(self._at, BLOCK_BYTES)
-            part = self._block(number)[inside : inside + len(view) - done]
-            view[done : done + len(part)] = part
-            done += len(part)
-            self._at += len(part)
-        return done
+        num_read = 0
+        while num_read < len(view) and self._position < self._size:
+            number, offset = divmod(self._position, BLOCK_BYTES)
+            part = self._block(number)[offset : offset + len(view) - num_read]
+            view[num_read : num_read + len(part)] = part
+            num_read += len(part)
+            self._position += len(part)
+        return num_read
 
     def readall(self) -> bytes:
-        data = bytearray(max(self._size - self._at, 0))
+        data = bytearray(max(self._size - self._position, 0))
         return bytes(memoryview(data)[: self.readinto(data)])
 
     def close(self) -> None:
-        self._files.keep(self._name, self._blocks)
+        self._files.cache_blocks(self._name, self._blocks)
         self._blocks = OrderedDict()
         super().close()
 
     def _block(self, number: int) -> Buffer:
-        if number not in self._blocks and (kept := self._files.kept(self._name, number)):
-            self._blocks[number] = kept
+        if number not in self._blocks and (
+            closed_block := self._files.cached_block(self._name, number)
+        ):
+            self._blocks[number] = closed_block
         if number not in self._blocks:
             count = _READ_AT_ONCE if number == self._next and number else 1
             count = min(count, -(-self._size // BLOCK_BYTES) - number)
             starts = [(number + i) * BLOCK_BYTES for i in range(count)]
             ranges = [ByteRange(at, min(at + BLOCK_BYTES, self._size)) for at in starts]
-            blocks = [memoryview(bytearray(each.length)) for each in ranges]
+            blocks = [memoryview(bytearray(block_range.length)) for block_range in ranges]
             self._files.read(self._name, ranges, blocks)
             self._blocks.update(zip(range(number, number + count), blocks, strict=True))
             self._next = number + count
@@ -213,10 +217,10 @@ class RemoteFile(io.RawIOBase):
 
 def remote_files(path: Path) -> RemoteFiles | None:
     """Return the `RemoteFiles` of a path, or `None` for local paths."""
-    if path.is_absolute() or not _known:
+    if path.is_absolute() or not _files_by_root:
         return None
     with _lock.get():
-        for root, references in _known.items():
+        for root, references in _files_by_root.items():
             if path.is_relative_to(root):
                 for reference in reversed(references):
                     if (files := reference()) is not None:

@@ -91,19 +91,19 @@ class RemoteSource:
         if name in ("features", "statistics", "unreadable"):  # values
             return method
 
-        def passed_on(*args: Any) -> Any:
+        def call(*args: Any) -> Any:
             with _urls_in_errors(self.files):
-                found = method(*args)
+                returned = method(*args)
             if name == "blocks":
-                return self._each(found)
+                return self._items(returned)
             if name == "videos":
-                return {feature: self._each(gops) for feature, gops in found.items()}
+                return {feature: self._items(gops) for feature, gops in returned.items()}
             is_source = name in ("leaving_out", "referring")
-            return replace(self, source=found) if is_source else found
+            return replace(self, source=returned) if is_source else returned
 
-        return passed_on
+        return call
 
-    def _each(self, items: Iterable[Any]) -> Iterator[Any]:
+    def _items(self, items: Iterable[Any]) -> Iterator[Any]:
         with _urls_in_errors(self.files):
             yield from items
 
@@ -112,10 +112,10 @@ def narrowed(source: Source, features: Sequence[str]) -> Source:
     """Return a source with these features; the same one if it has no argument `features`."""
     if isinstance(source, RemoteSource):
         return replace(source, source=narrowed(source.source, features))
-    whole: Any = source
-    if is_dataclass(whole) and hasattr(whole, "features"):
-        whole = replace(cast("Any", whole), features=tuple(features))
-    return cast("Source", whole)
+    any_source: Any = source
+    if is_dataclass(any_source) and hasattr(any_source, "features"):
+        any_source = replace(cast("Any", any_source), features=tuple(features))
+    return cast("Source", any_source)
 
 
 _PASSED_ON = (

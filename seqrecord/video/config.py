@@ -31,12 +31,12 @@ DEEP_GREY = ("gray10le", "gray12le", GREY16)
 _LIMITED, _FULL = "limited", "full"
 _GOP_BYTES = 48 << 20  # decoded bytes of a default GOP, about a chunk of other images
 _GOP_FRAMES = 32
-_LEAST_GOP_FRAMES = 8  # shorter GOPs are hardly smaller than images
+_MIN_GOP_FRAMES = 8  # shorter GOPs are hardly smaller than images
 
 _SUBSAMPLED = [f"{start}{chroma}p" for start in ("yuv", "yuvj") for chroma in (420, 422, 440, 444)]
 _DEEP = [f"yuv{chroma}p{bits}le" for chroma in (420, 422, 444) for bits in (10, 12)]
-_OTHERS = ["gray", "gbrp", "gbrp10le", "gbrp12le", "bgr0"]
-_PIXEL_FORMATS = frozenset([*DEEP_GREY, *_OTHERS, *_SUBSAMPLED, *_DEEP])
+_GREY_AND_RGB = ["gray", "gbrp", "gbrp10le", "gbrp12le", "bgr0"]
+_PIXEL_FORMATS = frozenset([*DEEP_GREY, *_GREY_AND_RGB, *_SUBSAMPLED, *_DEEP])
 _MATRICES = range(15)  # H.273, MatrixCoefficients
 
 
@@ -148,8 +148,8 @@ class VideoConfig:
     @property
     def bits(self) -> int:
         """Bits of a decoded value."""
-        found = re.search(r"(1[026])le", self.pixel_format)
-        return int(found[1]) if found else 8
+        match = re.search(r"(1[026])le", self.pixel_format)
+        return int(match[1]) if match else 8
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -176,7 +176,7 @@ class VideoConfig:
             gop = 1
         elif gop is None:
             fitting = max(1, _GOP_BYTES // (height * width * 3))
-            gop = 1 << (min(_GOP_FRAMES, max(_LEAST_GOP_FRAMES, fitting)).bit_length() - 1)
+            gop = 1 << (min(_GOP_FRAMES, max(_MIN_GOP_FRAMES, fitting)).bit_length() - 1)
         quality = VIDEO_CODECS[self.codec].quality if self.quality is None else self.quality
         pixels = self.pixel_format.replace("yuvj", "yuv")
         return replace(self, pixel_format=pixels, quality=quality, gop=gop)
@@ -190,13 +190,15 @@ def named_video(
     `None` if the name is not a video codec. Raises `ValueError` for invalid parameters, and for
     frames that cannot be video.
     """
-    name, _, rest = text.partition(":")
+    name, _, parameters = text.partition(":")
     if name not in VIDEO_CODECS:
         return None
     is_deep = dtype.kind == "u" and dtype.itemsize == 2
     if is_deep and name != "ffv1":
         raise ValueError(f"{name} would lose bits of {dtype.name}; use ffv1, which is lossless")
-    params = named_parameters(name, rest, ("quality", "gop", "pixel_format"), ("pixel_format",))
+    params = named_parameters(
+        name, parameters, ("quality", "gop", "pixel_format"), ("pixel_format",)
+    )
     params.setdefault("pixel_format", GREY16 if is_deep else VIDEO_CODECS[name].pixel_formats[0])
     config = VideoConfig(name, **params)
     _check_shape(config, dtype, shape)
@@ -222,16 +224,17 @@ def video_config(
 
 def _check_shape(config: VideoConfig, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """Raise `ValueError` unless dtype and shape match the video configuration."""
-    found = f"{dtype.name} {list(shape)}"
+    got = f"{dtype.name} {list(shape)}"
     if dtype.kind == "f" and len(shape) > 1 and config.depth is None:
         raise ValueError(
-            f"video cannot store floats, got {found}: `balanced` stores them without loss; for "
+            f"video cannot store floats, got {got}: `balanced` stores them without loss; for "
             "video use integers, such as depth in mm or 1/5000 m, uint16 [H, W], with `ffv1`"
         )
-    fixed = tuple(n or 0 for n in shape)
-    if dtype != config.dtype or not all(fixed) or fixed != config.shape(*(*fixed, 0, 0)[:2]):
+    sizes = tuple(n or 0 for n in shape)
+    height, width = (*sizes, 0, 0)[:2]
+    if not all(sizes) or (dtype, sizes) != (config.dtype, config.shape(height, width)):
         expected = f"{config.dtype.name} [H, W{'' if config.is_grey else ', 3'}]"
-        other = "" if config.is_grey else ", or uint16 [H, W] in ffv1,"
-        raise ValueError(f"video of {config.pixel_format} stores {expected}{other} not {found}")
-    if max(n or 0 for n in shape[:2]) > 16384 or math.prod(n or 0 for n in shape) > 1 << 29:
+        deep_form = "" if config.is_grey else ", or uint16 [H, W] in ffv1,"
+        raise ValueError(f"video of {config.pixel_format} stores {expected}{deep_form} not {got}")
+    if max(height, width) > 16384 or math.prod(sizes) > 1 << 29:
         raise ValueError(f"video of {list(shape)} is too large; at most 16384 a side")

@@ -32,7 +32,7 @@ def mux_mp4(
     file: str | io.BytesIO,
     codec: str,
     size: tuple[int, int],
-    first: Sequence[Bytes | bytes],
+    header_packets: Sequence[Bytes | bytes],
     packets: Iterable[TimedPacket],
     *,
     tick: Fraction,
@@ -57,17 +57,17 @@ def mux_mp4(
     av = pyav()
     try:
         with (
-            av.open(_bare(codec, size, first), format=_RAW.get(codec, "ivf")) as bare,
+            av.open(_bare(codec, size, header_packets), format=_RAW.get(codec, "ivf")) as bare,
             av.open(file, "w", format="mp4", options=options) as out,
         ):
             stream = out.add_stream_from_template(bare.streams.video[0], opaque=True)
             stream.time_base = tick
-            for item in packets:
-                packet = packet_of(item.data)
+            for timed in packets:
+                packet = packet_of(timed.data)
                 packet.stream = stream
                 packet.time_base = tick
-                packet.pts, packet.dts, packet.duration = item.pts, item.dts, duration
-                packet.is_keyframe = item.is_key
+                packet.pts, packet.dts, packet.duration = timed.pts, timed.dts, duration
+                packet.is_keyframe = timed.is_key
                 out.mux(packet)
     except video_errors() as error:
         raise CodecError(

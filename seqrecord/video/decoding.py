@@ -67,22 +67,24 @@ class VideoDecoder:
         the packets do not contain these frames.
         """
         context = self._context
-        shown = sum(number >= 0 for number in order)
-        due = 0
+        num_shown = sum(number >= 0 for number in order)
+        next_number = 0
         try:
-            for place, data in enumerate((*packets, None)):
-                number = -1 if data is None else order[place]
-                for frame in self.send(data, number if number >= 0 else _HIDDEN + place):
+            for index, data in enumerate((*packets, None)):
+                number = -1 if data is None else order[index]
+                for frame in self.send(data, number if number >= 0 else _HIDDEN + index):
                     if frame.pts is not None and frame.pts >= _HIDDEN:
                         continue
-                    if frame.pts != due:
-                        raise ValueError(f"got frame {frame.pts} of a GOP, expected frame {due}")
+                    if frame.pts != next_number:
+                        raise ValueError(
+                            f"got frame {frame.pts} of a GOP, expected frame {next_number}"
+                        )
                     self.check(frame)
                     yield frame
-                    due += 1
-                    if due == shown:
+                    next_number += 1
+                    if next_number == num_shown:
                         return
-            raise ValueError(f"a GOP has {due} frames, expected {shown}")
+            raise ValueError(f"a GOP has {next_number} frames, expected {num_shown}")
         finally:
             if context.is_open:
                 context.flush_buffers()
@@ -96,11 +98,11 @@ class VideoDecoder:
 
     def check(self, frame: Any) -> None:
         """Raise `ValueError` for an incomplete frame, another size or another pixel format."""
-        found = (frame.height, frame.width, frame.format.name)
+        form = (frame.height, frame.width, frame.format.name)
         expected = (*self._size, self._config.pixel_format)
-        if found != expected or frame.is_corrupt:
-            what = "an incomplete frame" if found == expected else str(found)
-            raise ValueError(f"{what}, expected {expected}")
+        if form != expected or frame.is_corrupt:
+            problem = "an incomplete frame" if form == expected else str(form)
+            raise ValueError(f"{problem}, expected {expected}")
 
     def convert(self, frame: Any, out: npt.NDArray[Any], *, smooth: bool = True) -> None:
         """Write a decoded frame into `out`, C-contiguous, of the config's dtype and channels.
@@ -111,10 +113,14 @@ class VideoDecoder:
         """
         is_rgb = not self._config.is_grey
         if is_rgb:
-            how = colours(frame) | one_thread()
+            options = colours(frame) | one_thread()
             if smooth and out.shape[:2] != self._size:
-                how |= {"height": out.shape[0], "width": out.shape[1], "interpolation": _SCALING}
-            frame = self._reformatter.reformat(frame, format="rgb24", **how)
+                options |= {
+                    "height": out.shape[0],
+                    "width": out.shape[1],
+                    "interpolation": _SCALING,
+                }
+            frame = self._reformatter.reformat(frame, format="rgb24", **options)
         plane, size = frame.planes[0], (frame.height, frame.width)
         lines: npt.NDArray[Any] = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         lines = lines.view("u1" if is_rgb else "<u2")[: size[0], : size[1] * (3 if is_rgb else 1)]
@@ -160,13 +166,13 @@ class GopFrames:
 
     def _next(self) -> tuple[VideoDecoder, Any]:
         try:
-            found = next(self._frames)
+            decoder_and_frame = next(self._frames)
         except video_errors() as error:
             raise CodecError("cannot decode video packets", got=str(error)[:300]) from error
         except StopIteration:
             raise CodecError("read beyond the last frame of a GOP") from None
         self.position += 1
-        return found
+        return decoder_and_frame
 
 
 _DecoderKey: TypeAlias = tuple[VideoConfig, int, int]
@@ -181,7 +187,7 @@ def _frames(
     stream: _DecoderKey, packets: Sequence[Bytes | bytes], order: Sequence[int]
 ) -> Iterator[tuple[VideoDecoder, Any]]:
     """Visible frames of a GOP, each with its decoder."""
-    decoder = _take(stream)
+    decoder = _decoder_for(stream)
     failed = False
     try:
         for frame in decoder.decode(packets, order):
@@ -194,15 +200,15 @@ def _frames(
             _idle.append((stream, decoder))
 
 
-def _take(stream: _DecoderKey) -> VideoDecoder:
+def _decoder_for(stream: _DecoderKey) -> VideoDecoder:
     for _ in range(len(_idle)):
         try:
-            item = _idle.popleft()
+            idle_stream, decoder = _idle.popleft()
         except IndexError:  # another thread emptied it
             break
-        if item[0] == stream:
-            return item[1]
-        _idle.append(item)
+        if idle_stream == stream:
+            return decoder
+        _idle.append((idle_stream, decoder))
     try:
         return VideoDecoder(*stream)
     except video_errors() as error:

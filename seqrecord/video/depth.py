@@ -72,8 +72,8 @@ class DepthScale:
     @classmethod
     def of(cls, info: Mapping[str, Any]) -> DepthScale:
         """Parse a LeRobot feature's `info`. Raises `ValueError` if invalid."""
-        found: Any = {name: info.get(f"video.{name}") for name in cls.__dataclass_fields__}
-        return cls(**found)
+        parameters: Any = {name: info.get(f"video.{name}") for name in cls.__dataclass_fields__}
+        return cls(**parameters)
 
     def metres(self) -> npt.NDArray[np.float32]:
         """Return the metres of each code, float32 [4096], read-only.
@@ -92,16 +92,16 @@ class DepthScale:
 
 @lru_cache(maxsize=64)
 def _metres(scale: DepthScale) -> npt.NDArray[np.float32]:
-    first, last = scale.depth_min, scale.depth_max
+    start, stop = scale.depth_min, scale.depth_max
     if scale.use_log:
-        first, last = math.log(first + scale.shift), math.log(last + scale.shift)
+        start, stop = math.log(start + scale.shift), math.log(stop + scale.shift)
     with np.errstate(over="ignore", invalid="ignore"):
-        step = np.float32((last - first) / (NUM_CODES - 1))
-        values = np.arange(NUM_CODES, dtype=np.float32) * step + np.float32(first)
+        step = np.float32((stop - start) / (NUM_CODES - 1))
+        values = np.arange(NUM_CODES, dtype=np.float32) * step + np.float32(start)
         if scale.use_log:
             values = np.exp(values.astype(np.float64)).astype(np.float32)
             values -= np.float32(scale.shift)
         limits = np.float32(scale.depth_min), np.float32(scale.depth_max)
-        found = np.asarray(np.clip(values, *limits), np.float32)
-    found.flags.writeable = False
-    return found
+        metres = np.asarray(np.clip(values, *limits), np.float32)
+    metres.flags.writeable = False
+    return metres

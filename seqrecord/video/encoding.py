@@ -112,11 +112,11 @@ def _usual_scheduling() -> Iterator[None]:
         yield
         return
     policy, priority = os.sched_getscheduler(0), os.sched_getparam(0)
-    others = _threads()
+    old_threads = _threads()
     try:
         yield
     finally:
-        for thread in (0, *(_threads() - others)):
+        for thread in (0, *(_threads() - old_threads)):
             with suppress(ProcessLookupError):  # the thread has ended
                 if os.sched_getscheduler(thread) == os.SCHED_FIFO != policy:
                     os.sched_setscheduler(thread, policy, priority)
@@ -128,12 +128,12 @@ def _threads() -> set[int]:
 
 
 def _picture(reformatter: Any, config: VideoConfig, frame: Any, number: int) -> Any:
-    given = GREY16 if config.pixel_format == GREY16 else "rgb24"
-    picture = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format=given)
+    source_format = GREY16 if config.pixel_format == GREY16 else "rgb24"
+    picture = pyav().VideoFrame.from_ndarray(np.ascontiguousarray(frame), format=source_format)
     options = dict(one_thread())
     if config.pixel_format.startswith("yuv"):
         options |= {"dst_colorspace": SWS_BT601, "dst_color_range": _LIMITED}
-    if config.pixel_format != given:
+    if config.pixel_format != source_format:
         picture = reformatter.reformat(picture, format=config.pixel_format, **options)
     picture.pts, picture.time_base = number, Fraction(1, _RATE)
     return picture

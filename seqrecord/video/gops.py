@@ -57,7 +57,7 @@ class Gop:
         if len(frames) == self.num_frames:
             return self
         order = [n - frames.start if n in frames else -1 for n in self.order]
-        stop = max(at for at, n in enumerate(order) if n != -1) + 1
+        stop = max(place for place, n in enumerate(order) if n != -1) + 1
         return Gop(self.packets[:stop], tuple(order[:stop]), self.config)
 
     @property

@@ -37,7 +37,7 @@ class VideoGroup(ChunkGroup):
         super().__init__(schema, number)
         self.codec = VideoPageCodec(next(iter(self.schema.values())))
         self.config = self.codec.config.encoding(self.codec.height, self.codec.width)
-        self._own = self.codec.own_config(self.config)
+        self._page_config = self.codec.own_config(self.config)
 
     def begin(self, chunk_frames: int | None) -> None:
         super().begin(chunk_frames)
@@ -45,7 +45,7 @@ class VideoGroup(ChunkGroup):
         self._has_arrays = False
 
     def clear(self) -> None:
-        self._ready: deque[StoredChunk] = deque()
+        self._finished_chunks: deque[StoredChunk] = deque()
         self._present: list[bool] = []  # of the frames of the next chunk
         self._gops: list[Gop] = []  # of the next chunk
         self._arrays: list[npt.NDArray[Any]] = []  # of its next GOP
@@ -124,7 +124,7 @@ class VideoGroup(ChunkGroup):
                 got=f"{pixels.dtype} {list(pixels.shape)}",
             )
         if not self._arrays:
-            self.end_chunk_if(bool(self._gops) and self._gops[-1].config != self._own)
+            self.end_chunk_if(bool(self._gops) and self._gops[-1].config != self._page_config)
         self._add_array(pixels)
 
     def _keep_gop(self, gop: Gop) -> None:
@@ -139,12 +139,12 @@ class VideoGroup(ChunkGroup):
         if with_tail:
             self._cut_absent()
             self.end_chunk_if(bool(self._present))
-        while self._ready:
-            yield self._ready.popleft()
+        while self._finished_chunks:
+            yield self._finished_chunks.popleft()
 
     def add_reference(self, num_frames: int, page: bytes, length: int) -> None:
         """Add a chunk whose page refers to `length` bytes of an external file."""
-        self._ready.append(self._chunk([[True] * num_frames], [page], (), length))
+        self._finished_chunks.append(self._chunk([[True] * num_frames], [page], (), length))
 
     @property
     def has_frames(self) -> bool:
@@ -154,20 +154,22 @@ class VideoGroup(ChunkGroup):
     def _cut_absent(self) -> None:
         """Cut chunks from waiting frames that all lack the feature."""
         while len(self._present) >= MAX_GOP_FRAMES and not any(self._present):
-            rest = self._present[MAX_GOP_FRAMES:]
+            later_frames = self._present[MAX_GOP_FRAMES:]
             del self._present[MAX_GOP_FRAMES:]
             self.end_chunk_if(True)
-            self._present = rest
+            self._present = later_frames
 
     def _end_gop(self) -> None:
         if self._arrays:
             with located(CodecError, feature=self.name):
-                self._gops.append(replace(encode_gop(self.config, self._arrays), config=self._own))
+                self._gops.append(
+                    replace(encode_gop(self.config, self._arrays), config=self._page_config)
+                )
             self._arrays = []
 
     def end_chunk_if(self, condition: bool) -> None:
         if not condition:
             return
         self._end_gop()
-        self._ready.append(self._chunk([self._present], [self.codec.join(self._gops)]))
+        self._finished_chunks.append(self._chunk([self._present], [self.codec.join(self._gops)]))
         self._present, self._gops = [], []

@@ -9,7 +9,7 @@ from seqrecord.errors import MissingPackageError
 from seqrecord.store.codecs.base import Bytes
 
 SWS_BT601 = 5  # number of swscale
-_OTHERS = (1, 4, 7, 9, 10)  # H.273 matrices other than BT.601; swscale has the same numbers
+_NON_BT601 = (1, 4, 7, 9, 10)  # H.273 matrices other than BT.601; swscale has the same numbers
 _FULL = 2  # AVColorRange
 
 
@@ -45,7 +45,7 @@ def video_errors() -> tuple[type[Exception], ...]:
 def colours(frame: Any) -> dict[str, int]:
     """Arguments for converting a frame to RGB; PyAV before 17 assumes BT.601 without them."""
     matrix = int(frame.colorspace)
-    if matrix not in _OTHERS:
+    if matrix not in _NON_BT601:
         return {}
     return {
         "src_colorspace": matrix,

@@ -83,7 +83,7 @@ class _Nals(PacketFormat):
     """
 
     sets: ClassVar[tuple[int, ...]]
-    needed: ClassVar[int]  # the parameter set that decoding requires
+    required_set: ClassVar[int]  # the parameter set that decoding requires
     delimiter: ClassVar[int]
     frames: ClassVar[range]
     closed: ClassVar[tuple[int, ...]]
@@ -103,7 +103,7 @@ class _Nals(PacketFormat):
 
     @staticmethod
     @abstractmethod
-    def kind(first: int) -> int:
+    def kind(header: int) -> int:
         """Type of a NAL unit, from its first byte."""
 
     @abstractmethod
@@ -129,22 +129,25 @@ class _Nals(PacketFormat):
                     is_broken=kind in self.broken,
                     is_b=self.is_b(nal),
                 )
-            begins = begins or kind == self.needed
+            begins = begins or kind == self.required_set
         return Start(is_hidden=True)
 
     def headers(self, data: bytes) -> bytes:
-        found = []
+        sets = []
         for nal in self._units(data):
             if (kind := self.kind(nal[0])) in self.frames:
                 break
-            if kind == self.needed:
-                found.append(bytes(nal))
-        return b"".join(found or [each for each in self._sets if self.kind(each[0]) == self.needed])
+            if kind == self.required_set:
+                sets.append(bytes(nal))
+        return b"".join(
+            sets
+            or [nal_set for nal_set in self._sets if self.kind(nal_set[0]) == self.required_set]
+        )
 
     def bare_packet(self, data: bytes, is_start: bool) -> bytes:
         units = [bytes(nal) for nal in self._units(data)]
         kinds = [self.kind(nal[0]) for nal in units]
-        if is_start and self.needed not in kinds:
+        if is_start and self.required_set not in kinds:
             at = 1 if kinds[:1] == [self.delimiter] else 0
             units[at:at] = self._sets
         return b"".join(_START_CODE + nal for nal in units)
@@ -163,13 +166,13 @@ class _Nals(PacketFormat):
 
 
 class _H264(_Nals):
-    sets, needed, delimiter = (7, 8, 13), 7, 9
+    sets, required_set, delimiter = (7, 8, 13), 7, 9
     frames = range(1, 6)
     closed = (5,)  # IDR
 
     @staticmethod
-    def kind(first: int) -> int:
-        return first & 31
+    def kind(header: int) -> int:
+        return header & 31
 
     @staticmethod
     def is_b(nal: memoryview) -> bool:
@@ -183,15 +186,15 @@ class _H264(_Nals):
 
 
 class _Hevc(_Nals):
-    sets, needed, delimiter = (32, 33, 34), 33, 35
+    sets, required_set, delimiter = (32, 33, 34), 33, 35
     frames = range(32)
     closed = (19, 20)  # IDR_W_RADL, IDR_N_LP
     may_lead = (16, 17, 18, 21)  # BLA, CRA
     broken = (8, 9)  # RASL
 
     @staticmethod
-    def kind(first: int) -> int:
-        return (first >> 1) & 63
+    def kind(header: int) -> int:
+        return (header >> 1) & 63
 
     @staticmethod
     def is_b(nal: memoryview) -> bool:
@@ -200,24 +203,24 @@ class _Hevc(_Nals):
 
     def read(self, extradata: bytes) -> list[bytes]:
         self._length_size = (extradata[21] & 3) + 1
-        found, at = [], 23
+        parameter_sets, at = [], 23
         for _ in range(extradata[22]):
             count = int.from_bytes(extradata[at + 1 : at + 3], "big")
             sets, at = _sized(extradata, at + 3, count)
-            found += sets
-        return self.only_sets(found)
+            parameter_sets += sets
+        return self.only_sets(parameter_sets)
 
 
 def _sized(data: bytes, at: int, count: int) -> tuple[list[bytes], int]:
     """Units with size prefixes of two bytes, and the end of the last unit."""
-    found = []
+    units = []
     for _ in range(count):
         begin, size = at + 2, int.from_bytes(data[at : at + 2], "big")
         at = begin + size
         if not size or at > len(data):
             raise IndexError
-        found.append(data[begin:at])
-    return found, at
+        units.append(data[begin:at])
+    return units, at
 
 
 def _by_start_codes(data: bytes) -> Iterator[memoryview]:
@@ -299,15 +302,15 @@ class _Vp9(PacketFormat):
 
     def sizes(self, data: bytes) -> set[tuple[int, int]]:
         frames = _frames_of_vp9(data)
-        return {(height, width) for one in frames for height, width, _ in _vp9_frame(one)}
+        return {(height, width) for frame in frames for height, width, _ in _vp9_frame(frame)}
 
 
 def _frames_of_vp9(data: bytes) -> Iterator[bytes]:
     """Frames of a packet; a superframe has several, listed in the index at its end (Annex B)."""
-    last = data[-1] if data else 0
-    count, width = (last & 7) + 1, ((last >> 3) & 3) + 1
+    marker = data[-1] if data else 0
+    count, width = (marker & 7) + 1, ((marker >> 3) & 3) + 1
     table = data[-2 - count * width :]
-    if last >> 5 != 0b110 or len(table) != 2 + count * width or table[0] != last:
+    if marker >> 5 != 0b110 or len(table) != 2 + count * width or table[0] != marker:
         yield data
         return
     at = 0
@@ -332,15 +335,18 @@ def _vp9_frame(data: bytes) -> Iterator[tuple[int, int, int]]:
     is_intra_only = bool(is_inter) and not is_shown and bool(take(1))
     if is_inter and not is_resilient:
         take(2)  # reset_frame_context
-    if not is_inter or is_intra_only:
+    colours = 0
+    if not is_inter:
         take(24)  # frame_sync_code
-    has_colours = profile > 0 if is_intra_only else not is_inter
-    colours = _vp9_colours(take, profile) if has_colours else 0
-    if is_inter:
+        colours = _vp9_colours(take, profile)
+    elif is_intra_only:
+        take(24)  # frame_sync_code
+        if profile:
+            colours = _vp9_colours(take, profile)
         take(8)  # refresh_frame_flags
-    if is_inter and not is_intra_only:
-        take(12)  # reference frames and their signs
-        if take(1) or take(1) or take(1):  # found_ref
+    else:
+        take(8 + 12)  # refresh_frame_flags, reference frames and their signs
+        if any(take(1) for _ in range(3)):  # found_ref
             return
     width, height = take(16) + 1, take(16) + 1
     yield height, width, colours
@@ -360,11 +366,11 @@ def _vp9_colours(take: Callable[[int], int], profile: int) -> int:
 
 def _bits(data: bytes) -> Callable[[int], int]:
     """Reader of the given number of bits, most significant first; zeros after the end."""
-    value, left = int.from_bytes(data, "big"), len(data) * 8
+    number, num_left = int.from_bytes(data, "big"), len(data) * 8
 
     def take(count: int) -> int:
-        nonlocal left
-        left -= count
-        return (value >> left if left >= 0 else 0) & ((1 << count) - 1)
+        nonlocal num_left
+        num_left -= count
+        return (number >> num_left if num_left >= 0 else 0) & ((1 << count) - 1)
 
     return take

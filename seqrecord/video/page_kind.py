@@ -10,7 +10,7 @@ import numpy.typing as npt
 from seqrecord.store.format.page_kinds import PageKind
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.video.config import MAX_GOP_FRAMES
-from seqrecord.video.page_tables import least_video_bytes
+from seqrecord.video.page_tables import min_video_bytes
 from seqrecord.video.pages import VideoPageCodec
 
 # Of a decoder, in frames of its feature: 16 reference and delayed frames of YUV 4:2:0, each half as
@@ -34,7 +34,7 @@ class _Video(PageKind):
         count: npt.NDArray[np.int64],
     ) -> npt.NDArray[np.bool_]:
         fits: npt.NDArray[np.bool_]
-        fits = np.where(count == 0, length == 0, length >= least_video_bytes(count))
+        fits = np.where(count == 0, length == 0, length >= min_video_bytes(count))
         return fits
 
     def may_refer(self, spec: FeatureSpec) -> bool:  # noqa: ARG002

@@ -56,8 +56,8 @@ def page_of_packets(
 
     Raises `ValueError` if the page would be too large.
     """
-    first = _first_packet(len(packets), config)
-    offsets = np.cumsum([first, *map(len, packets)], dtype=np.int64)
+    packets_start = _first_packet(len(packets), config)
+    offsets = np.cumsum([packets_start, *map(len, packets)], dtype=np.int64)
     if offsets[-1] > MAX_PAGE_BYTES:
         raise ValueError(f"a page of {offsets[-1]} bytes")
     mark = 0 if config is None else OWN_CONFIG
@@ -102,7 +102,7 @@ def _first_packet(count: int, config: VideoConfig | None = None) -> int:
     return 4 + 4 * (2 * count + 1) + len(encode_config(config))
 
 
-def least_video_bytes(count: Any) -> Any:
+def min_video_bytes(count: Any) -> Any:
     """Return the minimum size of a page of `count` frames: a packet of one byte for each."""
     return 8 + 9 * count
 
@@ -149,8 +149,8 @@ def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
         raise refuse(
             "with a group of an impossible number of frames", at, expected, per_group.max()
         )
-    if (most := int(np.diff(first_packet).max())) > MAX_GOP_PACKETS:
+    if (max_packets := int(np.diff(first_packet).max())) > MAX_GOP_PACKETS:
         expected = f"at most {MAX_GOP_PACKETS}"
-        raise refuse("with a group of too many packets", at, expected, most)
+        raise refuse("with a group of too many packets", at, expected, max_packets)
     order = np.where(shown, frames, -1)
     return VideoTable(offsets, order, first_packet, first_frame, config)

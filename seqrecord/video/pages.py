@@ -60,12 +60,12 @@ class VideoPageCodec(PageCodec):
         config = self.own_config(gops[0].config)
         packets = [packet for gop in gops for packet in gop.packets]
         numbers: list[int] = []
-        first = 0
+        first_frame = 0
         for gop in gops:
-            own = [NOT_SHOWN if n < 0 else first + n for n in gop.order]
-            own[0] |= BEGINS
-            numbers += own
-            first += gop.num_frames
+            frame_numbers = [NOT_SHOWN if n < 0 else first_frame + n for n in gop.order]
+            frame_numbers[0] |= BEGINS
+            numbers += frame_numbers
+            first_frame += gop.num_frames
         try:
             return page_of_packets(packets, np.array(numbers, np.uint32), config)
         except ValueError as error:
@@ -85,11 +85,13 @@ class VideoPageCodec(PageCodec):
         table = self.parse(page, count)
         shown = (table.order >= positions.start) & (table.order < positions.stop)
         group = int(np.searchsorted(table.first_frame, positions.start, side="right")) - 1
-        some = slice(int(table.first_packet[group]), int(np.flatnonzero(shown)[-1]) + 1)
-        frames = np.where(shown, table.order - positions.start, NOT_SHOWN)[some].astype(np.uint32)
-        begins = table.first_packet[group:-1] - some.start
+        packet_range = slice(int(table.first_packet[group]), int(np.flatnonzero(shown)[-1]) + 1)
+        frames = np.where(shown, table.order - positions.start, NOT_SHOWN)[packet_range].astype(
+            np.uint32
+        )
+        begins = table.first_packet[group:-1] - packet_range.start
         frames[begins[begins < len(frames)]] |= np.uint32(BEGINS)
-        bounds = table.offsets[some.start : some.stop + 1].tolist()
+        bounds = table.offsets[packet_range.start : packet_range.stop + 1].tolist()
         packets = [bytes(page[a:b]) for a, b in pairwise(bounds)]
         return page_of_packets(packets, frames, table.config)
 
@@ -187,26 +189,30 @@ class VideoReader:
 
         Raises `CodecError` with the group's offset in the page if decoding fails.
         """
-        last, target = -1, None
+        previous, target = -1, None
         for i in np.argsort(np.asarray(positions, np.int64), kind="stable").tolist():
-            if (position := positions[i]) == last:
+            if (position := positions[i]) == previous:
                 assert target is not None
                 np.copyto(out[i], target)
                 continue
             self._read(position, out[i])
-            last, target = position, out[i]
+            previous, target = position, out[i]
 
     def _read(self, position: int, out: npt.NDArray[Any]) -> None:
         table = self._table
         group = int(np.searchsorted(table.first_frame, position, side="right")) - 1
-        inside = position - int(table.first_frame[group])
+        group_position = position - int(table.first_frame[group])
         try:
-            if self._frames is None or group != self._group or inside < self._frames.position:
+            if (
+                self._frames is None
+                or group != self._group
+                or group_position < self._frames.position
+            ):
                 self._frames, self._group = self._open(group), group
-            before = self._frames.position
-            self._frames.skip(inside - before)
+            begin = self._frames.position
+            self._frames.skip(group_position - begin)
             self._frames.read_into(out, smooth=self._codec.smooth)
-            self.num_decoded += inside + 1 - before
+            self.num_decoded += group_position + 1 - begin
         except CodecError as error:
             self._frames = None
             offset = int(table.offsets[table.first_packet[group]])
@@ -218,8 +224,8 @@ class VideoReader:
         ends = table.offsets[start : stop + 1].tolist()
         packets = [np.frombuffer(self._page[a:b], np.uint8) for a, b in pairwise(ends)]
         order = table.order[start:stop]
-        inside = np.where(order < 0, -1, order - table.first_frame[group]).tolist()
+        group_order = np.where(order < 0, -1, order - table.first_frame[group]).tolist()
         config = table.config or codec.config
         from seqrecord.video.decoding import GopFrames  # with the first decoded frame
 
-        return GopFrames(config, codec.height, codec.width, packets, inside)
+        return GopFrames(config, codec.height, codec.width, packets, group_order)

@@ -47,7 +47,7 @@ class ReferencedGops:
     """Closed groups of pictures in one external file; g groups, p packets.
 
     Packet i is the bytes `[starts[i], starts[i] + sizes[i])` of `file` and shows the frame
-    `order[i]` of its group, -1 for none. `first` are the groups' first packets. `extradata` is the
+    `order[i]` of its group, -1 for none. Groups begin at packets `group_starts`. `extradata` is the
     container's codec configuration.
     """
 
@@ -56,33 +56,35 @@ class ReferencedGops:
     starts: npt.NDArray[np.int64]  # [p], ascending
     sizes: npt.NDArray[np.int64]  # [p]
     order: npt.NDArray[np.int64]  # [p]
-    first: npt.NDArray[np.int64]  # [g]
+    group_starts: npt.NDArray[np.int64]  # [g]
     config: VideoConfig | None = None  # as in `Gop`
 
     @cached_property
     def num_frames(self) -> npt.NDArray[np.int64]:
         """Number of frames shown by each group, int64 [g]."""
-        counts: npt.NDArray[np.int64] = np.add.reduceat(self.order >= 0, self.first, dtype=np.int64)
+        counts: npt.NDArray[np.int64] = np.add.reduceat(
+            self.order >= 0, self.group_starts, dtype=np.int64
+        )
         return counts
 
-    def pages(self, most_frames: int, most_bytes: int) -> list[range]:
+    def pages(self, max_frames: int, max_bytes: int) -> list[range]:
         """Divide the groups into pages: ranges of group numbers.
 
-        A page has at most `most_frames` frames and spans at most `most_bytes` of the file, but has
+        A page has at most `max_frames` frames and spans at most `max_bytes` of the file, but has
         at least one group.
         """
         ends = self.starts + self.sizes
-        stops = [*ends[self.first[1:] - 1].tolist(), int(ends[-1])]
-        starts = self.starts[self.first].tolist()
+        stops = [*ends[self.group_starts[1:] - 1].tolist(), int(ends[-1])]
+        starts = self.starts[self.group_starts].tolist()
         begin = frames = 0
-        found: list[range] = []
+        ranges: list[range] = []
         for group, count in enumerate(self.num_frames.tolist()):
-            is_long = frames + count > most_frames or stops[group] - starts[begin] > most_bytes
+            is_long = frames + count > max_frames or stops[group] - starts[begin] > max_bytes
             if group > begin and is_long:
-                found.append(range(begin, group))
+                ranges.append(range(begin, group))
                 begin, frames = group, 0
             frames += count
-        return [*found, range(begin, len(starts))]
+        return [*ranges, range(begin, len(starts))]
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
@@ -100,14 +102,14 @@ class PacketReference(Reference):
         cls, gops: ReferencedGops, pages: Sequence[range], list_id: str, file: int
     ) -> list[PacketReference]:
         """Create the references of groups of pictures, one for each of `ReferencedGops.pages`."""
-        bounds = [*gops.first[[page.start for page in pages]].tolist(), len(gops.starts)]
-        before = np.cumsum(gops.num_frames) - gops.num_frames
+        bounds = [*gops.group_starts[[page.start for page in pages]].tolist(), len(gops.starts)]
+        frame_starts = np.cumsum(gops.num_frames) - gops.num_frames
         for page in pages:
-            before[page.start : page.stop] -= before[page.start]
-        packets = np.concatenate((gops.first[1:], [len(gops.starts)])) - gops.first
-        frames = np.where(gops.order < 0, NOT_SHOWN, np.repeat(before, packets) + gops.order)
+            frame_starts[page.start : page.stop] -= frame_starts[page.start]
+        packets = np.concatenate((gops.group_starts[1:], [len(gops.starts)])) - gops.group_starts
+        frames = np.where(gops.order < 0, NOT_SHOWN, np.repeat(frame_starts, packets) + gops.order)
         frames = frames.astype(np.uint32)
-        frames[gops.first] |= np.uint32(BEGINS)
+        frames[gops.group_starts] |= np.uint32(BEGINS)
         return [
             cls(
                 list_id=list_id,
@@ -169,7 +171,7 @@ class PacketReference(Reference):
             raise FormatError(f"a page of references: {error}") from error
         begins = (self.frames >= BEGINS).tolist()
         places = zip(self.offsets.tolist(), self.sizes.tolist(), begins, strict=True)
-        packets = [form.bare_packet(bytes(data[a : a + n]), first) for a, n, first in places]
+        packets = [form.bare_packet(bytes(data[a : a + n]), is_start) for a, n, is_start in places]
         try:
             return memoryview(page_of_packets(packets, self.frames, self.config))
         except ValueError as error:

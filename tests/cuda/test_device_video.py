@@ -352,11 +352,11 @@ def test_decoders_are_destroyed_by_end_decoders() -> None:
     """Not by the thread that drops a page, whose current device may be another."""
     video, reader, _ = readers("h264", gops_of("h264", moving(8), 8))
     decoded(reader, [0, 1])
-    assert not video.ended
+    assert not video.ended_decoders
     del reader
-    assert len(video.ended) == 1
+    assert len(video.ended_decoders) == 1
     video.end_decoders()
-    assert not video.ended
+    assert not video.ended_decoders
 
 
 def test_decoders_are_destroyed_after_their_frames_are_converted() -> None:
@@ -371,7 +371,7 @@ def test_decoders_are_destroyed_after_their_frames_are_converted() -> None:
             found.append(float(frame))
 
     video = DeviceVideo(codec_of("h264").spec, stream)
-    video.ended.append(Decoder())
+    video.ended_decoders.append(Decoder())
     video.end_decoders()
     assert found == [1]
 

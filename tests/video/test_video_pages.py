@@ -20,7 +20,7 @@ from seqrecord import FeatureSpec
 from seqrecord.errors import CodecError, FormatError
 from seqrecord.sources import Gop
 from seqrecord.video.decoding import decode_gop
-from seqrecord.video.page_tables import least_video_bytes, parse_video_page
+from seqrecord.video.page_tables import min_video_bytes, parse_video_page
 from seqrecord.video.pages import VideoPageCodec
 from tests.kit.clip_data import begun, digests, effective_arguments, minimum_memory, resumed
 from tests.kit.datasets import columns, write_dataset
@@ -76,7 +76,7 @@ def _gops(draw: st.DrawFn) -> list[Gop]:
 def test_tables_equal_their_gops(gops: list[Gop]) -> None:
     count = sum(gop.num_frames for gop in gops)
     page = codec("h264").join(gops)
-    assert len(page) >= least_video_bytes(count)
+    assert len(page) >= min_video_bytes(count)
     offsets, order, first_packet, first_frame = parse(page, count)
     packets = [page[a:b] for a, b in pairwise(offsets)]
     assert packets == [packet for gop in gops for packet in gop.packets]

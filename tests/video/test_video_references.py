@@ -15,7 +15,7 @@ _GOPS = ReferencedGops(
     starts=np.array([100, 103, 110, 111]),
     sizes=np.array([3, 2, 1, 4]),
     order=np.array([0, 1, 0, -1]),
-    first=np.array([0, 2]),
+    group_starts=np.array([0, 2]),
 )
 _HEAD = bytes.fromhex(
     "04000080"  # packets, and the mark
@@ -46,7 +46,7 @@ def test_bytes_of_a_reference_and_its_page() -> None:
     assert found.page(memoryview(_RANGE), "vp9") == table + b"AAABBCDDDD"
     avcc = bytes.fromhex("01 640028 ff e1 0004 67640028 01 0002 68ee")
     ranges = np.array([0, 6]), np.array([6, 6]), np.array([0, 1])
-    one = ReferencedGops("a", avcc, *ranges, first=np.array([0]))
+    one = ReferencedGops("a", avcc, *ranges, group_starts=np.array([0]))
     data = bytes.fromhex("00000002 65aa 00000002 41bb")
     [made] = PacketReference.of(one, [range(1)], "0" * 16, 0)
     page, start = made.page(memoryview(data), "h264"), "00000001"

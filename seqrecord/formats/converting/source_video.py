@@ -187,7 +187,8 @@ def _gops(part: Gop | ReferencedGops) -> Iterator[Gop]:
         yield part
         return
     assert part.config is not None
-    form, places = packet_format(part.config.codec, part.extradata), [*part.first, len(part.starts)]
+    form = packet_format(part.config.codec, part.extradata)
+    places = [*part.group_starts, len(part.starts)]
     with opened(Path(part.file)) as file:
         for begin, stop in pairwise(places):
             packets: list[bytes] = []
