@@ -54,9 +54,9 @@ from seqrecord.video.packages import pyav
 
 DEFAULT_QUEUE_BYTES = "1GiB"
 [_STAMP] = STAMP
-_SLOWER = 1.05  # a longer step, in steps of the fps, is reported
+_SLOW_STEP = 1.05  # a longer step, in steps of the fps, is reported
 _FRAME_BYTES = 1024  # overhead per queued frame
-_FLUSH_AT = 0.5  # share of `flush_seconds` between flushes; waiting and the flush take time too
+_FLUSH_SHARE = 0.5  # share of `flush_seconds` between flushes; waiting and the flush take time too
 _Clock = Literal["append", "frames", "none"]  # which times frames have
 
 _logger = logging.getLogger("seqrecord")
@@ -155,7 +155,7 @@ class SeqRecordRecorder:
             raise
         self._exclusive = Exclusive("recorder", writer.url)
         self._writer = writer
-        self._described = features
+        self._feature_info = features
         self._fps = fps
         self._schema = writer.schema  # from the first frame on
         self._stamps = timestamps and schema is None
@@ -260,11 +260,11 @@ class SeqRecordRecorder:
         """The frames' clock; the recorder's first frame decides."""
         if self._clock is not None:
             return self._clock
-        known = self._schema or infer_schema([frame], self._described)
-        clocks = {*timestamp_features(known)} | (known.keys() & {*CLOCKS})
+        schema = self._schema or infer_schema([frame], self._feature_info)
+        clocks = {*timestamp_features(schema)} | (schema.keys() & {*CLOCKS})
         is_free = self._schema is None and not clocks
         if clocks == {_STAMP} and _STAMP not in frame:  # perhaps of an earlier recorder
-            spec = known[_STAMP]
+            spec = schema[_STAMP]
             form = spec.dtype, spec.shape, spec.kind, spec.unit
             is_free = form == (np.dtype("f8"), (), "timestamp", "s")
         if self._stamps and is_free:
@@ -296,13 +296,13 @@ class RecordingEpisode:
         """
         now = time.monotonic()
         recorder = self._check_current()
-        described = recorder._described
+        feature_info = recorder._feature_info
         with located(SchemaError, episode=self.key, frame=self.num_frames):
             Block.of(frame := plain_frame(frame))  # refuses None
             if (clock := recorder._clock_for(frame)) == "append":
                 frame = {**frame, _STAMP: np.float64(now)}
-                described = {**(described or {}), **STAMP}
-            schema = recorder._schema or infer_schema([frame], described)
+                feature_info = {**(feature_info or {}), **STAMP}
+            schema = recorder._schema or infer_schema([frame], feature_info)
             check_names(schema, frame)
             for name, item in frame.items():  # or the writer would drop the whole episode later
                 check_value(schema[name], item)
@@ -364,15 +364,15 @@ class RecordingEpisode:
         if self._fps is None or self._recorder._clock == "frames" or len(self._times) < 2:
             return {}
         step = float(np.median(np.diff(np.frombuffer(self._times))))
-        if step <= _SLOWER / self._fps:
+        if step <= _SLOW_STEP / self._fps:
             return {}
-        measured = float(f"{1 / step:.4g}")
+        rate = float(f"{1 / step:.4g}")
         _logger.warning(
             "%s: episode %s was recorded at %g frames per second (median), its fps is %g; set the "
             "fps to the rate of the loop",
-            *(self._recorder._writer.url, self.key, measured, self._fps),
+            *(self._recorder._writer.url, self.key, rate, self._fps),
         )
-        return {MEASURED_FPS: measured}
+        return {MEASURED_FPS: rate}
 
     def _check_current(self) -> SeqRecordRecorder:
         self._recorder._check_open(self.key)
@@ -421,11 +421,11 @@ class _RecordingThread:
         self._limit = limit
         self._flush_seconds = flush_seconds
         self._condition = threading.Condition()
-        self._items: deque[_Call] = deque()
+        self._calls: deque[_Call] = deque()
         self._failure: BaseException | None = None
         self._is_stopped = False
         self._episode: EpisodeWriter | None = None
-        self._flush_at: float | None = None  # `None` without unflushed frames
+        self._flush_time: float | None = None  # `None` without unflushed frames
         self._thread = threading.Thread(target=self._run, name="seqrecord-recorder", daemon=True)
         start(self._thread)
 
@@ -446,10 +446,10 @@ class _RecordingThread:
                     expected=f"{nbytes} bytes free of {self._limit}",
                     got=f"{self._limit - self.queued_bytes} free",
                 )
-        copied = {name: copied_value(item) for name, item in frame.items()}
+        frame_copy = {name: copied_value(item) for name, item in frame.items()}
         with self._condition:
             if self._failure is None:  # else the next call raises
-                self._items.append(_Call(partial(self._write, copied), nbytes))
+                self._calls.append(_Call(partial(self._write, frame_copy), nbytes))
                 self.queued_frames += 1
                 self.queued_bytes += nbytes
                 self._condition.notify_all()
@@ -462,10 +462,10 @@ class _RecordingThread:
         call = _Call(function)
         with self._condition:
             self.check()
-            while drop_frames and self._items and self._items[-1].nbytes:
+            while drop_frames and self._calls and self._calls[-1].nbytes:
                 self.queued_frames -= 1
-                self.queued_bytes -= self._items.pop().nbytes
-            self._items.append(call)
+                self.queued_bytes -= self._calls.pop().nbytes
+            self._calls.append(call)
             self._condition.notify_all()
         return call
 
@@ -479,10 +479,10 @@ class _RecordingThread:
     def check(self) -> None:
         """Raise `DestinationError` after a failure."""
         if (error := self._failure) is not None:
-            why = getattr(error, "message", None) or repr(error)
+            reason = getattr(error, "message", None) or repr(error)
             raise DestinationError(
-                f"recording failed and stopped ({why}); complete episodes are kept: continue with "
-                "resume (--resume)",
+                f"recording failed and stopped ({reason}); complete episodes are kept: continue "
+                "with resume (--resume)",
                 file=getattr(error, "file", None),
             ) from error
 
@@ -490,7 +490,7 @@ class _RecordingThread:
         """Drop all frames and end the thread; `put` raises a `DestinationError` from now on."""
         with self._condition:
             self._failure = self._failure or error
-            self._items.clear()
+            self._calls.clear()
             self.queued_frames = self.queued_bytes = 0
             self._condition.notify_all()
 
@@ -506,7 +506,7 @@ class _RecordingThread:
 
     def end(self, metadata: Mapping[str, Any] | None = None) -> None:
         """End the episode, with these entries in addition; drop it if it has no frames."""
-        episode = self._ended()
+        episode = self._take_episode()
         if episode.num_frames:
             try:
                 episode.close(metadata)
@@ -518,7 +518,7 @@ class _RecordingThread:
 
     def discard(self) -> None:
         """Drop the episode."""
-        episode = self._ended()
+        episode = self._take_episode()
         episode.discard()
         self.written_frames -= episode.num_frames
         self.durable_frames = self.written_frames
@@ -540,35 +540,35 @@ class _RecordingThread:
 
     def _step(self) -> None:
         """Take one item, and flush if it is time."""
-        due = self._flush_at
-        seconds = None if due is None else max(0.0, due - time.monotonic())
+        flush_time = self._flush_time
+        seconds = None if flush_time is None else max(0.0, flush_time - time.monotonic())
         with self._condition:
-            self._condition.wait_for(lambda: self._items or self._failure is not None, seconds)
-            item = self._items.popleft() if self._items else None
-            self.queued_frames -= item is not None and item.nbytes > 0
-        if item is not None:
-            item.do()
+            self._condition.wait_for(lambda: self._calls or self._failure is not None, seconds)
+            call = self._calls.popleft() if self._calls else None
+            self.queued_frames -= call is not None and call.nbytes > 0
+        if call is not None:
+            call.do()
             with self._condition:
-                item.is_done = True
-                self.queued_bytes -= item.nbytes if self._failure is None else 0
+                call.is_done = True
+                self.queued_bytes -= call.nbytes if self._failure is None else 0
                 self._condition.notify_all()
-        if self._flush_at is not None and time.monotonic() >= self._flush_at:
-            if self._begun().flush():
+        if self._flush_time is not None and time.monotonic() >= self._flush_time:
+            if self._current_episode().flush():
                 self.durable_frames = self.written_frames
-            self._flush_at = None
+            self._flush_time = None
 
     def _write(self, frame: Frame) -> None:
-        if self._flush_at is None:  # not since `put`: frames that waited long share a flush
-            self._flush_at = time.monotonic() + _FLUSH_AT * self._flush_seconds
-        self._begun().append(frame)
+        if self._flush_time is None:  # not since `put`: frames that waited long share a flush
+            self._flush_time = time.monotonic() + _FLUSH_SHARE * self._flush_seconds
+        self._current_episode().append(frame)
         self.written_frames += 1
 
-    def _begun(self) -> EpisodeWriter:
+    def _current_episode(self) -> EpisodeWriter:
         assert self._episode is not None, "no episode has begun"
         return self._episode
 
-    def _ended(self) -> EpisodeWriter:
-        episode, self._episode, self._flush_at = self._begun(), None, None
+    def _take_episode(self) -> EpisodeWriter:
+        episode, self._episode, self._flush_time = self._current_episode(), None, None
         return episode
 
 
@@ -579,15 +579,12 @@ def _abandon(work: _RecordingThread, pid: int) -> None:
 
 def _check_local(destination: StorageLike) -> None:
     """Raise `DestinationError` for a URL: flushed frames must survive a kill and an outage."""
-    if isinstance(destination, Storage):
-        shown = destination.url
-    else:
-        shown = parse_location(destination).shown
-    if "://" in shown:
+    url = destination.url if isinstance(destination, Storage) else parse_location(destination).shown
+    if "://" in url:
         raise DestinationError(
             "a recorder writes to a local disk; record there, and upload the dataset with "
-            f"`seqrecord merge FOLDER -o {shown}`",
-            file=shown,
+            f"`seqrecord merge FOLDER -o {url}`",
+            file=url,
             expected="a local folder",
             got="a URL",
         )

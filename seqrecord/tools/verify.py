@@ -92,15 +92,15 @@ class VerifyReport:
         return not self.problems
 
     def __str__(self) -> str:
-        found = counted(len(self.problems), "problem") if self.problems else "no problem"
+        problems = counted(len(self.problems), "problem") if self.problems else "no problem"
         is_decoded = self.deep or self.num_frames
         decoded = f", {counted(self.num_frames, 'array')} decoded" if is_decoded else ""
         pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
         return (
-            f"{shown_place(self.url)}: {found} found; "
+            f"{shown_place(self.url)}: {problems} found; "
             f"{counted(self.num_record_files, 'record file')}, "
             f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
-            + "".join(f"\nnot checked: {each}" for each in self.skipped)
+            + "".join(f"\nnot checked: {check}" for check in self.skipped)
         )
 
 
@@ -172,23 +172,23 @@ def verify_storage(
     """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
     externals = externals or open_external_files(storage)
-    stored = _read_metadata(storage, externals)
-    if any(isinstance(problem, NotFoundError) for problem in stored.problems):
-        stored = _read_metadata(storage, externals)  # a writer may have committed meanwhile
-    notes = _notes(storage, stored.record_files)
+    metadata = _read_metadata(storage, externals)
+    if any(isinstance(problem, NotFoundError) for problem in metadata.problems):
+        metadata = _read_metadata(storage, externals)  # a writer may have committed meanwhile
+    notes = _notes(storage, metadata.record_files)
     with request_threads(num_threads, "verify") as threads:
         run = _Run(storage, externals, threads, 2 * num_threads + 1, deep, check_video, progress)
-        index = run.check_current(stored)
+        index = run.check_current(metadata)
         skipped = _skipped(deep, check_video, index)
-        if stored.manifest is not None:
-            skipped += run.check_earlier(stored.manifest)
+        if metadata.manifest is not None:
+            skipped += run.check_earlier(metadata.manifest)
     return VerifyReport(
         url=storage.url,
         deep=deep,
         num_record_files=len(run.files),
         problems=tuple(run.problems),
         notes=tuple(notes),
-        version=stored.version,
+        version=metadata.version,
         skipped=skipped,
         **run.counts,
     )
@@ -217,16 +217,16 @@ class _Run:
         self.files: dict[str, RecordFile] = {}
         self.counts = Counter(num_chunks=0, num_pages=0, num_frames=0, page_bytes=0)
         self._total_bytes = 0
-        self._checked = _CheckedChunks()
-        self._reported: set[tuple[str, str | None]] = set()
+        self._checked_chunks = _CheckedChunks()
+        self._reported_problems: set[tuple[str, str | None]] = set()
 
-    def check_current(self, stored: _DatasetMetadata) -> Index | None:
+    def check_current(self, metadata: _DatasetMetadata) -> Index | None:
         """Check record files and pages of the current version; returns its index."""
-        self.problems = stored.problems
-        footers = self._check_files(stored, stored.index)
-        index = _checked_index(self._storage, stored, footers)
+        self.problems = metadata.problems
+        footers = self._check_files(metadata, metadata.index)
+        index = _checked_index(self._storage, metadata, footers)
         if index is not None:
-            self._check_chunks(stored.record_files, index)
+            self._check_chunks(metadata.record_files, index)
         return index
 
     def check_earlier(self, current: Manifest) -> tuple[str, ...]:
@@ -238,7 +238,7 @@ class _Run:
         storage, num_incomplete = self._storage, 0
         try:
             paths = {file.path for place in (RECORDS, EDITS) for file in storage.files(place)}
-            kept = {file.path for file in storage.files(VERSIONS)}
+            version_paths = {file.path for file in storage.files(VERSIONS)}
         except TransientError:
             raise
         except StorageError:  # web servers, or no permission
@@ -247,7 +247,7 @@ class _Run:
         for commit in current.earlier_commits[:KEPT_VERSIONS]:
             if command.startswith(f"{_REINDEX}("):
                 break
-            if version_path(commit) not in kept:
+            if version_path(commit) not in version_paths:
                 continue
             problems: list[SeqRecordError] = []
             with _collecting(problems), suppress(NotFoundError):
@@ -265,46 +265,46 @@ class _Run:
             self.problems += problems
         if not num_incomplete:
             return ()
-        which = counted(num_incomplete, "earlier version")
-        return (f"{which}, whose files were removed by `clean`",)
+        incomplete = counted(num_incomplete, "earlier version")
+        return (f"{incomplete}, whose files were removed by `clean`",)
 
     def _check_version(self, manifest: Manifest) -> list[SeqRecordError]:
         """Check an earlier version; returns the problems that newer versions do not have."""
-        stored, storage = _DatasetMetadata.of(manifest), self._storage
-        with _collecting(stored.problems):
-            stored.edits = read_edits(storage, manifest.edits)
-        with _collecting(stored.problems), suppress(NotFoundError):
+        metadata, storage = _DatasetMetadata.of(manifest), self._storage
+        with _collecting(metadata.problems):
+            metadata.edits = read_edits(storage, manifest.edits)
+        with _collecting(metadata.problems), suppress(NotFoundError):
             if manifest.statistics is not None:
                 read_statistics(storage, manifest.statistics, manifest.schema)
-        with _collecting(stored.problems), suppress(NotFoundError):
+        with _collecting(metadata.problems), suppress(NotFoundError):
             if manifest.inventory is not None:
                 read_inventories(storage, manifest.inventory)
         for name in table_names(manifest.schema):  # of the version just before the current one
-            with _collecting(stored.problems), suppress(NotFoundError):
+            with _collecting(metadata.problems), suppress(NotFoundError):
                 map_table(storage, manifest, name)
-        footers = self._check_files(stored, None)
-        index = _checked_index(storage, stored, footers) if None not in footers else None
-        if index is not None and stored.edits is not None:
+        footers = self._check_files(metadata, None)
+        index = _checked_index(storage, metadata, footers) if None not in footers else None
+        if index is not None and metadata.edits is not None:
             if (actual := index.fingerprint()) != manifest.fingerprint:
-                different = FormatError(
+                mismatch = FormatError(
                     "the manifest's fingerprint differs from the record files",
                     file=f"{storage.url}/{version_path(manifest.commit)}",
                     expected=manifest.fingerprint,
                     got=actual,
                 )
-                stored.problems.append(different)
-            before, self.problems = self.problems, stored.problems
+                metadata.problems.append(mismatch)
+            current_problems, self.problems = self.problems, metadata.problems
             self._check_chunks(manifest.record_files, index)
-            self.problems = before
-        seen = {_identity(problem) for problem in self.problems}
-        return [problem for problem in stored.problems if _identity(problem) not in seen]
+            self.problems = current_problems
+        identities = {_identity(problem) for problem in self.problems}
+        return [problem for problem in metadata.problems if _identity(problem) not in identities]
 
-    def _check_files(self, stored: _DatasetMetadata, index: Index | None) -> list[Footer | None]:
+    def _check_files(self, metadata: _DatasetMetadata, index: Index | None) -> list[Footer | None]:
         """Check record files; returns their footers, `None` for an unreadable one."""
         check = partial(_check_file, self._storage, index)
-        results = list(self._threads.map(check, stored.record_files, self._ahead))
-        for file, result in zip(stored.record_files, results, strict=True):
-            stored.problems += result.problems
+        results = list(self._threads.map(check, metadata.record_files, self._ahead))
+        for file, result in zip(metadata.record_files, results, strict=True):
+            metadata.problems += result.problems
             if result.is_there:
                 self.files[file.path] = file
         return [result.footer for result in results]
@@ -312,42 +312,44 @@ class _Run:
     def _check_chunks(self, files: Sequence[RecordFile], index: Index) -> None:
         """Check the chunks of an index that no other index had."""
         paths = [file.path for file in files]
-        gone = [number for number, path in enumerate(paths) if path not in self.files]
-        wanted = [
-            ~np.isin(group.file, gone) & ~self._checked.covers(paths, group)
+        missing_files = [number for number, path in enumerate(paths) if path not in self.files]
+        selections = [
+            ~np.isin(group.file, missing_files) & ~self._checked_chunks.covers(paths, group)
             for group in index.groups
         ]
-        sizes = (group.page_length[rows] for group, rows in zip(index.groups, wanted, strict=True))
+        sizes = (
+            group.page_length[rows] for group, rows in zip(index.groups, selections, strict=True)
+        )
         self._total_bytes += sum(int(lengths.sum(dtype=np.uint64)) for lengths in sizes)
         reader = ChunkReader(
             *(self._storage, paths, index, index.schema),
             externals=self._externals,
             checks_digests=True,
         )
-        names = [
+        decoded_features = [
             name
             for name, spec in index.schema.items()
             if self._deep or (self._check_video and spec.is_video)
         ]
-        check = partial(_check_chunk, reader, index, frozenset(names))
-        self._reported |= {
+        check = partial(_check_chunk, reader, index, frozenset(decoded_features))
+        self._reported_problems |= {
             (problem.message, problem.file)
             for problem in self.problems
             if isinstance(problem, StorageError)
         }
-        places = _sorted_chunks(index.groups, wanted)
+        places = _sorted_chunks(index.groups, selections)
         for problems, counts in self._threads.map(check, places, self._ahead):
             for problem in problems:
                 # An external file or a missing package affects many pages: one problem.
-                if (problem.message, problem.file) not in self._reported:
+                if (problem.message, problem.file) not in self._reported_problems:
                     self.problems.append(problem)
                 if isinstance(problem, (StorageError, MissingPackageError)):
-                    self._reported.add((problem.message, problem.file))
+                    self._reported_problems.add((problem.message, problem.file))
             self.counts.update(counts)
             if self._progress is not None:
                 self._progress(Progress(self.counts["page_bytes"], self._total_bytes))
         for group in index.groups:
-            self._checked.add(paths, group)
+            self._checked_chunks.add(paths, group)
 
 
 class _CheckedChunks:
@@ -395,14 +397,14 @@ def _identity(problem: SeqRecordError) -> tuple[str, ...]:
 
 def _skipped(deep: bool, check_video: bool, index: Index | None) -> tuple[str, ...]:
     """List the checks that this run does not make."""
-    which = "frames except video" if check_video else "frames"
-    found = [] if deep else [f"decoded {which}; --deep decodes every frame"]
+    kinds = "frames except video" if check_video else "frames"
+    checks = [] if deep else [f"decoded {kinds}; --deep decodes every frame"]
     if index is not None and any(group.external.any() for group in index.groups):
-        found.append(
+        checks.append(
             "bytes of original files, unless the index was made with --checksums; their sizes and "
             "times of change were compared"
         )
-    return tuple(found)
+    return tuple(checks)
 
 
 @contextmanager
@@ -457,18 +459,18 @@ def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetada
     except FormatError as error:
         sizes = record_sizes(storage).items()
         return _DatasetMetadata([RecordFile(*item, "") for item in sizes], problems=[error])
-    found = _DatasetMetadata.of(manifest)
-    with _collecting(found.problems):
-        found.edits = read_edits(storage, manifest.edits)
-    broken: list[SeqRecordError] = []
+    metadata = _DatasetMetadata.of(manifest)
+    with _collecting(metadata.problems):
+        metadata.edits = read_edits(storage, manifest.edits)
+    index_problems: list[SeqRecordError] = []
     for name in table_names(manifest.schema):
-        with _collecting(broken):
+        with _collecting(index_problems):
             map_table(storage, manifest, name)
-    if not broken:
-        with _collecting(broken):
-            found.index = index = load_index(storage, manifest)
+    if not index_problems:
+        with _collecting(index_problems):
+            metadata.index = index = load_index(storage, manifest)
             for number in range(len(index.num_frames)):  # not checked by `load`
-                with _collecting(broken):
+                with _collecting(index_problems):
                     index.episode_metadata(number)
             if (actual := index.fingerprint()) != manifest.fingerprint:
                 raise FormatError(
@@ -477,41 +479,45 @@ def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetada
                     expected=manifest.fingerprint,
                     got=actual,
                 )
-    found.problems += broken
-    with _collecting(found.problems):
+    metadata.problems += index_problems
+    with _collecting(metadata.problems):
         if manifest.statistics is not None:
             read_statistics(storage, manifest.statistics, manifest.schema)
-    with _collecting(found.problems):
+    with _collecting(metadata.problems):
         if manifest.copied is not None:
             externals.compare(manifest.copied.lists, always=True)
-    with _collecting(found.problems):
+    with _collecting(metadata.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)
-    return found
+    return metadata
 
 
 def _checked_index(
-    storage: Storage, stored: _DatasetMetadata, footers: Sequence[Footer | None]
+    storage: Storage, metadata: _DatasetMetadata, footers: Sequence[Footer | None]
 ) -> Index | None:
     """Return the stored index, or one rebuilt from the footers.
 
     Adds disagreements to the problems.
     """
-    paths, index = [file.path for file in stored.record_files], stored.index
-    read = {path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None}
+    paths, index = [file.path for file in metadata.record_files], metadata.index
+    footers_by_path = {
+        path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None
+    }
     try:
-        rebuilt = index_of(read, paths, stored.left_out, stored.edits, stored.splits)
+        rebuilt_index = index_of(
+            footers_by_path, paths, metadata.left_out, metadata.edits, metadata.splits
+        )
     except FormatError as error:  # it names a path, or none
         # If footers are missing, no episode may be complete: the missing footers are the problem.
         if index is None or error.episode or None not in footers:
             error.file = f"{storage.url}/{error.file or RECORDS}"
-            stored.problems.append(error)
+            metadata.problems.append(error)
         return index
     if index is None:
-        return rebuilt
-    if stored.edits is not None:  # without edits, deletions are unknown
+        return rebuilt_index
+    if metadata.edits is not None:  # without edits, deletions are unknown
         urls = [f"{storage.url}/{path}" for path in paths]
-        stored.problems += disagreements(index, rebuilt, footers, urls)
+        metadata.problems += disagreements(index, rebuilt_index, footers, urls)
     return index
 
 
@@ -526,47 +532,47 @@ class _FileCheck:
 
 def _check_file(storage: Storage, index: Index | None, file: RecordFile) -> _FileCheck:
     """Check a record file's length, header and footer against the manifest."""
-    shown, found = f"{storage.url}/{file.path}", _FileCheck()
-    with _collecting(found.problems):
+    url, check = f"{storage.url}/{file.path}", _FileCheck()
+    with _collecting(check.problems):
         size = storage.size(file.path)
-        found.is_there = True
+        check.is_there = True
         if size != file.size:
-            other = FormatError(
+            mismatch = FormatError(
                 "the length of a record file differs from the manifest",
-                file=shown,
+                file=url,
                 expected=f"{file.size} bytes",
                 got=f"{size} bytes",
             )
-            found.problems.append(other)
+            check.problems.append(mismatch)
         footer = read_footer(storage, file.path)
         if file.file_id not in ("", footer.file_id):
-            other = FormatError(
+            mismatch = FormatError(
                 "record file was replaced (id differs from the manifest)",
-                file=shown,
+                file=url,
                 offset=0,
                 expected=file.file_id,
                 got=footer.file_id,
             )
-            found.problems.append(other)
+            check.problems.append(mismatch)
             chunks, gaps = (tuple(r[:0] for r in rows) for rows in (footer.chunks, footer.gaps))
             # Its rows belong to another dataset.
             footer = replace(footer, file_id=file.file_id, episodes=(), chunks=chunks, gaps=gaps)
         if index is not None and not index.schema.continues(footer.schema, edited=True):
             raise FormatError(
                 "a record file has another schema",
-                file=shown,
+                file=url,
                 expected=index.schema,
                 got=footer.schema,
             )
-        found.footer = footer
-    return found
+        check.footer = footer
+    return check
 
 
 def _sorted_chunks(
-    groups: Sequence[GroupIndex], wanted: Sequence[npt.NDArray[np.bool_]]
+    groups: Sequence[GroupIndex], selections: Sequence[npt.NDArray[np.bool_]]
 ) -> Iterator[tuple[int, int]]:
     """Yield group and row of the wanted chunks, sorted by file and offset."""
-    rows = [np.flatnonzero(selected) for selected in wanted]
+    rows = [np.flatnonzero(selected) for selected in selections]
     number = np.repeat(np.arange(len(groups)), [len(selected) for selected in rows])
     row = np.concatenate(rows)
     file = np.concatenate([g.file[at] for g, at in zip(groups, rows, strict=True)])
@@ -576,7 +582,7 @@ def _sorted_chunks(
 
 
 def _check_chunk(
-    reader: ChunkReader, index: Index, decoded: Container[str], place: tuple[int, int]
+    reader: ChunkReader, index: Index, decoded_features: Container[str], place: tuple[int, int]
 ) -> tuple[list[SeqRecordError], dict[str, int]]:
     """Check the checksums of pages and slices, and shapes. Decodes every frame of these features.
 
@@ -585,24 +591,24 @@ def _check_chunk(
     chunk, num_frames = reader.chunk_at(*place), 0
     pages = [page for page in reader.pages(chunk) if page.num_present]
     problems: list[SeqRecordError] = []
-    sound: list[tuple[Page, memoryview]] = []
+    intact_pages: list[tuple[Page, memoryview]] = []
     try:
-        sound += zip(pages, reader.read(pages), strict=True)
+        intact_pages += zip(pages, reader.read(pages), strict=True)
     except ChecksumError:
         for page in pages:  # one by one, since several may be damaged
             with _collecting(problems):
-                sound += [(page, data) for data in reader.read([page])]
+                intact_pages += [(page, data) for data in reader.read([page])]
     except TransientError:
         raise
     except SeqRecordError as error:
         problems.append(error.located(episode=index.key(chunk.episode)))
-    for page, data in sound:
+    for page, data in intact_pages:
         if page.sums is not None:
             with _collecting(problems):
                 reader.check_slices(page, data)
-    for page, data in sound:
+    for page, data in intact_pages:
         with _collecting(problems):
-            if page.feature in decoded:
+            if page.feature in decoded_features:
                 num_frames += _decode(reader, page, data, problems)
             elif page.max_nbytes is not None:
                 reader.shapes(page, data)
@@ -616,9 +622,9 @@ def _decode(
     reader: ChunkReader, page: Page, data: memoryview, problems: list[SeqRecordError]
 ) -> int:
     """Decode all frames of a page; returns their number. A missing package is one problem."""
-    there = filter(page.has, range(page.chunk.num_frames))
+    present_frames = filter(page.has, range(page.chunk.num_frames))
     out = np.empty(0, reader.features[page.feature].dtype)
-    for frame, shape in zip(there, reader.shapes(page, data), strict=True):
+    for frame, shape in zip(present_frames, reader.shapes(page, data), strict=True):
         if out.shape != shape:
             out = np.empty(shape, out.dtype)
         with _collecting(problems, frame=page.chunk.first_frame + frame):
@@ -632,15 +638,18 @@ def _decode(
 
 
 def _notes(storage: Storage, files: Sequence[RecordFile]) -> list[str]:
-    listed = {file.path for file in files}
+    listed_paths = {file.path for file in files}
     try:
-        cut = [upload.path for upload in storage.unfinished(RECORDS)]
-        stray = [path for path in record_sizes(storage) if path not in listed]
+        unfinished_paths = [upload.path for upload in storage.unfinished(RECORDS)]
+        stray_paths = [path for path in record_sizes(storage) if path not in listed_paths]
     except TransientError:
         raise
     except StorageError as error:  # web servers, or no permission
         return [f"{storage.url}: cannot list other files: {error.message}"]
     return [
-        *(f"{storage.url}/{path}: not part of the dataset" for path in stray),
-        *(f"{storage.url}/{path}: not finished, or left by an interrupted write" for path in cut),
+        *(f"{storage.url}/{path}: not part of the dataset" for path in stray_paths),
+        *(
+            f"{storage.url}/{path}: not finished, or left by an interrupted write"
+            for path in unfinished_paths
+        ),
     ]

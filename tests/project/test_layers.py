@@ -49,7 +49,6 @@ COMPLEX = {
     "formats.sources.webdataset.source.scan",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
-    "tools.edit.cleaning.rewrite_files",
     "tools.viewer.kinds.kind_of",
     "tools.viewer.view._view_clip",
 }

@@ -138,40 +138,44 @@ def parse_codecs(
 
     `features` returns the features without a codec of their own. It is called only if needed.
     """
-    bare: list[str] = []
-    named: list[str] = []
+    common_texts: list[str] = []
+    named_texts: list[str] = []
     for value in values:
         name, equals, _ = value.partition("=")
         is_named = equals and _FEATURE.fullmatch(name)  # not jpeg:quality=90, or JSON
-        (named if is_named else bare).append(value)
-    if len(bare) > 1:
-        raise click.BadParameter(f"two codecs for all features: {' and '.join(bare)}; expected one")
-    others = _parse_codec(bare[0]) if bare else None
-    by_name = {n: _parse_codec(codec) for n, codec in parse_pairs(named, "FEATURE=CODEC").items()}
-    if not by_name and not isinstance(others, list):
-        return others
-    return {**dict.fromkeys(features() if bare else (), others), **by_name}
+        (named_texts if is_named else common_texts).append(value)
+    if len(common_texts) > 1:
+        raise click.BadParameter(
+            f"two codecs for all features: {' and '.join(common_texts)}; expected one"
+        )
+    common_codec = _parse_codec(common_texts[0]) if common_texts else None
+    by_name = {
+        n: _parse_codec(codec) for n, codec in parse_pairs(named_texts, "FEATURE=CODEC").items()
+    }
+    if not by_name and not isinstance(common_codec, list):
+        return common_codec
+    return {**dict.fromkeys(features() if common_texts else (), common_codec), **by_name}
 
 
 def parse_pairs(
     values: Sequence[str], expected: str, *, are_secret: bool = False
 ) -> dict[str, str]:
     """Parse repeated `NAME=VALUE` options; `expected` is their form for errors."""
-    found: dict[str, str] = {}
+    texts: dict[str, str] = {}
     for value in values:
         name, equals, text = value.partition("=")
         if not equals or not name:
             got = "" if are_secret else f", got {value!r}"
             raise click.BadParameter(f"expected {expected}{got}")
-        if name in found:
+        if name in texts:
             raise click.BadParameter(f"two values for {name}; expected one")
-        found[name] = text
-    return found
+        texts[name] = text
+    return texts
 
 
 def parse_sizes(values: Sequence[str]) -> tuple[int, int] | dict[str, tuple[int, int]] | None:
     """Parse repeated `FEATURE=HEIGHTxWIDTH` options, or `HEIGHTxWIDTH` for all images."""
-    found: dict[str, tuple[int, int]] = {}
+    sizes: dict[str, tuple[int, int]] = {}
     for value in values:
         name, _, size = value.rpartition("=")
         sides = size.split("x")
@@ -179,10 +183,10 @@ def parse_sizes(values: Sequence[str]) -> tuple[int, int] | dict[str, tuple[int,
             raise click.BadParameter(
                 f"expected FEATURE=HEIGHTxWIDTH, or HEIGHTxWIDTH, got {value!r}"
             )
-        if name in found or (found and "" in (name, *found)):
+        if name in sizes or (sizes and "" in (name, *sizes)):
             raise click.BadParameter(f"two sizes for {name or 'all images'}")
-        found[name] = int(sides[0]), int(sides[1])
-    return found.get("") or found or None
+        sizes[name] = int(sides[0]), int(sides[1])
+    return sizes.get("") or sizes or None
 
 
 def _parse_codec(text: str) -> Any:

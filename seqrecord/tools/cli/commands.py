@@ -128,15 +128,15 @@ def _show_dataset(
         for line in make_lines(dataset, [key] if key and is_key else key, clip=clip):
             click.echo(line)
         return
-    shown: Summary | EpisodeRow
-    shown = _summary(dataset, clip, batch_size) if key is None else _row(dataset, key, clip)
-    click.echo(json.dumps(shown.to_json(), indent=1) if as_json else str(shown))
+    report: Summary | EpisodeRow
+    report = _summary(dataset, clip, batch_size) if key is None else _row(dataset, key, clip)
+    click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))
 
 
 def _show_versions(path: str, storage_options: dict[str, Any] | None, *, as_json: bool) -> None:
-    listed = list_versions(path, storage_options=storage_options)
-    rows = [version.to_json() for version in listed]
-    click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, listed)))
+    versions = list_versions(path, storage_options=storage_options)
+    rows = [version.to_json() for version in versions]
+    click.echo(json.dumps(rows, indent=1) if as_json else "\n".join(map(str, versions)))
 
 
 def _summary(dataset: Dataset, clip: ClipSpec | None, batch_size: int | None) -> Summary:
@@ -174,8 +174,8 @@ def _show_samples(dataset: Dataset, samples: str, clip_len: int | None, *, as_js
     from seqrecord.loader.pipes.options import ClipOptions, check_option
 
     value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
-    first = value[0] if isinstance(value, list) else value
-    has_frames = not callable(first) and "frames" in column_names(first)
+    first_part = value[0] if isinstance(value, list) else value
+    has_frames = not callable(first_part) and "frames" in column_names(first_part)
     options = ClipOptions(clip_len=None if has_frames else clip_len or 1, samples=value)
     table = make_view(dataset, options).samples.samples_in(0)
     if as_json:
@@ -200,18 +200,21 @@ def _show_mix(
     from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
     from seqrecord.loader.mixing.yaml_file import read_yaml
 
-    chosen = {} if clip_len is None else {"clip_len": clip_len}
+    arguments = {} if clip_len is None else {"clip_len": clip_len}
     # A training may choose these two itself.
-    mix = load_mix(SeqRecordMix, path, split, chosen, {"batch_size": 1, "clip_len": 1})
+    mix = load_mix(SeqRecordMix, path, split, arguments, {"batch_size": 1, "clip_len": 1})
     summary, root = mix.summarize(), read_yaml(Path(path))
-    used = {name for one in summary.sources for name in (one.name, one.name.split("/")[0])}
+    source_names = [source.name for source in summary.sources]
+    used = {*source_names, *(name.split("/")[0] for name in source_names)}
     unused = [name for name in root["sources"] if name not in used]
     loaders = mix_loader(mix).loaders if samples else {}
-    tables = {name: one.view.samples.samples_in(0) for name, one in loaders.items()}
+    tables = {name: loader.view.samples.samples_in(0) for name, loader in loaders.items()}
     if as_json:
-        found = {"file": path, **summary.to_json(), "unused_sources": unused}
-        found |= {"samples": {name: one.head() for name, one in tables.items()}} if samples else {}
-        click.echo(json.dumps(found, indent=1))
+        report = {"file": path, **summary.to_json(), "unused_sources": unused}
+        report |= (
+            {"samples": {name: table.head() for name, table in tables.items()}} if samples else {}
+        )
+        click.echo(json.dumps(report, indent=1))
         return
     click.echo(f"{path}\n{summary}")
     for name, table in tables.items():
@@ -226,10 +229,10 @@ def _json_lines(
     dataset: Dataset, episodes: EpisodeFilter, *, clip: ClipSpec | None
 ) -> Iterator[str]:
     """Yield a JSON array row by row: the list of episodes may be long."""
-    before = "["
+    prefix = "["
     for row in list_episodes(dataset, episodes, clip=clip):
-        yield before + json.dumps(row.to_json())
-        before = ","
+        yield prefix + json.dumps(row.to_json())
+        prefix = ","
     yield "]"
 
 

@@ -58,10 +58,10 @@ def doctor(
     if quality is not None:
         check_replaceable(quality)
         with ProgressBar("episodes", quiet=quiet) as bar:
-            found = measure(src, still=still, progress=bar, storage_options=storage_options)
-        found.write(quality)
-        rows = [asdict(one) for one in found.episodes]
-        click.echo(json.dumps(rows, indent=1) if as_json else str(found))
+            table = measure(src, still=still, progress=bar, storage_options=storage_options)
+        table.write(quality)
+        rows = [asdict(episode) for episode in table.episodes]
+        click.echo(json.dumps(rows, indent=1) if as_json else str(table))
         return
     with ProgressBar("files", quiet=quiet) as bar:
         report = examine(src, progress=bar, storage_options=storage_options)

@@ -69,11 +69,11 @@ def _command(
 ) -> Callable[[Callable[..., None]], click.Command]:
     """Decorate an edit of a dataset, or of episodes of it."""
 
-    def decorated(function: Callable[..., None]) -> click.Command:
+    def decorate(function: Callable[..., None]) -> click.Command:
         function = _EPISODES(function) if episodes else function
         return edit.command(name)(click.argument("path")(function))
 
-    return decorated
+    return decorate
 
 
 def _options(function: Callable[..., None]) -> Callable[..., None]:
@@ -174,11 +174,14 @@ def set_entries(
 
     Other entries are unchanged.
     """
-    values = {name: json_or_text(one) for name, one in parse_pairs(entries, "NAME=VALUE").items()}
-    if twice := values.keys() & {*remove}:
-        raise click.UsageError(f"two values for {min(twice)}; expected one")
-    wanted = {**dict.fromkeys(remove), **values}
-    if bool(wanted) == (text is not None):
+    values = {
+        name: json_or_text(value_text)
+        for name, value_text in parse_pairs(entries, "NAME=VALUE").items()
+    }
+    if repeated_names := values.keys() & {*remove}:
+        raise click.UsageError(f"two values for {min(repeated_names)}; expected one")
+    changes = {**dict.fromkeys(remove), **values}
+    if bool(changes) == (text is not None):
         raise click.UsageError(
             "expected --set NAME=VALUE and --remove NAME, or only --text NAME=TEXT"
         )
@@ -186,7 +189,7 @@ def set_entries(
         [entry] = parse_pairs([text], "NAME=TEXT").items()
         changed = set_text(path, episodes, *entry, **options)
     else:
-        changed = set_metadata(path, episodes, wanted, **options)
+        changed = set_metadata(path, episodes, changes, **options)
     _print_keys(path, changed, "changed", options)
 
 
@@ -230,17 +233,17 @@ def merge(
     Copies chunks without decoding if a dataset has the codecs of the first one; encodes its frames
     again otherwise. The datasets themselves are unchanged.
     """
-    before = [""] * len(sources)
+    key_prefixes = [""] * len(sources)
     for text in prefixes:
         name, _, prefix = text.rpartition("=")
-        found = [i for i, path in enumerate(sources) if name.rstrip("/") in _names_of(path)]
-        if len(found) != 1 or before[found[0]]:
+        numbers = [i for i, path in enumerate(sources) if name.rstrip("/") in _names_of(path)]
+        if len(numbers) != 1 or key_prefixes[numbers[0]]:
             raise click.UsageError(
                 f"expected --prefix NAME=TEXT, NAME being one PATH or its last part; got {text!r}"
             )
-        before[found[0]] = prefix
+        key_prefixes[numbers[0]] = prefix
     with ProgressBar("frames", quiet=quiet, resumes=True) as bar:
-        report = merge_datasets(sources, dst, prefixes=before, progress=bar, **options)
+        report = merge_datasets(sources, dst, prefixes=key_prefixes, progress=bar, **options)
     would = "would have " if options["dry_run"] else ""
     click.echo(
         f"{parse_location(dst).shown}: {would}{counted(report.num_episodes, 'episode')}, "
@@ -251,7 +254,7 @@ def merge(
 @_command()
 @click.argument("name")
 @click.option(
-    "--from", "other", metavar="DATASET", help="Copy from a dataset with the same episodes."
+    "--from", "from_dataset", metavar="DATASET", help="Copy from a dataset with the same episodes."
 )
 @click.option("--feature", help="Name of the feature in DATASET. [NAME]")
 @click.option(
@@ -265,31 +268,36 @@ def merge(
 @click.option("--overwrite", is_flag=True, help="Replace the feature of this name.")
 @_options
 def add(
-    path: str, name: str, other: str | None, feature: str | None, files: str | None, **options: Any
+    path: str,
+    name: str,
+    from_dataset: str | None,
+    feature: str | None,
+    files: str | None,
+    **options: Any,
 ) -> None:
     """Add a feature.
 
     Writes new record files; existing ones are unchanged.
     """
-    if (other is None) == (files is None):
+    if (from_dataset is None) == (files is None):
         raise click.UsageError("expected either --from DATASET or --files FOLDER|FILE.npz")
-    if feature is not None and other is None:
+    if feature is not None and from_dataset is None:
         raise click.UsageError("--feature requires --from")
     if files is not None:
         spec = add_feature(path, name, values_of_files(files, name), **options)
     else:
-        assert other is not None
+        assert from_dataset is not None
         source = feature or name
         with opened(
-            other, features=[source], storage_options=options["storage_options"]
+            from_dataset, features=[source], storage_options=options["storage_options"]
         ) as dataset:
-            known = dataset.features[source]
+            source_spec = dataset.features[source]
             if options["codec"]:
-                known = replace(known, codec=())
+                source_spec = replace(source_spec, codec=())
             else:
-                known = spec_of_dataset(dataset, source)
+                source_spec = spec_of_dataset(dataset, source)
             values = values_of_dataset(dataset, source)
-            spec = add_feature(path, name, values, spec=known, **options)
+            spec = add_feature(path, name, values, spec=source_spec, **options)
     _print_done(path, f"{spec}", "added", options)
 
 
@@ -306,8 +314,8 @@ def describe(path: str, kinds: dict[str, str], units: dict[str, str], **options:
         raise click.UsageError(
             "nothing to change; expected --kind FEATURE=KIND or --unit FEATURE=UNIT"
         )
-    for name, given in {"kinds": kinds, "units": units}.items():
-        options[name] = {feature: text or None for feature, text in given.items()}
+    for name, texts in {"kinds": kinds, "units": units}.items():
+        options[name] = {feature: text or None for feature, text in texts.items()}
     changed = describe_features(path, **options)
     for spec in changed:
         click.echo(f"{spec.name}: kind {spec.kind or 'unknown'}, unit {spec.unit or 'unknown'}")
@@ -343,12 +351,12 @@ def _names_of(path: str) -> tuple[str, str]:
     return bare, bare.rpartition("/")[2]
 
 
-def _print_keys(path: str, keys: list[str], done: str, options: Mapping[str, Any]) -> None:
+def _print_keys(path: str, keys: list[str], verb: str, options: Mapping[str, Any]) -> None:
     for key in keys:
         click.echo(key)
-    _print_done(path, counted(len(keys), "episode"), done, options)
+    _print_done(path, counted(len(keys), "episode"), verb, options)
 
 
-def _print_done(path: str, changed: str, done: str, options: Mapping[str, Any]) -> None:
+def _print_done(path: str, changed: str, verb: str, options: Mapping[str, Any]) -> None:
     would = "would be " if options["dry_run"] else ""
-    click.echo(f"{parse_location(path).shown}: {changed} {would}{done}")
+    click.echo(f"{parse_location(path).shown}: {changed} {would}{verb}")

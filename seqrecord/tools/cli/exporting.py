@@ -68,20 +68,20 @@ def export(
         key, dest = key or "*", output
     if key is None or dest is None or output not in (None, dest):
         raise click.UsageError("expected PATH KEY|GLOB DEST, or PATH [KEY|GLOB] -o DEST")
-    for name, given in (("fps", fps), ("video", video), ("rename", rename or None)):
-        if kind == "frames" and given is not None:
+    for name, argument in (("fps", fps), ("video", video), ("rename", rename or None)):
+        if kind == "frames" and argument is not None:
             raise click.UsageError(f"--{name} requires --format lerobot")
-    how: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
+    open_options: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
     with (
-        _opened_or_packed(path, dest, features, quiet=quiet, **how) as dataset,
+        _opened_or_packed(path, dest, features, quiet=quiet, **open_options) as dataset,
         ProgressBar("frames", speed=True, quiet=quiet) as bar,
     ):
         episodes = [key] if key in dataset.episodes else key
         count = len(dataset.find_episodes(episodes))
         options: dict[str, Any] = {"features": features, "progress": bar}
         if kind == "lerobot":
-            more: dict[str, Any] = {"fps": fps, "video": video, "rename": rename}
-            to_lerobot(dataset, dest, episodes=episodes, **more, **options)
+            lerobot_options: dict[str, Any] = {"fps": fps, "video": video, "rename": rename}
+            to_lerobot(dataset, dest, episodes=episodes, **lerobot_options, **options)
         else:
             to_files(dataset, episodes, dest, **options)
     click.echo(f"{Path(dest)}: {counted(count, 'episode')}")
@@ -109,13 +109,13 @@ def _opened_or_packed(
     source = open_source(
         path, storage_options=storage_options, features=features, **(options or {})
     )
-    beside = Path(dest).absolute().parent
-    beside.mkdir(parents=True, exist_ok=True)
-    with TemporaryDirectory(prefix=".seqrecord-", dir=beside) as folder:
+    parent = Path(dest).absolute().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    with TemporaryDirectory(prefix=".seqrecord-", dir=parent) as folder:
         with ProgressBar("frames", speed=True, quiet=quiet) as bar:
             convert(source, Path(folder) / "records", progress=bar)
-        with open_dataset(Path(folder) / "records") as packed:
-            yield packed
+        with open_dataset(Path(folder) / "records") as packed_dataset:
+            yield packed_dataset
 
 
 @click.command(cls=Command)
@@ -131,9 +131,11 @@ def push(path: str, url: str, **options: Any) -> None:
     Uploads new files only, also after an interruption, and makes one commit with a dataset card.
     DST may also be an index of an original at a URL.
     """
-    done = to_hub(path, url, **options)
-    sent = f"{counted(len(done.sent), 'file')}, {format_size(done.sent_bytes)}"
-    removed = f", {len(done.removed)} removed" if done.removed else ""
-    click.echo(f"{done.url}: {f'{sent} pushed{removed}' if done.sent else 'nothing new'}")
-    if done.is_card_kept:
+    report = to_hub(path, url, **options)
+    sent_text = f"{counted(len(report.sent), 'file')}, {format_size(report.sent_bytes)}"
+    removed_text = f", {len(report.removed)} removed" if report.removed else ""
+    click.echo(
+        f"{report.url}: {f'{sent_text} pushed{removed_text}' if report.sent else 'nothing new'}"
+    )
+    if report.is_card_kept:
         click.echo("README.md kept: it was not written by push", err=True)

@@ -69,7 +69,7 @@ def clean(
     if no_rewrite and is_given(context, "min_unused"):
         raise click.UsageError("--min-unused has no effect with --no-rewrite")
     would = "would be " if options["dry_run"] else ""
-    shown = parse_location(path).shown
+    url = parse_location(path).shown
     remove = partial(
         remove_old, path, older_than=older_than, keep_versions=keep_versions, **options
     )
@@ -85,10 +85,10 @@ def clean(
     if report is not None and report.rewritten:
         count = counted(len(report.rewritten), "record file")
         click.echo(
-            f"{shown}: {count} {would}rewritten: {format_size(report.copied_bytes)} copied, "
+            f"{url}: {count} {would}rewritten: {format_size(report.copied_bytes)} copied, "
             f"{format_size(report.freed_bytes)} to be freed by deleting the old ones"
         )
-    click.echo(f"{shown}: {counted(len(removed), 'file')} {would}removed")
+    click.echo(f"{url}: {counted(len(removed), 'file')} {would}removed")
 
 
 @click.command(cls=Command)
@@ -108,13 +108,13 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
     Episodes of these splits keep their split; `seqrecord edit split` removes them from it.
     Example: seqrecord split records/ train=0.9 val=0.1
     """
-    wanted = parse_pairs(shares, form := "NAME=SHARE such as train=0.9")
+    texts = parse_pairs(shares, form := "NAME=SHARE such as train=0.9")
     try:
-        given = {name: float(share) for name, share in wanted.items()}
+        fractions = {name: float(share) for name, share in texts.items()}
     except ValueError as error:
         raise click.UsageError(f"expected {form}: {error}") from None
-    found = split_dataset(path, given, **options)
-    counts = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in found.items())
+    split_sizes = split_dataset(path, fractions, **options)
+    counts = ", ".join(f"{name} {counted(count, 'episode')}" for name, count in split_sizes.items())
     click.echo(f"{parse_location(path).shown}: {counts}")
 
 
@@ -142,14 +142,14 @@ def stats(
     split are computed each time and not stored.
     """
     with open_dataset(path, storage_options=storage_options) as dataset:
-        schema, found = dataset.features, dataset.statistics
-        computes = recompute or found.lacking is not None or split is not None
+        schema, statistics = dataset.features, dataset.statistics
+        computes = recompute or statistics.lacking is not None or split is not None
         if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
                 if dry_run or split is not None:
-                    found = dataset.compute_statistics(split=split, progress=bar)
+                    statistics = dataset.compute_statistics(split=split, progress=bar)
                 else:
-                    found = add_statistics(path, progress=bar, storage_options=storage_options)
-    click.echo(json.dumps(found.summary(), indent=1) if as_json else str(found))
-    if missing := found.missing(schema):
-        click.echo(f"no statistics of {', '.join(missing)}; use --recompute", err=True)
+                    statistics = add_statistics(path, progress=bar, storage_options=storage_options)
+    click.echo(json.dumps(statistics.summary(), indent=1) if as_json else str(statistics))
+    if lacking_features := statistics.missing(schema):
+        click.echo(f"no statistics of {', '.join(lacking_features)}; use --recompute", err=True)

@@ -163,10 +163,13 @@ def write(
         "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
         "map": places or None,
     }
-    others = source_options or {}
-    if twice := sorted(others.keys() & (named.keys() | {"features", "format", "keep_encoded"})):
+    extra_options = source_options or {}
+    if repeated_names := sorted(
+        extra_options.keys() & (named.keys() | {"features", "format", "keep_encoded"})
+    ):
+        name = repeated_names[0]
         raise click.UsageError(
-            f"--source-option {twice[0]} is not valid; use --{twice[0].replace('_', '-')}"
+            f"--source-option {name} is not valid; use --{name.replace('_', '-')}"
         )
     source = open_source(
         src,
@@ -175,33 +178,36 @@ def write(
         keep_encoded=keep_encoded,
         storage_options=storage_options if is_url(src) else None,
         **named,
-        **others,
+        **extra_options,
     )
     if undistort:
         from seqrecord.formats.sources.undistorting import undistorted  # rarely needed
 
         source = undistorted(source)
-    destined = storage_options if is_url(destination) or not is_url(src) else None
+    dst_options = storage_options if is_url(destination) or not is_url(src) else None
     # Features of --keep-encoded have a codec: a preset for all others does not replace it.
-    resized = options["resize"] or ()
-    chosen = parse_codecs(
-        codecs, lambda: [n for n, s in source.schema().items() if not s.codec or n in resized]
+    resized_features = options["resize"] or ()
+    codec_choice = parse_codecs(
+        codecs,
+        lambda: [n for n, s in source.schema().items() if not s.codec or n in resized_features],
     )
     with ProgressBar("frames", speed=True, quiet=quiet, resumes=True) as bar:
         report = convert(
             source,
             destination,
-            codecs=chosen,
+            codecs=codec_choice,
             statistics=statistics != "none",
             progress=bar,
-            storage_options=destined,
+            storage_options=dst_options,
             **options,
         )
-        frames, took = bar.last.done, f"{bar.seconds:.1f} s ({bar.speed})"
+        frames, duration = bar.last.done, f"{bar.seconds:.1f} s ({bar.speed})"
     if statistics == "all":
         with ProgressBar("frames for statistics", quiet=quiet) as bar:
-            add_statistics(destination, only_lacking=True, progress=bar, storage_options=destined)
-    _print_written(parse_location(destination).shown, report, frames, took, quiet)
+            add_statistics(
+                destination, only_lacking=True, progress=bar, storage_options=dst_options
+            )
+    _print_written(parse_location(destination).shown, report, frames, duration, quiet)
     _print_damaged(report.damaged)  # not a failure: their episodes were converted again
 
 
@@ -248,15 +254,15 @@ def index(
                 "--append, --resume, --checksums, --check-video, --features, --source-option, "
                 "--kind, --unit, --skip-bad-episodes and --strict require --dst"
             )
-        if (found := find_index(src, storage_options, workers=None)) is None:
+        if (original_index := find_index(src, storage_options, workers=None)) is None:
             raise SourceError(
                 "not an original that can be indexed without --dst; pass --dst, or convert it "
                 "with `seqrecord write --src`",
                 file=parse_location(src).shown,
                 expected="a LeRobot dataset, or a folder with videos only",
             )
-        click.echo(str(found.folder))
-        _print_bad(found.bad.errors)
+        click.echo(str(original_index.folder))
+        _print_bad(original_index.bad.errors)
         return
     source = open_source(
         src,
@@ -273,11 +279,11 @@ def index(
             storage_options=storage_options if is_url(dst) or not is_url(src) else None,
             **options,
         )
-        took = f"{bar.seconds:.1f} s"
+        duration = f"{bar.seconds:.1f} s"
     if not quiet:
         click.echo(
             f"{parse_location(dst).shown}: indexed {counted(len(report.written), 'episode')} in "
-            f"{took}; references {parse_location(src).shown}"
+            f"{duration}; references {parse_location(src).shown}"
         )
         _print_inventory(report)
     _print_bad({bad.key: bad.error for bad in report.bad})
@@ -293,23 +299,23 @@ def _default_destination(src: str) -> str:
 
 
 def _print_written(
-    destination: str, report: ConvertReport, frames: int, took: str, quiet: bool
+    destination: str, report: ConvertReport, frames: int, duration: str, quiet: bool
 ) -> None:
     if not quiet:
         manifest = report.manifest
-        stored = sum(file.size for file in manifest.record_files)
-        raw = manifest.num_frames * manifest.schema.frame_nbytes
+        stored_bytes = sum(file.size for file in manifest.record_files)
+        raw_bytes = manifest.num_frames * manifest.schema.frame_nbytes
         # Text is small. The raw size of other features with varying shapes is unknown.
         features = manifest.schema.active
         is_known = all(spec.value_kind.are_short for spec in features.variable)
         is_known &= len(features.variable) < len(features)
-        size = format_size(stored)
+        size = format_size(stored_bytes)
         if is_known:
-            size = f"{format_size(raw)} raw in {size} ({raw / stored:.2f}x)"
-        there = f"; {len(report.skipped):,} already present" if report.skipped else ""
+            size = f"{format_size(raw_bytes)} raw in {size} ({raw_bytes / stored_bytes:.2f}x)"
+        present_text = f"; {len(report.skipped):,} already present" if report.skipped else ""
         click.echo(
             f"{destination}: wrote {counted(len(report.written), 'episode')}, "
-            f"{counted(frames, 'frame')} in {took}{there}"
+            f"{counted(frames, 'frame')} in {duration}{present_text}"
         )
         click.echo(f"the dataset: {_contents(manifest)}, {size}")
         _print_inventory(report)

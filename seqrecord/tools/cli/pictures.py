@@ -121,31 +121,31 @@ def view(
     if rerun and quality:
         raise click.UsageError("--rerun cannot be combined with --quality")
     is_page = output.lower().endswith((*_PAGES, "/")) or Path(output).is_dir()
-    chosen = "rerun" if rerun else "quality" if quality else "page" if is_page else "clip"
+    kind = "rerun" if rerun else "quality" if quality else "page" if is_page else "clip"
     for parameter in context.command.params:
-        if parameter.name in _REFUSED[chosen] and is_given(context, parameter.name):
-            problem = f"cannot be combined with {'a page' if is_page else f'--{chosen}'}"
-            if chosen == "clip":
+        if parameter.name in _REFUSED[kind] and is_given(context, parameter.name):
+            problem = f"cannot be combined with {'a page' if is_page else f'--{kind}'}"
+            if kind == "clip":
                 is_rerun = parameter.name in _OF_RERUN
                 problem = f"requires {'--rerun' if is_rerun else 'a page, -o FILE.html'}"
             raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
-    shared = {name: options[name] for name in ("features", "storage_options")}
-    if chosen == "page":
+    dataset_options = {name: options[name] for name in ("features", "storage_options")}
+    if kind == "page":
         with ProgressBar("episodes", quiet=quiet) as bar:
-            written = view_page(
+            page = view_page(
                 path,
                 output,
                 _selection(episodes),
                 quality=quality_table,
                 max_size=max_size,
                 progress=bar,
-                **shared,
+                **dataset_options,
             )
-        click.echo(str(written))
+        click.echo(str(page))
         return
     if rerun:
         with ProgressBar("frames", quiet=quiet) as bar:
-            frames = view_rerun(path, key, save=save, progress=bar, **shared)
+            frames = view_rerun(path, key, save=save, progress=bar, **dataset_options)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
     target = local_path(output, "the image")

@@ -48,14 +48,14 @@ def _interruptible() -> Iterator[None]:
 
     is_main = threading.current_thread() is threading.main_thread()
     numbers = [signal.SIGTERM, signal.SIGHUP] if is_main else []
-    before = [(n, signal.getsignal(n)) for n in numbers]
-    before = [(n, handler) for n, handler in before if handler == signal.SIG_DFL]
+    handlers = [(n, signal.getsignal(n)) for n in numbers]
+    handlers = [(n, handler) for n, handler in handlers if handler == signal.SIG_DFL]
     try:
-        for n, _ in before:
+        for n, _ in handlers:
             signal.signal(n, interrupt)
         yield
     finally:
-        for n, handler in before:
+        for n, handler in handlers:
             signal.signal(n, handler)
         _received.clear()
 
@@ -64,10 +64,10 @@ class Command(click.Command):
     """A command that refuses an option given twice; click would ignore the first value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        _, _, given = self.make_parser(ctx).parse_args(args=[*args])
-        for param in given:
-            is_one = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
-            if is_one and given.count(param) > 1 and not ctx.resilient_parsing:
+        _, _, params = self.make_parser(ctx).parse_args(args=[*args])
+        for param in params:
+            takes_one = isinstance(param, click.Option) and not (param.multiple or param.is_flag)
+            if takes_one and params.count(param) > 1 and not ctx.resilient_parsing:
                 raise click.UsageError(f"{param.opts[-1]} is given twice; expected once", ctx)
         return super().parse_args(ctx, args)
 
@@ -125,8 +125,8 @@ class Commands(Group):
             sys.exit(code if isinstance(code, int) else 0)
         except click.UsageError as error:
             context = f"; see {error.ctx.command_path} --help" if error.ctx else ""
-            shown = without_secrets(error.format_message().rstrip("."))
-            _fail(f"{shown}{context}", _MISUSED, debug)
+            message = without_secrets(error.format_message().rstrip("."))
+            _fail(f"{message}{context}", _MISUSED, debug)
         except click.ClickException as error:
             _fail(without_secrets(error.format_message()), error.exit_code, debug)
         except click.Abort:

@@ -26,15 +26,15 @@ def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     from seqrecord.loader.mixing.file_values import check_keys, python_value
     from seqrecord.loader.mixing.yaml_file import yaml_value
 
-    known = {item.name for item in fields(LoaderOptions)}.difference(OF_PYTHON)
-    found: dict[str, Any] = {}
+    names = {field.name for field in fields(LoaderOptions)}.difference(OF_PYTHON)
+    arguments: dict[str, Any] = {}
     for name, value in parse_pairs(values, "NAME=VALUE").items():
         try:
-            check_keys("a loader has no such argument", [name], known)
-            found[name] = check_option(name, python_value(name, yaml_value(value)))
+            check_keys("a loader has no such argument", [name], names)
+            arguments[name] = check_option(name, python_value(name, yaml_value(value)))
         except ClipError as error:
             raise click.BadParameter(str(error)) from error
-    return found
+    return arguments
 
 
 @click.command(cls=Command)
@@ -84,8 +84,10 @@ def bench(
     """
     options["device"] = None if device == "cpu" else device
     options = {name: value for name, value in options.items() if value is not None}
-    if twice := sorted(options.keys() & arguments):
-        raise click.UsageError(f"{twice[0]} is given as an option and with --loader; expected once")
+    if repeated_names := sorted(options.keys() & arguments):
+        raise click.UsageError(
+            f"{repeated_names[0]} is given as an option and with --loader; expected once"
+        )
     options |= arguments
     if trace is not None:
         options["engine"] = replace(options.get("engine") or EngineOptions(), trace=trace)
@@ -94,12 +96,12 @@ def bench(
         dataset = open_dataset(
             path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
         )
-        opened = perf_counter() - begin
+        open_seconds = perf_counter() - begin
         report = run_bench(
             dataset,
             consumer_seconds=consumer_ms / 1e3,
             progress=bar,
             **options,
         )
-    report = replace(report, open_seconds=opened + report.open_seconds)
+    report = replace(report, open_seconds=open_seconds + report.open_seconds)
     click.echo(json.dumps(report.to_json(), indent=1) if as_json else str(report))

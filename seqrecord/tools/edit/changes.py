@@ -35,6 +35,7 @@ from seqrecord.store.writing.committing import (
     recorded,
 )
 from seqrecord.store.writing.edit_files import put_edits
+from seqrecord.store.writing.record_files import ChunkWriter
 from seqrecord.store.writing.stored_statistics import stored_statistics
 
 _REFUSED = "another writer committed meanwhile; nothing was committed: try again"
@@ -56,31 +57,31 @@ class EditedDataset:
         statistics: Statistics | None = None,
         *,
         writer: str | None = None,
-        gone: Collection[str] = (),
+        replaced_files: Collection[str] = (),
     ) -> tuple[Manifest, list[str]]:
         """Commit the dataset with these edits; returns the manifest and new record files' paths.
 
-        New record files are files of `writer`; they replace the files in `gone`. Without
-        `statistics`, the dataset's statistics stay if its frames stay. Raises `FormatError`, and
-        commits nothing, if the record files do not give the expected episodes (`Delete` edits may
-        remove some), and `ConflictError` if another writer has committed.
+        New record files are files of `writer`; they replace `replaced_files`. Without
+        `statistics`, the dataset keeps its statistics if it keeps its frames. Raises `FormatError`,
+        and commits nothing, if the record files do not give the expected episodes (`Delete` edits
+        may remove some), and `ConflictError` if another writer has committed.
         """
         storage, manifest, kinds = self.storage, self.manifest, {type(edit) for edit in edits}
         own_files = own_sizes(record_sizes(storage), writer) if writer else {}
         sizes = {path: size for path, size in own_files.items() if path not in self.base.files}
-        footers = {path: footer for path, footer in self.footers.items() if path not in gone}
+        old_files = [file for file in manifest.record_files if file.path not in replaced_files]
+        footers = {file.path: self.footers[file.path] for file in old_files}
         footers |= read_footers(storage, sizes)
-        kept = [file for file in manifest.record_files if file.path not in gone]
-        new = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
-        with SmallFiles(storage, writer) as own:
-            changed = replace(
+        new_files = [RecordFile(path, size, footers[path].file_id) for path, size in sizes.items()]
+        with SmallFiles(storage, writer) as small_files:
+            new_manifest = replace(
                 manifest,
-                edits=(*manifest.edits, *put_edits(own, edits, manifest.edits)),
-                record_files=(*kept, *new),
+                edits=(*manifest.edits, *put_edits(small_files, edits, manifest.edits)),
+                record_files=(*old_files, *new_files),
             )
-            lengths = {file.path: file.size for file in changed.record_files}
+            lengths = {file.path: file.size for file in new_manifest.record_files}
             version = rebuild_version(
-                storage, replace(self.base, manifest=changed), footers, lengths
+                storage, replace(self.base, manifest=new_manifest), footers, lengths
             )
             is_same = np.array_equal(version.index.uids, self.index.uids)
             if not edits:
@@ -94,35 +95,37 @@ class EditedDataset:
                 version = version.with_fields(statistics=manifest.statistics)
             if statistics is None and version.manifest.statistics is not None:
                 statistics = self._rekeyed(edits)
-            done = put_version(own, self.base, version, statistics, refused=_REFUSED)
-        return done, list(sizes)
+            committed = put_version(small_files, self.base, version, statistics, refused=_REFUSED)
+        return committed, list(sizes)
 
     def _rekeyed(self, edits: Sequence[Edit]) -> Statistics | None:
         """The statistics with the new keys of renamed episodes; `None` if they need no change."""
         keys = next((edit.keys for edit in reversed(edits) if isinstance(edit, Rename)), None)
         if keys is None:
             return None
-        known = stored_statistics(self.storage, self.manifest)
-        if known is None or not any(one.non_finite for one in known.values()):
+        statistics = stored_statistics(self.storage, self.manifest)
+        if statistics is None or not any(moments.non_finite for moments in statistics.values()):
             return None
-        new = {key: keys.get(self.index.uid(i), key) for key, i in self.index.positions.items()}
-        return known.rekeyed(lambda key: new.get(key, key))
+        new_keys = {
+            key: keys.get(self.index.uid(i), key) for key, i in self.index.positions.items()
+        }
+        return statistics.rekeyed(lambda key: new_keys.get(key, key))
 
     def find(self, episodes: EpisodeFilter) -> list[int]:
         """Numbers of the episodes that a filter selects; see `find_episodes`."""
-        found: list[int] = find_episodes(
+        numbers: list[int] = find_episodes(
             self.index, self.manifest.splits, episodes, url=self.storage.url
         ).tolist()
-        return found
+        return numbers
 
-    def relabelled(
+    def relabel(
         self, entries: Callable[[dict[str, Any]], dict[str, Any]], episodes: Iterable[int]
     ) -> Change:
         """Replace the metadata of episodes; `entries` returns the new metadata of one."""
         texts = {}
         for i in episodes:
-            before = self.index.episode_metadata(i)
-            if (text := encode_metadata(entries(before))) != encode_metadata(before):
+            metadata = self.index.episode_metadata(i)
+            if (text := encode_metadata(entries(metadata))) != encode_metadata(metadata):
                 texts[i] = text
         return [*texts], [Relabel({self.index.uid(i): text for i, text in texts.items()})]
 
@@ -140,10 +143,10 @@ def edit_dataset(
 ) -> list[str]:
     """Commit the change that `make` returns; returns the keys of the changed episodes."""
     with open_for_edit(location, storage_options, if_version) as dataset:
-        chosen, edits = make(dataset)
-        if chosen and not dry_run:
+        numbers, edits = make(dataset)
+        if numbers and not dry_run:
             dataset.commit(edits)
-        return [dataset.index.key(i) for i in chosen]
+        return [dataset.index.key(i) for i in numbers]
 
 
 def read_existing(storage: Storage) -> EditedDataset:
@@ -154,12 +157,12 @@ def read_existing(storage: Storage) -> EditedDataset:
         index = load_index(storage, manifest)
         return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
 
-    with originals_named(storage):
+    with naming_originals(storage):
         return read_consistent(storage, look)
 
 
 @contextmanager
-def originals_named(storage: Storage) -> Iterator[None]:
+def naming_originals(storage: Storage) -> Iterator[None]:
     """Tell of an original in the block that there is no dataset, and what to do."""
     try:
         yield
@@ -187,6 +190,17 @@ def open_for_edit(
         dataset = read_existing(storage)
         check_version(storage, dataset.manifest, if_version)
         yield dataset
+
+
+@contextmanager
+def closing_or_aborting(files: ChunkWriter) -> Iterator[None]:
+    """Close new record files at the end of the block, or remove unfinished ones after an error."""
+    try:
+        yield
+        files.close()
+    except BaseException:
+        files.abort()
+        raise
 
 
 def check_version(storage: Storage, manifest: Manifest, if_version: str | None) -> None:
@@ -239,13 +253,13 @@ def restore_version(
         with suppress(NotFoundError):
             if old.inventory is not None:
                 inventories = read_inventories(storage, old.inventory)
-        added = sorted(_uids(index) - _uids(old_index))
-        with SmallFiles(storage) as own:
-            deletions = [Delete(tuple(added))] if added else []
-            undone = _files_since(storage, current, version)
-            undone -= {file.path for file in old.record_files}
-            edits = put_edits(own, deletions, old.edits, left_out=sorted(undone))
-            restored = replace(
+        added_uids = sorted(_uids(index) - _uids(old_index))
+        with SmallFiles(storage) as small_files:
+            deletions = [Delete(tuple(added_uids))] if added_uids else []
+            undone_files = _files_since(storage, current, version)
+            undone_files -= {file.path for file in old.record_files}
+            edits = put_edits(small_files, deletions, old.edits, left_out=sorted(undone_files))
+            new_manifest = replace(
                 old,
                 next_ordinal=max(current.next_ordinal, old.next_ordinal),
                 statistics=None,
@@ -253,12 +267,12 @@ def restore_version(
                 inventory=current.inventory,
                 removed=current.removed,
             )
-            done = put_version(
-                *(own, base, Version(old_index, restored), statistics),
+            committed = put_version(
+                *(small_files, base, Version(old_index, new_manifest), statistics),
                 inventories=inventories,
                 refused=_REFUSED,
             )
-            return done.commit
+            return committed.commit
 
 
 def _files_since(storage: Storage, current: Manifest, version: str) -> set[str]:

@@ -60,7 +60,7 @@ from seqrecord.store.writing.committing import (
 from seqrecord.store.writing.edit_files import batched
 from seqrecord.store.writing.record_files import ChunkWriter
 from seqrecord.store.writing.stored_schema import check_sizes
-from seqrecord.tools.edit.changes import originals_named, read_existing
+from seqrecord.tools.edit.changes import closing_or_aborting, naming_originals, read_existing
 
 MIN_UNUSED = 0.25  # share of a record file's bytes that makes a rewrite worth it
 
@@ -129,9 +129,9 @@ def rewrite_files(
     """
     if not 0 < min_unused <= 1:
         raise ValueError(f"min_unused must be above 0 and at most 1, not {min_unused}")
-    file_bytes, most_bytes = check_sizes(None, max_file_size), parse_size(commit_bytes)
+    file_bytes, commit_limit = check_sizes(None, max_file_size), parse_size(commit_bytes)
     with closing(open_storage(location, storage_options)) as storage:
-        with originals_named(storage):
+        with naming_originals(storage):
             _, manifest = read_dataset(storage)
         edits = read_edits(storage, manifest.edits)
         if not (edits.deleted or edits.frames) and manifest.schema.active == manifest.schema:
@@ -139,26 +139,23 @@ def rewrite_files(
         dataset = read_existing(storage)
         manifest = dataset.manifest
         edits = read_edits(storage, manifest.edits)
-        _, fitting = matching_footers(
+        _, matching_pairs = matching_footers(
             list(dataset.footers.items()), manifest.schema, dataset.footers
         )
-        footers = dict(fitting)
-        plans = {
-            path: (dead, live)
+        footers = dict(matching_pairs)
+        sizes = {
+            path: _dead_and_live_bytes(footer, manifest.schema, edits)
             for path, footer in footers.items()
-            for dead, live in [_unused(footer, manifest.schema, edits)]
-            if dead and dead >= min_unused * (dead + live)
         }
-        total = sum(live for _, live in plans.values())
-        copied, written, writer = 0, list[str](), new_writer_id()
-
-        def count(nbytes: int) -> None:
-            nonlocal copied
-            copied += nbytes
-            if progress is not None:
-                progress(Progress(copied, total))
-
-        for batch in batched([] if dry_run else plans, lambda path: plans[path][1], most_bytes):
+        live_bytes = {
+            path: live
+            for path, (dead, live) in sizes.items()
+            if dead >= max(1, min_unused * (dead + live))
+        }
+        total = sum(live_bytes.values())
+        new_files, writer = list[str](), new_writer_id()
+        copies = _FileCopies(storage, manifest.schema, edits, total, progress)
+        for batch in batched([] if dry_run else live_bytes, live_bytes.__getitem__, commit_limit):
             if dataset.manifest.commit != manifest.commit:
                 raise ConflictError(
                     "another writer committed meanwhile; files rewritten before stay: try again",
@@ -168,40 +165,31 @@ def rewrite_files(
             files = ChunkWriter(
                 *(storage, manifest.schema), writer=writer, max_file_size=file_bytes, notes=False
             )
-            try:
+            with closing_or_aborting(files):
                 for path in batch:
-                    chunks = _live_chunks(footers[path], edits, manifest.schema)
-                    for some in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
-                        stored = _read(storage, path, footers[path], manifest.schema, some)
-                        for part, of_part in groupby(stored, itemgetter(0)):
-                            files.copy(part, (chunk for _, chunk in of_part))
-                        count(sum(chunk.length for chunk in some))
-                files.close()
-            except BaseException:
-                files.abort()
-                raise
-            manifest, new = dataset.commit(writer=writer, gone=batch)
-            written += new
-            if batch[-1] != [*plans][-1]:
+                    copies.copy(path, footers[path], files)
+            manifest, new_paths = dataset.commit(writer=writer, replaced_files=batch)
+            new_files += new_paths
+            if batch[-1] != [*live_bytes][-1]:
                 dataset = read_existing(storage)
-        if written and progress is not None:
-            progress(Progress(total, total))  # with padding
-        freed = sum(dead for dead, _ in plans.values())
-        return RewriteReport(tuple(plans), tuple(written), freed, total)
+        if new_files:
+            copies.report(total)  # with padding
+        freed_bytes = sum(sizes[path][0] for path in live_bytes)
+        return RewriteReport(tuple(live_bytes), tuple(new_files), freed_bytes, total)
 
 
-def _unused(footer: Footer, schema: Schema, edits: Edits) -> tuple[int, int]:
+def _dead_and_live_bytes(footer: Footer, schema: Schema, edits: Edits) -> tuple[int, int]:
     """Bytes of deleted and of remaining chunks in a record file, with padding."""
     dead = live = 0
-    each = zip(footer.chunks, _live(footer, edits), strict=True)
-    for (rows, is_live), group in zip(each, schema.groups, strict=False):
-        before = rows["pages"]["length"]
-        after = before.copy()
-        after[~is_live] = 0
-        after[:, [spec.is_dropped for spec in group.values()]] = 0
-        kept = int(chunk_bytes(after, group).sum())
-        dead += int(chunk_bytes(before, group).sum()) - kept
-        live += kept
+    chunk_tables = zip(footer.chunks, _live_masks(footer, edits), strict=True)
+    for (rows, is_live), group in zip(chunk_tables, schema.groups, strict=False):
+        stored_lengths = rows["pages"]["length"]
+        live_lengths = stored_lengths.copy()
+        live_lengths[~is_live] = 0
+        live_lengths[:, [spec.is_dropped for spec in group.values()]] = 0
+        live_bytes = int(chunk_bytes(live_lengths, group).sum())
+        dead += int(chunk_bytes(stored_lengths, group).sum()) - live_bytes
+        live += live_bytes
     return dead, live
 
 
@@ -219,69 +207,103 @@ class _Chunk:
         return sum(page.length for page in self.pages)
 
 
-def _live(footer: Footer, edits: Edits) -> list[npt.NDArray[np.bool_]]:
+def _live_masks(footer: Footer, edits: Edits) -> list[npt.NDArray[np.bool_]]:
     """For each group, which chunks have frames of the dataset: bool [chunks].
 
     A part with an episode's length keeps a chunk, since record files must state the length.
     """
-    everything = 0, MAX_EPISODE_FRAMES
+    full_span = 0, MAX_EPISODE_FRAMES
     spans = [
-        (0, 0) if part.uid in edits.deleted else edits.frames.get(part.uid, everything)
+        (0, 0) if part.uid in edits.deleted else edits.frames.get(part.uid, full_span)
         for part in footer.episodes
     ]
     start, stop = np.array(spans, np.int64).T
-    found, kept = [], np.zeros(len(spans), bool)
+    group_masks, has_chunk = [], np.zeros(len(spans), bool)
     for rows in footer.chunks:
-        first, episode = rows["first_frame"].astype(np.int64), rows["episode"]
-        is_live = (first < stop[episode]) & (first + rows["num_frames"] > start[episode])
-        kept[episode[is_live]] = True
-        found.append(is_live)
-    for at, part in enumerate(footer.episodes):
-        if not kept[at] and part.num_frames is not None and part.uid not in edits.deleted:
-            group = next(n for n, rows in enumerate(footer.chunks) if at in rows["episode"])
-            found[group][np.searchsorted(footer.chunks[group]["episode"], at)] = True
-    return found
+        first_frame, episode = rows["first_frame"].astype(np.int64), rows["episode"]
+        is_live = (first_frame < stop[episode]) & (
+            first_frame + rows["num_frames"] > start[episode]
+        )
+        has_chunk[episode[is_live]] = True
+        group_masks.append(is_live)
+    for number, part in enumerate(footer.episodes):
+        if not has_chunk[number] and part.num_frames is not None and part.uid not in edits.deleted:
+            group = next(n for n, rows in enumerate(footer.chunks) if number in rows["episode"])
+            group_masks[group][np.searchsorted(footer.chunks[group]["episode"], number)] = True
+    return group_masks
 
 
 def _live_chunks(footer: Footer, edits: Edits, schema: Schema) -> Iterator[_Chunk]:
     """Chunks with frames of the dataset, in file order, episode by episode."""
     dropped = [[spec.is_dropped for spec in group.values()] for group in schema.groups]
-    is_live = _live(footer, edits)
-    for at, part in enumerate(footer.episodes):
-        found = []
+    is_live = _live_masks(footer, edits)
+    for part_number, part in enumerate(footer.episodes):
+        chunks = []
         for group, rows in enumerate(footer.chunks):
-            first, stop = np.searchsorted(rows["episode"], [at, at + 1]).tolist()
-            numbers = (first + np.flatnonzero(is_live[group][first:stop])).tolist()
-            found += [(int(rows["offset"][number]), group, number) for number in numbers]
-        for _, group, number in sorted(found):
+            begin, stop = np.searchsorted(rows["episode"], [part_number, part_number + 1]).tolist()
+            numbers = (begin + np.flatnonzero(is_live[group][begin:stop])).tolist()
+            chunks += [(int(rows["offset"][number]), group, number) for number in numbers]
+        for _, group, number in sorted(chunks):
             pages = zip(page_ranges(footer.chunks[group][number]), dropped[group], strict=True)
-            left = [ByteRange(page.start, page.start) if gone else page for page, gone in pages]
-            yield _Chunk(part, group, number, left)
+            kept_pages = [
+                ByteRange(page.start, page.start) if is_gone else page for page, is_gone in pages
+            ]
+            yield _Chunk(part, group, number, kept_pages)
 
 
-def _read(
-    storage: Storage, path: str, footer: Footer, schema: Schema, chunks: Sequence[_Chunk]
-) -> list[tuple[EpisodePart, StoredChunk]]:
-    """Read chunks of a record file together, and check them; a damaged read is repeated once."""
-    wanted = [page for chunk in chunks for page in chunk.pages if page.length]
+@dataclass
+class _FileCopies:
+    """Copies of chunks in new record files; reports `num_bytes` of `total` to `progress`."""
 
-    def read() -> list[tuple[EpisodePart, StoredChunk]]:
-        buffers = [memoryview(bytearray(page.length)) for page in wanted]
-        storage.read_ranges(path, wanted, buffers)
-        found, stored = dict(zip(wanted, buffers, strict=True)), []
-        for chunk in chunks:
-            pages = [found.get(page, b"") for page in chunk.pages]
-            with located(ChecksumError, file=f"{storage.url}/{path}", episode=chunk.part.key):
-                item = stored_chunk(footer, schema, chunk.group, chunk.number, pages)
-            stored.append((chunk.part, item))
-        return stored
+    storage: Storage
+    schema: Schema
+    edits: Edits
+    total: int
+    progress: Callable[[Progress], None] | None
+    num_bytes: int = 0
 
-    try:
-        return read()
-    except ChecksumError:
-        if not worth_rereading(storage, path, wanted):
-            raise
-        return read()
+    def copy(self, path: str, footer: Footer, files: ChunkWriter) -> None:
+        """Copy the chunks with frames of the dataset from a record file into new files."""
+        chunks = _live_chunks(footer, self.edits, self.schema)
+        for read_batch in batched(chunks, lambda chunk: chunk.length, _READ_BYTES):
+            chunk_copies = self.read(path, footer, read_batch)
+            for part, copies_of_part in groupby(chunk_copies, itemgetter(0)):
+                files.copy(part, (chunk for _, chunk in copies_of_part))
+            self.report(self.num_bytes + sum(chunk.length for chunk in read_batch))
+
+    def read(
+        self, path: str, footer: Footer, chunks: Sequence[_Chunk]
+    ) -> list[tuple[EpisodePart, StoredChunk]]:
+        """Read chunks of a record file together, and check them.
+
+        A damaged read is repeated once.
+        """
+        ranges = [page for chunk in chunks for page in chunk.pages if page.length]
+
+        def read() -> list[tuple[EpisodePart, StoredChunk]]:
+            buffers = [memoryview(bytearray(page.length)) for page in ranges]
+            self.storage.read_ranges(path, ranges, buffers)
+            buffer_of, chunk_copies = dict(zip(ranges, buffers, strict=True)), []
+            for chunk in chunks:
+                pages = [buffer_of.get(page, b"") for page in chunk.pages]
+                url = f"{self.storage.url}/{path}"
+                with located(ChecksumError, file=url, episode=chunk.part.key):
+                    stored = stored_chunk(footer, self.schema, chunk.group, chunk.number, pages)
+                chunk_copies.append((chunk.part, stored))
+            return chunk_copies
+
+        try:
+            return read()
+        except ChecksumError:
+            if not worth_rereading(self.storage, path, ranges):
+                raise
+            return read()
+
+    def report(self, num_bytes: int) -> None:
+        """Set the number of copied bytes."""
+        self.num_bytes = num_bytes
+        if self.progress is not None:
+            self.progress(Progress(num_bytes, self.total))
 
 
 @recorded
@@ -326,26 +348,32 @@ def clean(
     if not 0 <= keep_versions <= KEPT_VERSIONS:
         raise ValueError(f"keep_versions must be from 0 to {KEPT_VERSIONS}, not {keep_versions}")
     with closing(open_storage(location, storage_options)) as storage:
-        with originals_named(storage):
+        with naming_originals(storage):
             base, manifest = read_dataset(storage)
         notes = retired_files(storage)
-        items = list(_unnamed(storage, [manifest, *_earlier(storage, manifest, keep_versions)]))
+        files = list(
+            _unnamed_files(
+                storage, [manifest, *_earlier_versions(storage, manifest, keep_versions)]
+            )
+        )
         sizes = record_sizes(storage)
         now = _time_of(storage)  # after the listings
-        _warn_of_future(storage, items, now)
-        before = min(now, now - older_than)
-        old = _old(manifest, items, before, notes)
-        gone = {item.path for item in old}
-        there = {*base.files, *sizes} - gone
-        done = [n.path for n in notes if n.modified <= before and there.isdisjoint(n.files)]
+        _warn_of_future(storage, files, now)
+        deadline = min(now, now - older_than)
+        old_files = _removable_files(manifest, files, deadline, notes)
+        old_paths = {file.path for file in old_files}
+        present_paths = {*base.files, *sizes} - old_paths
+        old_notes = [
+            n.path for n in notes if n.modified <= deadline and present_paths.isdisjoint(n.files)
+        ]
         if not dry_run:
-            if old:
-                _mark_removed(storage, base, manifest, gone)
-            for item in old:
-                item.remove()
-            for path in done:
+            if old_files:
+                _mark_removed(storage, base, manifest, old_paths)
+            for file in old_files:
+                file.remove()
+            for path in old_notes:
                 storage.remove(path)
-        return sorted({*gone, *done})
+        return sorted({*old_paths, *old_notes})
 
 
 @dataclass(frozen=True)
@@ -370,36 +398,44 @@ def _time_of(storage: Storage) -> float:
     )
 
 
-def _warn_of_future(storage: Storage, items: Sequence[_UnneededFile], now: float) -> None:
-    if late := [item for item in items if item.modified > now]:
+def _warn_of_future(storage: Storage, files: Sequence[_UnneededFile], now: float) -> None:
+    if future_files := [file for file in files if file.modified > now]:
         _logger.warning(
             "%s: kept %s from the future of the storage's clock: %s",
-            *(storage.url, counted(len(late), "file")),
-            first_of([f"{item.path} ({item.modified - now:,.0f} s after)" for item in late], 3),
+            *(storage.url, counted(len(future_files), "file")),
+            first_of(
+                [f"{file.path} ({file.modified - now:,.0f} s after)" for file in future_files], 3
+            ),
         )
 
 
-def _old(
-    manifest: Manifest, items: Sequence[_UnneededFile], before: float, notes: Sequence[RetiredFiles]
+def _removable_files(
+    manifest: Manifest,
+    files: Sequence[_UnneededFile],
+    deadline: float,
+    notes: Sequence[RetiredFiles],
 ) -> list[_UnneededFile]:
     """Unnamed files to remove: old files of writers without newer files, and files marked before.
 
     Files that left the dataset after `before`, by the notes, stay.
     """
-    recent = {path for note in notes if note.modified > before for path in note.files}
-    last: dict[str, float] = {}
-    for item in items:
-        writer = writer_of(item.path) or item.path
-        last[writer] = max(item.modified, last.get(writer, item.modified))
+    recent_paths = {path for note in notes if note.modified > deadline for path in note.files}
+    last_times: dict[str, float] = {}
+    for file in files:
+        writer = writer_of(file.path) or file.path
+        last_times[writer] = max(file.modified, last_times.get(writer, file.modified))
     return [
-        item
-        for item in items
-        if item.path in manifest.removed
-        or (last[writer_of(item.path) or item.path] <= before and item.path not in recent)
+        file
+        for file in files
+        if file.path in manifest.removed
+        or (
+            last_times[writer_of(file.path) or file.path] <= deadline
+            and file.path not in recent_paths
+        )
     ]
 
 
-def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
+def _earlier_versions(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manifest]:
     """The last `count` versions before this one with different content.
 
     Versions with equal content follow without their record files: a rewrite has replaced these, but
@@ -415,18 +451,18 @@ def _earlier(storage: Storage, manifest: Manifest, count: int) -> Iterator[Manif
             yield earlier
 
 
-def _unnamed(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_UnneededFile]:
+def _unnamed_files(storage: Storage, manifests: Sequence[Manifest]) -> Iterator[_UnneededFile]:
     """Files that none of these manifests names; the first manifest is the current one."""
-    named = {file.path for each in manifests for file in each.record_files}
-    named |= {file.path for each in manifests for file in each.small_files}
+    named_paths = {file.path for manifest in manifests for file in manifest.record_files}
+    named_paths |= {file.path for manifest in manifests for file in manifest.small_files}
     commits = manifests[0].commit, *manifests[0].earlier_commits[:KEPT_VERSIONS]
-    named.update(map(version_path, commits))
+    named_paths.update(map(version_path, commits))
     for folder in (RECORDS, INDEX, EDITS, VERSIONS):
         for upload in storage.unfinished(folder):  # also of finished files
             if _is_ours(upload.path) or is_retired_note(upload.path):
                 yield _UnneededFile(upload.path, upload.modified, upload.remove)
         for file in storage.files(folder):
-            if file.path not in named and _is_ours(file.path):
+            if file.path not in named_paths and _is_ours(file.path):
                 yield _UnneededFile(file.path, file.modified, partial(storage.remove, file.path))
 
 
@@ -439,13 +475,13 @@ def _is_ours(path: str) -> bool:
 
 def _mark_removed(storage: Storage, base: Base, manifest: Manifest, paths: Collection[str]) -> None:
     """Commit a manifest that lists the removed files, so that no writer can commit them."""
-    unnamed = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
-    removed = unnamed.union(manifest.removed)
-    if removed == set(manifest.removed):
+    unnamed_paths = {path for path in paths if path not in base.files and FILE_PATH.fullmatch(path)}
+    removed_paths = unnamed_paths.union(manifest.removed)
+    if removed_paths == set(manifest.removed):
         return
     try:
-        changed = replace(manifest, removed=tuple(sorted(removed)))
-        commit(SmallFiles(storage), base, changed)
+        new_manifest = replace(manifest, removed=tuple(sorted(removed_paths)))
+        commit(SmallFiles(storage), base, new_manifest)
     except ConflictError as error:
         raise ConflictError(
             "another writer committed at this moment; nothing was removed: try again",

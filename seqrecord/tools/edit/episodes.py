@@ -72,7 +72,7 @@ def delete_episodes(
         edit.delete_episodes("records/", ["demo/000", "demo/001"])
     """
     return edit_dataset(
-        location, partial(_deleted, episodes, others), dry_run, storage_options, if_version
+        location, partial(_deletion, episodes, others), dry_run, storage_options, if_version
     )
 
 
@@ -104,22 +104,24 @@ def rename_episodes(
 
     def make(dataset: EditedDataset) -> Change:
         index = dataset.index
-        new = {}
+        new_keys = {}
         for old, key in keys.items():
             is_glob = "{}" in key and old not in index.positions
             for i in dataset.find(old if is_glob else [old]):
-                new[i] = check_key(key.replace("{}", index.key(i)))
-        new = {i: new[i] for i in sorted(new) if new[i] != index.key(i)}
-        others = index.positions.keys() - {index.key(i) for i in new}
-        times = Counter(new.values())
-        taken = sorted(key for key in times if key in others or times[key] > 1)
-        if taken:
+                new_keys[i] = check_key(key.replace("{}", index.key(i)))
+        new_keys = {i: new_keys[i] for i in sorted(new_keys) if new_keys[i] != index.key(i)}
+        other_keys = index.positions.keys() - {index.key(i) for i in new_keys}
+        key_counts = Counter(new_keys.values())
+        repeated_keys = sorted(
+            key for key in key_counts if key in other_keys or key_counts[key] > 1
+        )
+        if repeated_keys:
             raise ClipError(
                 "two episodes would have the same key",
                 file=dataset.storage.url,
-                got=", ".join(taken[:10]),
+                got=", ".join(repeated_keys[:10]),
             )
-        return [*new], renaming(dataset, new)
+        return [*new_keys], renaming(dataset, new_keys)
 
     return edit_dataset(location, make, dry_run, storage_options, if_version)
 
@@ -161,12 +163,12 @@ def set_metadata(
                     file=dataset.storage.url,
                     feature=name,
                 )
-        gone = {name for name, value in entries.items() if value is None}
+        removed_names = {name for name, value in entries.items() if value is None}
 
         def changed(metadata: dict[str, Any]) -> dict[str, Any]:
-            return {k: v for k, v in {**metadata, **entries}.items() if k not in gone}
+            return {k: v for k, v in {**metadata, **entries}.items() if k not in removed_names}
 
-        return dataset.relabelled(changed, dataset.find(episodes))
+        return dataset.relabel(changed, dataset.find(episodes))
 
     return edit_dataset(location, make, dry_run, storage_options, if_version)
 
@@ -199,41 +201,41 @@ def trim_episodes(
     """
 
     def make(dataset: EditedDataset) -> Change:
-        index, trimmed = dataset.index, {}
-        known = read_edits(dataset.storage, dataset.manifest.edits).frames
+        index, new_spans = dataset.index, {}
+        old_spans = read_edits(dataset.storage, dataset.manifest.edits).frames
         for i in dataset.find(episodes):
             uid, length = index.uid(i), int(index.num_frames[i])
-            left = range(length)[frames]
-            if not left or left.step != 1:
+            kept_frames = range(length)[frames]
+            if not kept_frames or kept_frames.step != 1:
                 raise ClipError(
-                    "no frame would be left" if left.step == 1 else "frames with a step",
+                    "no frame would be left" if kept_frames.step == 1 else "frames with a step",
                     file=dataset.storage.url,
                     episode=index.key(i),
                     expected="start and stop of remaining frames, for example 30:-10; to delete "
                     "the episode, use `seqrecord edit delete`",
                     got=f"{repr_of(frames)} of {counted(length, 'frame')}",
                 )
-            if len(left) < length:
-                before, _ = known.get(uid, (0, 0))
-                trimmed[i] = uid, (before + left.start, before + left.stop)
-        return [*trimmed], [Trim(dict(trimmed.values()))]
+            if len(kept_frames) < length:
+                old_start, _ = old_spans.get(uid, (0, 0))
+                new_spans[i] = uid, (old_start + kept_frames.start, old_start + kept_frames.stop)
+        return [*new_spans], [Trim(dict(new_spans.values()))]
 
     return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
-def _deleted(episodes: EpisodeFilter, others: bool, dataset: EditedDataset) -> Change:
+def _deletion(episodes: EpisodeFilter, others: bool, dataset: EditedDataset) -> Change:
     """Delete these episodes, or all `others`."""
-    chosen = dataset.find(episodes)
+    numbers = dataset.find(episodes)
     if others:
-        chosen = sorted(set(dataset.index.positions.values()).difference(chosen))
-    if len(chosen) == len(dataset.index.num_frames):
+        numbers = sorted(set(dataset.index.positions.values()).difference(numbers))
+    if len(numbers) == len(dataset.index.num_frames):
         raise ClipError(
             "no episode would be left",
             file=dataset.storage.url,
             expected="at least one; to delete all, remove the folder",
         )
-    uids = [dataset.index.uid(i) for i in chosen]
-    return chosen, [Delete((*uids, *_copies(dataset, chosen)))]
+    uids = [dataset.index.uid(i) for i in numbers]
+    return numbers, [Delete((*uids, *_copies(dataset, numbers)))]
 
 
 def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
@@ -242,12 +244,14 @@ def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
     If they were not deleted too, one would replace a deleted or renamed episode.
     """
     storage, manifest = dataset.storage, dataset.manifest
-    before = read_edits(storage, manifest.edits)
+    old_edits = read_edits(storage, manifest.edits)
     keys = {dataset.index.key(i): dataset.index.uid(i) for i in episodes}
     footers = {**dataset.footers, **_recoverable(storage, dataset.base, manifest.schema)}
-    complete = complete_episodes(list(footers.items()), manifest.schema, before.frames)
-    others = complete.keys() - set(keys.values()) - before.deleted
-    return tuple(sorted(u for u in others if before.keys.get(u, complete[u].key) in keys))
+    episode_parts = complete_episodes(list(footers.items()), manifest.schema, old_edits.frames)
+    other_uids = episode_parts.keys() - set(keys.values()) - old_edits.deleted
+    return tuple(
+        sorted(u for u in other_uids if old_edits.keys.get(u, episode_parts[u].key) in keys)
+    )
 
 
 def _recoverable(storage: Storage, base: Base, schema: Schema) -> dict[str, Footer]:
@@ -352,26 +356,26 @@ def split_episodes(
     def make(dataset: EditedDataset) -> Change:
         names = _split_names(dataset, [] if split is None else [split])
         number = NO_SPLIT if split is None else names.index(split)
-        found = dataset.find(episodes)
-        chosen = [i for i in found if dataset.index.split[i] != number]
-        return chosen, [Split(split, tuple(dataset.index.uid(i) for i in chosen))]
+        selected_numbers = dataset.find(episodes)
+        numbers = [i for i in selected_numbers if dataset.index.split[i] != number]
+        return numbers, [Split(split, tuple(dataset.index.uid(i) for i in numbers))]
 
     return edit_dataset(location, make, dry_run, storage_options, if_version)
 
 
 def _check_shares(shares: object) -> None:
-    wrong = partial(ClipError, "the shares of the splits are not valid")
+    shares_error = partial(ClipError, "the shares of the splits are not valid")
     if not isinstance(shares, Mapping):
         expected = "a dict of shares by name, such as {'train': 0.9, 'val': 0.1}"
-        raise wrong(expected=expected, got=repr_of(shares, 100))
+        raise shares_error(expected=expected, got=repr_of(shares, 100))
     for name, share in shares.items():
         check_split_name(name)
         if isinstance(share, bool) or not isinstance(share, (int, float)) or not 0 <= share <= 1:
-            raise wrong(expected=f"0 to 1 for split {name}", got=repr_of(share, 50))
+            raise shares_error(expected=f"0 to 1 for split {name}", got=repr_of(share, 50))
     total = sum(shares.values())
     if not shares or total > 1 + 1e-9:
         expected = "at least one, with a sum of at most 1, such as train=0.9 val=0.1"
-        raise wrong(expected=expected, got=f"{len(shares)} with a sum of {total:g}")
+        raise shares_error(expected=expected, got=f"{len(shares)} with a sum of {total:g}")
 
 
 def _split_units(index: Index, by: str, url: str) -> list[str]:
@@ -395,7 +399,7 @@ def _split_units(index: Index, by: str, url: str) -> list[str]:
 
 
 def assign_splits(
-    old: npt.NDArray[np.int64],
+    old_splits: npt.NDArray[np.int64],
     units: Sequence[str],
     numbers: Sequence[int],
     shares: Sequence[float],
@@ -403,43 +407,43 @@ def assign_splits(
 ) -> npt.NDArray[np.int64]:
     """The split of each episode: a number in `numbers`, another old number, or `NO_SPLIT`.
 
-    `old` are the splits before, [episodes]; episodes in one of these splits stay. Units, sets of
-    episodes with equal text in `units`, are shuffled by the seed; each goes to the split that lacks
-    most episodes. Returns int64 [episodes].
+    `old_splits` are the splits before, [episodes]; episodes in one of these splits keep it. Units,
+    sets of episodes with equal text in `units`, are shuffled by the seed; each goes to the split
+    that lacks most episodes. Returns int64 [episodes].
     """
-    new: npt.NDArray[np.int64] = old.copy()
-    kept = np.isin(old, numbers)
+    new_splits: npt.NDArray[np.int64] = old_splits.copy()
+    is_kept = np.isin(old_splits, numbers)
     members: dict[str, list[int]] = {}
-    chosen: dict[str, int] = {}  # splits of units with a kept episode
+    unit_splits: dict[str, int] = {}  # splits of units with a kept episode
     for episode, unit in enumerate(units):
-        if kept[episode]:
-            chosen.setdefault(unit, int(old[episode]))
-        elif new[episode] == NO_SPLIT:
+        if is_kept[episode]:
+            unit_splits.setdefault(unit, int(old_splits[episode]))
+        elif new_splits[episode] == NO_SPLIT:
             members.setdefault(unit, []).append(episode)
     targets = [*numbers, NO_SPLIT]
-    free = int((new == NO_SPLIT).sum()) + int(kept.sum())  # without other splits
-    rest = max(0.0, 1 - sum(shares))
-    lacking = [
-        share * free - int((kept & (old == number)).sum())
+    num_free = int((new_splits == NO_SPLIT).sum()) + int(is_kept.sum())  # without other splits
+    free_share = max(0.0, 1 - sum(shares))
+    num_lacking = [
+        share * num_free - int((is_kept & (old_splits == number)).sum())
         for number, share in zip(numbers, shares, strict=True)
     ]
-    lacking.append(rest * free if rest > 1e-9 else float("-inf"))
+    num_lacking.append(free_share * num_free if free_share > 1e-9 else float("-inf"))
     for unit in sorted(members, key=lambda unit: _order_key(seed, unit)):
-        place = lacking.index(max(lacking))
-        if unit in chosen:
-            place = targets.index(chosen[unit])
-        new[members[unit]] = targets[place]
-        lacking[place] -= len(members[unit])
-    return new
+        place = num_lacking.index(max(num_lacking))
+        if unit in unit_splits:
+            place = targets.index(unit_splits[unit])
+        new_splits[members[unit]] = targets[place]
+        num_lacking[place] -= len(members[unit])
+    return new_splits
 
 
 def _order_key(seed: int, unit: str) -> bytes:
     return hashlib.sha256(f"{seed} {unit}".encode()).digest()
 
 
-def _split_names(dataset: EditedDataset, more: Iterable[str]) -> tuple[str, ...]:
-    """Names of a dataset's splits, followed by the new ones in `more`."""
-    names = tuple(dict.fromkeys((*dataset.manifest.splits, *more)))
+def _split_names(dataset: EditedDataset, new_names: Iterable[str]) -> tuple[str, ...]:
+    """Names of a dataset's splits, followed by the new ones in `new_names`."""
+    names = tuple(dict.fromkeys((*dataset.manifest.splits, *new_names)))
     if len(names) > MAX_SPLITS:
         raise ClipError(
             "too many splits", file=dataset.storage.url, expected=MAX_SPLITS, got=len(names)

@@ -8,6 +8,7 @@ schema is stored in a file of edits.
 from __future__ import annotations
 
 import logging
+import re
 import shlex
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -15,6 +16,7 @@ from functools import partial
 from itertools import islice
 from os import PathLike
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
@@ -44,11 +46,18 @@ from seqrecord.store.writing.stored_schema import (
     stored_schema,
 )
 from seqrecord.store.writing.stored_statistics import stored_statistics
-from seqrecord.tools.edit.changes import Change, EditedDataset, edit_dataset, open_for_edit
+from seqrecord.tools.edit.changes import (
+    Change,
+    EditedDataset,
+    closing_or_aborting,
+    edit_dataset,
+    open_for_edit,
+)
 
 _logger = logging.getLogger("seqrecord")
 
 _BY_FEATURE = ("camera", "columns", "files", "names")  # entries of metadata, by feature
+_HAS_ENTRY = re.compile(f'"({"|".join(_BY_FEATURE)})"')  # in the text of metadata
 _INFERRED_FROM = 32  # frames for inferring dtype and shape
 
 Values: TypeAlias = "Callable[[Episode], Iterable[Any]]"
@@ -109,49 +118,47 @@ def add_feature(
             )
         episodes = Episodes(Contents.of(storage, manifest, dataset.index))
         # Read now: two commits of other writers would remove the file.
-        known = stored_statistics(storage, manifest)
-        found = _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
-        requested = Schema([replace(found, group=0)])
-        kinds, units = ({} if each is None else {name: each} for each in (kind, unit))
-        [new] = stored_schema(
+        statistics = stored_statistics(storage, manifest)
+        requested_spec = (
+            _inferred(episodes, name, values) if spec is None else replace(spec, name=name)
+        )
+        requested = Schema([replace(requested_spec, group=0)])
+        kinds, units = ({} if entry is None else {name: entry} for entry in (kind, unit))
+        [new_spec] = stored_schema(
             requested,
             {name: codec} if isinstance(codec, str) else codec,
             None,
             check_kinds_and_units(requested, kinds, units, fits=False),
         ).values()
         writer = new_writer_id()
-        new = replace(new, group=manifest.schema.num_groups, added=writer)
-        schema = Schema([*_without(manifest.schema, {name}), new])
+        new_spec = replace(new_spec, group=manifest.schema.num_groups, added=writer)
+        schema = Schema([*_without(manifest.schema, {name}), new_spec])
         schema.check_groups()
         if dry_run:
             for episode in episodes.values():
                 _check_length(episode, values(episode), name)
-            return new
-        collector = StatisticsCollector(Schema([new]))
+            return new_spec
+        collector = StatisticsCollector(Schema([new_spec]))
         files = RecordFileWriter(
             storage,
             schema,
             writer=writer,
             max_file_size=size,
             statistics=collector,
-            only=[new.group],
+            only=[new_spec.group],
         )
         spans = read_edits(storage, manifest.edits).frames
         parts = complete_episodes(list(dataset.footers.items()), manifest.schema, spans)
-        try:
+        with closing_or_aborting(files):
             for episode in episodes.values():
                 start, _ = spans.get(episode.uid, (0, 0))
                 _write_values(files, parts[episode.uid], start, episode, name, values)
-            files.close()
-            for note in irregular_notes(files.irregular):
-                _logger.warning("%s: %s", storage.url, note)
-        except BaseException:
-            files.abort()
-            raise
-        if known is not None:
-            known = Statistics(known.num_frames, {**known, **collector.statistics()})
-        dataset.commit([Features(schema)], known, writer=writer)
-        return new
+        for note in irregular_notes(files.irregular):
+            _logger.warning("%s: %s", storage.url, note)
+        if statistics is not None:
+            statistics = Statistics(statistics.num_frames, {**statistics, **collector.statistics()})
+        dataset.commit([Features(schema)], statistics, writer=writer)
+        return new_spec
 
 
 @recorded
@@ -179,17 +186,19 @@ def drop_features(
         edit.drop_features("records/", ["depth", "flow"])
     """
     with open_for_edit(location, storage_options, if_version) as dataset:
-        before = dataset.manifest.schema
-        dropped = before.select([names] if isinstance(names, str) else list(dict.fromkeys(names)))
-        if len(dropped) == len(before.active):
+        old_schema = dataset.manifest.schema
+        dropped_features = old_schema.select(
+            [names] if isinstance(names, str) else list(dict.fromkeys(names))
+        )
+        if len(dropped_features) == len(old_schema.active):
             raise SchemaError(
                 "no feature would be left",
                 file=dataset.storage.url,
                 expected="at least one; to delete all, remove the folder",
             )
         if not dry_run:
-            _commit_schema(dataset, Schema([*_without(before, dropped)]))
-        return list(dropped)
+            _commit_schema(dataset, Schema([*_without(old_schema, dropped_features)]))
+        return list(dropped_features)
 
 
 @recorded
@@ -218,18 +227,18 @@ def describe_features(
         edit.describe_features("records/", kinds={"depth": "depth"}, units={"depth": "mm"})
     """
     with open_for_edit(location, storage_options, if_version) as dataset:
-        before = dataset.manifest.schema
+        old_schema = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
-            described: Mapping[str, Any] = check_kinds_and_units(before, kinds, units)
-            if not described:
+            changes: Mapping[str, Any] = check_kinds_and_units(old_schema, kinds, units)
+            if not changes:
                 raise SchemaError("nothing to change", expected="kinds or units of features")
-        schema = Schema([replace(s, **described.get(s.name, {})) for s in before.values()])
-        changed = [spec for spec in schema.values() if spec != before[spec.name]]
-        for spec in changed:
+        schema = Schema([replace(s, **changes.get(s.name, {})) for s in old_schema.values()])
+        changed_specs = [spec for spec in schema.values() if spec != old_schema[spec.name]]
+        for spec in changed_specs:
             _check_time_spans(dataset, spec)
-        if changed and not dry_run:
+        if changed_specs and not dry_run:
             _commit_schema(dataset, schema)
-        return changed
+        return changed_specs
 
 
 @recorded
@@ -257,14 +266,14 @@ def rename_features(
         edit.rename_features("records/", {"pose": "camera_pose"})
     """
     with open_for_edit(location, storage_options, if_version) as dataset:
-        before = dataset.manifest.schema
+        old_schema = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
-            before.select(list(names))
-            kept = before.active.keys() - names.keys()
+            old_schema.select(list(names))
+            kept_names = old_schema.active.keys() - names.keys()
             for old, new in names.items():
-                if new in kept or [*names.values()].count(new) > 1:
+                if new in kept_names or [*names.values()].count(new) > 1:
                     raise SchemaError("two features would have the same name", feature=old, got=new)
-            schema = before.renamed(names)
+            schema = old_schema.renamed(names)
         names = {old: new for old, new in names.items() if old != new}
         if names and not dry_run:
             _commit_schema(dataset, schema, names)
@@ -273,40 +282,44 @@ def rename_features(
 
 def _renamed_entries(names: Mapping[str, str], metadata: dict[str, Any]) -> dict[str, Any]:
     """The metadata with the new names of features in its entries by feature."""
-    changed = {
-        entry: {names.get(name, name): value for name, value in found.items()}
+    changes = {
+        entry: {names.get(name, name): value for name, value in by_feature.items()}
         for entry in _BY_FEATURE
-        if isinstance(found := metadata.get(entry), dict)
+        if isinstance(by_feature := metadata.get(entry), dict)
     }
-    return {**metadata, **changed}
+    return {**metadata, **changes}
 
 
 def _commit_schema(
-    dataset: EditedDataset, schema: Schema, names: Mapping[str, str] | None = None
+    dataset: EditedDataset, schema: Schema, names: Mapping[str, str] = MappingProxyType({})
 ) -> None:
     """Commit a schema; statistics of features with the same channels stay.
 
     `names` are the new names of renamed features, by their old ones.
     """
-    before, known = dataset.manifest.schema, stored_statistics(dataset.storage, dataset.manifest)
+    old_schema = dataset.manifest.schema
+    statistics = stored_statistics(dataset.storage, dataset.manifest)
     edits: list[Edit] = [Features(schema)]
     if names:
-        before = before.renamed(names)
-        texts = enumerate(dataset.index.metadata)  # parsed where they may have such an entry
-        some = [i for i, t in texts if any(f'"{entry}"' in t.as_py() for entry in _BY_FEATURE)]
-        changed, relabels = dataset.relabelled(partial(_renamed_entries, names), some)
-        edits += relabels if changed else []
-    if known is not None:
-        known = Statistics(known.num_frames, {(names or {}).get(n, n): s for n, s in known.items()})
-        left = [name for name in known if name in schema]
-        kept = [n for n in left if num_channels(schema[n]) == num_channels(before[n])]
-        if gone := [name for name in left if name not in kept]:
+        old_schema = old_schema.renamed(names)
+        # Parse only metadata that may have such an entry.
+        texts = enumerate(dataset.index.metadata)
+        numbers = [i for i, text in texts if _HAS_ENTRY.search(text.as_py())]
+        changed_numbers, relabels = dataset.relabel(partial(_renamed_entries, names), numbers)
+        edits += relabels if changed_numbers else []
+    if statistics is not None:
+        features = {names.get(name, name): moments for name, moments in statistics.items()}
+        present = [n for n in features if n in schema]
+        kept_names = [n for n in present if num_channels(schema[n]) == num_channels(old_schema[n])]
+        if changed_names := [name for name in present if name not in kept_names]:
             _logger.warning(
                 "%s: statistics of %s removed because its channels changed; run `seqrecord stats`",
-                *(dataset.storage.url, ", ".join(gone)),
+                *(dataset.storage.url, ", ".join(changed_names)),
             )
-        known = Statistics(known.num_frames, {name: known[name] for name in kept})
-    dataset.commit(edits, known)
+        statistics = Statistics(
+            statistics.num_frames, {name: features[name] for name in kept_names}
+        )
+    dataset.commit(edits, statistics)
 
 
 def _check_time_spans(dataset: EditedDataset, spec: FeatureSpec) -> None:
@@ -370,18 +383,18 @@ def set_text(
             raise SchemaError("not a text feature", feature=name, got=str(spec))
         keys = list(dataset.episodes)
 
-        def old(episode: Episode) -> Iterator[Any]:
+        def old_values(episode: Episode) -> Iterator[Any]:
             return values_in_order(episode, name, range(len(episode)))
 
-        chosen = [dataset.episodes[keys[n]] for n in dataset.find_episodes(episodes).tolist()]
-        changed = {e.uid: e.key for e in chosen if any(value != text for value in old(e))}
+        selection = [dataset.episodes[keys[n]] for n in dataset.find_episodes(episodes).tolist()]
+        changed_uids = {e.uid for e in selection if any(value != text for value in old_values(e))}
 
-    def new(episode: Episode) -> Iterable[Any]:
-        return [text] * len(episode) if episode.uid in changed else old(episode)
+    def new_values(episode: Episode) -> Iterable[Any]:
+        return [text] * len(episode) if episode.uid in changed_uids else old_values(episode)
 
-    if changed:
+    if changed_uids:
         add_feature(
-            *(location, name, new),
+            *(location, name, new_values),
             spec=spec,
             overwrite=True,
             dry_run=dry_run,
@@ -389,27 +402,27 @@ def set_text(
             storage_options=storage_options,
         )
 
-    def relabelled(dataset: EditedDataset) -> Change:
+    def relabel(dataset: EditedDataset) -> Change:
         places = dataset.index.positions
 
-        def changed(metadata: dict[str, Any]) -> dict[str, Any]:
-            own: dict[str, Any] = {name: text} if isinstance(metadata.get(name), str) else {}
-            own |= {"tasks": [text]} if name == "task" and "tasks" in metadata else {}
-            return metadata | own
+        def with_text(metadata: dict[str, Any]) -> dict[str, Any]:
+            changes: dict[str, Any] = {name: text} if isinstance(metadata.get(name), str) else {}
+            changes |= {"tasks": [text]} if name == "task" and "tasks" in metadata else {}
+            return metadata | changes
 
         # Another writer may have removed an episode meanwhile.
-        return dataset.relabelled(changed, [places[e.key] for e in chosen if e.key in places])
+        return dataset.relabel(with_text, [places[e.key] for e in selection if e.key in places])
 
-    at = None if changed else if_version  # the feature's commit made another version
-    found = {*edit_dataset(location, relabelled, dry_run, storage_options, at)}
-    return [e.key for e in chosen if e.uid in changed or e.key in found]
+    version = None if changed_uids else if_version  # the feature's commit made another version
+    relabelled_keys = {*edit_dataset(location, relabel, dry_run, storage_options, version)}
+    return [e.key for e in selection if e.uid in changed_uids or e.key in relabelled_keys]
 
 
 def _inferred(episodes: Mapping[str, Episode], name: str, values: Values) -> FeatureSpec:
     """Specification inferred from the first values of the first episode that has any."""
     for episode in episodes.values():
-        first = islice(iter(values(episode)), _INFERRED_FROM)
-        if frames := [{name: value} for value in first if value is not None]:
+        first_values = islice(iter(values(episode)), _INFERRED_FROM)
+        if frames := [{name: value} for value in first_values if value is not None]:
             return infer_schema(frames)[name]
     raise SchemaError("no frame has a value of the feature", feature=name)
 
@@ -423,20 +436,20 @@ def _write_values(
     values: Values,
 ) -> None:
     """Write an episode's values; frames outside of a trimmed episode, from `start`, lack them."""
-    found = values(episode)
-    _check_length(episode, found, name)
+    episode_values = values(episode)
+    _check_length(episode, episode_values, name)
     files.begin_part(part)
     if start:
         files.append(Block(start, {}))
     count = 0
-    for count, value in enumerate(found, start=1):
+    for count, value in enumerate(episode_values, start=1):
         if count > len(episode):
             raise _wrong_length(episode, f"more than {len(episode)}", name)
         files.append(Block.of({} if value is None else {name: value}))
     if count < len(episode):
         raise _wrong_length(episode, count, name)
-    if after := (part.num_frames or 0) - start - count:
-        files.append(Block(after, {}))
+    if num_after := (part.num_frames or 0) - start - count:
+        files.append(Block(num_after, {}))
     files.end()
 
 
@@ -494,16 +507,16 @@ def values_of_dataset(dataset: Dataset, feature: str) -> Values:
             raise NotFoundError(
                 "the other dataset lacks an episode", file=dataset.url, episode=episode.key
             )
-        other = dataset.episodes[episode.key]
-        if len(other) != len(episode):
+        other_episode = dataset.episodes[episode.key]
+        if len(other_episode) != len(episode):
             raise ClipError(
                 "episode has a different number of frames in the other dataset",
                 file=dataset.url,
                 episode=episode.key,
                 expected=len(episode),
-                got=len(other),
+                got=len(other_episode),
             )
-        return values_in_order(other, feature, range(len(other)))
+        return values_in_order(other_episode, feature, range(len(other_episode)))
 
     return values
 

@@ -24,11 +24,11 @@ from seqrecord.store.text import codec_text
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode
 from seqrecord.store.writing.stored_schema import has_same_pages, loses_data
-from seqrecord.tools.edit.changes import originals_named
+from seqrecord.tools.edit.changes import naming_originals
 
 _logger = logging.getLogger("seqrecord")
 
-_SHOWN = 500  # characters of a list of differences
+_SHOWN = 500  # characters of a list of only_names
 
 
 @dataclass(frozen=True)
@@ -87,23 +87,25 @@ def merge_datasets(
         report = edit.merge_datasets(["records/", "more-records/"], "merged/")
         print(report.num_episodes, "episodes")
     """
-    *locations, made = _with_options([*sources, destination], storage_options)
+    *locations, opening = _with_options([*sources, destination], storage_options)
     with ExitStack() as stack:
-        target = open_storage(*made)
+        target = open_storage(*opening)
         stack.callback(target.close)
         if not sources:
             raise DestinationError("no datasets to merge", file=target.url, expected="one or more")
-        named = [""] * len(sources) if prefixes is None else prefixes
-        if len(named) != len(sources):
+        key_prefixes = [""] * len(sources) if prefixes is None else prefixes
+        if len(key_prefixes) != len(sources):
             message = "wrong number of prefixes, one for each dataset"
-            raise DestinationError(message, file=target.url, expected=len(sources), got=len(named))
+            raise DestinationError(
+                message, file=target.url, expected=len(sources), got=len(key_prefixes)
+            )
         readers = [
             stack.enter_context(_opened(location, options, features=features))
             for location, options in locations
         ]
         parts = [
             DatasetSource(reader, prefix=prefix, keeps_references=True)
-            for reader, prefix in zip(readers, named, strict=True)
+            for reader, prefix in zip(readers, key_prefixes, strict=True)
         ]
         source = MergedSource(tuple(parts))
         _check_schemas(parts, target.url)
@@ -140,7 +142,7 @@ def _opened(location: StorageLike, storage_options: Any, **options: Any) -> Data
     except NotFoundError:
         if isinstance(location, Storage):  # closed by now
             raise
-        with closing(open_storage(location, storage_options)) as storage, originals_named(storage):
+        with closing(open_storage(location, storage_options)) as storage, naming_originals(storage):
             raise
 
 
@@ -158,72 +160,79 @@ def _with_options(
     ]
 
 
-def _has_statistics(readers: Sequence[Dataset], made: str) -> bool:
+def _has_statistics(readers: Sequence[Dataset], url: str) -> bool:
     """Whether all datasets have statistics; warns if only some do."""
     lacking = [reader.url for reader in readers if not reader.statistics]
     if 0 < len(lacking) < len(readers):
         _logger.warning(
             "%s: statistics not stored: %d of %d datasets lack them, as %s; run `seqrecord stats`",
-            *(made, len(lacking), len(readers), lacking[0]),
+            *(url, len(lacking), len(readers), lacking[0]),
         )
     return not lacking
 
 
-def _check_schemas(parts: Sequence[DatasetSource], made: str) -> None:
+def _check_schemas(parts: Sequence[DatasetSource], destination: str) -> None:
     """Raise `SchemaError` unless all datasets can be stored with the features of the first."""
-    first = parts[0].reader
-    common = [n for n in first.features if all(n in part.reader.features for part in parts)]
-    for other in (part.reader for part in parts[1:]):
-        if found := [n for n in {**first.features, **other.features} if n not in common]:
+    base, *datasets = (part.reader for part in parts)
+    common = [n for n in base.features if all(n in part.reader.features for part in parts)]
+    for dataset in datasets:
+        urls = dict.fromkeys([*base.features, *dataset.features], dataset.url)
+        urls |= dict.fromkeys(base.features, base.url)
+        if differing := [f"{n} only in {url}" for n, url in urls.items() if n not in common]:
             remedy = "they have no feature in common"
             if common:
                 command = [*("seqrecord", "merge"), *(part.reader.url for part in parts)]
-                command += ["-o", made, "--features", ",".join(common)]
+                command += ["-o", destination, "--features", ",".join(common)]
                 command += [f"--prefix={p.reader.url}={p.prefix}" for p in parts if p.prefix]
                 remedy = (
                     "add or drop features with `seqrecord edit`, or merge the common features: "
                     f"{shlex.join(command)}"
                 )
-            places = ((n, (first if n in first.features else other).url) for n in found)
             raise SchemaError(
                 f"datasets cannot be merged: they have different features; {remedy}",
-                file=other.url,
-                expected=f"the features of {first.url}",
-                got="; ".join(f"{name} only in {url}" for name, url in places)[:_SHOWN],
+                file=dataset.url,
+                expected=f"the features of {base.url}",
+                got="; ".join(differing)[:_SHOWN],
             )
         for name in common:
-            _check_feature(other.features[name], first.features[name], other.url, first.url, made)
+            specs = dataset.features[name], base.features[name]
+            _check_feature(*specs, dataset.url, base.url, destination)
 
 
-def _check_feature(mine: FeatureSpec, kept: FeatureSpec, url: str, first: str, made: str) -> None:
-    """Raise `SchemaError` unless values of `mine` can be stored as `kept`, without loss."""
+def _check_feature(
+    spec: FeatureSpec, base_spec: FeatureSpec, url: str, base_url: str, destination: str
+) -> None:
+    """Raise `SchemaError` unless values of `spec` can be stored as `base_spec`, without loss."""
 
     def refuse(reason: str, expected: object, got: object) -> SchemaError:
         return SchemaError(
             f"datasets cannot be merged: {reason}",
             file=url,
-            feature=mine.name,
-            expected=f"{expected}, as in {first}",
+            feature=spec.name,
+            expected=f"{expected}, as in {base_url}",
             got=got,
         )
 
-    values = [str(spec).partition(": ")[2] for spec in (kept, mine)]
-    if values[0] != values[1]:
-        raise refuse("a feature has different dtypes or shapes", *values)
-    for name, contradict in differences(mine, kept).items():
-        both = getattr(kept, name), getattr(mine, name)
+    base_form, form = (str(feature).partition(": ")[2] for feature in (base_spec, spec))
+    if base_form != form:
+        raise refuse("a feature has different dtypes or shapes", base_form, form)
+    for name, contradict in differences(spec, base_spec).items():
+        entries = getattr(base_spec, name), getattr(spec, name)
         if contradict:
             reason = f"a feature has different {name}s"
-            raise refuse(f"{reason}; correct a wrong one with `seqrecord edit describe`", *both)
+            raise refuse(f"{reason}; correct a wrong one with `seqrecord edit describe`", *entries)
         _logger.warning(
             "%s: feature %s has %s %s, and %s in %s, which the merged dataset keeps",
-            *(url, mine.name, name, both[1] or "unknown", both[0] or "unknown", first),
+            *(url, spec.name, name, entries[1] or "unknown", entries[0] or "unknown", base_url),
         )
-    if not has_same_pages(mine, kept) and loses_data(kept):
-        commands = [["seqrecord", "write", "--src", each, "--dst", made] for each in (first, url)]
+    if not has_same_pages(spec, base_spec) and loses_data(base_spec):
+        commands = [
+            ["seqrecord", "write", "--src", source, "--dst", destination]
+            for source in (base_url, url)
+        ]
         commands[1].append("--append")
         raise refuse(
             "a feature would be encoded again with a lossy codec; to do so, run: "
             + " && ".join(map(shlex.join, commands)),
-            *(codec_text(kept.codec), codec_text(mine.codec)),
+            *(codec_text(base_spec.codec), codec_text(spec.codec)),
         )
