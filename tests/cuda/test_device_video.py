@@ -29,7 +29,8 @@ from seqrecord.video.page_tables import parse_video_page
 from seqrecord.video.pages import VideoPageCodec, VideoReader
 from tests.cuda.side_streams import NO_GPU, LateStream
 from tests.kit.clip_data import effective_arguments
-from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+from tests.kit.video_data import HEIGHT, WIDTH, moving
+from tests.video.gops import config_of, gops_of
 from tests.video.test_video_datasets import kept_schema, state
 
 Pixels = npt.NDArray[np.uint8]

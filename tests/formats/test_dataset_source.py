@@ -24,9 +24,10 @@ from tests.kit.command_line import run
 from tests.kit.datasets import chunk_lengths, columns, encoded, noise, write_dataset, write_small
 from tests.kit.made_source import MadeSource
 from tests.kit.services.web_server import WebFolder
-from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+from tests.kit.video_data import HEIGHT, WIDTH, moving
 from tests.loader.clip_model import write_all
 from tests.tools.test_export import datasets, frames_of
+from tests.video.gops import config_of, gops_of
 
 PNG = ({"id": "seqrecord.image", "format": "png"},)
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import os
 import re
 import shlex
@@ -19,7 +18,7 @@ import torch
 from PIL import Image
 
 import seqrecord
-from seqrecord import EncodedImage, SeqRecordWriter, open_source
+from seqrecord import SeqRecordWriter, open_source
 from seqrecord.errors import (
     ChecksumError,
     ClipError,
@@ -29,7 +28,6 @@ from seqrecord.errors import (
     SourceError,
     StorageError,
 )
-from seqrecord.store.codecs.chain import FrameCodec
 from seqrecord.store.reading.dataset import open_packed
 from tests.formats.all_cases import CASES, indexed, made
 from tests.formats.cases import index_source, upload
@@ -319,41 +317,6 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     with pytest.raises(SourceError) as empty:
         indexed(root, "tartanair", tmp_path / "another")
     assert empty.value.file == str(path)
-
-
-def _npy(array: Any, **changes: Any) -> bytes:
-    file = io.BytesIO()
-    np.save(file, np.asarray(array, **changes), allow_pickle=True)
-    return file.getvalue()
-
-
-def test_arrays_that_are_kept_as_files() -> None:
-    values, out = np.arange(6, dtype="<f4").reshape(2, 3), np.zeros((2, 3), "<f4")
-    codec = FrameCodec(({"id": "seqrecord.image", "format": "npy"},), "<f4", (2, 3))
-    good = _npy(values)
-    for data in (good, _npy(values, dtype=">f4"), _npy(values, order="F"), codec.encode(values)):
-        out[...] = 0
-        codec.decode_into(codec.encode(EncodedImage(data)), out)
-        assert np.array_equal(out, values)
-    wrong = {
-        "no npy": b"x" * 40,
-        "cut header": good[:20],
-        "cut": good[:-1],
-        "more": good + b"x",
-        "dtype": _npy(values, dtype="<f8"),
-        "shape": _npy(values[:1]),
-        "pickle": _npy([[object()] * 3] * 2, dtype=object),
-        "version 3": good[:6] + b"\x03" + good[7:],
-        "a literal that is none": good.replace(b"False", b"exec("),
-        "absurd": good.replace(b"(2, 3)", b"(2,-3)"),
-    }
-    for name, data in wrong.items():
-        with pytest.raises(CodecError) as info:
-            codec.decode_into(data, out)
-        assert info.value.got, name
-    any_image = FrameCodec(({"id": "seqrecord.image", "format": "any"},), "|u1", (2, 3))
-    with pytest.raises(CodecError):
-        any_image.encode(EncodedImage(_npy(values, dtype="u1")))
 
 
 def test_originals_that_cannot_be_indexed(tmp_path: Path, home: Path) -> None:

@@ -31,15 +31,8 @@ from tests.kit.lerobot_language_data import ANNOTATED, annotate, random_rows
 from tests.kit.lerobot_video_data import CAMERAS, LENGTHS, block_means, with_video
 from tests.kit.lerobot_video_data import unpack as unpack_golden
 from tests.kit.source_faults import check_refused, frames_of
-from tests.kit.video_file_data import (
-    HAS_TABLES,
-    HEIGHT,
-    WIDTH,
-    decode_gops_of,
-    hide_first,
-    pictures,
-    write_video,
-)
+from tests.kit.video_file_data import HAS_TABLES, HEIGHT, WIDTH, hide_first, pictures, write_video
+from tests.video.gops import decode_gops_of
 
 BLACK = np.zeros((7, 8, 3), np.uint8)
 VERSIONS = ["v21", "v3"]

@@ -37,6 +37,7 @@ from tests.formats.format_cases.mcap import (
     recording,
 )
 from tests.formats.tf_records import messages_of
+from tests.formats.video_gops import gops_of
 from tests.kit.bags import (
     IMAGE,
     STORE,
@@ -60,7 +61,7 @@ from tests.kit.bags import (
 )
 from tests.kit.command_line import run
 from tests.kit.source_faults import frames_of
-from tests.kit.video_file_data import QUIET, decoded, gops_of, write_video
+from tests.kit.video_file_data import QUIET, decoded, write_video
 from tests.kit.video_file_data import pictures as scenes
 
 OPTIONS: dict[str, dict[str, Any]] = {

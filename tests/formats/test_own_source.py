@@ -14,15 +14,13 @@ import seqrecord
 from seqrecord import FeatureSpec, Schema, convert
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.sources import EpisodeInfo, Gop, TartanAirSource
-from seqrecord.store.codecs.chain import resolve
-from seqrecord.video.config import VideoConfig
-from seqrecord.video.encoding import encode_gop
 from tests.formats.cases import upload
 from tests.formats.timed_source import CUTS, TIMES, Recording, Timed
 from tests.kit import command_line
 from tests.kit.processes import run_python
 from tests.kit.tiny import read_all
 from tests.kit.trees import make_frames, write_v1
+from tests.video.gops import config_of, gops_of
 
 
 def _check(path: Path) -> None:
@@ -68,9 +66,7 @@ def test_worker_processes_split_at_gaps(tmp_path: Path) -> None:
 @pytest.mark.parametrize("codec", ["h264:gop=4", "av1:gop=4"])
 def test_video_packets_are_split_within_groups_of_pictures(tmp_path: Path, codec: str) -> None:
     images, shape = [np.full((16, 16, 3), 20 * i, np.uint8) for i in range(6)], (16, 16, 3)
-    config = VideoConfig.from_json(resolve(codec, np.uint8, shape, feature="v")[0])
-    config = config.encoding(16, 16)
-    gops = [encode_gop(config, images[a : a + 4]) for a in (0, 4)]
+    config, gops = config_of(codec, (16, 16)), gops_of(codec, np.stack(images), 4)
 
     class Filmed(Timed):
         def schema(self) -> Schema:

@@ -17,7 +17,6 @@ import pytest
 import seqrecord
 from seqrecord import convert, open_source
 from seqrecord.errors import AccessError, SourceError, StorageError
-from seqrecord.in_place.remote import RemoteFiles
 from seqrecord.storage import open_storage
 from tests.formats.all_cases import made
 from tests.formats.cases import upload
@@ -71,25 +70,6 @@ def test_a_file_of_a_web_server(tmp_path: Path) -> None:
             assert everything(open_source(url)) == everything(open_source(path))
         with pytest.raises(SourceError, match="nothing at the URL"):
             open_source(f"{server.endpoint}/gone.hdf5")
-
-
-def test_parts_of_zarr_values_and_values_that_are_not_there(
-    tmp_path: Path, memory_url: str
-) -> None:
-    """Of a sharded array a part of each file is read; of rows 32 to 63 there is none. The store of
-    remote files refuses writes."""
-    zarr = pytest.importorskip("zarr")
-    stores = pytest.importorskip("seqrecord.formats.sources.zarr.stores")
-    group = zarr.create_group(tmp_path / "set" / "a.zarr", zarr_format=3)
-    sharded = group.create_array("data/x", shape=(128,), dtype="i4", chunks=(8,), shards=(32,))
-    sharded[:32], sharded[96:] = np.arange(32), np.arange(32, 64)
-    group.create_array("meta/episode_ends", data=np.array([13, 40, 128]), chunks=(3,))
-    url = upload(tmp_path / "set", memory_url)
-    assert everything(open_source(url)) == everything(open_source(tmp_path / "set"))
-    files = RemoteFiles(open_storage(url))
-    found = zarr.open_group(stores.RemoteStore(files, files.root / "a.zarr"), mode="r")
-    with pytest.raises(ValueError, match="read-only"):
-        found["data/x"][:] = 0
 
 
 def test_bags_are_copied_one_at_a_time(

@@ -32,7 +32,7 @@ from seqrecord.store.format.page_kinds import page_kind
 from tests.formats.all_cases import CASES
 from tests.formats.cases import Case, Episodes, index_source, upload
 from tests.kit.source_faults import check_refused, read_all
-from tests.kit.video_file_data import decode_gops_of
+from tests.video.gops import decode_gops_of
 
 LIDAR = LeftOut("notes/lidar.pcd", 1, "no reader")
 

@@ -27,15 +27,9 @@ from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import read_gops
 from seqrecord.formats.sources.video.tables import read_table
 from tests.formats.cases import upload
+from tests.formats.video_gops import decode_file_gops
 from tests.kit.command_line import fail, run
-from tests.kit.video_file_data import (
-    HAS_TABLES,
-    QUIET,
-    decode_file_gops,
-    decoded,
-    pictures,
-    write_video,
-)
+from tests.kit.video_file_data import HAS_TABLES, QUIET, decoded, pictures, write_video
 
 Pixels = npt.NDArray[np.uint8]
 Changed = Callable[[bytes], bytes]

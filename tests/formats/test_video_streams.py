@@ -16,24 +16,20 @@ from seqrecord import open_source
 from seqrecord.errors import SchemaError, SourceError
 from seqrecord.formats.sources.video.files import VideoFile
 from seqrecord.formats.sources.video.streams import read_frames, read_gops
-from seqrecord.sources import VideoSource
-from seqrecord.video.gops import DecodedFrame
-from seqrecord.video.packages import packet_of
-from seqrecord.video.packets import Start, packet_format
+from seqrecord.sources import Gop, VideoSource
+from tests.formats.video_gops import decode_file_gops, gops_of
 from tests.kit.video_file_data import (
     HEIGHT,
     QUIET,
     WIDTH,
-    decode_file_gops,
-    decode_gops_of,
     decoded,
-    gops_of,
     hide_first,
     pictures,
     set_display_matrix,
     write_fragmented,
     write_video,
 )
+from tests.video.gops import decode_gops_of
 
 FRAMES = 40
 CASES: dict[str, tuple[str, str, dict[str, str]]] = {
@@ -139,27 +135,12 @@ def test_uncuttable_video_is_encoded_again(
     assert gops_of(path) == []
     with VideoFile(path) as file:
         for part, image in zip(read_gops(file), images, strict=True):
-            assert isinstance(part, DecodedFrame)
+            assert not isinstance(part, Gop)
             assert part.reason.startswith(why)
             np.testing.assert_array_equal(part.pixels, image)
     # 200 frames fit into any GOP.
     np.testing.assert_array_equal(decode_file_gops(path, times[10:210]), images[10:210])
     assert sum(gop.num_frames for gop in gops_of(path, times[10:210])) == 200
-
-
-def test_bytes_after_a_packet_are_ignored(tmp_path: Path) -> None:
-    """Decoders read there: MPEG-4's looks for a marker."""
-    options = {"g": "5", "qscale": "2"}
-    path = write_video(tmp_path / "a.avi", pictures(12), "mpeg4", options=options)
-    with av.open(str(path)) as file:
-        packets = [bytes(packet) for packet in file.demux()]
-    for behind in ("", "0000", "0080", "ffff"):
-        context, frames = av.CodecContext.create("mpeg4", "r"), list[Any]()
-        for data in packets:
-            more = np.frombuffer(data + bytes.fromhex(behind * 32), np.uint8)
-            frames += context.decode(packet_of(more[: len(data)]))
-        images = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
-        np.testing.assert_array_equal(images, decoded(path)[1])
 
 
 def test_frames_of_other_codecs_are_decoded(tmp_path: Path) -> None:
@@ -244,21 +225,6 @@ def test_a_damaged_keyframe_is_no_matter_of_tolerance(
     with VideoFile(path) as file, pytest.raises(SourceError, match="cannot be decoded") as error:
         list(read(file, times))
     assert error.value.frame in (8, 10)  # with open GOPs also the frames before it
-
-
-def test_invalid_packets() -> None:
-    rng = np.random.default_rng(0)
-    for codec in ("h264", "hevc", "av1", "vp9"):
-        read = packet_format(codec, b"")
-        for size in [0, 1, 2, 3, 5, 8, 40] * 40:
-            data = rng.integers(0, 256, size, np.uint8).tobytes()
-            assert isinstance(read.start(data), Start)
-            read.bare_packet(data, True)
-    for extra in (b"\1\0\0\0\xff\xe1\0\xff", b"\1"):
-        with pytest.raises(ValueError, match="truncated"):
-            packet_format("h264", extra)
-    with pytest.raises(ValueError, match="truncated"):
-        packet_format("hevc", b"\1" * 30)
 
 
 # --- folders of video files --------------------------------------------------------------------

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import fsspec
+import numpy as np
 import pytest
 
+from seqrecord import open_source
 from seqrecord.errors import FormatError, SourceError
 from seqrecord.in_place.externals import ExternalFiles
 from seqrecord.in_place.references import checksum_of_files
@@ -24,6 +26,8 @@ from seqrecord.store.format.references import (
     list_path,
 )
 from seqrecord.store.reading.home import trust
+from tests.formats.cases import upload
+from tests.formats.test_source_contract import everything
 from tests.store.test_references import FOLDER_REFERENCE
 
 
@@ -81,3 +85,22 @@ def test_two_accounts_with_one_url_do_not_meet() -> None:
     )
     assert one.storage.url == two.storage.url
     assert one.root != two.root
+
+
+def test_parts_of_zarr_values_and_values_that_are_not_there(
+    tmp_path: Path, memory_url: str
+) -> None:
+    """Of a sharded array a part of each file is read; of rows 32 to 63 there is none. The store of
+    remote files refuses writes."""
+    zarr = pytest.importorskip("zarr")
+    stores = pytest.importorskip("seqrecord.formats.sources.zarr.stores")
+    group = zarr.create_group(tmp_path / "set" / "a.zarr", zarr_format=3)
+    sharded = group.create_array("data/x", shape=(128,), dtype="i4", chunks=(8,), shards=(32,))
+    sharded[:32], sharded[96:] = np.arange(32), np.arange(32, 64)
+    group.create_array("meta/episode_ends", data=np.array([13, 40, 128]), chunks=(3,))
+    url = upload(tmp_path / "set", memory_url)
+    assert everything(open_source(url)) == everything(open_source(tmp_path / "set"))
+    files = RemoteFiles(open_storage(url))
+    found = zarr.open_group(stores.RemoteStore(files, files.root / "a.zarr"), mode="r")
+    with pytest.raises(ValueError, match="read-only"):
+        found["data/x"][:] = 0

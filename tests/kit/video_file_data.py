@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fractions import Fraction
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -12,14 +12,6 @@ from typing import Any
 
 import numpy as np
 import numpy.typing as npt
-
-from seqrecord import FeatureSpec
-from seqrecord.formats.sources.video.files import VideoFile
-from seqrecord.formats.sources.video.streams import read_gops, video_spec
-from seqrecord.sources import Gop
-from seqrecord.video.config import VideoConfig
-from seqrecord.video.decoding import decode_gop
-from seqrecord.video.gops import DecodedFrame
 
 HEIGHT, WIDTH = 48, 64
 try:
@@ -91,34 +83,6 @@ def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]
         times = [frame.pts * float(frame.time_base) for frame in frames]
         images = [frame.reformat(format="rgb24").to_ndarray() for frame in frames]
     return np.array(times), np.stack(images)
-
-
-def gops_of(path: Path, times: npt.NDArray[np.float64] | None = None) -> list[Gop]:
-    """GOPs of a file that contain the frames at `times`, by default all."""
-    with VideoFile(path) as file:
-        parts = list(read_gops(file, times))
-    return [part for part in parts if isinstance(part, Gop)]
-
-
-def decode_file_gops(
-    path: Path, times: npt.NDArray[np.float64] | None = None
-) -> npt.NDArray[np.uint8]:
-    """The frames of these GOPs: uint8 [T, H, W, 3]."""
-    with VideoFile(path) as file:
-        return decode_gops_of(video_spec("a", file), read_gops(file, times))
-
-
-def decode_gops_of(spec: FeatureSpec, parts: Iterable[Gop | DecodedFrame]) -> npt.NDArray[Any]:
-    """Frames of a feature's GOPs, decoded one by one: [T, H, W, 3], or [T, H, W] of deep grey."""
-    height, width = (n or 0 for n in spec.shape[:2])
-    config = VideoConfig.from_json(spec.codec[0])
-    frames = [
-        (config.depth.decode(part.pixels) if config.depth else part.pixels)[None]
-        if isinstance(part, DecodedFrame)
-        else decode_gop(part.config or config, height, width, part)
-        for part in parts
-    ]
-    return np.concatenate([np.empty((0, *config.shape(height, width)), config.dtype), *frames])
 
 
 def write_fragmented(whole: Path, path: Path) -> Path:

@@ -576,3 +576,38 @@ def test_the_error_names_missing_imagecodecs(monkeypatch: pytest.MonkeyPatch) ->
         codec.decode_into(data, np.empty_like(frame))
     with pytest.raises(MissingPackageError, match="pip install imagecodecs"):
         codec.encode(frame)
+
+
+def _npy(array: Any, **changes: Any) -> bytes:
+    file = io.BytesIO()
+    np.save(file, np.asarray(array, **changes), allow_pickle=True)
+    return file.getvalue()
+
+
+def test_arrays_that_are_kept_as_files() -> None:
+    values, out = np.arange(6, dtype="<f4").reshape(2, 3), np.zeros((2, 3), "<f4")
+    codec = FrameCodec(({"id": "seqrecord.image", "format": "npy"},), "<f4", (2, 3))
+    good = _npy(values)
+    for data in (good, _npy(values, dtype=">f4"), _npy(values, order="F"), codec.encode(values)):
+        out[...] = 0
+        codec.decode_into(codec.encode(EncodedImage(data)), out)
+        assert np.array_equal(out, values)
+    wrong = {
+        "no npy": b"x" * 40,
+        "cut header": good[:20],
+        "cut": good[:-1],
+        "more": good + b"x",
+        "dtype": _npy(values, dtype="<f8"),
+        "shape": _npy(values[:1]),
+        "pickle": _npy([[object()] * 3] * 2, dtype=object),
+        "version 3": good[:6] + b"\x03" + good[7:],
+        "a literal that is none": good.replace(b"False", b"exec("),
+        "absurd": good.replace(b"(2, 3)", b"(2,-3)"),
+    }
+    for name, data in wrong.items():
+        with pytest.raises(CodecError) as info:
+            codec.decode_into(data, out)
+        assert info.value.got, name
+    any_image = FrameCodec(({"id": "seqrecord.image", "format": "any"},), "|u1", (2, 3))
+    with pytest.raises(CodecError):
+        any_image.encode(EncodedImage(_npy(values, dtype="u1")))

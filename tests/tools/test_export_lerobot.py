@@ -21,6 +21,7 @@ from seqrecord.export import to_lerobot
 from tests.formats.format_cases.mcap import recording
 from tests.formats.test_mcap import write as write_bag
 from tests.formats.test_video_streams import CASES, FRAMES, made
+from tests.formats.video_gops import gops_of
 from tests.kit.command_line import run
 from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_data import FEATURES, FPS
@@ -28,7 +29,7 @@ from tests.kit.lerobot_data import episodes as lerobot_episodes
 from tests.kit.lerobot_language_data import annotate
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.kit.source_faults import frames_of
-from tests.kit.video_file_data import decoded, gops_of, pictures
+from tests.kit.video_file_data import decoded, pictures
 from tests.robots.tools import CAMERA, described, export
 
 GOLDEN = Path(__file__).parents[1] / "golden"

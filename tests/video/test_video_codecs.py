@@ -21,8 +21,13 @@ from seqrecord.video.config import VIDEO_CODECS, VideoConfig, named_video
 from seqrecord.video.decoding import GopFrames, decode_gop
 from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
+from seqrecord.video.packages import packet_of
+from seqrecord.video.packets import Start, packet_format
 from tests.kit.processes import run_code
-from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+from tests.kit.video_data import HEIGHT, WIDTH, moving
+from tests.kit.video_file_data import decoded as decoded_file
+from tests.kit.video_file_data import pictures, write_video
+from tests.video.gops import config_of, gops_of
 
 FRAMES = moving(20)
 NAMES = sorted(VIDEO_CODECS)
@@ -187,7 +192,7 @@ import numpy as np
 from seqrecord.video.decoding import decode_gop
 from seqrecord.video.gops import Gop
 from seqrecord.errors import CodecError
-from tests.kit.video_data import config_of, gops_of
+from tests.video.gops import config_of, gops_of
 def taken():
     return int(open("/proc/self/status").read().split("VmRSS:")[1].split()[0])
 config = config_of("h264", (64, 64))
@@ -331,3 +336,33 @@ def test_gop() -> None:
     for packets, order in broken:
         with pytest.raises(ValueError, match="GOP"):
             Gop(packets, order)
+
+
+def test_bytes_after_a_packet_are_ignored(tmp_path: Path) -> None:
+    """Decoders read there: MPEG-4's looks for a marker."""
+    options = {"g": "5", "qscale": "2"}
+    path = write_video(tmp_path / "a.avi", pictures(12), "mpeg4", options=options)
+    with av.open(str(path)) as file:
+        packets = [bytes(packet) for packet in file.demux()]
+    for behind in ("", "0000", "0080", "ffff"):
+        context, frames = av.CodecContext.create("mpeg4", "r"), list[Any]()
+        for data in packets:
+            more = np.frombuffer(data + bytes.fromhex(behind * 32), np.uint8)
+            frames += context.decode(packet_of(more[: len(data)]))
+        images = np.stack([frame.to_ndarray(format="rgb24") for frame in frames])
+        np.testing.assert_array_equal(images, decoded_file(path)[1])
+
+
+def test_invalid_packets() -> None:
+    rng = np.random.default_rng(0)
+    for codec in ("h264", "hevc", "av1", "vp9"):
+        read = packet_format(codec, b"")
+        for size in [0, 1, 2, 3, 5, 8, 40] * 40:
+            data = rng.integers(0, 256, size, np.uint8).tobytes()
+            assert isinstance(read.start(data), Start)
+            read.bare_packet(data, True)
+    for extra in (b"\1\0\0\0\xff\xe1\0\xff", b"\1"):
+        with pytest.raises(ValueError, match="truncated"):
+            packet_format("h264", extra)
+    with pytest.raises(ValueError, match="truncated"):
+        packet_format("hevc", b"\1" * 30)

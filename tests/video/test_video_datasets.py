@@ -21,7 +21,8 @@ from seqrecord.video.packages import pyav
 from tests.kit.command_line import run
 from tests.kit.datasets import append, columns, write_dataset, write_episodes
 from tests.kit.made_source import GivenSource
-from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+from tests.kit.video_data import HEIGHT, WIDTH, moving
+from tests.video.gops import config_of, gops_of
 
 Pixels = npt.NDArray[np.uint8]
 SLOW = pytest.mark.slow

@@ -25,8 +25,9 @@ from seqrecord.video.pages import VideoPageCodec
 from tests.kit.clip_data import begun, digests, effective_arguments, minimum_memory, resumed
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.tiny import RecordParts, change_record, record_path
-from tests.kit.video_data import HEIGHT, WIDTH, config_of, gops_of, moving
+from tests.kit.video_data import HEIGHT, WIDTH, moving
 from tests.loader.test_memory import BESIDE, check_taken
+from tests.video.gops import config_of, gops_of
 from tests.video.test_video_datasets import kept_schema, state
 
 
