@@ -49,8 +49,6 @@ COMPLEX = {
     "formats.sources.webdataset.source.scan",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
-    "tools.viewer.kinds.kind_of",
-    "tools.viewer.view._view_clip",
 }
 """Functions with a complexity above 20. Only remove from this list."""
 

@@ -93,38 +93,38 @@ class _Examination:
         }
         document = json_object(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
         episodes = self._episodes()
-        good = [each for each in episodes if each.error is None]
+        readable_episodes = [episode for episode in episodes if episode.error is None]
 
         tables: dict[str, list[LeRobotEpisode]] = {}
         videos: dict[tuple[str, str], list[LeRobotEpisode]] = {}
-        for each in good:
-            tables.setdefault(each.file, []).append(each)
-            for name, video in each.videos.items():
-                videos.setdefault((name, video.file), []).append(each)
-        others = self._unnamed({*tables, *(file for _, file in videos)})
-        total = len(tables) + len(videos) + len(others)
-        done = 0
+        for episode in readable_episodes:
+            tables.setdefault(episode.file, []).append(episode)
+            for name, video in episode.videos.items():
+                videos.setdefault((name, video.file), []).append(episode)
+        unnamed_files = self._unnamed({*tables, *(file for _, file in videos)})
+        total = len(tables) + len(videos) + len(unnamed_files)
+        num_done = 0
 
         def advance() -> None:
-            nonlocal done
-            done += 1
+            nonlocal num_done
+            num_done += 1
             if self._progress is not None:
-                self._progress(Progress(done, total))
+                self._progress(Progress(num_done, total))
 
-        for file, mine in tables.items():
-            if self._is_there(file, mine, None):
-                rows.examine(file, mine)
+        for file, file_episodes in tables.items():
+            if self._is_there(file, file_episodes, None):
+                rows.examine(file, file_episodes)
             else:
                 rows.are_all_read = False
             advance()
-        for file in others:
+        for file in unnamed_files:
             if file.endswith(".parquet"):
                 rows.examine(file, [])
             advance()
         self._check_ranges(rows)
-        for (name, file), mine in videos.items():
-            if self._is_there(file, mine, name):
-                cameras[name].examine(file, mine, rows.times)
+        for (name, file), file_episodes in videos.items():
+            if self._is_there(file, file_episodes, name):
+                cameras[name].examine(file, file_episodes, rows.times)
             advance()
         counts = tuple(camera.count() for camera in cameras.values())
         with findings.caught("statistics", severity="warning"):
@@ -134,7 +134,7 @@ class _Examination:
             version=str(document["codebase_version"]),
             fps=info.fps,
             num_episodes=len(episodes),
-            num_frames=sum(each.length for each in episodes),
+            num_frames=sum(episode.length for episode in episodes),
             num_tables=len(rows.sizes),
             num_rows=sum(rows.sizes.values()),
             cameras=counts,
@@ -147,23 +147,23 @@ class _Examination:
 
         Reports list errors.
         """
-        found: dict[int, LeRobotEpisode] = {}
+        episodes_by_index: dict[int, LeRobotEpisode] = {}
         tables: list[Path] = []
         with self._findings.caught("metadata"):
             tables = episode_tables(self._root, self._info)
         for path in tables:
             file = path.relative_to(self._root).as_posix()
             with self._findings.caught("metadata", file=file):
-                for each in listed_episodes(path, self._info):
-                    facts = {"file": file, "episode": each.key}
-                    if each.error is not None:
-                        self._findings.failed(each.error, "metadata", **facts)
-                    if each.index in found:
+                for episode in listed_episodes(path, self._info):
+                    facts = {"file": file, "episode": episode.key}
+                    if episode.error is not None:
+                        self._findings.failed(episode.error, "metadata", **facts)
+                    if episode.index in episodes_by_index:
                         self._findings.add("metadata", "an episode is listed twice", **facts)
-                    elif each.error is None and not each.length:
+                    elif episode.error is None and not episode.length:
                         self._findings.add("metadata", "an episode has no frames", **facts)
-                    found.setdefault(each.index, each)
-        episodes = [found[index] for index in sorted(found)]
+                    episodes_by_index.setdefault(episode.index, episode)
+        episodes = [episodes_by_index[index] for index in sorted(episodes_by_index)]
         for error in wrong_totals(self._root, self._info, episodes):
             self._findings.failed(error, "metadata")
         return episodes
@@ -186,29 +186,29 @@ class _Examination:
                 for batch in ParquetTable(path).batches(_RANGE):
                     columns = (number_column(batch, name).tolist() for name in _RANGE)
                     for index, begin, end, length in zip(*columns, strict=True):
-                        table, first = rows.firsts.get(index, ("", 0))
-                        wanted = begins.get(table, begin) + first
-                        if (begin, end) != (wanted, wanted + length):
+                        table, first_row = rows.firsts.get(index, ("", 0))
+                        expected_begin = begins.get(table, begin) + first_row
+                        if (begin, end) != (expected_begin, expected_begin + length):
                             self._findings.add(
                                 "row_range",
                                 "dataset_from_index and dataset_to_index differ from the rows",
                                 file=file,
                                 episode=f"episode_{index:06d}",
-                                expected=f"{wanted} to {wanted + length}",
+                                expected=f"{expected_begin} to {expected_begin + length}",
                                 got=f"{begin} to {end}",
                             )
 
-    def _unnamed(self, named: set[str]) -> list[str]:
+    def _unnamed(self, named_files: set[str]) -> list[str]:
         """Return tables and videos that belong to no episode."""
-        found: list[str] = []
+        files: list[str] = []
         for folder in ("data", "videos"):
             with self._findings.caught(file=folder):
                 paths = find_files(self._root / folder, _is_table_or_video)
-                found += [path.relative_to(self._root).as_posix() for path in paths]
-        others = [file for file in found if file not in named]
-        for file in others:
+                files += [path.relative_to(self._root).as_posix() for path in paths]
+        unnamed_files = [file for file in files if file not in named_files]
+        for file in unnamed_files:
             self._findings.add("unnamed_file", "a file belongs to no episode", file=file)
-        return others
+        return unnamed_files
 
     def _is_there(self, file: str, episodes: list[LeRobotEpisode], name: str | None) -> bool:
         """Check that a file named by episodes exists and is not empty."""

@@ -115,26 +115,28 @@ class DoctorReport:
             ("tables (parquet)", f"{self.num_tables:,}", f"{self.num_rows:,}", "", ""),
             *(
                 (
-                    printable(each.name),
-                    f"{each.files:,}",
-                    f"{each.frames:,}",
-                    number_text(each.decoded_per_frame),
-                    f"{each.longest_distance:,}",
+                    printable(camera.name),
+                    f"{camera.files:,}",
+                    f"{camera.frames:,}",
+                    number_text(camera.decoded_per_frame),
+                    f"{camera.longest_distance:,}",
                 )
-                for each in self.cameras
+                for camera in self.cameras
             ),
         ]
         episodes = counted(self.num_episodes, "episode")
         form = f"LeRobot {self.version}, {episodes}, {self.fps:g} frames a second"
         lines = [f"{self.location}: {form}", *table_lines(rows, num_left=1)]
         for kind, count in self.counts.items():
-            found = [each for each in self.findings if each.kind == kind]
-            lines += [f"{each.severity}: {kind}: {each}" for each in found[:_MOST_SHOWN]]
+            findings = [finding for finding in self.findings if finding.kind == kind]
+            lines += [
+                f"{finding.severity}: {kind}: {finding}" for finding in findings[:_MOST_SHOWN]
+            ]
             if count > _MOST_SHOWN:
                 lines.append(f"  and {count - _MOST_SHOWN:,} more of {kind}")
         total = sum(self.counts.values())
         lines.append(counted(total, "finding") if total else "no problem found")
-        lines += [f"not checked: {each}" for each in SKIPPED]
+        lines += [f"not checked: {check}" for check in SKIPPED]
         return "\n".join(lines)
 
 
@@ -171,7 +173,7 @@ class Findings:
         """Add an error as a finding."""
         if not isinstance(error, SeqRecordError):
             error = SeqRecordError("an unreadable file", got=str(error)[:200])
-        known = {**facts, **{n: v for n, v in error.context().items() if n != "offset"}}
+        context = {**facts, **{n: v for n, v in error.context().items() if n != "offset"}}
         root = f"{self._root}/"
-        known = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in known.items()}
-        self.add(kind, error.message, **known)
+        context = {n: v.replace(root, "") if isinstance(v, str) else v for n, v in context.items()}
+        self.add(kind, error.message, **context)

@@ -55,21 +55,21 @@ class RowChecker:
     @property
     def statistics(self) -> dict[str, list[Moments]]:
         """Moments of all rows by feature, without features that could not be read completely."""
-        known = self._statistics if self.are_all_read else {}
-        return {name: each for name, each in known.items() if name not in self._unknown}
+        by_feature = self._statistics if self.are_all_read else {}
+        return {name: moments for name, moments in by_feature.items() if name not in self._unknown}
 
     def examine(self, file: str, episodes: Sequence[LeRobotEpisode]) -> None:
         """Check one file, which contains these episodes."""
-        was, self.are_all_read = self.are_all_read, False
+        were_all_read, self.are_all_read = self.are_all_read, False
         with self._findings.caught(file=file):
             table = ParquetTable(self._root / file)
             self.sizes[file] = table.num_rows
             if not table.num_rows:
                 self._findings.add("empty_file", "a table without rows", file=file)
             if not episodes:
-                self.are_all_read = was
+                self.are_all_read = were_all_read
                 return
-            table.check_rows(sum(each.length for each in episodes))
+            table.check_rows(sum(episode.length for episode in episodes))
             lacking = [name for name in (*_ORDER, *self._specs) if name not in table.names]
             for name in lacking:
                 self._findings.add(
@@ -77,19 +77,19 @@ class RowChecker:
                 )
             self._unknown.update(lacking)
             order = self._read(table, file, lacking)
-            self.are_all_read = was
+            self.are_all_read = were_all_read
             if order is not None:
                 self._check(file, episodes, *order)
 
     def _declared(self) -> dict[str, FeatureSpec]:
         """Return the numeric features in the rows."""
         specs = {}
-        for name, each in self._info.features.items():
-            if each.dtype in ("image", "video", "string", "language"):
+        for name, feature in self._info.features.items():
+            if feature.dtype in ("image", "video", "string", "language"):
                 continue
-            shape = () if each.shape == (1,) else each.shape
+            shape = () if feature.shape == (1,) else feature.shape
             try:
-                specs[name] = FeatureSpec(name, np.dtype(each.dtype), shape)
+                specs[name] = FeatureSpec(name, np.dtype(feature.dtype), shape)
             except (SchemaError, TypeError, ValueError, SyntaxError) as error:
                 self._findings.add(
                     "metadata",
@@ -108,21 +108,23 @@ class RowChecker:
         """
         columns = [name for name in {**dict.fromkeys(_ORDER), **self._specs} if name not in lacking]
         parts: list[FloatArray] = []
-        wrong: set[str] = set()  # features already reported for this file
+        reported_names: set[str] = set()  # features already reported for this file
         for batch in table.batches(columns):
-            for name in (name for name in self._specs if name in columns and name not in wrong):
-                wrong.add(name)
+            for name in (
+                name for name in self._specs if name in columns and name not in reported_names
+            ):
+                reported_names.add(name)
                 with self._findings.caught("column", file=file, feature=name):
                     if self._take(name, batch, file):
-                        wrong.remove(name)
-            self._unknown |= wrong
+                        reported_names.remove(name)
+            self._unknown |= reported_names
             if not set(_ORDER) & {*lacking}:
                 order = [number_column(batch, name).astype(np.float64) for name in _ORDER]
                 parts.append(np.stack(order))
         if set(_ORDER) & {*lacking}:
             return None
-        found = np.concatenate([np.empty((3, 0)), *parts], axis=1)
-        return found[0], found[1], found[2]
+        order_columns = np.concatenate([np.empty((3, 0)), *parts], axis=1)
+        return order_columns[0], order_columns[1], order_columns[2]
 
     def _take(self, name: str, batch: pa.RecordBatch, file: str) -> bool:
         """Add a column's numbers to the moments. Returns whether all are finite."""
@@ -141,15 +143,15 @@ class RowChecker:
             )
             return False
         if name in self._texts:
-            others = {*np.unique(values).tolist()} - self._texts[name]
-            if others:
+            unknown_numbers = {*np.unique(values).tolist()} - self._texts[name]
+            if unknown_numbers:
                 self._findings.add(
                     "column",
                     "numbers without a text",
                     file=file,
                     feature=name,
                     expected=f"the number of a text, of {len(self._texts[name])}",
-                    got=f"{name} {min(others)}",
+                    got=f"{name} {min(unknown_numbers)}",
                 )
         elements = np.ascontiguousarray(values.reshape(len(values), -1), np.float64)
         add_moments(self._statistics, name, moments_of(elements))
@@ -165,11 +167,11 @@ class RowChecker:
     ) -> None:
         order = np.argsort(numbers, kind="stable")
         ordered = numbers[order]
-        taken = 0
+        num_used = 0
         for episode in episodes:
             begin, end = np.searchsorted(ordered, [episode.index, episode.index + 1]).tolist()
             rows = order[begin:end]
-            taken += len(rows)
+            num_used += len(rows)
             facts = {"file": file, "episode": episode.key}
             if len(rows) != episode.length:
                 self._findings.add(
@@ -182,60 +184,64 @@ class RowChecker:
             if not len(rows):
                 continue
             self.firsts[episode.index] = file, int(rows[0])
-            wrong = frames[rows] != np.arange(len(rows))
-            if wrong.any() or (np.diff(rows) != 1).any():
-                at = int(np.argmax(wrong)) if wrong.any() else int(np.argmax(np.diff(rows) != 1))
+            is_misplaced = frames[rows] != np.arange(len(rows))
+            if is_misplaced.any() or (np.diff(rows) != 1).any():
+                at = (
+                    int(np.argmax(is_misplaced))
+                    if is_misplaced.any()
+                    else int(np.argmax(np.diff(rows) != 1))
+                )
                 self._findings.add(
                     "row_order",
                     "rows are missing or out of order",
                     frame=at,
-                    expected=f"frame_index {at}" if wrong.any() else "rows of one episode",
-                    got=f"{frames[rows[at]]:g}" if wrong.any() else "others between them",
+                    expected=f"frame_index {at}" if is_misplaced.any() else "rows of one episode",
+                    got=f"{frames[rows[at]]:g}" if is_misplaced.any() else "others between them",
                     **facts,
                 )
             self._check_times(episode, times[rows], facts)
-        if taken < len(numbers):
-            mine = np.isin(numbers, [episode.index for episode in episodes])
+        if num_used < len(numbers):
+            is_of_file = np.isin(numbers, [episode.index for episode in episodes])
             self._findings.add(
                 "unnamed_rows",
                 "rows belong to no episode of this file",
                 file=file,
-                expected=f"{taken} rows",
+                expected=f"{num_used} rows",
                 got=f"{len(numbers)} rows; the first other row belongs to episode "
-                f"{numbers[np.argmin(mine)]:g}",
+                f"{numbers[np.argmin(is_of_file)]:g}",
             )
 
     def _check_times(
         self, episode: LeRobotEpisode, times: FloatArray, facts: Mapping[str, str]
     ) -> None:
         """Report at most one finding. Ascending times that deviate are kept for the videos."""
-        wanted = np.arange(len(times)) / self._info.fps
-        off = np.abs(times - wanted)
-        if (off <= TOLERANCE).all():
+        expected_times = np.arange(len(times)) / self._info.fps
+        deviations = np.abs(times - expected_times)
+        if (deviations <= TOLERANCE).all():
             return
         steps = np.diff(times)
-        usual = float(np.median(steps)) if len(steps) else 0.0
-        jumps = ~(steps > 0) | (np.abs(steps - usual) > 0.5 / self._info.fps)
+        median_step = float(np.median(steps)) if len(steps) else 0.0
+        jumps = ~(steps > 0) | (np.abs(steps - median_step) > 0.5 / self._info.fps)
         if jumps.any():
             at = int(np.argmax(jumps))
             self._findings.add(
                 "time_jump",
                 f"timestamps jump in {int(jumps.sum())} of {len(jumps)} steps",
                 frame=at + 1,
-                expected=f"{times[at] + usual:.6f} s",
+                expected=f"{times[at] + median_step:.6f} s",
                 got=f"{times[at + 1]:.6f} s",
                 **facts,
             )
-        elif (paired := pair_in_order(times, wanted, 0.0, 1 / self._info.fps)) is not None:
+        elif (paired := pair_in_order(times, expected_times, 0.0, 1 / self._info.fps)) is not None:
             note = jitter_note("this episode", paired[1])
             self._findings.add("time_jitter", note, severity="warning", **facts)
         else:
-            at = int(np.argmax(off))
+            at = int(np.argmax(deviations))
             self._findings.add(
                 "time_drift",
                 "timestamps do not match the frame rate",
                 frame=at,
-                expected=f"{wanted[at]:.6f} s",
+                expected=f"{expected_times[at]:.6f} s",
                 got=f"{times[at]:.6f} s",
                 **facts,
             )

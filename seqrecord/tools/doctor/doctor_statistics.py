@@ -19,53 +19,60 @@ _INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_in
 
 
 def check_statistics(
-    root: Path, info: LeRobotInfo, found: Mapping[str, list[Moments]], findings: Findings
+    root: Path, info: LeRobotInfo, row_moments: Mapping[str, list[Moments]], findings: Findings
 ) -> None:
     """Compare the stored statistics with `found`, the moments of the rows by feature."""
-    stored: dict[str, list[Moments]] = {}
-    named: set[str] = set()
-    scaled: set[str] = set()  # images with statistics outside 0 to 1
+    file_moments: dict[str, list[Moments]] = {}
+    names_with_statistics: set[str] = set()
+    scaled_names: set[str] = set()  # images with statistics outside 0 to 1
     place, records = read_stats(root, info)
     file = place.relative_to(root).as_posix()
     for record in records:
         for name in info.features:
             if not isinstance(entry := record.get(name), dict):
                 continue
-            named.add(name)
+            names_with_statistics.add(name)
             feature = info.features[name]
             if feature.dtype in ("image", "video") and feature.depth is None:
                 with findings.caught("statistics", file=file, feature=name):
-                    if _is_scaled(stored_moments(entry, 1)) and name not in scaled:
-                        scaled.add(name)
+                    if _is_scaled(stored_moments(entry, 1)) and name not in scaled_names:
+                        scaled_names.add(name)
                         message = "statistics of images are outside 0 to 1"
                         findings.add("statistics", message, file=file, feature=name)
-            if found.get(name):
+            if row_moments.get(name):
                 with findings.caught("statistics", file=file, feature=name):
-                    add_moments(stored, name, stored_moments(entry, found[name][0].count))
+                    add_moments(
+                        file_moments, name, stored_moments(entry, row_moments[name][0].count)
+                    )
     for name, feature in info.features.items():
         facts = {"file": file, "feature": name}
         if name in _INDEX_COLUMNS:
             facts["severity"] = "warning"
-        if name not in named and feature.dtype not in ("string", "language"):
+        if name not in names_with_statistics and feature.dtype not in ("string", "language"):
             findings.add("statistics", "a feature without statistics", **facts)
-        elif name in stored:
-            _compare(stored[name], found[name], findings, **facts)
+        elif name in file_moments:
+            _compare(file_moments[name], row_moments[name], findings, **facts)
 
 
-def _is_scaled(stored: list[Moments]) -> bool:
-    return any((each.min or 0) < 0 or (each.max or 0) > 1 for each in stored)
+def _is_scaled(elements: list[Moments]) -> bool:
+    return any((moments.min or 0) < 0 or (moments.max or 0) > 1 for moments in elements)
 
 
-def _compare(stored: list[Moments], found: list[Moments], findings: Findings, **facts: str) -> None:
+def _compare(
+    file_moments: list[Moments], row_moments: list[Moments], findings: Findings, **facts: str
+) -> None:
     """Report at most one finding: the first number that differs."""
     message = "statistics differ from the rows"
-    if len(stored) != len(found):
-        expected, got = (f"{len(each)} elements" for each in (found, stored))
+    if len(file_moments) != len(row_moments):
+        expected, got = (f"{len(moments)} elements" for moments in (row_moments, file_moments))
         findings.add("statistics", message, expected=expected, got=got, **facts)
         return
     theirs, ours = (
-        {name: np.array([getattr(each, name) for each in some], np.float64) for name in NAMES}
-        for some in (stored, found)
+        {
+            name: np.array([getattr(moments, name) for moments in elements], np.float64)
+            for name in NAMES
+        }
+        for elements in (file_moments, row_moments)
     )
     span = ours["max"] - ours["min"]
     rounding = _ROUNDING * np.maximum(np.abs(ours["min"]), np.abs(ours["max"]))
@@ -73,13 +80,13 @@ def _compare(stored: list[Moments], found: list[Moments], findings: Findings, **
     for name in NAMES:
         if name in ("mean", "std"):
             allowed = _EXTREMES * span + rounding + _MEANS * ours["std"]
-        wrong = ~(np.abs(theirs[name] - ours[name]) <= allowed)
-        if wrong.any():
-            at = int(np.argmax(wrong))
+        differs = ~(np.abs(theirs[name] - ours[name]) <= allowed)
+        if differs.any():
+            at = int(np.argmax(differs))
             where = f"{name} of element {at}: "
-            expected, got = (f"{where}{each[name][at]:.6g}" for each in (ours, theirs))
+            expected, got = (f"{where}{moments[name][at]:.6g}" for moments in (ours, theirs))
             findings.add("statistics", message, expected=expected, got=got, **facts)
             return
-    if stored[0].count != found[0].count:
-        expected, got = (f"{each[0].count} rows" for each in (found, stored))
+    if file_moments[0].count != row_moments[0].count:
+        expected, got = (f"{moments[0].count} rows" for moments in (row_moments, file_moments))
         findings.add("statistics", message, expected=expected, got=got, **facts)

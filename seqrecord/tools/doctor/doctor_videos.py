@@ -128,16 +128,16 @@ class VideoChecker:
         half = 0.5 / self._fps
         uses = np.zeros(len(seconds), np.int32)
         shared_with: str | None = None
-        for episode in (each for each in episodes if each.length):
-            wanted = times.get(episode.index, np.arange(episode.length) / self._fps)
-            first = episode.videos[self._name].begin
-            wanted = wanted + first
-            begin, end = np.searchsorted(seconds, [wanted[0] - half, wanted[-1] + half])
+        for episode in (listed_episode for listed_episode in episodes if listed_episode.length):
+            row_times = times.get(episode.index, np.arange(episode.length) / self._fps)
+            video_begin = episode.videos[self._name].begin
+            row_times = row_times + video_begin
+            begin, end = np.searchsorted(seconds, [row_times[0] - half, row_times[-1] + half])
             if shared_with is None and uses[begin:end].any():
                 shared_with = episode.key
             uses[begin:end] += 1
             self._check_rows(
-                video, table, wanted, seconds, first, {"episode": episode.key, **facts}
+                video, table, row_times, seconds, video_begin, {"episode": episode.key, **facts}
             )
         if shared := int((uses > 1).sum()):
             self._findings.add(
@@ -160,29 +160,30 @@ class VideoChecker:
         self,
         video: VideoFile,
         table: PacketTable,
-        wanted: FloatArray,
+        row_times: FloatArray,
         seconds: FloatArray,
         begin: float,
         facts: Mapping[str, Any],
     ) -> None:
         """Report at most one finding: rows of an episode without frames."""
         half = 0.5 / self._fps
-        outside = (wanted < seconds[0] - half) | (wanted > seconds[-1] + half)
-        if outside.any():
-            there = int((~outside).sum())
+        is_outside = (row_times < seconds[0] - half) | (row_times > seconds[-1] + half)
+        if is_outside.any():
+            num_inside = int((~is_outside).sum())
             self._findings.add(
                 "outside_file",
                 "an episode has rows outside of its video",
-                frame=int(np.argmax(outside)),
-                expected=f"{len(wanted)} frames from {wanted[0]:.3f} to {wanted[-1]:.3f} s",
-                got=f"{there} frames in a video from {seconds[0]:.3f} to {seconds[-1]:.3f} s",
+                frame=int(np.argmax(is_outside)),
+                expected=f"{len(row_times)} frames from {row_times[0]:.3f} to "
+                f"{row_times[-1]:.3f} s",
+                got=f"{num_inside} frames in a video from {seconds[0]:.3f} to {seconds[-1]:.3f} s",
                 **facts,
             )
             return
-        if pair_in_order(wanted, seconds, begin, 1 / self._fps) is not None:
+        if pair_in_order(row_times, seconds, begin, 1 / self._fps) is not None:
             return  # jitter, which the rows tell
         with self._findings.caught("no_frame", **facts):
-            packets_of_rows(video, table, wanted, TOLERANCE)
+            packets_of_rows(video, table, row_times, TOLERANCE)
 
     def _check_keyframes(self, table: PacketTable, facts: Mapping[str, Any]) -> None:
         cuts = np.flatnonzero(table.is_cut[table.shown])
@@ -207,36 +208,36 @@ class VideoChecker:
         cuts = np.flatnonzero(table.is_cut[table.shown])
         begin, self._clock = self._clock, self._clock + len(seconds) / self._fps
         times = begin + seconds[cuts] - seconds[0]
-        looked: list[int] = []
-        while (due := int(np.searchsorted(times, self._due))) < len(cuts):
-            looked.append(int(cuts[due]))
-            self._due = float(times[due]) + _SECONDS_APART
-        if looked and looked[-1] != cuts[-1]:
-            looked.append(int(cuts[-1]))
-        wrong: set[str] = set()
-        for cut in looked:
+        checked_cuts: list[int] = []
+        while (place := int(np.searchsorted(times, self._due))) < len(cuts):
+            checked_cuts.append(int(cuts[place]))
+            self._due = float(times[place]) + _SECONDS_APART
+        if checked_cuts and checked_cuts[-1] != cuts[-1]:
+            checked_cuts.append(int(cuts[-1]))
+        reported_kinds: set[str] = set()
+        for cut in checked_cuts:
             [frame] = read_frames(video, seconds[cut : cut + 1])
             means = _block_means(frame.to_ndarray(format="gray"))
             at = begin + float(seconds[cut] - seconds[0])
-            before, self._last = self._last, (at, means)
+            previous, self._last = self._last, (at, means)
             if means.max() < _BLACK and np.ptp(means) < _SPREAD:
                 kind, message = "black", "a black picture"
-            elif before is not None and _is_still(before, self._last):
+            elif previous is not None and _is_still(previous, self._last):
                 kind, message = "frozen", "the same picture again: frozen, or nothing moves"
             else:
                 continue
-            if kind not in wrong:
-                wrong.add(kind)
-                got = f"{at - before[0]:.1f} s later" if kind == "frozen" and before else None
+            if kind not in reported_kinds:
+                reported_kinds.add(kind)
+                got = f"{at - previous[0]:.1f} s later" if kind == "frozen" and previous else None
                 self._findings.add(kind, message, frame=cut, got=got, **facts)
 
 
-def _is_still(before: tuple[float, FloatArray], after: tuple[float, FloatArray]) -> bool:
-    (one, first), (other, second) = before, after
+def _is_still(earlier: tuple[float, FloatArray], later: tuple[float, FloatArray]) -> bool:
+    (time, means), (later_time, later_means) = earlier, later
     return (
-        other - one >= _STILL_SECONDS
-        and first.shape == second.shape
-        and float(np.abs(first - second).max()) < _STILL
+        later_time - time >= _STILL_SECONDS
+        and means.shape == later_means.shape
+        and float(np.abs(means - later_means).max()) < _STILL
     )
 
 

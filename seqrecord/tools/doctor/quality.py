@@ -78,20 +78,23 @@ class Quality:
         import pyarrow as pa
         import pyarrow.parquet as pq  # here, since it takes long to import
 
-        names = [one.name for one in fields(EpisodeQuality)]
-        columns = {name: [getattr(one, name) for one in self.episodes] for name in names}
-        whole = ("episode", "error", "rank", "num_frames", "not_finite")
+        names = [field.name for field in fields(EpisodeQuality)]
+        columns = {name: [getattr(row, name) for row in self.episodes] for name in names}
+        unconverted = ("episode", "error", "rank", "num_frames", "not_finite")
         table = {
-            name: one if name in whole else np.array(one, "f8") for name, one in columns.items()
+            name: values if name in unconverted else np.array(values, "f8")
+            for name, values in columns.items()
         }
         pq.write_table(pa.table(table), path)
 
     def __str__(self) -> str:
-        names = [one.name for one in fields(EpisodeQuality)]
-        rows = [[_shown(getattr(one, name)) for name in names] for one in self.episodes[:_SHOWN]]
+        names = [field.name for field in fields(EpisodeQuality)]
+        rows = [[_shown(getattr(row, name)) for name in names] for row in self.episodes[:_SHOWN]]
         lines = table_lines([names, *rows], num_left=1)
-        rest = len(self.episodes) - _SHOWN
-        return "\n".join([*lines, *([f"and {rest:,} episodes that deviate less"] * (rest > 0))])
+        num_more = len(self.episodes) - _SHOWN
+        return "\n".join(
+            [*lines, *([f"and {num_more:,} episodes that deviate less"] * (num_more > 0))]
+        )
 
 
 def check_replaceable(path: Path) -> None:
@@ -103,7 +106,7 @@ def check_replaceable(path: Path) -> None:
     names: list[str] = []
     with contextlib.suppress(OSError, ValueError):
         names = pq.read_schema(path).names
-    if names != [one.name for one in fields(EpisodeQuality)]:
+    if names != [field.name for field in fields(EpisodeQuality)]:
         raise SourceError(
             "neither a new file in a folder nor an earlier table of --quality",
             file=str(path),
@@ -145,7 +148,7 @@ def measure(
     infos = source.episodes()
     flat = [FeatureSpec(name, np.dtype("f8"), (size,)) for name, size in sizes.items()]
     collected = StatisticsCollector(Schema(flat))
-    found: list[EpisodeQuality] = []
+    episodes: list[EpisodeQuality] = []
     finals: dict[int, FloatArray] = {}
     for number, info in enumerate(infos, 1):
         with skipping_unreadable():  # raised again
@@ -162,20 +165,20 @@ def measure(
         try:
             with boundary(episode=info.key):
                 vectors = _vectors(source, info, names)
-            measured, final = _measured(info, vectors, schema, clock, statistics, still)
-            finals |= {len(found): final} if len(final) else {}
-            found.append(measured)
+            quality, final = _measured(info, vectors, schema, clock, statistics, still)
+            finals |= {len(episodes): final} if len(final) else {}
+            episodes.append(quality)
         except SourceError as error:
-            found.append(EpisodeQuality(info.key, 0, info.num_frames, error=str(error)))
+            episodes.append(EpisodeQuality(info.key, 0, info.num_frames, error=str(error)))
         if progress is not None:
             progress(Progress(number, 2 * len(infos)))
-    most = max(map(len, finals.values()), default=0)
-    whole = {at: final for at, final in finals.items() if len(final) == most}
-    if whole:
-        middle = np.nanmedian(np.stack([*whole.values()]), axis=0)
-        for at, final in whole.items():
-            found[at] = replace(found[at], final_pose=_rms(final - middle))
-    return Quality(tuple(_ranked(found)))
+    max_size = max(map(len, finals.values()), default=0)
+    complete_poses = {at: final for at, final in finals.items() if len(final) == max_size}
+    if complete_poses:
+        middle = np.nanmedian(np.stack([*complete_poses.values()]), axis=0)
+        for at, final in complete_poses.items():
+            episodes[at] = replace(episodes[at], final_pose=_rms(final - middle))
+    return Quality(tuple(_ranked(episodes)))
 
 
 def _vectors(source: Source, info: EpisodeInfo, names: Sequence[str]) -> dict[str, FloatArray]:
@@ -185,8 +188,8 @@ def _vectors(source: Source, info: EpisodeInfo, names: Sequence[str]) -> dict[st
         for name in block.columns.keys() & parts.keys():
             values = np.asarray(block.columns[name], np.float64)
             parts[name].append(values.reshape(block.num_frames, -1))
-    found = {name: np.concatenate(one) for name, one in parts.items() if one}
-    return {name: one for name, one in found.items() if len(one) == info.num_frames}
+    vectors = {name: np.concatenate(arrays) for name, arrays in parts.items() if arrays}
+    return {name: arrays for name, arrays in vectors.items() if len(arrays) == info.num_frames}
 
 
 def _measured(
@@ -211,7 +214,8 @@ def _measured(
             np.where(np.isfinite(deviations), deviations, np.nan)
         )
     actions, states = (
-        np.concatenate(one, axis=1) if one else np.zeros((0, 0)) for one in scaled.values()
+        np.concatenate(vectors_of_kind, axis=1) if vectors_of_kind else np.zeros((0, 0))
+        for vectors_of_kind in scaled.values()
     )
     moving = states if states.size else actions
     steps = np.fmax.reduce(np.abs(np.diff(moving, axis=0)), axis=1, initial=np.nan)
@@ -228,30 +232,31 @@ def _measured(
 
 
 def _rms(values: FloatArray) -> float | None:
-    known = values[np.isfinite(values)]
-    return float(np.sqrt(np.mean(known**2))) if known.size else None
+    finite_values = values[np.isfinite(values)]
+    return float(np.sqrt(np.mean(finite_values**2))) if finite_values.size else None
 
 
 def _greatest(values: FloatArray) -> float | None:
-    known = np.abs(values[np.isfinite(values)])
-    return float(known.max()) if known.size else None
+    magnitudes = np.abs(values[np.isfinite(values)])
+    return float(magnitudes.max()) if magnitudes.size else None
 
 
-def _ranked(found: Sequence[EpisodeQuality]) -> list[EpisodeQuality]:
+def _ranked(episodes: Sequence[EpisodeQuality]) -> list[EpisodeQuality]:
     """The episodes by rank: unreadable ones first."""
-    known = [one for one in found if not one.error]
-    columns = [[getattr(one, name) for one in known] for name in _RANKED]
-    lengths = [one.seconds or one.num_frames for one in known]
+    measured = [episode for episode in episodes if not episode.error]
+    unreadable = [episode for episode in episodes if episode.error]
+    columns = [[getattr(episode, name) for episode in measured] for name in _RANKED]
+    lengths = [episode.seconds or episode.num_frames for episode in measured]
     middle = float(np.median(lengths)) if lengths else 1.0
-    columns.append([abs(np.log(max(one, 1e-9) / max(middle, 1e-9))) for one in lengths])
-    places = np.zeros(len(known))
+    columns.append([abs(np.log(max(length, 1e-9) / max(middle, 1e-9))) for length in lengths])
+    places = np.zeros(len(measured))
     for column in columns:
-        numbers = np.array([np.nan if one is None else one for one in column], np.float64)
+        numbers = np.array(column, np.float64)  # `None` becomes NaN
         numbers = np.where(np.isnan(numbers), -np.inf, numbers)
         places += np.searchsorted(np.sort(numbers), numbers)  # episodes that deviate less
     order = np.argsort(-places, kind="stable").tolist()
-    every = [one for one in found if one.error] + [known[i] for i in order]
-    return [replace(one, rank=rank) for rank, one in enumerate(every, 1)]
+    ranking = [*unreadable, *(measured[i] for i in order)]
+    return [replace(episode, rank=rank) for rank, episode in enumerate(ranking, 1)]
 
 
 def _shown(value: object) -> str:

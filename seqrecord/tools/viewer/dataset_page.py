@@ -90,14 +90,21 @@ def view_page(
     limit = parse_size(max_size or (MAX_FOLDER if is_folder else MAX_PAGE))
     with page_sources(data, episodes, features, storage_options) as sources:
         page_features = [PageFeatures.of(source) for source in sources.datasets]
-        rows = [row for i, one in enumerate(sources.datasets) for row in rows_of(i, one)]
+        rows = [
+            row
+            for i, source_features in enumerate(sources.datasets)
+            for row in rows_of(i, source_features)
+        ]
         columns = [] if quality is None else add_quality(rows, Path(quality))
         files: SingleFile | PageFolder = PageFolder(target) if is_folder else SingleFile(target)
-        for one in page_features:
-            one.fit_scales()
-        overviews = [overview(one) for one in page_features]
+        for source_features in page_features:
+            source_features.fit_scales()
+        overviews = [overview(source_features) for source_features in page_features]
         html = _Html(shown_place(sources.title), overviews, sources.mix, files.policy)
-        html.data = {"sources": [_feature_json(one) for one in page_features], "quality": columns}
+        html.data = {
+            "sources": [_feature_json(source_features) for source_features in page_features],
+            "quality": columns,
+        }
         notes = _fill(html, rows, page_features, files, limit, progress)
         if isinstance(files, PageFolder):
             notes += _add_videos(rows, page_features, files, int(limit * _VIDEO_SHARE))
@@ -116,26 +123,30 @@ def _fill(
     is_single = isinstance(files, SingleFile)
     page_limit = limit if is_single else min(limit // 4, _MAX_INDEX)
     room, notes = _list_rows(rows, page_limit - len(html.render([], [])) - _RESERVE)
-    chosen = spread(len(rows), room // MIN_EPISODE_BYTES)
-    if len(chosen) < len(rows):
-        count = len(rows) - len(chosen)
+    shown_rows = spread(len(rows), room // MIN_EPISODE_BYTES)
+    if len(shown_rows) < len(rows):
+        count = len(rows) - len(shown_rows)
         notes.append(f"{count:,} of {len(rows):,} episodes have no pictures and curves")
-    done = 0
-    for number, one in enumerate(features):
-        numbered = [(i, rows[i]) for i in chosen if rows[i].get("source", 0) == number]
-        count = max(1, len(chosen))
+    num_done = 0
+    for number, source_features in enumerate(features):
+        numbered = [(i, rows[i]) for i in shown_rows if rows[i].get("source", 0) == number]
+        count = max(1, len(shown_rows))
         share = share_of(
             room // count - _ROW_RESERVE,
-            one.contents,
+            source_features.contents,
             picture_room=None if is_single else limit // 4 // count,
         )
         if numbered:
-            notes += share.omissions(pictures=bool(one.pictures), curves=bool(one.curves))
-        for _ in EpisodePages(one, share, files.put, num_episodes=count).read(numbered):
-            done += 1
+            notes += share.omissions(
+                pictures=bool(source_features.pictures), curves=bool(source_features.curves)
+            )
+        for _ in EpisodePages(source_features, share, files.put, num_episodes=count).read(numbered):
+            num_done += 1
             if progress is not None:
-                progress(Progress(done, len(chosen)))
-    add_outliers(rows, {number: one.vectors for number, one in enumerate(features)})
+                progress(Progress(num_done, len(shown_rows)))
+    add_outliers(
+        rows, {number: source_features.vectors for number, source_features in enumerate(features)}
+    )
     return notes
 
 
@@ -170,14 +181,14 @@ def _list_rows(rows: list[Row], room: int) -> tuple[int, list[str]]:
     sizes = [len(_json(row)) + 1 for row in rows]
     total, notes = sum(sizes), []
     if total > room * _ROW_SHARE:
-        kept = spread(len(rows), math.floor(len(rows) * room * _ROW_SHARE / total))
-        if not kept or room < 0:
+        listed_rows = spread(len(rows), math.floor(len(rows) * room * _ROW_SHARE / total))
+        if not listed_rows or room < 0:
             raise ClipError(
                 "max_size is too small for a page of this dataset",
                 expected=f"{format_size(2 * max(sizes) - min(0, room))} more",
             )
-        notes.append(f"{len(rows) - len(kept):,} of {len(rows):,} episodes are not listed")
-        rows[:], total = [rows[i] for i in kept], sum(sizes[i] for i in kept)
+        notes.append(f"{len(rows) - len(listed_rows):,} of {len(rows):,} episodes are not listed")
+        rows[:], total = [rows[i] for i in listed_rows], sum(sizes[i] for i in listed_rows)
     return room - total, notes
 
 

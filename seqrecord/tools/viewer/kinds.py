@@ -16,8 +16,23 @@ Kind = Literal["picture", "depth", "flow", "labels", "scale", "curves", "samples
 MOST_CURVES = 64
 """Largest number of values plotted as curves."""
 
-_LEAST_SIDE = 8  # pixels; smaller arrays are not images
-_MOST_AXES = 12  # axes of an IMU, or channels of audio
+_MIN_SIDE = 8  # pixels; smaller arrays are not images
+_MAX_AXES = 12  # axes of an IMU, or channels of audio
+_SAMPLED = ("imu", "audio")
+_PICTURE_FORMS = {(): "plane", (2,): "vectors", (3,): "colors", (4,): "colors"}  # by channels
+_NUMBERS = ("b", "i", "u", "f")  # dtypes, as `dtype.str` has them
+_RULES: tuple[tuple[Kind, str, tuple[str, ...], tuple[str, ...]], ...] = (
+    ("samples", "rows", _NUMBERS, _SAMPLED),
+    ("labels", "plane", ("b",), ("",)),
+    ("labels", "plane", ("i", "u"), ("mask", "seg", "label")),
+    ("depth", "plane", _NUMBERS, ("depth",)),
+    ("picture", "plane", ("u1",), ("",)),
+    ("scale", "plane", _NUMBERS, ("",)),
+    ("picture", "colors", ("u1",), ("",)),
+    ("flow", "vectors", ("f",), ("",)),
+    ("curves", "numbers", _NUMBERS, ("",)),
+)
+"""Plot type of a form of frames, dtypes and beginnings of the name; the first match counts."""
 
 
 def kind_of(
@@ -30,24 +45,22 @@ def kind_of(
     n may vary.
     """
     name = declared or name
-    if len(shape) == 2 and name.startswith(("imu", "audio")) and dtype.kind in "biuf":
-        return "samples" if shape[1] is not None and shape[1] <= _MOST_AXES else "text"
-    grid = len(shape) >= 2 and all(n is None or n >= _LEAST_SIDE for n in shape[:2])
-    grid = grid and declared not in OTHER_KINDS
-    if grid and len(shape) == 2 and dtype.kind in "biuf":
-        if dtype.kind == "b" or (name.startswith(("mask", "seg", "label")) and dtype.kind != "f"):
-            return "labels"
-        if name.startswith("depth"):
-            return "depth"
-        return "picture" if dtype == np.uint8 else "scale"
-    if grid and len(shape) == 3 and dtype == np.uint8 and shape[2] in (3, 4):
-        return "picture"
-    if grid and len(shape) == 3 and dtype.kind == "f" and shape[2] == 2:
-        return "flow"
-    fixed = [n for n in shape if n is not None]
-    small = len(shape) <= 1 or (len(shape) == 2 and math.prod(fixed) <= MOST_CURVES)
-    if small and len(fixed) == len(shape) and dtype.kind in "biuf":
-        return "curves"
+    if len(shape) == 2 and name.startswith(_SAMPLED):
+        form = "rows" if shape[1] is not None and shape[1] <= _MAX_AXES else ""
+    elif (
+        declared not in OTHER_KINDS
+        and len(shape) >= 2
+        and all(n is None or n >= _MIN_SIDE for n in shape[:2])
+    ):
+        form = _PICTURE_FORMS.get(shape[2:], "")
+    else:
+        sizes = [n for n in shape if n is not None]
+        is_short = len(shape) < 2 or (len(shape) == 2 and math.prod(sizes) <= MOST_CURVES)
+        form = "numbers" if is_short and len(sizes) == len(shape) else ""
+    for kind, rule_form, dtypes, prefixes in _RULES:
+        is_of_dtype = dtype.str[1:].startswith(dtypes)
+        if form == rule_form and is_of_dtype and name.startswith(prefixes):
+            return kind
     return "text"
 
 
@@ -85,18 +98,18 @@ def flow_colours(flow: Floats, longest: float) -> Colours:
     Unknown flow (not finite, or 1e9 and more) is `NEUTRAL`.
     """
     flow = np.asarray(flow, np.float32)
-    known: npt.NDArray[np.bool_] = np.all(np.abs(flow) < _UNKNOWN_FLOW, axis=-1)
-    x, y = np.moveaxis(np.where(known[..., None], flow, 0), -1, 0)
+    is_known: npt.NDArray[np.bool_] = np.all(np.abs(flow) < _UNKNOWN_FLOW, axis=-1)
+    x, y = np.moveaxis(np.where(is_known[..., None], flow, 0), -1, 0)
     length = np.hypot(x, y) / max(longest, 1e-9)
     position = (np.arctan2(-y, -x) / np.pi + 1) / 2 * (len(_WHEEL) - 1)
-    before = position.astype(np.intp)
-    part = (position - before)[..., None]
-    hue = (1 - part) * _WHEEL[before] + part * _WHEEL[(before + 1) % len(_WHEEL)]
-    inside = (length <= 1)[..., None]
-    colours = np.where(inside, 1 - length[..., None] * (1 - hue), hue * 0.75)
-    result: Colours = (colours * 255 + 0.5).astype(np.uint8)
-    result[~known] = NEUTRAL
-    return result
+    step = position.astype(np.intp)
+    part = (position - step)[..., None]
+    hue = (1 - part) * _WHEEL[step] + part * _WHEEL[(step + 1) % len(_WHEEL)]
+    is_inside = (length <= 1)[..., None]
+    colours = np.where(is_inside, 1 - length[..., None] * (1 - hue), hue * 0.75)
+    pixels: Colours = (colours * 255 + 0.5).astype(np.uint8)
+    pixels[~is_known] = NEUTRAL
+    return pixels
 
 
 def _make_wheel() -> npt.NDArray[np.float64]:

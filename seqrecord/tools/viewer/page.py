@@ -122,8 +122,8 @@ def _shortened(text: str, room: float, size: float) -> str:
 
 def _drawable(text: str) -> str:
     """Replace characters that the font lacks by a square; matplotlib would warn about each."""
-    known = _characters()
-    return "".join(c if ord(c) in known else _UNKNOWN for c in text)
+    characters = _characters()
+    return "".join(c if ord(c) in characters else _UNKNOWN for c in text)
 
 
 @cache

@@ -45,13 +45,13 @@ class Curves:
     def to_json(self) -> dict[str, Any]:
         """The curves as integers from 1 in each channel's range; 0 is no number. [C, points]."""
         is_wide = len(self.values) > MAX_SHORT_POINTS
-        most = 65_534 if is_wide else 254
+        max_code = 65_534 if is_wide else 254
         is_known = self.low <= self.high
         low, high = np.where(is_known, self.low, 0.0), np.where(is_known, self.high, 0.0)
         with np.errstate(over="ignore", invalid="ignore"):
             share = (self.values - low) / np.where(high > low, high - low, 1.0)
         share = np.where(np.isfinite(self.values), np.clip(np.nan_to_num(share), 0, 1), -1)
-        codes = np.where(share < 0, 0, 1 + np.round(share * most))
+        codes = np.where(share < 0, 0, 1 + np.round(share * max_code))
         data = np.ascontiguousarray(codes.T.astype("<u2" if is_wide else "u1")).tobytes()
         return {
             "step": self.step,
@@ -75,10 +75,10 @@ def _blocks(episode: Episode, spec: FeatureSpec, channels: int, step: int) -> It
     for start in range(0, len(episode), size):
         numbers = np.arange(start, min(start + size, len(episode)))
         block = np.full((len(numbers), channels), np.nan)
-        there = present[numbers]
-        if there.any():
-            values = episode.read(numbers[there].tolist(), features=[spec.name])[spec.name]
-            block[there] = np.asarray(values, np.float64).reshape(len(values), channels)
+        is_present = present[numbers]
+        if is_present.any():
+            values = episode.read(numbers[is_present].tolist(), features=[spec.name])[spec.name]
+            block[is_present] = np.asarray(values, np.float64).reshape(len(values), channels)
         yield block
 
 
@@ -92,8 +92,8 @@ def _extremes(block: Floats, step: int) -> Floats:
     low = np.where(np.isfinite(steps), steps, np.inf).argmin(axis=1)[:, None]
     high = np.where(np.isfinite(steps), steps, -np.inf).argmax(axis=1)[:, None]
     places = np.concatenate([np.minimum(low, high), np.maximum(low, high)], axis=1)
-    found = np.take_along_axis(steps, places, axis=1)
-    return np.where(is_gap, np.nan, found).reshape(2 * count, -1)
+    extremes = np.take_along_axis(steps, places, axis=1)
+    return np.where(is_gap, np.nan, extremes).reshape(2 * count, -1)
 
 
 def captions(episode: Episode, feature: str, limit: int) -> dict[str, Any]:
@@ -114,19 +114,19 @@ def captions(episode: Episode, feature: str, limit: int) -> dict[str, Any]:
 
 
 def _runs(values: Iterable[Any]) -> Iterator[tuple[int, int, Any]]:
-    start, last, number = 0, None, -1
+    start, run_value, number = 0, None, -1
     for number, value in enumerate(values):
-        if number == 0 or value != last:
+        if number == 0 or value != run_value:
             if number:
-                yield start, number, last
-            start, last = number, value
+                yield start, number, run_value
+            start, run_value = number, value
     if number >= 0:
-        yield start, number + 1, last
+        yield start, number + 1, run_value
 
 
-def gaps(episode: Episode, feature: str, most: int = 50) -> list[list[int]]:
+def gaps(episode: Episode, feature: str, max_gaps: int = 50) -> list[list[int]]:
     """The first runs of frames without a feature: `[start, stop]`, at most `most`."""
     present = np.concatenate([[True], episode.present(feature), [True]])
     edges = np.flatnonzero(present[1:] != present[:-1]).reshape(-1, 2)
-    found: list[list[int]] = edges[:most].tolist()
-    return found
+    spans: list[list[int]] = edges[:max_gaps].tolist()
+    return spans

@@ -117,8 +117,8 @@ class PageFeatures:
     def fit_scales(self) -> None:
         """Fit the scales of colors to frames of evenly spaced episodes."""
         dataset = self.source.dataset
-        chosen = spread(len(self.source.numbers), _SCALE_FRAMES)
-        keys = dataset.contents.index.keys_of(np.array(self.source.numbers)[chosen])
+        sampled_episodes = spread(len(self.source.numbers), _SCALE_FRAMES)
+        keys = dataset.contents.index.keys_of(np.array(self.source.numbers)[sampled_episodes])
         for name in self.pictures:
             kind, spec = self.kinds[name], dataset.features[name]
             needs_scale = kind in ("depth", "scale", "flow")
@@ -126,17 +126,17 @@ class PageFeatures:
             for key in keys if needs_scale else keys[:: max(1, len(keys) // 2)]:
                 with suppress(SeqRecordError):  # its row tells the error
                     episode = dataset.episodes[key]
-                    having = np.flatnonzero(episode.present(name))
-                    places = spread(len(having), -(-_SCALE_FRAMES // len(keys)))
+                    frames_with_feature = np.flatnonzero(episode.present(name))
+                    places = spread(len(frames_with_feature), -(-_SCALE_FRAMES // len(keys)))
                     for place in places:
-                        number = [int(having[place])]
+                        number = [int(frames_with_feature[place])]
                         frames.append(episode.read(number, features=[name])[name][0])
             sample = frames or [np.zeros((1, 1, 2) if kind == "flow" else (1, 1))]
             scale = PictureScale.of(kind, sample, spec.unit)
             tiles = [scale.colours(frame) for frame in sample[:2]]
             sizes = [tile_size(tile.shape[0], tile.shape[1], _SAMPLE_PIXELS) for tile in tiles]
-            small = [resized(t, n, smooth=True) for t, n in zip(tiles, sizes, strict=True)]
-            self.scales[name], self.pixel_sizes[name] = scale, pixel_bytes(small)
+            small_tiles = [resized(t, n, smooth=True) for t, n in zip(tiles, sizes, strict=True)]
+            self.scales[name], self.pixel_sizes[name] = scale, pixel_bytes(small_tiles)
 
 
 def rows_of(number: int, source: PageSource) -> Iterator[Row]:
@@ -145,16 +145,20 @@ def rows_of(number: int, source: PageSource) -> Iterator[Row]:
     index, splits = dataset.contents.index, dataset.contents.manifest.splits
     gap_features = [n for n, spec in dataset.features.items() if len(index.group_of(n).gaps)]
     for episode_number in source.numbers:
-        found = EpisodeDescription(index, splits, episode_number)
-        row: Row = {"key": found.key, "frames": found.num_frames, "metadata": _metadata(found)}
+        description = EpisodeDescription(index, splits, episode_number)
+        row: Row = {
+            "key": description.key,
+            "frames": description.num_frames,
+            "metadata": _metadata(description),
+        }
         row |= {"source": number} if number else {}
-        row |= {"fps": round(found.fps, 6)} if found.fps else {}
-        row |= {"split": found.split} if found.split else {}
+        row |= {"fps": round(description.fps, 6)} if description.fps else {}
+        row |= {"split": description.split} if description.split else {}
         if gap_features:
-            episode = dataset.episodes[found.key]
-            missing = {n: int((~episode.present(n)).sum()) for n in gap_features}
-            missing = {name: count for name, count in missing.items() if count}
-            row |= {"missing": missing} if missing else {}
+            episode = dataset.episodes[description.key]
+            missing_counts = {n: int((~episode.present(n)).sum()) for n in gap_features}
+            missing_counts = {name: count for name, count in missing_counts.items() if count}
+            row |= {"missing": missing_counts} if missing_counts else {}
         yield row
 
 
@@ -233,7 +237,7 @@ class EpisodePages:
 
     def _read(self, place: int, row: Row) -> None:
         key, share, features = row["key"], self._share, self._features
-        episode, small = self._dataset.episodes[key], self._small.episodes[key]
+        episode, small_episode = self._dataset.episodes[key], self._small.episodes[key]
         numbers: dict[str, float] = {}
         rate = measured_rate(episode)
         if rate is not None:
@@ -246,20 +250,22 @@ class EpisodePages:
             row["sums"] = {n: (c.sums, c.low, c.high) for n, c in curves.items()}
         if share.text:
             row["texts"] = {name: captions(episode, name, share.text) for name in features.texts}
-        pictures, light, still = {}, [], []
+        pictures, brightness, still_shares = {}, [], []
         numbered = enumerate(features.pictures) if share.pictures else ()
-        chosen = self._frames_of(episode) if share.pictures else []
+        page_frames = self._frames_of(episode) if share.pictures else []
         for number, name in numbered:
-            frames, tiles = self._tiles_of(episode, small, name, chosen)
+            frames, tiles = self._tiles_of(episode, small_episode, name, page_frames)
             if tiles and features.kinds[name] == "picture":
-                light.append(float(np.mean([tile.mean() for tile in tiles])) / 2.55)
-                still.append(_share_still(tiles))
+                brightness.append(float(np.mean([tile.mean() for tile in tiles])) / 2.55)
+                still_shares.append(_share_still(tiles))
             store = partial(self._store, place, number)
             if (picture := self._picture(frames, tiles, self._limits[name], store)) is not None:
                 pictures[name] = picture
         if share.pictures:
             row["pictures"] = pictures
-        numbers |= {"light": min(light), "still": 100 * max(still)} if light else {}
+        numbers |= (
+            {"light": min(brightness), "still": 100 * max(still_shares)} if brightness else {}
+        )
         row["numbers"] = {name: float(f"{value:.4g}") for name, value in numbers.items()}
 
     def _curves(self, episode: Episode, name: str) -> Curves:
@@ -276,32 +282,32 @@ class EpisodePages:
             number = self._dataset.contents.index.positions[episode.key]
             starts = np.maximum(table.first_frame[table.rows_of(number)], 0)
             chunk = np.searchsorted(starts, frames, side="right") - 1
-            last = {int(i): frame for i, frame in zip(chunk, frames, strict=True)}
-            cost = sum(frame + 1 - int(starts[i]) for i, frame in last.items())
+            last_frames = {int(i): frame for i, frame in zip(chunk, frames, strict=True)}
+            cost = sum(frame + 1 - int(starts[i]) for i, frame in last_frames.items())
             if cost > self._max_decoded:
                 # Frames near a start are cheap; others move to the last of these, or to a start.
-                reach = max(1, self._max_decoded // len(last)) - 1
-                before = np.minimum(frames, starts[chunk] + reach)
-                after = np.append(starts, 2 * len(episode))[chunk + 1]
-                is_nearer = after - frames < frames - before
-                return sorted({*np.where(is_nearer, after, before).tolist()})
+                reach = max(1, self._max_decoded // len(last_frames)) - 1
+                earlier = np.minimum(frames, starts[chunk] + reach)
+                later = np.append(starts, 2 * len(episode))[chunk + 1]
+                is_nearer = later - frames < frames - earlier
+                return sorted({*np.where(is_nearer, later, earlier).tolist()})
         return frames
 
     def _tiles_of(
-        self, episode: Episode, small: Episode, name: str, chosen: list[int]
+        self, episode: Episode, small_episode: Episode, name: str, page_frames: list[int]
     ) -> tuple[list[int], list[Tile]]:
         """Numbers and tiles of the chosen frames that have the feature."""
         scale = self._features.scales[name]
-        spec: FeatureSpec = small.features[name]
+        spec: FeatureSpec = small_episode.features[name]
         present = episode.present(name)
-        frames = [n for n in chosen if present[n]]
+        frames = [n for n in page_frames if present[n]]
         nbytes = spec.value_kind.constant_nbytes(spec) or _BLOCK_BYTES
-        at_once = max(1, _BLOCK_BYTES // nbytes)
+        block_frames = max(1, _BLOCK_BYTES // nbytes)
         tiles: list[Tile] = []
         size = self._tiles[name]
-        for start in range(0, len(frames), at_once):
-            block = frames[start : start + at_once]
-            for frame in small.read(block, features=[name])[name]:
+        for start in range(0, len(frames), block_frames):
+            block = frames[start : start + block_frames]
+            for frame in small_episode.read(block, features=[name])[name]:
                 tile = scale.colours(frame)
                 size = size or tile_size(tile.shape[0], tile.shape[1], self._share.pixels)
                 tiles.append(resized(tile, size, smooth=scale.kind != "labels"))
@@ -348,8 +354,8 @@ def add_outliers(rows: list[Row], names: Mapping[int, tuple[str, ...]]) -> None:
                 count, total, squares = totals[source, name]
                 mean = total / np.maximum(count, 1)
                 deviation = np.sqrt(np.maximum(squares / np.maximum(count, 1) - mean**2, 0))
-                far = np.fmax(np.abs(low - mean), np.abs(high - mean))[deviation > 0]
-                greatest += (far / deviation[deviation > 0])[np.isfinite(far)].tolist()
+                distances = np.fmax(np.abs(low - mean), np.abs(high - mean))[deviation > 0]
+                greatest += (distances / deviation[deviation > 0])[np.isfinite(distances)].tolist()
         if greatest:
             row["numbers"]["outlier"] = float(f"{max(greatest):.3g}")
 

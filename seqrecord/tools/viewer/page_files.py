@@ -161,7 +161,7 @@ def write_video(path: Path, dataset: Dataset, key: str, feature: str) -> None:
 
 
 def _packets(
-    page: memoryview, count: int, feature: str, first: int
+    page: memoryview, count: int, feature: str, first_frame: int
 ) -> Iterator[tuple[bytes, int, bool]]:
     """Packets of a page with the numbers of their frames, and whether they are keyframes."""
     table = parse_video_page(page, count, feature)
@@ -170,4 +170,4 @@ def _packets(
     starts = set(table.first_packet.tolist())
     frames: list[Any] = table.order.tolist()
     for place, (begin, end) in enumerate(pairwise(table.offsets.tolist())):
-        yield bytes(page[begin:end]), first + frames[place], place in starts
+        yield bytes(page[begin:end]), first_frame + frames[place], place in starts

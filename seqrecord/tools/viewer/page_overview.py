@@ -35,13 +35,13 @@ def overview(features: PageFeatures) -> dict[str, Any]:
         "name": source.name,
         "place": shown_place(dataset.url),
         "facts": _facts(summary, len(source.numbers)),
-        "features": [_feature(one) for one in summary.features],
+        "features": [_feature(feature) for feature in summary.features],
         "hidden": list(features.hidden),
         "statistics": list(_statistics(dataset)),
         "rates": _rates(dataset),
         "splits": _splits(dataset),
         "versions": _versions(dataset),
-        "inventories": [_inventory(one) for one in summary.inventories],
+        "inventories": [_inventory(inventory) for inventory in summary.inventories],
         "bad": list(dataset.bad_episodes.items())[:_MAX_ITEMS],
         "num_bad": len(dataset.bad_episodes),
     }
@@ -84,37 +84,37 @@ def _statistics(dataset: Dataset) -> Iterator[dict[str, Any]]:
     with suppress(SeqRecordError):  # `info` and `verify` report damaged statistics
         for name, spec in dataset.features.items():
             if name in dataset.statistics and spec.kind not in ("mask", "segmentation"):
-                found = dataset.statistics[name]
-                count = len(found.sketches)
+                statistics = dataset.statistics[name]
+                count = len(statistics.sketches)
                 yield {
                     "name": name,
                     "unit": spec.unit or "",
-                    "channels": [_channel(found, i) for i in range(min(count, _MAX_CHANNELS))],
+                    "channels": [_channel(statistics, i) for i in range(min(count, _MAX_CHANNELS))],
                     "more": max(0, count - _MAX_CHANNELS),
-                    "wrong": found.non_finite_text() if found.non_finite else "",
+                    "wrong": statistics.non_finite_text() if statistics.non_finite else "",
                 }
 
 
-def _channel(found: FeatureStatistics, number: int) -> dict[str, str]:
-    sketch = found.sketches[number]
+def _channel(statistics: FeatureStatistics, number: int) -> dict[str, str]:
+    sketch = statistics.sketches[number]
     is_known = sketch.count > 0
     values = (sketch.min, sketch.max, sketch.mean, sketch.std) if is_known else ()
     low, high, mean, std = (number_text(float(v or 0)) for v in values) if values else [""] * 4
-    wrong = int(found.num_nan[number] + found.num_infinite[number])
+    num_wrong = int(statistics.num_nan[number] + statistics.num_infinite[number])
     return {
         "number": str(number),
         "low": low,
         "high": high,
         "mean": mean,
         "std": std,
-        "wrong": f"{wrong:,}" if wrong else "",
-        "path": _histogram(found, number) if is_known else "",
+        "wrong": f"{num_wrong:,}" if num_wrong else "",
+        "path": _histogram(statistics, number) if is_known else "",
     }
 
 
-def _histogram(found: FeatureStatistics, number: int) -> str:
+def _histogram(statistics: FeatureStatistics, number: int) -> str:
     """Path of an SVG: the share of the values in bins from the minimum to the maximum."""
-    sketch = found.sketches[number]
+    sketch = statistics.sketches[number]
     low, high = float(sketch.min or 0), float(sketch.max or 0)
     width, height = _HISTOGRAM
     if not low < high or not np.isfinite(high - low):
@@ -137,9 +137,9 @@ def _rates(dataset: Dataset) -> Facts:
 
 def _splits(dataset: Dataset) -> Facts:
     splits = {name: len(keys) for name, keys in dataset.splits.items()}
-    rest = len(dataset.episodes) - sum(splits.values())
+    num_without_split = len(dataset.episodes) - sum(splits.values())
     facts = [(name, f"{count:,}") for name, count in splits.items()]
-    return [*facts, ("none", f"{rest:,}")] if splits and rest else facts
+    return [*facts, ("none", f"{num_without_split:,}")] if splits and num_without_split else facts
 
 
 def _versions(dataset: Dataset) -> list[dict[str, str]]:
@@ -162,11 +162,11 @@ def _versions(dataset: Dataset) -> list[dict[str, str]]:
 
 
 def _inventory(inventory: Inventory) -> dict[str, Any]:
-    others = [one for one in inventory.left_out if not one.is_data]
+    minor_omissions = [omission for omission in inventory.left_out if not omission.is_data]
     return {
         "format": f"{inventory.format}: {inventory.reason}",
-        "left_out": [str(one) for one in inventory.left_out_data][:_MAX_ITEMS],
-        "others": [str(one) for one in others][:_MAX_ITEMS],
+        "left_out": [str(omission) for omission in inventory.left_out_data][:_MAX_ITEMS],
+        "others": [str(omission) for omission in minor_omissions][:_MAX_ITEMS],
         "notes": list(inventory.notes)[:_MAX_ITEMS],
-        "features": [str(one) for one in inventory.features][:_MAX_ITEMS],
+        "features": [str(feature) for feature in inventory.features][:_MAX_ITEMS],
     }

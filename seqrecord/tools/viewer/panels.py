@@ -32,7 +32,7 @@ Legend = Callable[[Page, float, float, float], None]  # x, y and the height of t
 LEGEND_WIDTH = 0.66  # inches
 
 _BAR_WIDTH = 0.08
-_LEAST_BAR = 0.36  # inches with room for three numbers
+_MIN_BAR = 0.36  # inches with room for three numbers
 
 
 @dataclass(frozen=True)
@@ -87,13 +87,15 @@ def _scaled(
         page.figure.colorbar(
             ScalarMappable(norm, ramp), axes, extend="max" if beyond else "neither"
         )
-        shown = ticks if height >= _LEAST_BAR else ticks[::2]
-        axes.set_yticks(shown, [f"{number_text(tick)}{unit}" for tick in shown], minor=False)
+        shown_ticks = ticks if height >= _MIN_BAR else ticks[::2]
+        axes.set_yticks(
+            shown_ticks, [f"{number_text(tick)}{unit}" for tick in shown_ticks], minor=False
+        )
         axes.set_yticks([], minor=True)
         axes.tick_params(length=0, pad=3)
         lowest, *_, highest = axes.get_yticklabels()
-        lowest.set_verticalalignment("bottom" if len(shown) == 3 else "center")
-        highest.set_verticalalignment("top" if len(shown) == 3 else "center")
+        lowest.set_verticalalignment("bottom" if len(shown_ticks) == 3 else "center")
+        highest.set_verticalalignment("top" if len(shown_ticks) == 3 else "center")
 
     return Panel(finite, {"cmap": ramp, "norm": norm}, legend)
 
@@ -127,15 +129,15 @@ def _labels(frames: Sequence[Array], _: str) -> Panel:
     def legend(page: Page, x: float, y: float, height: float) -> None:
         """Draw the most frequent labels."""
         room = max(1, int(height / 0.113))
-        shown = np.sort(common[: room if len(common) <= room else room - 1])
+        shown_labels = np.sort(common[: room if len(common) <= room else room - 1])
         patches = [
             Patch(facecolor=_hex(label_colours(value)), edgecolor=LINE, linewidth=0.5)
-            for value in shown
+            for value in shown_labels
         ]
-        names = [str(int(value)) for value in shown]
-        if len(shown) < len(common):
+        names = [str(int(value)) for value in shown_labels]
+        if len(shown_labels) < len(common):
             patches.append(Patch(alpha=0))
-            names.append(f"+{len(common) - len(shown)}")
+            names.append(f"+{len(common) - len(shown_labels)}")
         axes = page.axes(x, y, LEGEND_WIDTH, height, "legend")
         axes.set_axis_off()
         axes.legend(patches, names, loc="upper left", labelspacing=0.25, fontsize=SMALL)

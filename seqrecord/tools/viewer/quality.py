@@ -38,12 +38,14 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
         for name, values in table.items()
         if values.type in (pa.int64(), pa.float64()) and name != "rank"
     }
-    known = [name for name, values in numbers.items() if np.isfinite(values).any()]
-    unknown = [name for name in columns or () if name not in known]
-    if unknown or not known:
-        raise SchemaError("no such column", expected=", ".join(known), got=", ".join(unknown))
+    plottable = [name for name, values in numbers.items() if np.isfinite(values).any()]
+    unknown_columns = [name for name in columns or () if name not in plottable]
+    if unknown_columns or not plottable:
+        raise SchemaError(
+            "no such column", expected=", ".join(plottable), got=", ".join(unknown_columns)
+        )
     shown = spread(len(keys), DEFAULT_CLIP_LEN)
-    strips = {name: Strip([*numbers[name]]) for name in columns or known}
+    strips = {name: Strip([*numbers[name]]) for name in columns or plottable}
     strips["episode"] = Strip([keys[i] for i in shown])
     return draw_sheet(
         strips,

@@ -143,8 +143,10 @@ class _Log:
         if kind == "flow":
             if name not in self._longest:
                 length = np.hypot(*np.moveaxis(value.astype(np.float32), -1, 0))
-                known = length[np.isfinite(length) & (length < 1e9)]
-                self._longest[name] = float(np.quantile(known, 0.99)) if known.size else 1.0
+                finite_lengths = length[np.isfinite(length) & (length < 1e9)]
+                self._longest[name] = (
+                    float(np.quantile(finite_lengths, 0.99)) if finite_lengths.size else 1.0
+                )
             return rerun.Image(flow_colours(value, self._longest[name]))
         if kind == "labels":
             return rerun.SegmentationImage((value.astype(np.int64) % 65_536).astype(np.uint16))

@@ -38,7 +38,7 @@ _GUTTER = 0.027
 _ROW_GAP = 0.055
 _LABEL_WIDTHS = (0.7, 1.6)
 _CELL_WIDTHS = (0.43, 1.6)  # minimum and maximum
-_LEAST_WIDTH = 2.2  # of all columns together, for curves and texts
+_MIN_WIDTH = 2.2  # of all columns together, for curves and texts
 _TEXT_HEIGHT = 0.17
 _HEADER_HEIGHT = 0.47
 _LINE_HEIGHT = 0.115
@@ -116,7 +116,7 @@ class _Layout:
 
     @property
     def frames_width(self) -> float:
-        return max(self.offset(self.columns) - _GUTTER, _LEAST_WIDTH)
+        return max(self.offset(self.columns) - _GUTTER, _MIN_WIDTH)
 
     @property
     def legend_x(self) -> float:
@@ -130,15 +130,15 @@ class _Layout:
         """Frame numbers at both ends of a plot whose points lie below the columns' middles."""
         step = (shown[-1] - shown[0]) / max(len(shown) - 1, 1) or 1.0
         scale = step / (self.cell_width + _GUTTER)  # frames an inch
-        first = shown[0] - scale * self.cell_width / 2
-        return first, first + scale * self.frames_width
+        left_number = shown[0] - scale * self.cell_width / 2
+        return left_number, left_number + scale * self.frames_width
 
 
 def _draw_header(
     page: Page, title: str, subtitle: str, axis: str, shown: Sequence[int], layout: _Layout
 ) -> None:
-    whole = page.width - 2 * _MARGIN
-    room = max(whole - text_width(subtitle, _SUBTITLE_SIZE) - 0.1, whole / 2)
+    full_width = page.width - 2 * _MARGIN
+    room = max(full_width - text_width(subtitle, _SUBTITLE_SIZE) - 0.1, full_width / 2)
     heading = page.text(_MARGIN, 0.2, title, room=room, size=_TITLE_SIZE, va="baseline")
     x = _MARGIN + text_width(heading.get_text(), _TITLE_SIZE) + 0.1 * bool(title)
     room = page.width - _MARGIN - x
@@ -161,7 +161,7 @@ class _Row:
     panel: Panel | None = None
 
     @property
-    def known(self) -> list[Array]:
+    def arrays(self) -> list[Array]:
         """Frames that are arrays."""
         return [f for f in self.strip.frames if f is not None and not isinstance(f, str | bytes)]
 
@@ -172,10 +172,10 @@ class _Row:
         row = cls(name, strip, kind, _TEXT_HEIGHT if kind == "text" else _PLOT_HEIGHT)
         if kind in ("text", "curves", "samples"):
             return row
-        known = row.known
+        arrays = row.arrays
         width = layout.cell_width
-        height = width * _clamped(known[0].shape[0] / known[0].shape[1], _ASPECTS)
-        panel = make_panel(kind, [_thinned(f, width, height) for f in known], strip.unit)
+        height = width * _clamped(arrays[0].shape[0] / arrays[0].shape[1], _ASPECTS)
+        panel = make_panel(kind, [_thinned(f, width, height) for f in arrays], strip.unit)
         return replace(row, height=height, panel=panel)
 
     def draw(
@@ -187,33 +187,37 @@ class _Row:
             if self.panel.legend is not None:
                 self.panel.legend(page, layout.legend_x, y, self.height)
         elif self.kind != "text":
-            where = numbers if len(self.strip.frames) == len(numbers) else shown
+            frame_numbers = numbers if len(self.strip.frames) == len(numbers) else shown
             points = _samples if self.kind == "samples" else _components
             box = (layout.left, y, layout.frames_width)
-            _draw_curves(page, box, self, points(self.strip.frames, where), layout.limits(shown))
+            _draw_curves(
+                page, box, self, points(self.strip.frames, frame_numbers), layout.limits(shown)
+            )
         else:
             self._draw_texts(page, y + self.height / 2, layout)
 
     def _draw_texts(self, page: Page, y: float, layout: _Layout) -> None:
         """Draw texts below their frames, merging equal neighbors; for other values, one line."""
         frames: Sequence[Any] = self.strip.frames
-        if self.known or all(frame is None for frame in frames):
-            frames = [_description(self.known)]
-        first = 0
+        if self.arrays or all(frame is None for frame in frames):
+            frames = [_description(self.arrays)]
+        column = 0
         for text, group in groupby(map(_text_of, frames)):
-            left, first = layout.offset(first), first + len(list(group))
-            right = layout.offset(first) if first < len(frames) else layout.width - layout.left
-            room = right - left - _MARGIN
-            page.text(layout.left + left, y, text, room=room, color=DIM)
+            left_edge, column = layout.offset(column), column + len(list(group))
+            right_edge = (
+                layout.offset(column) if column < len(frames) else layout.width - layout.left
+            )
+            room = right_edge - left_edge - _MARGIN
+            page.text(layout.left + left_edge, y, text, room=room, color=DIM)
 
     def _draw_label(self, page: Page, y: float, layout: _Layout) -> None:
         """Draw the feature's name, dtype and shape."""
-        known = self.known
+        arrays = self.arrays
         lines = [self.name]
-        if known and self.height > 3 * _LINE_HEIGHT:
-            shapes = {frame.shape for frame in known}
-            shape = shape_text(known[0].shape) if len(shapes) == 1 else "varying"
-            lines += [known[0].dtype.name, shape]
+        if arrays and self.height > 3 * _LINE_HEIGHT:
+            shapes = {frame.shape for frame in arrays}
+            shape = shape_text(arrays[0].shape) if len(shapes) == 1 else "varying"
+            lines += [arrays[0].dtype.name, shape]
         line = y + self.height / 2 - _LINE_HEIGHT * (len(lines) - 1) / 2
         for place, text in enumerate(lines):
             style: dict[str, Any] = {"color": DIM} if place else {"size": _NAME_SIZE}
@@ -226,17 +230,17 @@ class _Row:
         axes.set_axis_off()
         images = iter(panel.images)
         for column, frame in enumerate(self.strip.frames):
-            left = layout.offset(column)
+            left_edge = layout.offset(column)
             if frame is None:
                 box = Rectangle(
-                    (left, 0), layout.cell_width, self.height, fill=False, ec=LINE, lw=1
+                    (left_edge, 0), layout.cell_width, self.height, fill=False, ec=LINE, lw=1
                 )
                 axes.add_patch(box)
-                middle = (left + layout.cell_width / 2, self.height / 2)
+                middle = (left_edge + layout.cell_width / 2, self.height / 2)
                 axes.text(*middle, "missing", color=DIM, ha="center", va="center")
                 continue
             image = next(images)
-            extent = _inside(image.shape, left, layout.cell_width, self.height)
+            extent = _inside(image.shape, left_edge, layout.cell_width, self.height)
             axes.imshow(
                 image, extent=extent, aspect="auto", interpolation_stage="rgba", **panel.options
             )
@@ -245,12 +249,12 @@ class _Row:
 
 
 def _inside(
-    shape: tuple[int, ...], left: float, width: float, height: float
+    shape: tuple[int, ...], cell_left: float, width: float, height: float
 ) -> tuple[float, float, float, float]:
     """Extent of an image in its cell, undistorted: left, right, bottom, top."""
     scale = min(width / shape[1], height / shape[0])
     x, y = (width - scale * shape[1]) / 2, (height - scale * shape[0]) / 2
-    return left + x, left + width - x, height - y, y
+    return cell_left + x, cell_left + width - x, height - y, y
 
 
 def _thinned(frame: Array, width: float, height: float) -> Array:
@@ -260,13 +264,13 @@ def _thinned(frame: Array, width: float, height: float) -> Array:
     return frame[::step, ::step]
 
 
-def _description(known: Sequence[Array]) -> str:
-    if not known:
+def _description(arrays: Sequence[Array]) -> str:
+    if not arrays:
         return "missing in all frames"
-    shapes = sorted({frame.shape for frame in known})
-    text = f"{known[0].dtype.name} {first_of([list(shape) for shape in shapes], 4)}"
-    if known[0].dtype.kind in "biuf":
-        values = np.concatenate([frame.ravel().astype(np.float64) for frame in known])
+    shapes = sorted({frame.shape for frame in arrays})
+    text = f"{arrays[0].dtype.name} {first_of([list(shape) for shape in shapes], 4)}"
+    if arrays[0].dtype.kind in "biuf":
+        values = np.concatenate([frame.ravel().astype(np.float64) for frame in arrays])
         values = values[np.isfinite(values)]
         if len(values):
             text += f", {number_text(values.min())} to {number_text(values.max())}"
@@ -301,16 +305,16 @@ def _draw_curves(
     values[~np.isfinite(values)] = np.nan
     count = values.shape[1]
     groups = [range(i, i + 1) for i in range(count)] if count <= _MAX_PLOTS else [range(count)]
-    each = (width - _PLOT_GAP * (len(groups) - 1)) / len(groups)
+    plot_width = (width - _PLOT_GAP * (len(groups) - 1)) / len(groups)
     for place, group in enumerate(groups):
-        left = x + place * (each + _PLOT_GAP)
+        left_edge = x + place * (plot_width + _PLOT_GAP)
         height = _PLOT_HEIGHT - _TITLE_HEIGHT
         label = f"{row.name}[{place}]" if len(groups) > 1 else row.name
-        axes = page.axes(left, y + _TITLE_HEIGHT, each, height, label)
+        axes = page.axes(left_edge, y + _TITLE_HEIGHT, plot_width, height, label)
         _plot(axes, numbers, values, group)
         if len(groups) == 1:
             axes.set_xlim(limits)
-        _title(axes, values[:, group], group, count, each, row.strip.unit)
+        _title(axes, values[:, group], group, count, plot_width, row.strip.unit)
 
 
 def _components(frames: Sequence[Any], numbers: Sequence[int]) -> tuple[Array, Array]:
@@ -357,11 +361,21 @@ def _title(
     width: float,
     unit: str | None,
 ) -> None:
-    first, last = group[0], group[-1]
-    name = "" if count == 1 else f"[{first}]" if first == last else f"[{first} to {last}]"
+    first_component, last_component = group[0], group[-1]
+    name = (
+        ""
+        if count == 1
+        else f"[{first_component}]"
+        if first_component == last_component
+        else f"[{first_component} to {last_component}]"
+    )
     axes.set_title(name, loc="left", size=SMALL, color=TEXT, pad=2)
-    known = values[np.isfinite(values)]
-    between = range_text(float(known.min()), float(known.max())) if len(known) else "not finite"
-    between += f" {unit}" if unit and len(known) else ""
-    if text_width(f"{name} {between}", SMALL) < width:
-        axes.set_title(between, loc="right", size=SMALL, color=DIM, pad=2)
+    finite_values = values[np.isfinite(values)]
+    value_range = (
+        range_text(float(finite_values.min()), float(finite_values.max()))
+        if len(finite_values)
+        else "not finite"
+    )
+    value_range += f" {unit}" if unit and len(finite_values) else ""
+    if text_width(f"{name} {value_range}", SMALL) < width:
+        axes.set_title(value_range, loc="right", size=SMALL, color=DIM, pad=2)

@@ -175,30 +175,31 @@ def _view_clip(
     features: Sequence[str] | None,
     max_columns: int,
 ) -> Figure:
-    columns = {k: clip[k] for k in clip if k not in ("episode", "start")}
-    whole = {n: frames for n in columns if (frames := _frames(n, columns[n])) is not None}
-    if not whole:
+    columns = dict(clip)
+    key, clip_start = columns.pop("episode", ""), columns.pop("start", 0)
+    frames_of = {n: frames for n in columns if (frames := _frames(n, columns[n])) is not None}
+    if not frames_of:
         raise ClipError(
             "the clip has no features", expected="a dict of frames by feature", got=str(clip)
         )
-    unknown = [name for name in features or () if name not in whole]
+    unknown = [name for name in features or () if name not in frames_of]
     if unknown:
-        expected = f"some of {', '.join(whole)}"
+        expected = f"some of {', '.join(frames_of)}"
         raise SchemaError("no such feature", expected=expected, got=", ".join(unknown))
-    every = list(whole) if features is None else features
-    length = max(len(whole[name]) for name in every)
-    first = int(clip.get("start", 0)) if start is None else start
+    plotted = list(frames_of) if features is None else features
+    length = max(len(frames_of[name]) for name in plotted)
+    begin = int(clip_start) if start is None else start
     step = int(columns.get("dilation", dilation))
-    numbers = range(first, first + ClipSpec(length, dilation=step).span, step)
-    shown = spread(length, max_columns)
+    numbers = range(begin, begin + ClipSpec(length, dilation=step).span, step)
+    places = spread(length, max_columns)
     strips: dict[str, tuple[Frames, None, None]] = {}
-    for name in every:
-        values = [*whole[name], *[None] * (length - len(whole[name]))]
-        known = [value for value in values if value is not None]
-        is_curve = kind_of_frames(name, known) in ("curves", "samples")
-        strips[name] = (values if is_curve else [values[i] for i in shown], None, None)
-    extra = [f", {name}: {_value_text(columns[name])}" for name in columns if name not in whole]
-    return _draw(strips, numbers, [numbers[i] for i in shown], clip.get("episode", ""), "", extra)
+    for name in plotted:
+        frames = [*frames_of[name], *[None] * (length - len(frames_of[name]))]
+        present = [frame for frame in frames if frame is not None]
+        is_curve = kind_of_frames(name, present) in ("curves", "samples")
+        strips[name] = (frames if is_curve else [frames[i] for i in places], None, None)
+    extra = [f", {n}: {_value_text(columns[n])}" for n in columns if n not in frames_of]
+    return _draw(strips, numbers, [numbers[i] for i in places], key, "", extra)
 
 
 def _value_text(value: Any) -> str:
@@ -241,19 +242,21 @@ def _draw(
 ) -> Figure:
     from seqrecord.tools.viewer.sheet import Strip, draw_sheet  # imports matplotlib
 
-    apart = f", {numbers.step} apart" if numbers.step > 1 else ""
-    which = f"frames {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"frame {numbers[0]}"
+    spacing = f", {numbers.step} apart" if numbers.step > 1 else ""
+    frames_text = (
+        f"frames {numbers[0]} to {numbers[-1]}" if len(numbers) > 1 else f"frame {numbers[0]}"
+    )
     return draw_sheet(
         {name: Strip(*strip) for name, strip in strips.items()},
         numbers=numbers,
         shown=columns,
         title=title,
-        subtitle=f"{which}{of_how_many}{apart}{''.join(extra)}",
+        subtitle=f"{frames_text}{of_how_many}{spacing}{''.join(extra)}",
     )
 
 
-def spread(count: int, most: int) -> list[int]:
+def spread(count: int, max_count: int) -> list[int]:
     """Up to `most` evenly spaced numbers below `count`, including the first and the last."""
-    if count <= most:
+    if count <= max_count:
         return list(range(count))
-    return [int(i) for i in np.linspace(0, count - 1, max(most, 1)).round()]
+    return [int(i) for i in np.linspace(0, count - 1, max(max_count, 1)).round()]
