@@ -28,6 +28,19 @@ from seqrecord.errors import (
     SeqRecordError,
 )
 from seqrecord.store import areas
+from seqrecord.store.areas import (
+    CACHE,
+    CODEC_CHECKS,
+    CODEC_KINDS,
+    EXTERNAL_FILES,
+    FORMATS,
+    IN_PLACE,
+    IS_ORIGINAL,
+    NAMED_CODECS,
+    PAGE_KINDS,
+    STORAGES,
+    load_entry,
+)
 from seqrecord.store.checksum import Buffer
 from seqrecord.store.codecs.base import ERRORS
 from seqrecord.store.codecs.compressors import Zstd
@@ -309,3 +322,22 @@ def test_a_kind_that_shares_no_chunks_has_its_own_group(
         write(tmp_path / "s", "a", features=groups)
     with pytest.raises(FormatError, match="blocks shares its group with another feature"):
         seqrecord.open(path)
+
+
+# Names of modules in other parts
+
+
+def test_every_entry_exists() -> None:
+    for name, module in FORMATS.items():
+        assert load_entry(f"seqrecord.formats.sources.{module}:FORMAT").name == name
+    for entry in (IN_PLACE, IS_ORIGINAL, EXTERNAL_FILES, CACHE, *STORAGES.values()):
+        assert callable(load_entry(entry))
+
+
+def test_entries_of_page_kinds_and_codecs_exist() -> None:
+    assert {*CODEC_KINDS.values()} <= {*PAGE_KINDS}
+    assert {*CODEC_CHECKS} == {*CODEC_KINDS}
+    for name, entry in PAGE_KINDS.items():
+        assert load_entry(entry).name == name
+    for entry in (*CODEC_CHECKS.values(), *NAMED_CODECS.values()):
+        assert callable(load_entry(entry))

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
-from functools import reduce
+from functools import partial, reduce
+from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
@@ -17,10 +18,35 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import FeatureSpec, Schema
+from seqrecord import (
+    FeatureSpec,
+    Schema,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+    SeqRecordWriter,
+    add_statistics,
+    convert,
+    edit,
+    errors,
+    open_source,
+)
 from seqrecord.errors import FormatError
 from seqrecord.statistics import FeatureStatistics, Statistics
-from tests.kit.datasets import write_dataset
+from seqrecord.store.checksum import crc32c
+from seqrecord.types import Progress
+from tests.kit import command_line
+from tests.kit.datasets import (
+    EPISODES,
+    columns,
+    flip,
+    small_frames,
+    small_schema,
+    write_dataset,
+    write_episodes,
+    write_small,
+)
+from tests.kit.made_source import MadeSource
+from tests.kit.tiny import change_manifest
 
 Array = npt.NDArray[Any]
 
@@ -405,3 +431,413 @@ def test_normalising_on_a_gpu_does_not_block() -> None:
     found = statistics.normalize(numbers.as_subclass(OnGpu))
     assert calls == ["pinned", {"non_blocking": True}] * 2
     assert torch.equal(found.as_subclass(torch.Tensor), statistics.normalize(numbers))
+
+
+# Statistics of writers
+
+
+run = partial(command_line.run, "stats", "--quiet")
+
+
+def kept(folder: Path) -> Statistics:
+    return seqrecord.open(folder).statistics
+
+
+def computed(folder: Path) -> Statistics:
+    return seqrecord.open(folder).compute_statistics()
+
+
+def file_of(folder: Path) -> Path:
+    with seqrecord.open(folder) as reader:
+        assert reader.contents.manifest.statistics is not None
+        return folder / reader.contents.manifest.statistics.path
+
+
+def write(folder: Path, keys: str, **arguments: Any) -> Path:
+    values = np.arange(10, dtype=np.float32)[:, None].repeat(3, axis=1)
+    write_dataset(folder, {key: columns(x=values + ord(key)) for key in keys}, **arguments)
+    return folder
+
+
+def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """By statistics, after appends, renames and merges, and by loaders that read such frames."""
+
+    def frame(key: str, number: int) -> dict[str, Any]:
+        is_odd = (key, number) in (("b", 2), ("b", 4), ("c", 0))
+        value = np.full(3, np.nan if is_odd else number, np.float32)
+        return {"action": value, "depth": np.full((4, 5), np.nan, np.float32)}
+
+    def places(folder: Path, statistics: Statistics | None = None) -> list[tuple[str, int, int]]:
+        found = statistics or kept(folder)
+        assert not found["depth"].non_finite
+        return [(at.episode, at.frame, at.count) for at in found["action"].non_finite]
+
+    def loaded(folder: Path, **options: Any) -> list[str]:
+        caplog.clear()
+        options |= {"clip_len": 1, "windows": {"action": [0]}}
+        for _ in range(2):
+            if "random" in folder.name:
+                clips = SeqRecordMapDataset(folder, **options)
+                assert [clips[i] for i in range(len(clips))]
+            else:
+                assert len([*SeqRecordPipe(folder, shuffle=False, **options)])
+        return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
+
+    folder = tmp_path
+    for codecs in ("raw", "balanced"):
+        folder = tmp_path / ("random" if codecs == "balanced" else codecs)
+        for mode, keys in (("create", "ab"), ("append", "cd")):
+            episodes = {key: [frame(key, number) for number in range(6)] for key in keys}
+            write_dataset(folder, episodes, codecs=codecs, mode=mode)
+        assert places(folder) == [("b", 2, 6), ("c", 0, 3)]
+        assert places(folder, computed(folder)) == places(folder)
+        text = "NaN or infinities of action: 9 values; b from frame 2 (6), c from frame 0 (3)"
+        assert text in run(folder).stdout
+        assert json.loads(run(folder, "--json").stdout)["action"]["non_finite"] == [
+            {"episode": "b", "frame": 2, "count": 6},
+            {"episode": "c", "frame": 0, "count": 3},
+        ]
+        assert loaded(folder, episodes=["a", "d"]) == []
+        [message] = loaded(folder)
+        text = f"{folder}: NaN or infinite values; feature action: 9 values; b from frame 2 (6)"
+        assert message == f"{text}, c from frame 0 (3)"
+        assert loaded(folder, episodes=["a", "b"]) == [text]
+    edit.rename_episodes(folder, {"b": "c", "c": "b"})
+    assert places(folder) == [("c", 2, 6), ("b", 0, 3)]
+    edit.merge_datasets([folder, tmp_path / "raw"], tmp_path / "all", prefixes=["x/", "y/"])
+    merged = [("x/c", 2, 6), ("x/b", 0, 3), ("y/b", 2, 6), ("y/c", 0, 3)]
+    assert places(tmp_path / "all") == merged
+    stored = folder / json.loads((folder / "manifest.json").read_bytes())["statistics"]["path"]
+    stored.write_bytes(stored.read_bytes().replace(b'"c"', b'"\\u001b"'))  # no episode
+    sums = {"size": stored.stat().st_size, "crc32c": f"{crc32c(stored.read_bytes()):08x}"}
+    change_manifest(folder, lambda manifest: manifest["statistics"].update(sums))
+    edit.rename_episodes(folder, {"a": "e"})
+    assert places(folder) == [("\x1b", 2, 6), ("b", 0, 3)]
+    assert "\x1b" not in run(folder).stdout
+    write_dataset(
+        tmp_path / "none", {"b": [frame("b", number) for number in range(6)]}, statistics=False
+    )
+    assert loaded(tmp_path / "none") == []
+    add_statistics(tmp_path / "none")
+    assert len(loaded(tmp_path / "none")) == 1
+    json_of = kept(folder).to_json()
+    assert Statistics.from_json(json_of)["action"].non_finite == kept(folder)["action"].non_finite
+    wrong: Any
+    for wrong in ([], [["a", -1, 1]], [["a", 0]], [[3, 0, 1]], {}):
+        json_of["features"]["action"]["non_finite"] = wrong
+        with pytest.raises(errors.FormatError):
+            Statistics.from_json(json_of)
+
+
+def assert_close(one: Statistics, two: Statistics) -> None:
+    """Equal up to rounding and the tolerance of quantiles."""
+    assert (one.num_frames, list(one)) == (two.num_frames, list(two))
+    for name in one:
+        for column in ("num_frames", "count", "num_drawn", "num_nan", "num_infinite", "min", "max"):
+            np.testing.assert_array_equal(
+                getattr(one[name], column), getattr(two[name], column), f"{name} {column}"
+            )
+        shares = [0.01, 0.5, 0.99]
+        if one[name].rank_error == two[name].rank_error == 0:
+            np.testing.assert_array_equal(one[name].quantile(shares), two[name].quantile(shares))
+        np.testing.assert_allclose(one[name].mean, two[name].mean, rtol=1e-9, atol=1e-12)
+        np.testing.assert_allclose(one[name].std, two[name].std, rtol=1e-9, atol=1e-12)
+
+
+def test_writers_store_statistics_except_of_encoded_features(small: Path, tmp_path: Path) -> None:
+    write_small(tmp_path / "d")
+    got, expected = kept(tmp_path / "d"), computed(tmp_path / "d")
+    assert set(expected) - set(got) == {"photo"}  # stored as PNG and not decoded here
+    assert got.num_frames == sum(EPISODES.values())
+    assert_close(got, Statistics(expected.num_frames, {n: expected[n] for n in got}))
+    assert "no statistics of photo; use --recompute" in run(tmp_path / "d").stderr
+    assert run(tmp_path / "d", "--recompute").stderr == ""
+    photo = kept(tmp_path / "d")["photo"]
+    frames = [f for i, n in enumerate(EPISODES.values()) for f in small_frames(i, n)]
+    assert photo.num_frames == len(frames)
+    assert photo.mean == pytest.approx(np.mean([f["photo"] for f in frames], (0, 1, 2)), abs=3)
+    # A conversion may decode pages that it copies.
+    chosen: dict[str, list[str]] = {"auto": ["photo"], "all": [], "none": list(small_schema())}
+    for statistics, missing in chosen.items():
+        command = ("write", "--src", small, "--dst", tmp_path / statistics)
+        command_line.run(*command, "--statistics", statistics)
+        with seqrecord.open(tmp_path / statistics) as reader:
+            assert reader.statistics.missing(reader.features) == missing
+    before, version = kept(tmp_path / "all"), file_of(tmp_path / "all")
+    assert before["photo"].count.tolist() == photo.count.tolist()
+    assert_close(add_statistics(tmp_path / "all", only_lacking=True), before)
+    assert file_of(tmp_path / "all") == version  # complete statistics are not written again
+
+
+def test_an_append_merges_and_an_empty_append_keeps_them(tmp_path: Path) -> None:
+    old = file_of(write(tmp_path / "d", "ab"))
+    write(tmp_path / "d", "cd", mode="append")
+    assert_close(kept(tmp_path / "d"), kept(write(tmp_path / "whole", "abcd")))
+    assert old.exists()  # for readers of the previous manifest
+    write(tmp_path / "d", "e", mode="append")
+    assert old.exists()  # to restore an earlier version
+    edit.clean(tmp_path / "d", older_than=0)
+    assert not old.exists()
+    assert file_of(tmp_path / "d").exists()
+    before = kept(tmp_path / "d").to_json()
+    write(tmp_path / "d", "", mode="append")
+    write(tmp_path / "d", "", mode="append", statistics=False)
+    seqrecord.reindex(tmp_path / "d")  # the frames are the same
+    assert kept(tmp_path / "d").to_json() == before
+    (tmp_path / "d" / "manifest.json").unlink()
+    seqrecord.reindex(tmp_path / "d")
+    assert not kept(tmp_path / "d")
+
+
+@pytest.mark.parametrize("first", [False, True])
+def test_no_statistics_are_stored_if_some_frames_lack_them(tmp_path: Path, first: bool) -> None:
+    path = write(tmp_path / "d", "ab", statistics=first)
+    write(path, "cd", mode="append", statistics=not first)
+    assert not kept(path)
+    assert add_statistics(path).num_frames == 40
+    assert_close(kept(path), kept(write(tmp_path / "whole", "abcd")))
+    write(path, "e", mode="append")  # from now on they are kept again
+    assert kept(path).num_frames == 50
+    with pytest.raises(errors.NotFoundError, match="no dataset"):
+        add_statistics(tmp_path)
+
+
+def test_statistics_of_aborted_flushed_and_resumed_episodes(tmp_path: Path) -> None:
+    """Aborted, flushed, or recovered by a resume, which has no statistics of them."""
+    zeros, bad = {"x": np.zeros(3)}, {"x": np.full(4, 100.0)}
+    for flushed in (False, True):
+        path = tmp_path / f"{flushed}"
+        with SeqRecordWriter(path) as writer:
+            write_episodes(writer, {"z": [zeros]})
+            episode = writer.episode("a")
+            episode.append(zeros)
+            if flushed:
+                episode.flush()
+            episode.append({"x": np.full(3, 100.0)})
+            with pytest.raises(errors.FrameError):
+                episode.append(bad)
+            with writer.episode("c") as episode:
+                for number in range(5):
+                    episode.append({"x": np.full(3, float(number))})
+                    if number % 2:
+                        episode.flush()
+        assert kept(path).num_frames == 6 + flushed
+        assert kept(path)["x"].max.tolist() == [4, 4, 4]
+        assert_close(kept(path), computed(path))
+    writer = SeqRecordWriter(tmp_path / "d")
+    write_episodes(writer, {"a": [zeros]})
+    writer.abort()
+    write_dataset(tmp_path / "d", {"b": [zeros]}, mode="resume")
+    with seqrecord.open(tmp_path / "d") as reader:
+        assert list(reader.episodes) == ["a", "b"]
+        assert not reader.statistics
+
+
+def test_conversions_merge_those_of_their_workers(tmp_path: Path) -> None:
+    source = MadeSource()
+    for workers in (1, 2):
+        convert(source, tmp_path / str(workers), workers=workers, max_file_size=30_000)
+    assert_close(kept(tmp_path / "1"), kept(tmp_path / "2"))
+    assert_close(kept(tmp_path / "1"), computed(tmp_path / "2"))
+    convert(source, tmp_path / "none", workers=1, statistics=False)
+    assert not kept(tmp_path / "none")
+
+
+def test_damaged_and_invalid_files_are_refused(tmp_path: Path) -> None:
+    path = file_of(write(tmp_path / "d", "ab"))
+    data = path.read_bytes()
+
+    def refuse(error: type[Exception], match: str) -> None:
+        with seqrecord.open(tmp_path / "d") as reader, pytest.raises(error, match=match):
+            _ = reader.statistics
+
+    def sign(manifest: dict[str, Any]) -> None:
+        manifest["statistics"].update(crc32c=f"{crc32c(path.read_bytes()):08x}")
+
+    path.write_bytes(data[:-1])
+    refuse(errors.FormatError, path.name)
+    path.write_bytes(data)
+    flip(path, len(data) // 2)
+    refuse(errors.ChecksumError, path.name)
+    path.unlink()
+    refuse(errors.NotFoundError, path.name)
+    for old, new, match in (
+        (b'"version": 1', b'"version": 7', "bad version"),
+        (b'"num_frames": 20', b'"num_frames": 19', "bad num_frames"),
+        (b'"x": {', b'"y": {', "feature: y"),
+        (b'"nan": 0', b'"nan": X', "not valid JSON"),
+        (b'"nan": 0', b'"nan":-1', "a bad nan"),
+    ):
+        assert old in data
+        path.write_bytes(data.replace(old, new, 1))
+        change_manifest(tmp_path / "d", sign)
+        refuse(errors.FormatError, match)
+
+
+# Computed
+
+
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_computed_statistics_match_the_frames(
+    small: Path, tmp_path: Path, num_threads: int
+) -> None:
+    reports: list[Progress] = []
+    got = seqrecord.open(small).compute_statistics(num_threads=num_threads, progress=reports.append)
+    convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
+    whole = kept(tmp_path / "d")  # the writer got all frames
+    assert_close(got, Statistics(whole.num_frames, {name: whole[name] for name in got}))
+    assert got.num_frames == sum(EPISODES.values())
+    assert set(got) == set(small_schema())
+    assert got["flow"].num_frames == got.num_frames - len(EPISODES)  # their last frame lacks it
+    frames = [progress.done for progress in reports]
+    assert frames == sorted(frames)
+    assert frames[-1] == reports[0].total == got.num_frames  # frames without a feature count too
+
+
+def test_statistics_of_selected_features_and_after_a_transform(small: Path) -> None:
+    with seqrecord.open(small, features=["flow", "step"]) as reader:
+        got = reader.compute_statistics()
+        assert list(got) == ["flow", "step"]
+        steps = [reader.select(["step"]).episodes[key][:]["step"] for key in EPISODES]
+        assert got["step"].mean == pytest.approx(np.concatenate(steps).mean())
+        assert got["step"].max == np.concatenate(steps).max()
+        same = reader.compute_statistics(frame_transform=lambda frame: frame)
+        wrong: list[dict[str, Any]] = [{"max_frames": 0}, {"num_threads": 0}]
+        for options in wrong:
+            with pytest.raises(errors.ClipError, match="at least 1"):
+                reader.compute_statistics(**options)
+    # A transform does not get frames without a feature.
+    assert same["step"].num_frames == same["flow"].num_frames == got.num_frames - len(EPISODES)
+    flow = [Statistics(17, {"flow": found["flow"]}) for found in (same, computed(small))]
+    assert_close(*flow)
+
+
+def test_statistics_of_sampled_frames(tmp_path: Path) -> None:
+    """Spans of 8 frames, since a frame takes 4 MiB."""
+    frames = [{"x": np.full((1024, 1024), number, np.float32)} for number in range(32)]
+    write_dataset(tmp_path / "d", {"a": frames, "b": frames}, codecs="fast")
+    with seqrecord.open(tmp_path / "d") as reader:
+        some = reader.compute_statistics(max_frames=16)
+        one = reader.compute_statistics(max_frames=1)
+    assert (some.num_frames, one.num_frames) == (64, 64)
+    assert [s["x"].num_frames for s in (some, one)] == [24, 8]
+    # Frames 0 to 7 and 16 to 23 of a, 8 to 15 of b.
+    assert (some["x"].min.tolist(), some["x"].max.tolist()) == ([0], [23])
+
+
+# Of a split, after a transform, of a mix
+
+
+def doubled(frame: dict[str, Any]) -> dict[str, Any]:
+    return {"x": frame["x"] * 2, "sum": np.float64(frame["x"].sum())}
+
+
+@pytest.mark.parametrize("transform", [None, doubled])
+def test_statistics_of_a_split_and_after_a_transform(tmp_path: Path, transform: Any) -> None:
+    write(tmp_path / "d", "abc")
+    seqrecord.edit.split_episodes(tmp_path / "d", ["a", "c"], "train")
+    rows = np.concatenate([np.arange(10) + ord(key) for key in "ac"]) * (2 if transform else 1)
+    options = {"split": "train", "frame_transform": transform}
+    dataset = seqrecord.open(tmp_path / "d")
+    loader = seqrecord.SeqRecordIterableDataset(dataset, clip_len=4, **options)
+    for found in (
+        dataset.compute_statistics(**options),
+        dataset.compute_statistics(episodes=[0, 2], frame_transform=transform),
+        loader.compute_statistics(num_threads=1),
+        seqrecord.SeqRecordMix({"one": loader}, batch_size=1).compute_statistics()["one"],
+    ):
+        assert (found.num_frames, found["x"].num_frames) == (20, 20)
+        assert list(found) == (["x", "sum"] if transform else ["x"])
+        np.testing.assert_allclose(found["x"].mean, [rows.mean()] * 3)
+        np.testing.assert_allclose(found["x"].std, [rows.std()] * 3)
+    table = run(tmp_path / "d", "--split", "train").stdout
+    assert table == f"{dataset.compute_statistics(split='train')}\n"
+    assert kept(tmp_path / "d").num_frames == 30  # the stored frames
+    with pytest.raises(errors.ClipError, match="unknown split"):
+        dataset.compute_statistics(split="nope")
+
+
+def test_errors_of_a_transform_name_the_frame(tmp_path: Path) -> None:
+    dataset = seqrecord.open(write(tmp_path / "d", "ab"))
+    with pytest.raises(errors.ClipError) as caught:
+        dataset.compute_statistics(
+            frame_transform=lambda frame: {"x": frame["x"][: 3 - (frame["x"][0] == ord("b"))]}
+        )
+    assert (caught.value.episode, caught.value.frame) == ("a", 1)
+
+
+# `seqrecord stats`
+
+
+@pytest.fixture
+def without_statistics(tmp_path: Path) -> Path:
+    action = np.array([[number, np.nan, -1] for number in range(100)], np.float32)
+    frames = columns(action=action, flag=np.arange(100) == 3)
+    write_dataset(tmp_path / "d", {"a": frames, "b": frames}, statistics=False)
+    return tmp_path / "d"
+
+
+def test_the_command(without_statistics: Path) -> None:
+    before = sorted((path, path.stat().st_mtime_ns) for path in without_statistics.rglob("*"))
+    table = run(without_statistics, "--dry-run").stdout
+    assert (
+        sorted((path, path.stat().st_mtime_ns) for path in without_statistics.rglob("*")) == before
+    )
+    assert not kept(without_statistics)
+    lines = table.splitlines()
+    head = "feature mean std min 1% 50% 99% max NaN infinite numbers frames"
+    assert lines[0].split() == head.split()
+    assert " ".join(lines[1].split()) == "action[0] 49.5 28.866 0 0 49 98 99 0 0 200 200"
+    assert lines[2].split() == ["action[1]", *["nan"] * 7, "200", "0", "0", "200"]
+    assert " ".join(lines[4].split()) == "flag 0.01 0.099499 0 0 0 0 1 0 0 200 200"
+    assert len(lines) == 6
+    assert lines[5].startswith("NaN or infinities of action: 200 values; a from frame 0 (100), b")
+    for _ in range(2):  # computed and stored, then read
+        assert run(without_statistics).stdout == table
+        assert kept(without_statistics)
+    found = json.loads(run(without_statistics, "--json").stdout)
+    expected = {"mean": [49.5, None, -1], "q99": [98, None, -1], "num_nan": [0, 200, 0]}
+    assert {name: found["action"][name] for name in expected} == expected
+    assert (found["flag"]["num_frames"], found["flag"]["rank_error"]) == (200, 0)
+    seqrecord.add_statistics(without_statistics, max_frames=100)
+    assert kept(without_statistics)["flag"].num_frames < 200
+    run(without_statistics, "--recompute")
+    assert kept(without_statistics)["flag"].num_frames == 200
+
+
+def test_the_table_shows_the_sampled_pixels(tmp_path: Path) -> None:
+    """Large frames: all pixels are counted, quantiles use a sample of pixels."""
+    depth = np.full((40, 40), 5, np.float32)
+    depth[:10] = np.nan
+    write_dataset(tmp_path / "d", {"a": [{"depth": depth, "x": np.float32(1)} for _ in range(2)]})
+    _, line, _, note = run(tmp_path / "d").stdout.splitlines()
+    assert line.split() == ["depth", "5", "0", *["5"] * 5, "800", "0", "2,400", "2"]
+    found = json.loads(run(tmp_path / "d", "--json").stdout)["depth"]
+    [drawn] = found["num_drawn"]
+    assert 150 < drawn <= 256
+    assert note == f"quantiles of depth: of a random sample of {drawn} numbers"
+
+
+@pytest.mark.parametrize(("command", "keys"), [("delete", "ab"), ("keep", "aa")])
+def test_an_edit_that_removes_statistics_logs_it(
+    tmp_path: Path, command: str, keys: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    write(tmp_path / "d", "ab")
+    for number in range(2):
+        caplog.clear()
+        write(tmp_path / "d", "xy"[number], mode="append", statistics=not number)
+        command_line.run("edit", command, tmp_path / "d", keys[number])
+        assert ("`seqrecord stats" in caplog.text) == (number == 0)
+
+
+def test_statistics_of_other_channels_are_not_merged(tmp_path: Path) -> None:
+    for name, value in (("six", np.zeros(6)), ("seven", np.zeros(7)), ("f4", np.ones(6, "f4"))):
+        write_dataset(tmp_path / name, {"a": [{"x": value, name: value}]})
+    six, seven, single = (kept(tmp_path / name) for name in ("six", "seven", "f4"))
+    with pytest.raises(errors.SchemaError) as caught:
+        six["x"].merged(seven["x"])
+    assert (caught.value.expected, caught.value.got) == ("6 channels", "7 channels")
+    assert list(six.merged(seven)) == []
+    both = six.merged(single)["x"]  # of two dtypes
+    assert both.mean.tolist() == [0.5] * 6
+    assert [sketch.dtype for sketch in both.sketches] == [np.float64] * 6
