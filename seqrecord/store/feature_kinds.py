@@ -444,7 +444,7 @@ def is_normals(spec: Frames, kind: str | None) -> bool:
 
 
 def partner_of(name: str, names: Collection[str]) -> str | None:
-    """Name of the right camera of a left one, if `names` has it; else `None`.
+    """Name of a left camera's right one, if `names` has it; else `None`.
 
     For example `image_right` for `image_left`, `image_rcam_front` for `image_lcam_front`,
     `image_cam1` for `image_cam0`, `image_3` for `image_2`.

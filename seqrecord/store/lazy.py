@@ -20,7 +20,7 @@ def lazy(
     """`__getattr__`, `__dir__` and `__all__` of a module, https://peps.python.org/pep-0562.
 
     Parses the module's source: each line `from module import name as name` under `if
-    TYPE_CHECKING:` is an import at first use of `name`. Submodules of a package are attributes too.
+    TYPE_CHECKING:` imports `name` at its first use. A package's submodules are attributes too.
     `__dir__` returns `__all__`, the sorted names.
 
     Raises `ImportError` without the source. An application must therefore include the `.py` files,
@@ -43,7 +43,7 @@ def lazy(
 
 
 def import_part(module: str) -> Any:
-    """Import a module of a part of this package, which a copy of the package may lack.
+    """Import a module from a part that a copy of this package may lack.
 
     Raises `MissingPackageError`, naming the part, if the module's part or another one is missing.
     """

@@ -77,7 +77,7 @@ class FeatureSpec:
     Attributes:
         shape: of one frame; `None` is a dimension that varies between frames.
         codec: chain of JSON configurations in the order of encoding; empty for raw frames.
-        group: number of the group. Features of a group share chunks.
+        group: number of the feature's group. Features with one number share chunks.
         kind: `image`, `depth`, `pose`, …; `None` if undeclared.
         unit: of the numbers: `m`, `px`, `rad`, …; `None` if undeclared.
         value_kind: behaviour of the frames' values, by `value` and `shape`.

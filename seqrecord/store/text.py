@@ -114,7 +114,7 @@ def _without_userinfo(run: re.Match[str]) -> str:
 
 
 def repr_of(value: object, limit: int = 200) -> str:
-    """The first `limit` characters of the `repr` of an untrusted value.
+    """An untrusted value's `repr`, cut to `limit` characters.
 
     Formats only the shown beginning of a long list or text. Shows the bit length of a huge
     integer, and the type of an object whose `repr` fails. Shows only the scheme of a URL, because
@@ -152,7 +152,7 @@ def table_lines(rows: Sequence[Sequence[str]], *, num_left: int) -> list[str]:
 
 
 def _parts(value: object, limit: int) -> Iterator[str]:
-    """Pieces of the `repr` of a value, generated on demand so that the caller can stop early."""
+    """Pieces of a value's `repr`, generated on demand so that the caller can stop early."""
     kind = type(value)
     if isinstance(value, (str, bytes, bytearray)) and kind in (str, bytes, bytearray):
         yield repr(value[:limit])

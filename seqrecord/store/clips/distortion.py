@@ -67,7 +67,7 @@ def mirror_factors(model: str, count: int) -> FloatArray:
 
 
 def lens_of(camera: Any) -> tuple[str, list[float]] | None:
-    """Model and coefficients of a camera of the metadata; `None` if unknown or invalid.
+    """Model and coefficients of a camera in the metadata; `None` if unknown or invalid.
 
     A camera without a model has no coefficients.
     """

@@ -65,7 +65,7 @@ class ClipKeys(NamedTuple):
 
     @property
     def row(self) -> IntArray:
-        """Row of the table of samples, which is in canonical order."""
+        """Row in the samples' table, which is in canonical order."""
         return self.sample // COPIES
 
     @classmethod
@@ -585,7 +585,7 @@ class FrameMapping(Protocol):
 
 
 class SampleValues(Protocol):
-    """The columns of a table of samples; see `samples.Samples`."""
+    """The columns of the samples' table; see `samples.Samples`."""
 
     @property
     def columns(self) -> Mapping[str, Any]:

@@ -1,4 +1,4 @@
-"""Positions of the chunks of one group in episodes: integers, without I/O.
+"""Positions of one group's chunks in episodes: integers, without I/O.
 
 An episode is regular if its chunks, except the last, have one length; positions are then
 computed. Chunks of irregular episodes have any lengths and are looked up::
@@ -167,7 +167,7 @@ class ChunkGrid:
 
     @cached_property
     def max_chunk_frames(self) -> IntArray:
-        """Length of the largest chunk of each episode, int64[n]."""
+        """Each episode's largest chunk in frames, int64[n]."""
         if self.edges is None:
             return self.chunk_frames
         lengths: IntArray = self.chunk_frames.copy()

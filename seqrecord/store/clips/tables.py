@@ -453,7 +453,7 @@ def _missing_of_group(
 def _runs_of_bits(
     bits: npt.NDArray[np.uint64], episode: IntArray, base: IntArray, length: IntArray
 ) -> tuple[IntArray, IntArray, IntArray]:
-    """Episode, start and stop of each run of set bits. Runs end at the end of their chunk."""
+    """Episode, start and stop for each run of set bits. Runs end at the end of their chunk."""
     octets = bits.astype("<u8").view(np.uint8).reshape(len(bits), 8)
     flags = np.zeros((len(bits), 66), np.int8)
     flags[:, 1:65] = np.unpackbits(octets, axis=1, bitorder="little")

@@ -98,7 +98,7 @@ class CropStep(ABC):
         features: names of the transformed features; `None` for images and the features with pixels
             of their size, see `engine.crop_features`.
         num_draws: random numbers per clip.
-        shared: whether cameras share the draws of the n-th step of one type.
+        shared: whether cameras share the draws if their n-th steps have one type.
         per_batch: draw once for each batch, equal on all ranks, instead of for each clip.
         purpose: name of its random numbers, which depend on no name of code.
     """

@@ -301,7 +301,7 @@ def _build(
 
 
 def _is_of_pages(config: object) -> bool:
-    """Whether a codec encodes pages of a kind of its own, rather than frames."""
+    """Whether a codec encodes whole pages, in its own page kind, rather than frames."""
     name = config.get("id") if isinstance(config, Mapping) else None
     return isinstance(name, str) and name in CODEC_KINDS
 

@@ -87,7 +87,7 @@ class Features(Edit):
 class Reset(Edit):
     """Undoes edits: of the files of edits before this one, only these count, by path.
 
-    `left_out` are paths of record files of undone versions.
+    `left_out` are paths of record files that undone versions added.
     """
 
     edits: tuple[str, ...]
@@ -99,12 +99,12 @@ _EDITS = {kind.__name__.lower(): kind for kind in Edit.__subclasses__()}
 
 @dataclass(frozen=True)
 class Edits:
-    """Combined effect of a sequence of edits.
+    """Combined effect of consecutive edits.
 
     `deleted` are uids, `splits` the split by uid, `names` the split names in order of their first
     use. `keys`, `metadata` and `frames` are by uid, only for episodes that differ from their record
     files; `frames` are the frames `[start, stop)` of a trimmed episode. `schema` is set if features
-    were added, dropped or changed. `left_out` are paths of record files of undone versions.
+    were added, dropped or changed. `left_out` are paths of record files that undone versions added.
     """
 
     deleted: frozenset[str] = frozenset()
@@ -151,7 +151,7 @@ class Edits:
 
 
 def valid_edits(files: Mapping[str, Sequence[Edit]]) -> list[str]:
-    """Paths of the files of edits that count where no manifest names them, in order.
+    """Paths of the edit files that count where no manifest names them, in order.
 
     `files` are all files of edits by path. Paths may be among them that are missing.
     """

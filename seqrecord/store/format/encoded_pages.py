@@ -193,7 +193,7 @@ class _Encoded(PageKind):
         return fits
 
     def may_refer(self, spec: FeatureSpec) -> bool:
-        """Image files of one shape that are stored unchanged may stay in their files."""
+        """Pages may refer to the frames' files, if these are images of one shape."""
         return bool(spec.codec) and spec.codec[0]["id"] == IMAGE and spec.is_fixed
 
     def keeps_encoding(self, spec: FeatureSpec) -> bool:

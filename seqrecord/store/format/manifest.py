@@ -101,7 +101,7 @@ class StatisticsFile(IndexFile):
 class CopiedFiles:
     """External files whose values an index copied, as ids of their lists.
 
-    `content` is an identity of the source that stays the same while episodes are only added; empty
+    `content` is an identity of the source that does not change while episodes are only added; empty
     if unknown.
     """
 
@@ -122,8 +122,8 @@ class Manifest:
     uids of complete episodes that are not in the dataset because another has the same key.
     `removed` are paths of files to be deleted by `clean` and never recovered. `command` is the call
     of the edit that made this version, or empty. `commit` is this commit's id, `earlier_commits`
-    are the preceding ids, newest first. `superseded` are paths of index files of the preceding
-    manifest that this one does not name; the next commit deletes them.
+    are the preceding ids, newest first. `superseded` are index files that the preceding manifest
+    named and this one does not; the next commit deletes them.
     """
 
     schema: Schema
@@ -341,7 +341,7 @@ def put_manifest(storage: Storage, manifest: Manifest, *, expected: str | None) 
 
     Raises `ConflictError` unless the present manifest has the tag `expected` (`None`: no manifest
     exists). Raises `FormatError` for a manifest that readers would reject. On errors the present
-    manifest stays.
+    manifest is kept.
     """
     data = manifest.encode()
     if len(data) > MAX_MANIFEST_BYTES:

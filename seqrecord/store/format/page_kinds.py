@@ -14,7 +14,7 @@ they ask the kind. Who calls it, and when:
 - Opening and writing check tables with `can_be_length` and `max_chunk_frames`, and find out with
   `may_refer` whether a group's table has the reference bit.
 - The writer gets a `PageCodec` for each feature. `encode_block` encodes frames as they come. They
-  wait in the `column` of a group of several features, which cuts a page when its chunk is full;
+  wait in a `column` if their group has several features, which cuts a page when its chunk is full;
   or the kind has a `group` of its own, which decides where chunks end.
 - The reader decodes with a `PageCodec` too. Only `cut` and `decode_into` know the page's bytes.
 - Plans ask for sizes in bytes: `slice_bytes`, `decoder_bytes`, `reference_copies`. Frames that
@@ -116,7 +116,7 @@ class PageCodec(ABC):
         return tuple(n or 0 for n in self.spec.shape)
 
     def runs(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        """Return the first frame of each run of the page, and `count`: int64 [runs + 1].
+        """Return the first frame of each of the page's runs, and `count`: int64 [runs + 1].
 
         A frame is decoded after all frames before it in its run.
         """
@@ -145,7 +145,7 @@ class PageColumn(Protocol):
     """Encoded frames that wait for the next page, for one feature in a shared group."""
 
     def add(self, column: EncodedColumn, rows: range, expected: int) -> None:
-        """Add these rows of a block; `expected` is the likely number of frames of the page."""
+        """Add these rows of a block; the page will probably have `expected` frames."""
 
     def take(self, count: int) -> tuple[Buffer, Sequence[Blob]]:
         """Take the page of the first `count` frames, and their blobs if their shapes differ.

@@ -1,8 +1,8 @@
 """Pages: one feature's frames in one chunk, as bytes. The normative text is docs/format.md.
 
 A page contains only frames that have the feature; a page without frames is empty. Its bytes depend
-on its kind, see `page_kinds`. The pages of a chunk are followed by the checksums of slices of its
-raw pages. They allow a reader to read and check parts of a page.
+on its kind, see `page_kinds`. The pages of a chunk are followed by slice checksums for its raw
+pages. They allow a reader to read and check parts of a page.
 """
 
 from __future__ import annotations
@@ -140,7 +140,7 @@ def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) 
 
 
 def slice_sums(page: Buffer, slice_bytes: int) -> npt.NDArray[np.uint32]:
-    """Compute the CRC32C of each slice of a page: uint32 [slices]; the last may be shorter."""
+    """Compute the CRC32C of a page's slices: uint32 [slices]; the last may be shorter."""
     view, size = memoryview(page), slice_bytes
     sums = [crc32c(view[start : start + size]) for start in range(0, len(view), size)]
     return np.array(sums, "<u4")

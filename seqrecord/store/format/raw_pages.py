@@ -1,4 +1,4 @@
-"""Raw pages: the bytes of frames of a fixed shape, without a codec.
+"""Raw pages: bytes of fixed-shape frames, without a codec.
 
 ::
 

@@ -82,7 +82,7 @@ class ExternalFile:
 
 
 class Sample(NamedTuple):
-    """CRC32C of parts of an external file. It identifies the file after a move.
+    """CRC32C over parts of an external file. It identifies the file after a move.
 
     `name` is a file in the external folder `number`; empty for the external file itself.
     """
@@ -124,7 +124,7 @@ class ExternalList:
 
     @cached_property
     def id(self) -> str:
-        """First 16 hexadecimal digits of the SHA-256 of the list's text."""
+        """The list's text as SHA-256: the first 16 hexadecimal digits."""
         return _id_of(self.encode())
 
     def encode(self) -> bytes:
@@ -396,13 +396,13 @@ class FrameReference(Reference):
 
 
 def named_file(page: memoryview) -> tuple[str, int]:
-    """Return the list id and file number of a page of references, without validation."""
+    """Return a reference page's list id and file number, without validation."""
     _, list_id, file, *_ = HEAD.unpack_from(page)
     return f"{list_id:016x}", file
 
 
 def portable_bytes(page: memoryview, file: ExternalFile) -> bytes:
-    """Return bytes that identify the content of a page of references to `file`, at any place."""
+    """Return bytes that identify what a page refers to in `file`, wherever the file is."""
     identity = file.identity and file.identity.partition(LINKED)[0]
     description = json.dumps([file.path, file.size, identity]).encode()
     return b"".join((description, page[:4], page[16:]))
@@ -430,7 +430,7 @@ def parse_items(
     max_extradata: int,
     has_gaps: bool,
 ) -> dict[str, Any]:
-    """Parse head, tables and extradata of a page of references to `length` bytes, and check them.
+    """Parse a page that refers to `length` bytes: head, tables and extradata, and check them.
 
     `count` is the number of items, `begin` the offset of the extradata, of at most `max_extradata`
     bytes.
@@ -463,7 +463,7 @@ def parse_items(
 
 
 def refusal(feature: str, problem: str, offset: int, expected: object, got: object) -> FormatError:
-    """Return the error of a malformed page of references."""
+    """Return the error for a malformed reference page."""
     return FormatError(
         f"a page of references {problem}",
         feature=feature,

@@ -186,7 +186,7 @@ class TimeSpanCollector:
 
 @dataclass(frozen=True, eq=False)
 class EpisodeTimeSpans:
-    """Time spans of all episodes of a dataset: float64 [E, T, S], T features; views of a file.
+    """A dataset's time spans, by episode: float64 [E, T, S], T features; views of a file.
 
     S is `num_time_spans` of the longest episode, at least 1. NaN marks distances beyond an
     episode's length, and all entries of an episode with unknown time spans.
@@ -296,11 +296,12 @@ def _widen(time_spans: Reals, width: int) -> Reals:
 
 
 def _count(time_spans: Reals, time: float) -> npt.NDArray[np.int64]:
-    """Return the largest sum of powers of two whose time spans add up to at most `time`, int64 [n].
+    """Return the largest number, summed from powers of two, whose time spans add up to at most
+    `time`, int64 [n].
 
     `time_spans`, float64 [n, S], is NaN beyond an episode's length. The minimum growth over a
-    number of frames is at least the sum of the minima of its parts, the maximum at most the sum of
-    the maxima.
+    number of frames is at least its parts' minima together, the maximum at most their maxima
+    together.
     """
     remaining_time, num_frames = np.full(len(time_spans), time), np.zeros(len(time_spans), np.int64)
     may_repeat = np.ones(len(time_spans), bool)  # the largest distance may repeat

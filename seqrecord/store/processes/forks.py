@@ -1,6 +1,6 @@
 """Fork safety: values per process, and hooks whose failures the child process reports.
 
-A lock that another thread has acquired during a fork stays locked in the child forever.
+A lock that another thread has acquired during a fork is never released in the child.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class PerProcess(Generic[_T]):
     """One value of `make()` per process, created at first use.
 
     For locks, and for cloud clients, which do not survive a fork. Uses no lock: two threads may
-    both call `make` at first use, but both get the same value. The parent's value stays
+    both call `make` at first use, but both get the same value. The parent's value remains
     referenced, since its destructor could use resources that the child lacks. Pickles contain
     `make` only.
     """

@@ -127,7 +127,7 @@ def _core_limits(root: Path) -> list[int]:
 
 
 def _cgroup_limits(root: Path) -> Iterator[int | None]:
-    """Core limits by quotas and CPU sets of the cgroups of this process."""
+    """Core limits of this process's cgroups, by quotas and CPU sets."""
     for controllers, folder in _groups(root):
         if not controllers:
             yield _quota((_text(folder / "cpu.max") or "").split())

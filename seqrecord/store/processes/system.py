@@ -21,7 +21,7 @@ def sync(fd: int) -> None:
 def reserve(fd: int, size: int) -> None:
     """Reserve disk space for `size` bytes of a file; raises `OSError` if there is too little.
 
-    The file gets this size, and its bytes stay. Without it, a full disk is a signal at a write into
+    The file gets this size and keeps its bytes. Without it, a full disk is a signal at a write into
     mapped memory.
     """
     if hasattr(os, "posix_fallocate"):

@@ -57,7 +57,7 @@ class ArraySpec:
 
 
 def clip_nbytes(specs: Mapping[str, ArraySpec], lengths: Mapping[str, int]) -> int:
-    """Return a clip's memory in bytes, given the number of frames of each feature."""
+    """Return a clip's memory in bytes; `lengths` has its frames by feature."""
     return sum(spec.nbytes * lengths[name] for name, spec in specs.items())
 
 
@@ -102,7 +102,7 @@ def first_frame(transform: FrameFunction, frame: Mapping[str, Any]) -> dict[str,
     """Apply `transform` to a copy of the first frame, with more checks.
 
     Also raises `ClipError` for a wrong signature, and for random results: each frame is transformed
-    once, in any thread, and may stay in memory.
+    once, in any thread, and may be kept in memory.
     """
     check_signature("frame_transform", transform, "frame")
 

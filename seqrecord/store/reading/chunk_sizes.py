@@ -62,7 +62,7 @@ def max_chunk_bytes(group: GroupIndex, nbytes: IntArray, num_frames: int) -> int
 
 
 def decoder_bytes(features: Iterable[FeatureSpec]) -> list[int]:
-    """Return the memory of the decoder of each feature that has one, in bytes."""
+    """Return each decoder's memory in bytes, for the features that have one."""
     return [
         page_kind(spec).decoder_bytes(spec.stored)
         for spec in features
@@ -87,7 +87,7 @@ def open_chunk_bytes(grid: ChunkGrid, groups: Sequence[GroupIndex], features: Sc
 
 
 def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
-    """Return bytes of one stored frame of each feature that is resized after decoding.
+    """Return the bytes of one stored frame, for each feature that is resized after decoding.
 
     For a variable shape, the largest frame in `episodes` (row numbers).
     """

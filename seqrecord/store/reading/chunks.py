@@ -133,7 +133,7 @@ class ChunkReader:
         return memoryview(cut)
 
     def pages(self, chunk: Chunk) -> list[Page]:
-        """Return the pages of the selected features of the chunk's group, in selection order."""
+        """Return the chunk's pages for the selected features, in selection order."""
         table, row, pages = self._index.groups[chunk.group], chunk.row, {}
         lengths = table.page_length[row].tolist()
         starts, sums = self.raw[chunk.group].places(row)

@@ -303,13 +303,13 @@ def skipping_bad_episodes(dataset: Dataset) -> Dataset:
 
 
 def with_attached(dataset: Dataset, companion: object) -> Dataset:
-    """Return the dataset with an object of another part, in place of one of the same class."""
+    """Return the dataset with an object of another part, which replaces any with its class."""
     attached = {**dataset.contents.attached, type(companion): companion}
     return Dataset(replace(dataset.contents, attached=attached))
 
 
 def with_chunk_store(dataset: Dataset) -> Dataset:
-    """Return the dataset with a store of remote chunks of its own, for a loader."""
+    """Return the dataset with its own store of remote chunks, for a loader."""
     storage = dataset.contents.storage
     if isinstance(storage, ChunkStore):
         storage = storage.inner

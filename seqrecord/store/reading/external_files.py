@@ -53,7 +53,7 @@ class ExternalFiles(Protocol):
         """Return external file and offset for errors, given an offset in the resolved page."""
 
     def all_files(self) -> set[ExternalFile]:
-        """Return the files of all lists of the dataset."""
+        """Return the files in all lists of the dataset."""
 
     def are_remote(self) -> bool:
         """Return whether any file is not on a local disk."""
@@ -81,7 +81,7 @@ class ExternalPages(Protocol):
     def portable_digests(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
-        """Return digests of the pages of chunks, wherever originals are: uint8 [rows, features,
+        """Return the digests of chunks' pages, wherever originals are: uint8 [rows, features,
         16].
         """
 

@@ -24,7 +24,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 def home() -> Path:
-    """Return the folder of this user's indexes of originals and trusted lists.
+    """Return this user's folder for indexes of originals and trusted lists.
 
     `SEQRECORD_HOME`, or `seqrecord` in the platform's cache folder.
     """

@@ -67,12 +67,12 @@ def build_index(
 ) -> BuiltIndex:
     """Build the index of all complete episodes, sorted by (ordinal, uid).
 
-    The result is independent of the order of files and of their writers:
+    The result does not depend on the order of files and writers:
 
     - Of several episodes with one key, the committed one wins, else the smallest uid.
     - Of several copies of a chunk, one in a committed file wins, else the smallest file id.
     - An episode that was discarded is left out; if it is complete in committed files, because
-      another writer added it before, it stays as it is there.
+      another writer added it before, it is used as it is there.
     - Files are numbered in the order of use by the episodes.
 
     Args:
@@ -356,7 +356,7 @@ def _join(
     `schemas` are the dataset's groups and their feature positions. A dropped group, and an added
     group without chunks, is missing in all frames. The episode is as long as its longest complete
     part, or has only its frames in `frames`, `[start, stop)`, which alone must be
-    complete then. The first of several copies of a chunk is used; copies must be equal.
+    complete then. If a chunk has several copies, which must be equal, the first is used.
     """
     episode_parts = [files[file].footer.episodes[number] for file, number in parts]
     lengths = {part.num_frames for part in episode_parts if part.num_frames is not None}
@@ -596,7 +596,7 @@ def _concatenate_rows(tables: Sequence[npt.NDArray[Any]]) -> npt.NDArray[Any]:
 
 
 def _shift_gaps(gaps: npt.NDArray[Any], shift: int) -> npt.NDArray[Any]:
-    """Add `shift` to the chunk numbers of rows of the gap table (frames without a feature)."""
+    """Add `shift` to the chunk numbers in gap rows (frames without a feature)."""
     rows: npt.NDArray[Any] = gaps.copy()
     rows["chunk"] = gaps["chunk"].astype(np.int64) + shift
     return rows

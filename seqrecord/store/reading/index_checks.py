@@ -98,7 +98,7 @@ def _episode_values(index: Index, episode: int) -> tuple[Any, ...]:
 
 
 def _places(index: Index, episode: int) -> list[tuple[int, int]]:
-    """Return group and row of all chunks of an episode."""
+    """Return group and row of an episode's chunks."""
     row_ranges = ((number, group.rows_of(episode)) for number, group in enumerate(index.groups))
     return [(number, row) for number, rows in row_ranges for row in range(rows.start, rows.stop)]
 

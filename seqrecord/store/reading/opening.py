@@ -60,8 +60,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
             used data is removed first. Required with `cache_dir`.
         originals: present location of an index's original files: local path or URL, or a dict from
             each old root to its new location if there are several. Sizes of all files, and
-            checksums of samples of 16 files per root, are compared. Default: their location when
-            indexed.
+            checksums in 16 files per root, are compared. Default: their location when indexed.
         tolerance: for a LeRobot dataset in place, the maximum difference between the times of a
             frame and its row, in seconds; default 0.1 ms, and jitter is accepted with a warning.
             Not for datasets of record files.
@@ -179,8 +178,8 @@ def dataset_of(
     """Return `dataset`, opened if necessary, with these features.
 
     `options` are arguments of `open`, `None` for defaults. Raises `ClipError` for an option that an
-    open dataset would ignore, and the errors of `open`. `find_episodes` of the result raises those
-    about bad episodes.
+    open dataset would ignore, and the errors of `open`. Later, `find_episodes` raises those about
+    bad episodes.
     """
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", **options)

@@ -1,4 +1,4 @@
-"""Reads frames of raw pages into rows of arrays.
+"""Reads frames from raw pages into rows of arrays.
 
 Runs of frames are read as slices of their page, each with a checksum, or with the whole page.
 Unneeded bytes beside the frames go to scratch memory::
@@ -175,7 +175,7 @@ class _PageRange:
 
 
 class RawFrames:
-    """Reads frames of the raw features of one group. Thread-safe.
+    """Reads frames of one group's raw features. Thread-safe.
 
     `verify` checks all bytes read, by the checksum of the page or its slices.
 
@@ -479,7 +479,7 @@ _Block = list[tuple[_PageRange, int, "memoryview | int"]]
 
 
 def _blocks(pieces: Sequence[_PageRange], max_bytes: int) -> Iterator[_Block]:
-    """Split page ranges into blocks of about `max_bytes`. Ranges copied from memory stay whole.
+    """Split page ranges into blocks of about `max_bytes`. Ranges copied from memory are not split.
 
     Each item has its page range, file offset and target.
     """

@@ -305,7 +305,7 @@ def _num_missing(index: Index, group: GroupIndex, feature: int) -> int:
 
 
 def feature_summary(index: Index, spec: FeatureSpec) -> FeatureSummary:
-    """Counts and sizes of a feature of an index."""
+    """Counts and sizes of a feature, from the index."""
     group, lengths = index.groups[spec.group], index.lengths(spec.name)
     num_missing = _num_missing(index, group, index.schema.position(spec.name))
     stored_bytes = int(lengths.sum(dtype=np.uint64))

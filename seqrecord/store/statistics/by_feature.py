@@ -28,7 +28,7 @@ _LAST_COLUMNS = ("max", "NaN", "infinite", "numbers", "frames")  # after the qua
 
 
 def num_channels(spec: FeatureSpec) -> int | None:
-    """Number of channels of a feature's statistics; `None` for a feature without statistics.
+    """Number of channels in a feature's statistics; `None` for a feature without statistics.
 
     The last axis is the channel axis if its length is fixed, and at most 256 for a vector or 32
     otherwise. Any other feature has one channel. Complex numbers, text and bytes have no

@@ -35,7 +35,7 @@ class Moments:
     def add_moments(self, addition: Moments) -> None:
         """Merge other moments by the update of Chan, Golub and LeVeque.
 
-        Uses standard deviations in place of sums of squares, so that nothing overflows.
+        Standard deviations replace sums of squares, so that nothing overflows.
         """
         self.nan += addition.nan
         self.positive_infinity += addition.positive_infinity
@@ -58,7 +58,7 @@ class Moments:
 
 
 def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
-    """Moments of each column of a C-contiguous array [n, C] of real numbers in native byte order.
+    """Column moments of a C-contiguous array [n, C] with real numbers in native byte order.
 
     Sums of uint8 are exact. Sums of other dtypes are of differences to about the minimum. Needs
     memory for a few times `_BLOCK_ROWS * _BLOCK_COLUMNS` numbers.

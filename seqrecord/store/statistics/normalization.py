@@ -159,7 +159,7 @@ def _index(places: Sequence[int], place: int) -> int | None:
 
 
 def _numbers(mode: str, parts: Sequence[tuple[Sketch, float]]) -> tuple[float, ...]:
-    """Offset, scale, deviation, minimum and maximum of a mixture of numbers, by weight."""
+    """Offset, scale, deviation, minimum and maximum of mixed numbers, by weight."""
     mean, std = mixed_moments(parts)
     minimum = min(sketch.min or 0 for sketch, _ in parts)
     maximum = max(sketch.max or 0 for sketch, _ in parts)

@@ -88,7 +88,7 @@ class Sketch(Moments):
             self._compact()
 
     def merge(self, other: Sketch) -> None:
-        """Add the contents of another sketch of the same dtype, which stays unchanged."""
+        """Add the contents of another sketch with the same dtype, without changing it."""
         assert other.dtype == self.dtype, "sketches of two dtypes"
         self.add_moments(other)
         self.over += other.over
@@ -184,7 +184,7 @@ class Sketch(Moments):
 
 
 def mixed_moments(parts: Sequence[tuple[Sketch, float]], zeros: float = 0.0) -> tuple[float, float]:
-    """Mean and standard deviation of a mixture of sketched numbers by weight.
+    """Mean and standard deviation of sketched numbers, mixed by weight.
 
     `zeros` is the weight of further numbers, which are 0.
     """

@@ -112,7 +112,7 @@ class CacheFolder:
     not fit, nothing is added for this time; if another process has the lock for `patience` seconds,
     for ten seconds at most. Other errors concern one entry, which is missing then.
 
-    Safe for threads, processes and forks: no file stays open. Picklable; copies have counters of
+    Safe for threads, processes and forks: no file is left open. Picklable; copies have counters of
     their own.
     """
 

@@ -42,7 +42,7 @@ Pieces: TypeAlias = Mapping[str, tuple[npt.NDArray[np.int64], npt.NDArray[np.int
 class _Entry:
     """Consecutive bytes of a file; `data` is complete once `done` is set without an `error`.
 
-    An entry with `users` is in use by that many reads, and stays in memory. `unread` counts bytes
+    An entry with `users` is in use by that many reads, and is kept in memory. `unread` counts bytes
     that the epoch still needs.
     """
 
@@ -115,7 +115,7 @@ class _Contents:
             self.peak = self.used
 
     def _needed(self, path: str, start: int, stop: int) -> int:
-        """Number of needed bytes of a range."""
+        """Number of needed bytes in a range."""
         starts, stops = self._pieces.get(path, (_NOTHING, _NOTHING))
         a, b = int(stops.searchsorted(start, "right")), int(starts.searchsorted(stop))
         overlaps = np.minimum(stops[a:b], stop) - np.maximum(starts[a:b], start)
@@ -322,12 +322,12 @@ class ChunkStore(StorageWrapper):
     def begin(self, capacity: int, pieces: Pieces) -> None:
         """Set the size in bytes, and the bytes that an epoch needs, at its beginning.
 
-        Bytes in memory stay, as far as they fit.
+        Bytes in memory are kept, as far as they fit.
         """
         self._contents.get().begin(capacity, pieces)
 
     def take_over(self, other: ChunkStore) -> None:
-        """Use the memory of another store of the same storage."""
+        """Share the memory of another store for the same storage."""
         self._contents = other._contents
 
     @property

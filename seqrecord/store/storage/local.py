@@ -48,7 +48,7 @@ _MAX_PARTS = 512  # buffers per read; the limit of Linux is 1,024
 class LocalStorage:
     """Storage in a local folder.
 
-    Files are read with `preadv` and stay open, see `open_files`. They are written under a temporary
+    Files are read with `preadv` and kept open, see `open_files`. They are written under a temporary
     name, then synced and renamed. Links that point outside of the folder are not followed, and only
     regular files are opened. A root that is a link is followed once, at opening. See `follow_links`
     for original files.

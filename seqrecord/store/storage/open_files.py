@@ -1,12 +1,12 @@
 """Open files: one LRU cache for all storages of a process, limited by the file descriptor limit.
 
-At most half of the soft limit `RLIMIT_NOFILE` stays open, and at most 4,096 files. Each open checks
-the limit, because it may change. New descriptors have the lowest free number. If that is in the
-last quarter below the limit, other code has many descriptors open, and the least recently used half
-of the files is closed to leave descriptors for imports, sockets and shared memory. If an open fails
-with `EMFILE` or `ENFILE`, the least recently used half is closed and the open is repeated. A file
-in use by a thread is closed after its read. A forked child inherits open files, and closes its own
-copies.
+It keeps at most half of the soft limit `RLIMIT_NOFILE` open, and at most 4,096 files. Each open
+checks the limit, because it may change. New descriptors have the lowest free number. If that is in
+the last quarter below the limit, other code has many descriptors open, and the least recently used
+half of the files is closed to leave descriptors for imports, sockets and shared memory. If an open
+fails with `EMFILE` or `ENFILE`, the least recently used half is closed and the open is repeated. A
+file in use by a thread is closed after its read. A forked child inherits open files, and closes its
+own copies.
 
 There is no lock, so neither a fork nor a finalizer can leave one behind. Each change is a single
 call of an `OrderedDict` with keys of built-in types, which is atomic. Listing the keys is not: a
@@ -115,7 +115,7 @@ def with_descriptor(function: Callable[[], _T]) -> _T:
 
 
 def descriptor_limit() -> int:
-    """Soft limit of file descriptors of this process; the largest int32 if unlimited."""
+    """This process's soft limit of file descriptors; the largest int32 if unlimited."""
     limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
     return (1 << 31) - 1 if limit == resource.RLIM_INFINITY else limit
 

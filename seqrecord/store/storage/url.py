@@ -304,7 +304,7 @@ _ALIASES = {"s3a": "s3", "gcs": "gs", "endpoint_url": "endpoint", "base_url": "e
 
 
 def named_place(url: str, options: Mapping[str, Any]) -> str:
-    """Name of the place of a URL without query, with options that identify it, without secrets."""
+    """Name of a URL's place without its query, with options that identify it, without secrets."""
     scheme, _, path = url.partition("://")
     place = f"{_ALIASES.get(scheme, scheme)}://" + "/".join(filter(None, path.split("/")))
     settings = {}

@@ -90,7 +90,7 @@ class ChunkLength:
             self.fix_length()
 
     def _sizes(self, columns: Mapping[str, EncodedColumn], rows: range) -> npt.NDArray[np.int64]:
-        """Decoded bytes of these rows of a block: int64 [rows]."""
+        """Decoded bytes in these rows of a block: int64 [rows]."""
         sizes = np.full(len(rows), self._fixed_bytes, np.int64)
         for spec in self._variable:
             blobs = columns.get(spec.name, ())
@@ -158,7 +158,7 @@ class StoredChunk:
 
         `places` are the positions of the group's features in the dataset's schema. `largest` has
         the bytes of the largest frame for each feature of a variable shape. `external` is the
-        number of bytes of another file to which the page refers.
+        number of bytes in another file to which the page refers.
         """
         digests = PageDigests(zip(pages, map(gaps.get, places), strict=True), len(frames))
         sums = [_checksums(spec, page) for spec, page in zip(group.values(), pages, strict=True)]
@@ -322,7 +322,7 @@ def page_ranges(row: npt.NDArray[Any]) -> list[ByteRange]:
 def stored_chunk(
     footer: Footer, schema: Schema, group: int, number: int, pages: Sequence[Buffer]
 ) -> StoredChunk:
-    """Chunk `number` of a group of a record file, with the bytes of its pages.
+    """Chunk `number` of a group in a record file, with its pages' bytes.
 
     Features that `schema` dropped become empty: no bytes, and absent from all frames. `schema`
     continues the schema of `footer`. Raises `ChecksumError`, with the offset, for a page that does

@@ -77,7 +77,7 @@ def rebuild_version(
 
     If several episodes have the same key, one is kept, and the log names the others; see
     `build_index`. The dataset's edits apply, or those on the storage if there is no manifest.
-    Statistics stay if the content is unchanged. Raises `FormatError` as `build_index` does.
+    Statistics are kept if the content is unchanged. Raises `FormatError` as `build_index` does.
     """
     previous = base.manifest
     left_out = previous.left_out if previous else ()
@@ -160,9 +160,9 @@ def put_version(
     `small_files` are those of this commit, written before or here. `statistics` and `inventories`
     replace the files of `version`.
 
-    Record files that leave the dataset stay on the storage for readers that have them open; a note
-    records the time. The log names statistics that the new version lacks. Raises as
-    `commit` does, with the message `refused` if another writer committed first.
+    Record files that leave the dataset remain on the storage for readers that have them open; a
+    note records the time. The log names statistics that the new version lacks. Raises as `commit`
+    does, with the message `refused` if another writer committed first.
     """
     storage, index, manifest = small_files.storage, version.index, version.manifest
     tables = {
@@ -218,7 +218,7 @@ def reindex(
     The result has all complete episodes, also the complete episodes of interrupted writers. Files
     that a cluster wrote after the conversion's commit, and files that `restore_version` left out,
     are ignored, and the log lists them. A
-    damaged record file stays on the storage, but episodes with frames in it are left out; warnings
+    damaged record file is not deleted, but episodes with frames in it are left out; warnings
     name both, and `on_damaged` is called for each such file. Other warnings name record files of
     the old manifest that are missing, and edits whose commit is unknown because the manifest cannot
     be read.

@@ -80,22 +80,22 @@ def new_writer_id() -> str:
 
 
 def writer_of(path: str) -> str | None:
-    """Id of the writer of a dataset's file, if the path has one."""
+    """Id of the writer that made a dataset's file, if the path has one."""
     match = _NAME.fullmatch(path)
     return match and match[match.lastindex or 0]
 
 
 def own_sizes(sizes: Mapping[str, int], writer: str) -> dict[str, int]:
-    """Paths and sizes of the record files of a writer."""
+    """A writer's record files: sizes by path."""
     return {path: size for path, size in sizes.items() if writer_of(path) == writer}
 
 
 class SmallFiles:
     """The small files that one writer writes for a commit, named by its id; a context manager.
 
-    If the block raises, they are removed. After `keep` they stay, because a manifest may name them;
-    `forget` ends that. After a `TransientError` only edits are removed, since each removal would
-    wait for the storage.
+    If the block raises, they are removed. After `keep` they are not, because a manifest may name
+    them; `forget` ends that. After a `TransientError` only edits are removed, since each removal
+    would wait for the storage.
     """
 
     def __init__(self, storage: Storage, writer: str | None = None) -> None:
@@ -256,7 +256,7 @@ def loose_files(storage: Storage, base: Base, paths: Iterable[str]) -> list[str]
 
     A writer commits once. Other files of a writer that has committed are duplicates of a job that a
     cluster ran again, unless a note names them: they left the dataset later, for example by damage.
-    Files of undone versions stay undone.
+    Files of undone versions are not recovered.
     """
     ignored = {*base.files, *base.removed}
     loose = [path for path in paths if path not in ignored]
@@ -334,7 +334,7 @@ def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
 def commit(small_files: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     """Replace the manifest of `base`; returns the new manifest with its commit id.
 
-    `small_files` are those of this commit. They stay if the manifest may name them.
+    `small_files` are those of this commit. They are kept if the manifest may name them.
 
     Raises `ConflictError` if another writer committed first for certain, and `CommitUnknownError`
     if the outcome is unknown. After any other error the commit has failed; after an interrupt the
@@ -375,7 +375,7 @@ def _forgotten_files(
 ) -> list[str]:
     """Files of the version that is no longer kept: its manifest, statistics and inventory.
 
-    Statistics and inventories stay with the versions that name them, as nothing rebuilds them, in
+    Statistics and inventories are kept with the versions that name them: nothing rebuilds them, in
     contrast to tables. The oldest kept version lists files that only older versions have.
     """
     forgotten = manifest.earlier_commits[KEPT_VERSIONS:][:1]

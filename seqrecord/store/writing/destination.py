@@ -249,9 +249,9 @@ class Destination:
         flushed.
 
         A corrected second attempt then finds an unchanged destination. If an episode has ended or
-        was flushed, its files stay, and `error` gets a note on `--resume`; not so for an index in
-        the user's home, which is made again. `cause` is the failure, if it is not `error`. After a
-        `TransientError` the storage is not contacted.
+        was flushed, its files are kept, and `error` gets a note on `--resume`; not so for an index
+        in the user's home, which is made again. `cause` is the failure, if it is not `error`. After
+        a `TransientError` the storage is not contacted.
         """
         if isinstance(error, TransientError) or isinstance(cause, TransientError):
             is_kept = True
@@ -284,7 +284,7 @@ class Destination:
         return True
 
     def release(self) -> None:
-        """Close the storage. Uncommitted files stay there."""
+        """Close the storage. Uncommitted files are kept there."""
         self.storage.close()
 
 

@@ -109,7 +109,7 @@ def put_edits(
 
 
 def edit_path(number: int, writer: str) -> str:
-    """Path of a writer's file of edits."""
+    """Path of a writer's edit file."""
     return f"{EDITS}/{number:08d}-{writer}.json"
 
 

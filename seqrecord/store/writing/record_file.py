@@ -293,7 +293,7 @@ class RecordFileWriter(ChunkWriter):
     def drop(self) -> bool:
         """Drop the current episode, except its flushed frames; returns whether there are any.
 
-        Chunks in earlier files stay there, but nothing refers to them.
+        Chunks in earlier files are not removed, but nothing refers to them.
         """
         for group in self._groups:
             group.clear()

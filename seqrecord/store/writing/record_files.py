@@ -84,7 +84,7 @@ class ChunkWriter:
 
     An error of the storage breaks the writer, since earlier data may be lost with it. The call, or
     the next call after an error of the thread, raises the error; later calls raise
-    `DestinationError`. Data on the storage stays for a resume.
+    `DestinationError`. Data on the storage is kept for a resume.
     """
 
     def __init__(
@@ -571,7 +571,7 @@ class OpenFile:
         return nbytes + _TIME_SPAN_BYTES * self._num_lags
 
     def settle(self, *groups: int) -> None:
-        """Wait for the digests of the last rows of these groups, or of all."""
+        """Wait for the digests in the last rows of these groups; default all."""
         for group in groups or [*self._hashed]:
             if (hashed := self._hashed.pop(group, None)) is not None:
                 row, digests = hashed

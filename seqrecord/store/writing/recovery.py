@@ -46,7 +46,7 @@ def recover(
         footers: footers of all finished record files, by path.
         unfinished: unfinished record files.
         committed: keys of episodes not to copy.
-        writer: id of the writer of the copies.
+        writer: id of the writer that makes the copies.
         schema: of the dataset, if there is one.
         damaged: gets unfinished files that are damaged in part.
 

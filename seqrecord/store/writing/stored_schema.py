@@ -36,7 +36,7 @@ _PROPERTIES = ("kind", "unit", "group", "shape")
 def apply_codecs(schema: Schema, codecs: Codecs | None) -> Schema:
     """The schema with the codecs of a writer's argument, see `SeqRecordWriter`.
 
-    Features that keep encoded images or video stay unchanged unless they are named. Text is stored
+    Features that keep encoded images or video are unchanged unless they are named. Text is stored
     raw if its codec is `fast` or `balanced`, also by default: most texts are short.
     """
     codecs_by_name = {} if codecs is None or isinstance(codecs, str) else dict(codecs)

@@ -166,7 +166,7 @@ class SeqRecordWriter:
     def damaged_files(self) -> tuple[DamagedFile, ...]:
         """Files that `mode="resume"` found damaged.
 
-        They stay; the other episodes were recovered.
+        They are not deleted; the other episodes were recovered.
         """
         return tuple(self._destination.damaged)
 
@@ -215,8 +215,8 @@ class SeqRecordWriter:
     def close(self) -> Manifest:
         """Finish the last record file and commit the dataset.
 
-        An index with hundreds of thousands of episodes takes tens of seconds; the logger
-        `seqrecord` reports its start at level INFO.
+        With more than 100,000 episodes this takes tens of seconds; the logger `seqrecord` reports
+        its start at level INFO.
 
         Raises `ConflictError`, and commits nothing, if another writer has committed since this one
         began. Raises `DestinationError` if an episode is open, no episode was written, or an
