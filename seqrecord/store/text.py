@@ -121,6 +121,8 @@ def repr_of(value: object, limit: int = 200) -> str:
     the rest may contain a password.
     """
     text = ""
+    # Piece by piece: the `repr` of a list with a million numbers takes 0.1 s and 7 MB for these few
+    # characters (tests/store/test_text.py::test_only_the_start_of_a_large_value_is_formatted).
     for part in _parts(value, limit):
         text += part
         if len(text) >= limit:

@@ -217,7 +217,9 @@ class OffsetWindow(ClipWindow):
                 offsets = np.where(is_reversed[:, None], dilated[:, ::-1], dilated)
         requested = start[:, None] + offsets
         last_frame = frames.num_frames[episode][:, None] - 1
-        clamped = np.minimum(np.maximum(requested, 0), last_frame)  # three times as fast as np.clip
+        # Not `np.clip`: 3.5 µs in place of 1.5 for 8 clips of 8 frames, for each feature of each
+        # batch.
+        clamped = np.minimum(np.maximum(requested, 0), last_frame)
         return WindowFrames(clamped, clamped != requested)
 
     def ends(

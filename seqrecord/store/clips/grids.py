@@ -268,6 +268,9 @@ def run_bounds(*columns: IntArray, constant: IntArray | None = None) -> list[int
 
 _FRAME_BITS = 32
 _FRAME = (1 << _FRAME_BITS) - 1
+# One number less than fits: keys of two owners are never consecutive, so that runs of frames end
+# with their episode
+# (tests/loader/test_clips.py::test_only_consecutive_frames_have_consecutive_keys).
 MAX_FRAMES = _FRAME  # per owner; the last 32-bit number is reserved
 MAX_OWNERS = 1 << 63 - _FRAME_BITS  # keys are not negative
 

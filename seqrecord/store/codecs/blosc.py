@@ -140,7 +140,9 @@ def _join_buffers(
     total, block = body_start + int(sizes.sum()), int(heads["blocksize"][0])
     header = bytes(blobs[0][:4]) + struct.pack("<III", block * len(blobs), block, total)
     buffer = b"".join([header, starts.astype("<i4").tobytes(), *blobs])
-    # Else Blosc would read on in the next blob. (Blosc refuses negative sizes: here large numbers.)
+    # Blosc would read on in the next blob, so block sizes are followed first
+    # (tests/store/test_codecs.py::test_a_blob_that_claims_bytes_of_the_next_one). It refuses
+    # negative sizes itself: here they are large numbers.
     numbers = np.ndarray(total - _SIZE.size + 1, "<u4", buffer, strides=(1,))  # at every byte
     positions, last_position = starts, len(numbers) - 1
     for _ in range(_num_planes(header[2], header[3], block)):

@@ -221,6 +221,7 @@ def _readers() -> dict[str, Any]:
     `PIL.Image.open` would also apply a pixel limit that any library may change, and that is below
     the size limit of frames. Here, sizes are checked before decoding.
     """
+    # Classes, not `open` (test_codecs.py::test_images_of_more_pixels_than_pillow_opens).
     from PIL.JpegImagePlugin import JpegImageFile
     from PIL.PngImagePlugin import PngImageFile
 

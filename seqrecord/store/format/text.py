@@ -125,6 +125,8 @@ def parse_json(text: str | bytes) -> Any:
                 "(Content-Encoding); store it uncompressed",
                 expected="JSON",
             )
+        # Before parsing: 2 bytes of text are 64 in memory
+        # (tests/formats/test_claimed_sizes.py::test_values_are_counted_before_they_are_made).
         _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()

@@ -51,6 +51,8 @@ class Exclusive:
 
     def __enter__(self) -> None:
         self.check_process()
+        # Refused, not queued: frames of two threads would be mixed into one episode
+        # (tests/store/test_exclusive.py::test_overlapping_calls_of_two_threads_are_refused).
         if not self._lock.acquire(blocking=False):
             raise self._error(
                 "is used by two threads at the same time",

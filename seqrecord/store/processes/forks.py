@@ -38,6 +38,8 @@ class PerProcess(Generic[_T]):
     def get(self) -> _T:
         pid = os.getpid()
         value = self._values.get(pid)
+        # Atomic, and no lock: one that another thread holds during a fork is never released in the
+        # child (tests/store/test_forked_locks.py::test_a_child_waits_for_no_lock_of_its_parent).
         return self._values.setdefault(pid, self._make()) if value is None else value
 
     def take(self) -> _T | None:

@@ -111,6 +111,7 @@ class ThreadPool(Executor):
                     break
                 # `cancel` alone wakes no `concurrent.futures.wait`: a thread that took a task
                 # behind this one, and waits for this one, would never end.
+                # (test_thread_pools.py::test_a_shutdown_wakes_those_who_wait_for_a_cancelled_task)
                 if task is not None and task.future.cancel():
                     task.future.set_running_or_notify_cancel()
             for _ in self._threads:

@@ -228,6 +228,8 @@ def map_file(
     storage: Storage, path: str, size: int, *, checksum: bool, sizes: MapSizes = _SIZES
 ) -> MappedFile:
     """Map or read the first `size` bytes of a file. Raises `StorageError` if it is shorter."""
+    # Small files are read: a mapped one that another process truncates ends this one with SIGBUS
+    # (tests/store/test_mapped.py::test_a_truncated_file_of_an_open_dataset_is_an_error).
     is_large = size > sizes.small
     if is_large and (local := storage.local_path(path)) is not None:
         mapped = _map_local(local, size)

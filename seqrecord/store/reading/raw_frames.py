@@ -419,6 +419,8 @@ class RawFrames:
     ) -> int:
         """Read ranges of one file, with a second attempt for damaged bytes. Returns bytes read."""
         sums = {piece: checksums for piece in pieces if (checksums := piece.sums_range)}
+        # Twice: bytes may be damaged on the way, and a cache may have kept them so
+        # (tests/store/test_raw_frames.py::test_a_slice_damaged_in_transfer_is_read_again).
         for is_again in (False, True):
             broken = self._fill(path, pieces, sums, rows, pool, padding)
             if broken is None:

@@ -83,6 +83,8 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
                 low = np.where(finite, block, np.inf).min(0)
                 high = np.where(finite, block, -np.inf).max(0)
             if not columns and not is_exact:
+                # Differences to about the minimum: squares of large offsets would cancel
+                # (tests/store/test_statistics.py::test_constants_and_large_offsets).
                 minimum = _by_channel(np.minimum, low, channels)
                 shift = np.where(np.isfinite(minimum), minimum, 0).astype(np.float64)
             numbers = buffer[: block.size].reshape(block.shape)

@@ -208,7 +208,8 @@ class _Contents:
             next_start = int(begins[piece]) if piece < len(begins) else _FAR
             return offset, min(high, next_start, item.stop), None
         direct = self._direct.setdefault(path, np.stack((ends, begins)))
-        # Not again what was read for want of room.
+        # Not again what was read for want of room
+        # (tests/loader/test_chunk_store.py::test_bytes_read_for_want_of_room_are_not_read_again).
         direct_start, direct_stop = direct[:, piece].tolist()
         start, stop = max(low, int(begins[piece])), min(high, int(ends[piece]))
         if offset >= direct_stop:
@@ -227,7 +228,8 @@ class _Contents:
         may_replace = unread > 0 and not is_completed
         if is_short or not self._make_room(stop - start + _ENTRY_BYTES, may_replace):
             return None
-        # The system may have less than the limit; nobody may wait for an entry without memory.
+        # The system may have less than the limit; nobody may wait for an entry without memory
+        # (tests/loader/test_chunk_store.py::test_no_memory_for_an_entry).
         with suppress(MemoryError):
             return np.empty(stop - start, np.uint8)
         return None
@@ -401,7 +403,9 @@ class ChunkStore(StorageWrapper):
         try:
             self.inner.read_ranges(path, items, views)
         except BaseException as error:
-            # An error of this thread alone, such as Ctrl-C, is none of the request.
+            # An error of this thread alone, such as Ctrl-C, is none of the request: waiting threads
+            # make it again
+            # (tests/loader/test_chunk_store.py::test_cancelled_request_is_made_again).
             is_own = is_unwanted() or not isinstance(error, SeqRecordError)
             contents.fail(entries, error, is_own)
             raise

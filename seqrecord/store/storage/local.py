@@ -239,7 +239,9 @@ class _Unfinished:
         self._notes, self._partial = (storage._real_root / (path + end) for end in (NOTES, PARTIAL))
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        # Notes first, because bytes are written before their note.
+        # Notes first, because bytes are written before their note: a size that was read before
+        # could lack a note's bytes
+        # (tests/store/test_kill.py::test_killed_before_every_single_step).
         with self._storage._errors(self.path + NOTES):
             notes = read_notes(self._notes)
         size = self._storage.size(self.path + PARTIAL)

@@ -112,6 +112,9 @@ class LocalUpload:
                 # Paths are unique, so that nothing happens between this and the rename.
                 if self._target.exists():
                     raise DestinationError("the file exists already", file=str(self._target))
+                # In this order, content, name, folder: without one of the two syncs a power loss
+                # takes a file that the manifest names
+                # (tests/store/test_power_loss.py::test_without_one_kind_of_sync_a_dataset_is_lost).
                 self._partial.replace(self._target)
                 self._committed = True
                 sync_folder(self._target.parent)

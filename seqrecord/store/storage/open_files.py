@@ -123,6 +123,8 @@ def descriptor_limit() -> int:
 def _max_open(newest_fd: int) -> int:
     limit = descriptor_limit()
     max_open = min(_MOST, limit // 2)
+    # Other code has most descriptors: half of ours are closed before it runs out
+    # (test_open_files.py::test_descriptors_for_others).
     if newest_fd >= limit - limit // 4:
         max_open = min(max_open, len(_open) // 2)
     return max(1, max_open)
@@ -139,6 +141,8 @@ def _close_oldest(num_left: int) -> None:
 
 def _close_owner(owner: int) -> None:
     keys: tuple[_Key, ...] | None = None
+    # Repeated, not locked: a finalizer that waits for a lock of its own thread would never end
+    # (test_open_files.py::test_a_garbage_collection_closes_files_while_others_are_closed).
     while keys is None:  # until no garbage collection interferes
         with contextlib.suppress(RuntimeError):
             keys = tuple(_open)

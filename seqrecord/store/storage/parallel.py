@@ -81,6 +81,9 @@ class ParallelStorage(StorageWrapper):
         if len(parts) < 2:
             read(parts[0])
             return
+        # Threads of this read, not of a pool: they have ended when it returns, so that no late
+        # answer overwrites a buffer that is used again
+        # (tests/store/test_parallel.py::test_no_piece_is_written_after_an_error).
         with request_threads(min(len(parts), self._max_requests), "read") as threads:
             futures = [threads.submit(read, part) for part in parts]
             finished, _ = wait(futures, return_when=FIRST_EXCEPTION)

@@ -174,7 +174,9 @@ class _Url:
             parts = urlsplit(text) if match else None
         except ValueError:
             parts = None
-        if match is None or parts is None:  # without urlsplit's error: it may contain a password
+        # The error shows no text, and chains no error of `urlsplit`: both may have a password
+        # (tests/cloud/test_secrets.py::test_misspelt_urls).
+        if match is None or parts is None:
             raise LocationError("not a URL", expected="SCHEME://HOST/PATH")
         if _may_have_password(scheme, match["authority"], match["rest"]):
             raise LocationError(

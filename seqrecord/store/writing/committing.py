@@ -363,7 +363,8 @@ def commit(small_files: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
     except SeqRecordError:
         small_files.forget()
         raise
-    # Tables that only the old manifest names stay, for readers that have just read it.
+    # Tables that only the old manifest names are kept until the next commit, for readers that have
+    # just read it (tests/store/test_two_writers.py::test_tables_removed_by_clean_during_a_read).
     superseded = previous.superseded if previous else ()
     unneeded = [path for path in superseded if path.endswith(".arrow")]
     tidy(storage, [*unneeded, *_forgotten_files(storage, manifest, small_paths)])

@@ -40,6 +40,8 @@ class PageDigests:
             thread = threading.Thread(target=digest, name="seqrecord-digest", daemon=True)
             try:
                 start(thread)
+            # Slower, not an error: hashing needs no thread
+            # (tests/store/test_groups_written.py::test_digests_without_threads).
             except ResourceError:
                 digest()
             else:

@@ -39,6 +39,8 @@ from seqrecord.store.storage.ranges import unwanted_if
 from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.store.writing.page_digests import PageDigests
 
+# A storage that hangs must not keep a stopped program: its thread is left after this time
+# (test_background_commit.py::test_an_interrupted_close_does_not_wait_for_a_hanging_storage).
 LEAVE_SECONDS = 5.0  # that a failed writer waits for a commit
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # the rest is more than any chunk or episode adds
@@ -260,7 +262,8 @@ class ChunkWriter:
             self._wait_for_commit()  # until then the notes of that file count
         with self._storing(BaseException):
             if self._held_file is not None and self._held_file.contains(episode):
-                # In this order: without its first chunks, the others are never recovered.
+                # In this order: without its first chunks, the others are never recovered
+                # (test_flush.py::test_a_discarded_episode_is_nowhere_whatever_the_files).
                 self._held_file.rollback(episode, all_of_it=True)
                 if self._file is not None:
                     self._file.upload.abort()
@@ -328,6 +331,8 @@ class ChunkWriter:
         if self._stored_file is not None and (file is None or not file.contains(self._episode)):
             file = self._repeat_chunk(self._episode)
         assert file is not None
+        # Else the note of the end would name chunks of a file that a kill loses
+        # (test_background_commit.py::test_an_episode_ends_after_its_earlier_files_are_committed).
         # After a flush, notes of the earlier files cover all their chunks.
         commit = None if self._flushed or not self._has_notes else self._commit
         if commit is not None and commit.file.contains(self._episode):
@@ -618,7 +623,8 @@ class _Commit:
     def wait(self, seconds: float = math.inf) -> None:
         """Wait until the thread has ended, at most `seconds`."""
         end = time.monotonic() + seconds
-        # Short waits: an interrupt just before a wait is noticed only after it.
+        # Short waits: an interrupt just before a wait is noticed only after it
+        # (test_background_commit.py::test_an_interrupt_while_waiting_for_a_commit_breaks_nothing).
         while not (finished := wait([self._future], _POLL_SECONDS).done) and time.monotonic() < end:
             pass
         if finished:
