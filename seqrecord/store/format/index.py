@@ -212,8 +212,7 @@ class GroupIndex:
         file, offset, first_row = self.file[rows], self.offset[rows], rows.start
         check_rows(file < len(sizes), "a chunk in no record file", 0, first_row=first_row)
         check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first_row=first_row)
-        # No conversion to int64: offsets beyond 2**63 would turn negative and pass
-        # (tests/store/test_hostile.py::test_malformed_files_are_refused_with_little_memory).
+        # No conversion to int64: offsets beyond 2**63 would turn negative.
         limit = sizes[file]
         is_inside = (offset >= HEADER_BYTES) & (offset <= limit)
         check_rows(is_inside, "a chunk outside its record file", 0, first_row=first_row)

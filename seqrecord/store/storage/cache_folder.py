@@ -542,16 +542,14 @@ def _locked(folder: Path, patience: float) -> Iterator[_Usage]:
             wait = min(2 * wait, _LONGEST_WAIT)
         boot, _, number = os.pread(fd, 100, 0).decode("ascii", "replace").partition(" ")
         is_known = boot == _boot() and number.strip().isdecimal()
-        # No number while entries change: after a kill in the middle, the next writer counts the
-        # size again (tests/cloud/test_cache.py::test_the_space_of_a_killed_writer_is_freed).
+        # No number while entries change: after a kill in the middle, the size is counted again.
         os.pwrite(fd, b"unknown".ljust(80), 0)
         usage = _Usage(int(number) if is_known else 0, is_known)
         yield usage
         if usage.is_known:
             os.pwrite(fd, f"{_boot()} {usage.bytes}".ljust(80).encode(), 0)
     finally:
-        # Before `close`: a forked child may have a copy of `fd`, which would keep the lock
-        # (tests/cloud/test_cache.py::test_forks_share_the_cache_while_threads_read).
+        # Before `close`: a forked child may have a copy of `fd`, which would keep the lock.
         fcntl.flock(fd, fcntl.LOCK_UN)
         os.close(fd)
 

@@ -404,8 +404,7 @@ class ChunkStore(StorageWrapper):
             self.inner.read_ranges(path, items, views)
         except BaseException as error:
             # An error of this thread alone, such as Ctrl-C, is none of the request: waiting threads
-            # make it again
-            # (tests/loader/test_chunk_store.py::test_cancelled_request_is_made_again).
+            # make it again.
             is_own = is_unwanted() or not isinstance(error, SeqRecordError)
             contents.fail(entries, error, is_own)
             raise

@@ -239,9 +239,8 @@ class _Unfinished:
         self._notes, self._partial = (storage._real_root / (path + end) for end in (NOTES, PARTIAL))
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        # Notes first, because bytes are written before their note: a size that was read before
-        # could lack a note's bytes
-        # (tests/store/test_kill.py::test_killed_before_every_single_step).
+        # Notes first, because bytes are written before their note: a size from before could be
+        # too small for it.
         with self._storage._errors(self.path + NOTES):
             notes = read_notes(self._notes)
         size = self._storage.size(self.path + PARTIAL)

@@ -82,7 +82,6 @@ def put_file(
         if folders.fullmatch(path.name):
             with contextlib.suppress(OSError):  # for example of another user
                 _remove_abandoned(path, shared)
-    # (tests/store/test_broken_writer.py::test_a_failed_folder_sync_is_an_error_unless_unsupported)
     sync_folder(target.parent)  # first, so that an unsupported sync fails before any change
     folder = target.with_name(f".{target.name}.{(expected or 'none')[:16]}{_NEXT}")
     end = time.monotonic() + patience

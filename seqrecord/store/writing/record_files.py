@@ -331,8 +331,8 @@ class ChunkWriter:
         if self._stored_file is not None and (file is None or not file.contains(self._episode)):
             file = self._repeat_chunk(self._episode)
         assert file is not None
-        # Else the note of the end would name chunks of a file that a kill loses
-        # (test_background_commit.py::test_an_episode_ends_after_its_earlier_files_are_committed).
+        # Else the note of the end would refer to chunks in a file that a kill may lose
+        # (test_recovery.py::test_an_episode_with_its_first_part_in_a_finished_file).
         # After a flush, notes of the earlier files cover all their chunks.
         commit = None if self._flushed or not self._has_notes else self._commit
         if commit is not None and commit.file.contains(self._episode):
