@@ -364,7 +364,7 @@ def commit(small_files: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
         small_files.forget()
         raise
     # Tables that only the old manifest names are kept until the next commit, for readers that have
-    # just read it (tests/store/test_two_writers.py::test_tables_removed_by_clean_during_a_read).
+    # just read it.
     superseded = previous.superseded if previous else ()
     unneeded = [path for path in superseded if path.endswith(".arrow")]
     tidy(storage, [*unneeded, *_forgotten_files(storage, manifest, small_paths)])

@@ -39,8 +39,9 @@ from seqrecord.store.storage.ranges import unwanted_if
 from seqrecord.store.writing.chunking import StoredChunk, page_ranges, stored_chunk
 from seqrecord.store.writing.page_digests import PageDigests
 
-# A storage that hangs must not keep a stopped program: its thread is left after this time
-# (test_background_commit.py::test_an_interrupted_close_does_not_wait_for_a_hanging_storage).
+# A storage that hangs must not keep a stopped program. `unwanted_if` ends the thread's requests
+# (test_background_commit.py::test_an_interrupted_close_does_not_wait_for_a_hanging_storage); a
+# client that does not notice is left after this time.
 LEAVE_SECONDS = 5.0  # that a failed writer waits for a commit
 
 FULL_FOOTER_BYTES = MAX_FOOTER_BYTES // 2  # the rest is more than any chunk or episode adds
