@@ -80,7 +80,7 @@ def text_column(texts: Sequence[str]) -> pa.StringArray:
 def _read_batch(file: pa.NativeFile, schema: pa.Schema) -> pa.RecordBatch:
     # The magic is followed by a stream of messages, and a footer that repeats the schema.
     # Not by Arrow's file or stream reader, which trusts the file and crashes for some
-    # (tests/store/test_hostile.py::test_every_byte_of_a_signed_index).
+    # (test_hostile.py::test_malformed_files_are_refused_with_little_memory).
     file.seek(len(_MAGIC))
     head = _message(file)
     if head is None or head.type != "schema":
