@@ -177,7 +177,9 @@ class GroupIndex:
             message = "a chunk does not follow the one before it"
             fits = np.where(opens, (first_frame <= 0) & (ends[1:] > 0), first_frame == ends[:-1])
             check_rows(fits, message, 0, first_row=begin)
-            closes = np.append(opens[1:], stop == len(self.file) or self._opens(stop))
+            # Whether the row behind this block opens an episode, too.
+            is_last = stop == len(self.file) or self.episode_of(stop) != episode[-1]
+            closes = np.append(opens[1:], is_last)
             total = num_frames[episode]
             fits = np.where(closes, ends[1:] >= total, ends[1:] < total)
             check_rows(fits, "chunks that do not end with their episode", 0, first_row=begin)
@@ -203,10 +205,6 @@ class GroupIndex:
                 first_row=first_row,
             )
             release()
-
-    def _opens(self, row: int) -> bool:
-        """Return whether a chunk is the first of its episode."""
-        return int(self.first_chunk[self.episode_of(row)]) == row
 
     def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:
         file, offset, first_row = self.file[rows], self.offset[rows], rows.start

@@ -155,12 +155,9 @@ class ExternalList:
         checksums = fields.list("new", 1, MAX_LIST_FILES) if "new" in fields.value else ()
         samples = tuple(_sample(item, len(files)) for item in items)
         nonce = fields.text("made", ID) if "made" in fields.value else None
-        return cls(
-            tuple(files),
-            samples,
-            tuple(_new_checksum(item, len(files)) for item in checksums),
-            nonce,
-        )
+        what, kinds = "checksum of a new external file", (len(files), 2**32)
+        pairs = (_check_list(item, what, kinds) for item in checksums)
+        return cls(tuple(files), samples, tuple((file, crc32c) for file, crc32c in pairs), nonce)
 
 
 def list_path(list_id: str) -> str:
@@ -194,11 +191,6 @@ def _sample(item: object, num_files: int) -> Sample:
     if sample.name:
         _check_inside(sample.name, "a sample outside its folder")
     return sample
-
-
-def _new_checksum(item: object, num_files: int) -> tuple[int, int]:
-    number, checksum = _check_list(item, "checksum of a new external file", (num_files, 2**32))
-    return number, checksum
 
 
 def _check_list(item: object, what: str, kinds: Sequence[Any]) -> list[Any]:

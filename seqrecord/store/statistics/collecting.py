@@ -38,7 +38,9 @@ class StatisticsCollector:
 
     def __init__(self, schema: Schema | None) -> None:
         self._features: Mapping[str, FeatureSpec] = {} if schema is None else schema.active
-        self._base = _base_shares()
+        # A random position in each of FRAME_PIXELS equal intervals of [0, 1): float64.
+        jitter = np.random.default_rng(_SEED).random(FRAME_PIXELS)
+        self._base = (np.arange(FRAME_PIXELS) + jitter) / FRAME_PIXELS
         self._num_frames = 0
         self._totals = {
             name: _Feature(spec, count)
@@ -251,9 +253,3 @@ class _Feature:
     def _channel_sketches(self) -> list[Sketch]:
         self._sketches = self._sketches or [Sketch(self._dtype) for _ in range(self.channels)]
         return self._sketches
-
-
-def _base_shares() -> npt.NDArray[np.float64]:
-    """A random position in each of FRAME_PIXELS equal intervals of [0, 1): float64."""
-    jitter = np.random.default_rng(_SEED).random(FRAME_PIXELS)
-    return (np.arange(FRAME_PIXELS) + jitter) / FRAME_PIXELS
