@@ -171,7 +171,6 @@ def verify_storage(
 ) -> VerifyReport:
     """Like `seqrecord.verify`, for the dataset in `storage` with its external files."""
     num_threads = num_threads or usable_cores()
-    externals = externals or open_external_files(storage)
     metadata = _read_metadata(storage, externals)
     if any(isinstance(problem, NotFoundError) for problem in metadata.problems):
         metadata = _read_metadata(storage, externals)  # a writer may have committed meanwhile
@@ -203,7 +202,7 @@ class _Run:
     def __init__(
         self,
         storage: Storage,
-        externals: ExternalFiles,
+        externals: ExternalFiles | None,
         threads: RequestThreads,
         ahead: int,
         deep: bool,
@@ -317,34 +316,27 @@ class _Run:
             ~np.isin(group.file, missing_files) & ~self._checked_chunks.covers(paths, group)
             for group in index.groups
         ]
-        sizes = (
-            group.page_length[rows] for group, rows in zip(index.groups, selections, strict=True)
-        )
-        self._total_bytes += sum(int(lengths.sum(dtype=np.uint64)) for lengths in sizes)
+        for group, rows in zip(index.groups, selections, strict=True):
+            self._total_bytes += int(group.page_length[rows].sum(dtype=np.uint64))
         reader = ChunkReader(
             *(self._storage, paths, index, index.schema),
             externals=self._externals,
             checks_digests=True,
         )
-        decoded_features = [
-            name
-            for name, spec in index.schema.items()
-            if self._deep or (self._check_video and spec.is_video)
-        ]
-        check = partial(_check_chunk, reader, index, frozenset(decoded_features))
-        self._reported_problems |= {
-            (problem.message, problem.file)
-            for problem in self.problems
-            if isinstance(problem, StorageError)
-        }
+        videos = [name for name, spec in index.schema.items() if spec.is_video]
+        features = [*index.schema] if self._deep else videos if self._check_video else []
+        check = partial(_check_chunk, reader, index, frozenset(features))
+        storage_errors = (error for error in self.problems if isinstance(error, StorageError))
+        self._reported_problems |= {(error.message, error.file) for error in storage_errors}
         places = _sorted_chunks(index.groups, selections)
         for problems, counts in self._threads.map(check, places, self._ahead):
             for problem in problems:
                 # An external file or a missing package affects many pages: one problem.
-                if (problem.message, problem.file) not in self._reported_problems:
+                fact = problem.message, problem.file
+                if fact not in self._reported_problems:
                     self.problems.append(problem)
                 if isinstance(problem, (StorageError, MissingPackageError)):
-                    self._reported_problems.add((problem.message, problem.file))
+                    self._reported_problems.add(fact)
             self.counts.update(counts)
             if self._progress is not None:
                 self._progress(Progress(self.counts["page_bytes"], self._total_bytes))
@@ -449,7 +441,7 @@ class _DatasetMetadata:
         )
 
 
-def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetadata:
+def _read_metadata(storage: Storage, externals: ExternalFiles | None) -> _DatasetMetadata:
     """Read manifest, edits and index; all present record files if the manifest is damaged.
 
     Raises `NotFoundError` if there is no manifest.
@@ -485,7 +477,8 @@ def _read_metadata(storage: Storage, externals: ExternalFiles) -> _DatasetMetada
             read_statistics(storage, manifest.statistics, manifest.schema)
     with _collecting(metadata.problems):
         if manifest.copied is not None:
-            externals.compare(manifest.copied.lists, always=True)
+            files = externals or open_external_files(storage)
+            files.compare(manifest.copied.lists, always=True)
     with _collecting(metadata.problems):
         if manifest.inventory is not None:
             read_inventories(storage, manifest.inventory)
@@ -500,12 +493,10 @@ def _checked_index(
     Adds disagreements to the problems.
     """
     paths, index = [file.path for file in metadata.record_files], metadata.index
-    footers_by_path = {
-        path: footer for path, footer in zip(paths, footers, strict=True) if footer is not None
-    }
+    footer_of = {path: footer for path, footer in zip(paths, footers, strict=True) if footer}
     try:
         rebuilt_index = index_of(
-            footers_by_path, paths, metadata.left_out, metadata.edits, metadata.splits
+            footer_of, paths, metadata.left_out, metadata.edits, metadata.splits
         )
     except FormatError as error:  # it names a path, or none
         # If footers are missing, no episode may be complete: the missing footers are the problem.

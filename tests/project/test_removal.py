@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("home")
 OPTIONAL = ["video", "in_place", "cloud", "formats", "robots", "cuda", "tools"]
 
 USE = """
-import pkgutil, sys
+import pkgutil, subprocess, sys
 from contextlib import redirect_stderr, redirect_stdout
 from functools import partial
 from importlib import import_module
@@ -154,6 +154,15 @@ if "cuda" in lacking:  # loaded by name
                 assert "lacks its part `cuda`" in str(error), error
             else:
                 raise AssertionError("no error")
+
+if "tools" in lacking:
+    command = [sys.executable, "-m", "seqrecord", "info", str(path)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 1
+    [line] = done.stderr.splitlines()
+    assert line.startswith("seqrecord: error: this seqrecord lacks its part `tools`"), line
+elif not {"formats", "video", "cloud"} & {*lacking}:
+    assert seqrecord.verify(path, deep=True).ok
 
 [record] = (path / "records").glob("*.seqrec")
 content = bytearray(record.read_bytes())

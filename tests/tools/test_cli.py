@@ -286,6 +286,13 @@ def test_view(small: Path, tmp_path: Path, thorough: bool) -> None:
 
 
 WRONG_USE = [
+    ("info {dataset} --versions --batch-size 4", "--versions cannot be combined with --batch-size"),
+    ("info {dataset} --versions --samples", "--versions cannot be combined with --samples"),
+    (
+        "info {dataset} --samples --clip-len 2 --batch-size 4",
+        "--batch-size cannot be combined with --samples",
+    ),
+    ("info {dataset} key --samples", "--samples cannot be combined with KEY or --episodes"),
     ("nothing", "No such command 'nothing'"),
     ("write", "Missing option '--src'"),
     ("write --src {tree} --resume --append", "--resume cannot be combined with --append"),

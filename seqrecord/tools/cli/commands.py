@@ -95,8 +95,13 @@ def info(
         ("--split requires a mix file", not is_mix and split is not None),
         ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
          versions and any((is_listing, clip_len, features))),
-        ("--batch-size requires --clip-len", batch_size and not versions and clip_len is None),
+        ("--versions cannot be combined with --batch-size", versions and batch_size),
+        ("--versions cannot be combined with --samples", versions and samples is not None),
+        ("--batch-size requires --clip-len", batch_size and clip_len is None),
         ("--batch-size cannot be combined with KEY or --episodes", batch_size and is_listing),
+        ("--batch-size cannot be combined with --samples", batch_size and samples is not None),
+        ("--samples cannot be combined with KEY or --episodes",
+         not is_mix and samples is not None and is_listing),
     )  # fmt: skip
     if is_mix:
         _show_mix(path, clip_len, split, samples=samples is not None, as_json=as_json)

@@ -21,7 +21,7 @@ _INDEX_COLUMNS = ("timestamp", "frame_index", "episode_index", "index", "task_in
 def check_statistics(
     root: Path, info: LeRobotInfo, row_moments: Mapping[str, list[Moments]], findings: Findings
 ) -> None:
-    """Compare the stored statistics with `found`, the moments of the rows by feature."""
+    """Compare the stored statistics with `row_moments`, the moments of the rows by feature."""
     file_moments: dict[str, list[Moments]] = {}
     names_with_statistics: set[str] = set()
     scaled_names: set[str] = set()  # images with statistics outside 0 to 1

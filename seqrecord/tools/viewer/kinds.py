@@ -19,7 +19,12 @@ MOST_CURVES = 64
 _MIN_SIDE = 8  # pixels; smaller arrays are not images
 _MAX_AXES = 12  # axes of an IMU, or channels of audio
 _SAMPLED = ("imu", "audio")
-_PICTURE_FORMS = {(): "plane", (2,): "vectors", (3,): "colors", (4,): "colors"}  # by channels
+_PICTURE_FORMS: dict[tuple[int | None, ...], str] = {
+    (): "plane",
+    (2,): "vectors",
+    (3,): "colors",
+    (4,): "colors",
+}  # by channels
 _NUMBERS = ("b", "i", "u", "f")  # dtypes, as `dtype.str` has them
 _RULES: tuple[tuple[Kind, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("samples", "rows", _NUMBERS, _SAMPLED),
@@ -54,9 +59,11 @@ def kind_of(
     ):
         form = _PICTURE_FORMS.get(shape[2:], "")
     else:
-        sizes = [n for n in shape if n is not None]
-        is_short = len(shape) < 2 or (len(shape) == 2 and math.prod(sizes) <= MOST_CURVES)
-        form = "numbers" if is_short and len(sizes) == len(shape) else ""
+        sizes: Any = shape  # without `None` where they are multiplied
+        is_few = None not in shape and (
+            len(shape) < 2 or (len(shape) == 2 and math.prod(sizes) <= MOST_CURVES)
+        )
+        form = "numbers" if is_few else ""
     for kind, rule_form, dtypes, prefixes in _RULES:
         is_of_dtype = dtype.str[1:].startswith(dtypes)
         if form == rule_form and is_of_dtype and name.startswith(prefixes):

@@ -125,7 +125,7 @@ def _runs(values: Iterable[Any]) -> Iterator[tuple[int, int, Any]]:
 
 
 def gaps(episode: Episode, feature: str, max_gaps: int = 50) -> list[list[int]]:
-    """The first runs of frames without a feature: `[start, stop]`, at most `most`."""
+    """The first runs of frames without a feature: `[start, stop]`, at most `max_gaps`."""
     present = np.concatenate([[True], episode.present(feature), [True]])
     edges = np.flatnonzero(present[1:] != present[:-1]).reshape(-1, 2)
     spans: list[list[int]] = edges[:max_gaps].tolist()

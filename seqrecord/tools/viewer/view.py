@@ -256,7 +256,7 @@ def _draw(
 
 
 def spread(count: int, max_count: int) -> list[int]:
-    """Up to `most` evenly spaced numbers below `count`, including the first and the last."""
+    """Up to `max_count` evenly spaced numbers below `count`, including the first and the last."""
     if count <= max_count:
         return list(range(count))
     return [int(i) for i in np.linspace(0, count - 1, max(max_count, 1)).round()]
