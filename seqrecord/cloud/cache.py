@@ -31,7 +31,7 @@ from seqrecord.store.storage.url import local_path
 from seqrecord.store.units import format_size, parse_size
 
 # These files are immutable, since their names have a unique id. The manifest is not.
-_CACHED = (".seqrec", ".arrow")
+_CACHED_SUFFIXES = (".seqrec", ".arrow")
 _AHEAD_BYTES = 8 << 20  # read-ahead in other files: their pages are small, in episode order
 _MOST_BYTES = 32 << 20  # memory of a thread for slots of which only a part is wanted
 _LOCKS = 64
@@ -39,7 +39,7 @@ _LOCKS = 64
 _PATIENCE_SECONDS = 2.0  # maximum wait for the cache's lock, which is released quickly
 _PAUSE_SECONDS = 10.0  # without the cache, after an error of its disk or a busy lock
 
-_Wanted: TypeAlias = tuple[ByteRange, memoryview]
+_RangeBuffer: TypeAlias = tuple[ByteRange, memoryview]
 _logger = logging.getLogger("seqrecord")
 
 
@@ -81,8 +81,8 @@ class CachedStorage(StorageWrapper):
         super().__init__(inner)
         folder = local_path(cache_dir, "cache_dir").absolute()
         # An entry must fit beside the cache's own files.
-        least = max(MIN_CACHE_BYTES, 2 * self.entry_slots * self.slot_bytes)
-        size = _checked_limit(limit, least)
+        min_limit = max(MIN_CACHE_BYTES, 2 * self.entry_slots * self.slot_bytes)
+        size = _checked_limit(limit, min_limit)
         check_folder(folder)
         self._cache = CacheFolder(folder, size, patience=patience, pause=pause)
         self._ahead_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
@@ -96,79 +96,90 @@ class CachedStorage(StorageWrapper):
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         check_buffers(ranges, buffers)
-        wanted = [
-            (item, buffer.cast("B"))
-            for item, buffer in zip(ranges, buffers, strict=True)
+        range_buffers = [
+            (byte_range, buffer.cast("B"))
+            for byte_range, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
         ]
         is_fixed = has_fixed_files(self.inner)
-        if not wanted or not (is_fixed or path.endswith(_CACHED)):
+        if not range_buffers or not (is_fixed or path.endswith(_CACHED_SUFFIXES)):
             self.inner.read_ranges(path, ranges, buffers)
             return
-        absent = self._read_cached(path, wanted)
-        for item, _ in wanted:
-            lacking = sum(
-                self._part(item, slot).length for slot in absent.intersection(self._slots(item))
+        absent_slots = self._read_cached(path, range_buffers)
+        for byte_range, _ in range_buffers:
+            absent_bytes = sum(
+                self._part(byte_range, slot).length
+                for slot in absent_slots.intersection(self._slots(byte_range))
             )
-            counts = {"hits": not lacking, "misses": lacking > 0}
-            self._cache.count(**counts, bytes=item.length - lacking)
+            counts = {"hits": not absent_bytes, "misses": absent_bytes > 0}
+            self._cache.count(**counts, bytes=byte_range.length - absent_bytes)
         with contextlib.ExitStack() as stack:
-            if absent and is_fixed and self._is_filling():
-                ahead = _AHEAD_BYTES // self.slot_bytes
-                numbers = {hash((path, slot // ahead)) % _LOCKS for slot in absent}
-                for number in sorted(numbers):
+            if absent_slots and is_fixed and self._is_filling():
+                ahead_slots = _AHEAD_BYTES // self.slot_bytes
+                lock_numbers = {hash((path, slot // ahead_slots)) % _LOCKS for slot in absent_slots}
+                for number in sorted(lock_numbers):
                     stack.enter_context(self._ahead_locks.get()[number])
-                absent = self._read_cached(path, wanted)  # another thread may have read them
-                firsts = {slot - slot % ahead for slot in absent}
-                absent = {slot for first in firsts for slot in range(first, first + ahead)}
-            if absent:
-                self._load(path, wanted, absent)
+                absent_slots = self._read_cached(
+                    path, range_buffers
+                )  # another thread may have read them
+                start_slots = {slot - slot % ahead_slots for slot in absent_slots}
+                absent_slots = {
+                    slot
+                    for start_slot in start_slots
+                    for slot in range(start_slot, start_slot + ahead_slots)
+                }
+            if absent_slots:
+                self._load(path, range_buffers, absent_slots)
 
-    def _read_cached(self, path: str, wanted: Sequence[_Wanted]) -> set[int]:
+    def _read_cached(self, path: str, range_buffers: Sequence[_RangeBuffer]) -> set[int]:
         """Fill buffers from the cache; returns the numbers of the absent slots of the file."""
-        absent, length = set[int](), self.entry_slots * self.slot_bytes
+        absent_slots, length = set[int](), self.entry_slots * self.slot_bytes
         damaged = self._cache.counts["damaged"]
-        for item, out in wanted:
-            for number in range(item.start // length, -(-item.stop // length)):
-                at = number * length
-                part = ByteRange(max(at, item.start), min(at + length, item.stop))
-                target, slots = _view(out, item, part), self._slots(part)
-                found = self._cache.read(self._entry(path, number), part.start - at, target)
-                if not found.all():
-                    absent.update(np.array(slots)[~found].tolist())
+        for byte_range, out in range_buffers:
+            for number in range(byte_range.start // length, -(-byte_range.stop // length)):
+                offset = number * length
+                part = ByteRange(
+                    max(offset, byte_range.start), min(offset + length, byte_range.stop)
+                )
+                target, slots = _view(out, byte_range, part), self._slots(part)
+                is_cached = self._cache.read(self._entry(path, number), part.start - offset, target)
+                if not is_cached.all():
+                    absent_slots.update(np.array(slots)[~is_cached].tolist())
         if self._cache.counts["damaged"] > damaged:
             _logger.warning("%s: damaged cache entry, reading again", self._cache.path)
-        return absent
+        return absent_slots
 
-    def _load(self, path: str, wanted: Sequence[_Wanted], absent: set[int]) -> None:
+    def _load(
+        self, path: str, range_buffers: Sequence[_RangeBuffer], absent_slots: set[int]
+    ) -> None:
         """Read and cache slots; slots beyond the end of the file are left out."""
         if path not in self._sizes:
             self._sizes[path] = self.inner.size(path)
         size = self._sizes[path]
         # A range beyond the end is requested too, so that it raises the error.
-        whole = ByteRange(0, max(size, *(item.stop for item, _ in wanted)))
-        parts = {slot: self._part(whole, slot) for slot in sorted(absent)}
+        file_range = ByteRange(0, max(size, *(byte_range.stop for byte_range, _ in range_buffers)))
+        parts = {slot: self._part(file_range, slot) for slot in sorted(absent_slots)}
         parts = {slot: part for slot, part in parts.items() if part.length > 0}
         views: dict[int, memoryview] = {}
         copies: dict[int, list[tuple[ByteRange, memoryview]]] = {}
-        for item, out in wanted:
-            for slot in absent.intersection(self._slots(item)):
-                part = self._part(item, slot)
-                target = _view(out, item, part)
+        for byte_range, out in range_buffers:
+            for slot in absent_slots.intersection(self._slots(byte_range)):
+                part = self._part(byte_range, slot)
+                target = _view(out, byte_range, part)
                 if part == parts[slot] and slot not in views:
                     views[slot] = target
                 else:
                     copies.setdefault(slot, []).append((part, target))
-        some: dict[int, ByteRange] = {}
+        batch: dict[int, ByteRange] = {}
         free = _MOST_BYTES
         for slot, part in parts.items():
             needed = 0 if slot in views else part.length
             if needed > free:
-                self._load_slots(path, some, views, copies)
-                some, free = {}, _MOST_BYTES
-            some[slot] = part
+                self._load_slots(path, batch, views, copies)
+                batch, free = {}, _MOST_BYTES
+            batch[slot] = part
             free -= needed
-        self._load_slots(path, some, views, copies)
+        self._load_slots(path, batch, views, copies)
 
     def _load_slots(
         self,
@@ -187,8 +198,8 @@ class CachedStorage(StorageWrapper):
         for slot, data in views.items():
             for part, target in copies.get(slot, ()):
                 target[:] = _view(data, parts[slot], part)
-            number, at = divmod(slot, self.entry_slots)
-            entries.setdefault(number, {})[at] = data
+            number, index = divmod(slot, self.entry_slots)
+            entries.setdefault(number, {})[index] = data
         size, length = self._sizes[path], self.entry_slots * self.slot_bytes
         for number, slots in entries.items():
             self._cache.add(self._entry(path, number), min(length, size - number * length), slots)
@@ -200,18 +211,20 @@ class CachedStorage(StorageWrapper):
     def _entry(self, path: str, number: int) -> CacheEntry:
         return CacheEntry(self.place, f"{path} {number}", self.slot_bytes)
 
-    def _slots(self, item: ByteRange) -> range:
+    def _slots(self, byte_range: ByteRange) -> range:
         """Numbers of the slots of a file that overlap a range."""
-        return range(item.start // self.slot_bytes, -(-item.stop // self.slot_bytes))
+        return range(byte_range.start // self.slot_bytes, -(-byte_range.stop // self.slot_bytes))
 
-    def _part(self, item: ByteRange, slot: int) -> ByteRange:
+    def _part(self, byte_range: ByteRange, slot: int) -> ByteRange:
         """The part of a range in a slot."""
         start = slot * self.slot_bytes
-        return ByteRange(max(start, item.start), min(start + self.slot_bytes, item.stop))
+        return ByteRange(
+            max(start, byte_range.start), min(start + self.slot_bytes, byte_range.stop)
+        )
 
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
         """Remove cached ranges of a file; whether there were any."""
-        slots = {slot for item in ranges for slot in self._slots(item)}
+        slots = {slot for byte_range in ranges for slot in self._slots(byte_range)}
         entries = [self._entry(path, slot // self.entry_slots) for slot in slots]
         return self._cache.forget(entries) > 0
 
@@ -221,27 +234,27 @@ class CachedStorage(StorageWrapper):
         return self._cache.limit
 
     def counters(self) -> dict[str, int]:
-        ours = {f"cache_{name}": self._cache.counts[name] for name in _COUNTERS}
-        return {**self.inner.counters(), **ours}
+        cache_counters = {f"cache_{name}": self._cache.counts[name] for name in _COUNTERS}
+        return {**self.inner.counters(), **cache_counters}
 
 
-def _view(data: memoryview, item: ByteRange, part: ByteRange) -> memoryview:
-    """Bytes `part` of a file, in the bytes `item`."""
-    return data[part.start - item.start : part.stop - item.start]
+def _view(data: memoryview, byte_range: ByteRange, part: ByteRange) -> memoryview:
+    """Bytes `part` of a file, in the bytes `byte_range`."""
+    return data[part.start - byte_range.start : part.stop - byte_range.start]
 
 
 _COUNTERS = ("hits", "misses", "bytes", "evictions", "damaged", "failures", "busy")
 
 
-def _checked_limit(limit: int | str, least: int) -> int:
+def _checked_limit(limit: int | str, min_bytes: int) -> int:
     try:
         size = parse_size(limit)
     except ValueError as error:
         raise LocationError(f"cache_limit: {error}") from None
-    if size < least:
+    if size < min_bytes:
         raise LocationError(
             "cache_limit is too small",
-            expected=f"at least {format_size(least)}",
+            expected=f"at least {format_size(min_bytes)}",
             got=limit,
         )
     return size

@@ -29,7 +29,7 @@ class Clients:
 
     def __init__(self, make: Callable[[], Any], *, is_reread: bool) -> None:
         self._make, self._is_reread = make, is_reread
-        self._made = PerProcess(self._new)
+        self._clients = PerProcess(self._new)
 
     def ask(self, file: str, function: Callable[[Any], Any]) -> Any:
         """Call `function(client)`; errors become errors of this package about `file`.
@@ -46,10 +46,10 @@ class Clients:
         return call(file, self._ask, function)
 
     def close(self) -> None:
-        self._made.take()  # its connections close on garbage collection
+        self._clients.take()  # its connections close on garbage collection
 
     def _ask(self, function: Callable[[Any], Any]) -> Any:
-        client = self._made.get()
+        client = self._clients.get()
         try:
             return function(client)
         except Exception:
@@ -84,8 +84,10 @@ def redact_logs() -> None:
 
     Affects the whole process; may be called repeatedly.
     """
-    there = (name for name in [*logging.root.manager.loggerDict] if name.split(".")[0] in _PACKAGES)
-    for name in [*_LOGGERS.split(), *there]:
+    existing_names = (
+        name for name in [*logging.root.manager.loggerDict] if name.split(".")[0] in _PACKAGES
+    )
+    for name in [*_LOGGERS.split(), *existing_names]:
         logging.getLogger(name).addFilter(_FILTER)
 
 

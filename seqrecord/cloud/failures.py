@@ -61,19 +61,25 @@ def classify(error: BaseException, shown: str) -> StorageError:
         package = "google-auth" if name == "google" else name.replace(".", "-")
         return LocationError(f"a package is missing: pip install {package}", file=shown)
     chain = list(_chain(error))
-    status, code, number = _first(_status, chain), _first(_code, chain), _first(_errno, chain)
-    obstore_text = "\n".join(str(item) for item in chain if _is_of(item, "obstore"))
+    status, code, number = (
+        _first_answer(_status, chain),
+        _first_answer(_code, chain),
+        _first_answer(_errno, chain),
+    )
+    obstore_text = "\n".join(
+        str(exception) for exception in chain if _is_from(exception, "obstore")
+    )
     marks = {str(status), str(code), errno.errorcode.get(number or 0, "")}
-    marks.update(mark for item in chain for mark in _kinds(item))
-    described = _describe(error, status, code, number)
-    for kind, message, marked, texts in _RULES[: None if status is None else -1]:
-        if not marks.isdisjoint(marked) or any(text in obstore_text for text in texts):
+    marks.update(mark for exception in chain for mark in _class_names(exception))
+    description = _describe(error, status, code, number)
+    for kind, message, rule_marks, texts in _RULES[: None if status is None else -1]:
+        if not marks.isdisjoint(rule_marks) or any(text in obstore_text for text in texts):
             check = _REFUSALS.get(str(code), "check the key, SAS or identity and its permissions")
-            failure = kind(message.format(described, check=check), file=shown)
+            failure = kind(message.format(description, check=check), file=shown)
             if isinstance(failure, TransientError):
-                failure.retry_after = _first(_retry_after, chain)
+                failure.retry_after = _first_answer(_retry_after, chain)
             return failure
-    return StorageError(f"the storage failed: {described}", file=shown)
+    return StorageError(f"the storage failed: {description}", file=shown)
 
 
 _CHECKS = {  # suggestions by service codes
@@ -193,32 +199,34 @@ _OBSTORE_KINDS = ("Connect", "Decode", "Interrupted", "Request", "Timeout")
 
 def _chain(error: BaseException) -> Iterator[BaseException]:
     """The exception and all chained or wrapped ones, each once."""
-    waiting, seen = [error], set[int]()
-    while waiting and len(seen) < 20:
-        item = waiting.pop(0)
-        if id(item) in seen:
+    queue, seen = [error], set[int]()
+    while queue and len(seen) < 20:
+        exception = queue.pop(0)
+        if id(exception) in seen:
             continue
-        seen.add(id(item))
-        yield item
-        inner = [getattr(item, name, None) for name in ("inner_exception", "reason")]
-        behind = [item.__cause__, item.__context__, *inner, *item.args]
-        waiting += [each for each in behind if isinstance(each, BaseException)]
+        seen.add(id(exception))
+        yield exception
+        wrapped_errors = [getattr(exception, name, None) for name in ("inner_exception", "reason")]
+        causes = [exception.__cause__, exception.__context__, *wrapped_errors, *exception.args]
+        queue += [cause for cause in causes if isinstance(cause, BaseException)]
 
 
-def _first(ask: Callable[[BaseException], _T | None], chain: list[BaseException]) -> _T | None:
-    return next((answer for item in chain if (answer := ask(item)) is not None), None)
+def _first_answer(
+    ask: Callable[[BaseException], _T | None], chain: list[BaseException]
+) -> _T | None:
+    return next((answer for exception in chain if (answer := ask(exception)) is not None), None)
 
 
-def _is_of(error: BaseException, *packages: str) -> bool:
+def _is_from(error: BaseException, *packages: str) -> bool:
     return type(error).__module__.partition(".")[0] in packages
 
 
-def _kinds(error: BaseException) -> Iterator[str]:
+def _class_names(error: BaseException) -> Iterator[str]:
     """Names of its classes, with and without the package's name."""
     for kind in type(error).__mro__:
         yield kind.__name__
         yield f"{kind.__module__.partition('.')[0]}.{kind.__name__}"
-    if _is_of(error, "google") and getattr(error, "retryable", False):
+    if _is_from(error, "google") and getattr(error, "retryable", False):
         yield "google.retryable"
     is_unknown = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
     if is_unknown or getattr(error, "response_status", None) == 600:  # status of blobfile
@@ -231,10 +239,10 @@ def _status(error: BaseException) -> int | None:
     names = ("status", "status_code", "response_status")  # the last is blobfile's
     values = [
         botocore.get("ResponseMetadata", {}).get("HTTPStatusCode"),
-        getattr(error, "code", None) if _is_of(error, "gcsfs") else None,
+        getattr(error, "code", None) if _is_from(error, "gcsfs") else None,
         *(getattr(holder, name, None) for holder in (error, response) for name in names),
     ]
-    if _is_of(error, "botocore", "obstore"):  # botocore: of an endpoint for credentials
+    if _is_from(error, "botocore", "obstore"):  # botocore: of an endpoint for credentials
         text = r"(?:Received non 200 response|status(?: code)?:?) (\d{3})\b"
         values += map(int, re.findall(text, str(error)))
     return next((v for v in values if type(v) is int and 100 <= v < 600), None)
@@ -246,8 +254,8 @@ def _code(error: BaseException) -> str | None:
     code = code or getattr(error, "error_code", None) or getattr(error, "error", None)
     code = getattr(code, "value", code)  # an enum in azure-core
     if code is None:  # obstore's errors have only text, and some are builtins
-        found = re.search(r"<Code>(\w+)</Code>|\b(\w*[rR]ateLimitExceeded)\b", str(error))
-        code = (found[1] or found[2]) if found else None
+        code_match = re.search(r"<Code>(\w+)</Code>|\b(\w*[rR]ateLimitExceeded)\b", str(error))
+        code = (code_match[1] or code_match[2]) if code_match else None
     return code if isinstance(code, str) and code in _CODES else None
 
 
@@ -263,7 +271,9 @@ def _describe(
 ) -> str:
     """Description of an error from parts that cannot contain a secret."""
     words = [type(error).__name__]
-    if _is_of(error, "obstore") and (kind := re.search(r"HttpError \{\s*kind: (\w+)", str(error))):
+    if _is_from(error, "obstore") and (
+        kind := re.search(r"HttpError \{\s*kind: (\w+)", str(error))
+    ):
         words += [kind[1]] if kind[1] in _OBSTORE_KINDS else []
     words += [f"HTTP status {status}"] if status is not None else []
     words += [code] if code is not None else []
@@ -275,15 +285,18 @@ def _retry_after(error: BaseException) -> float | None:
     """Delay in seconds that the server asked for."""
     holders = (error, getattr(error, "response", None))
     headers: list[Any] = [getattr(holder, "headers", None) for holder in holders]
-    pairs = [pair for each in headers if hasattr(each, "items") for pair in each.items()]
-    found = {str(name).lower(): str(value) for name, value in pairs}
+    pairs = [pair for mapping in headers if hasattr(mapping, "items") for pair in mapping.items()]
+    header_values = {str(name).lower(): str(value) for name, value in pairs}
     units = {"retry-after-ms": 0.001, "x-ms-retry-after-ms": 0.001, "retry-after": 1.0}
     for name, unit in units.items():
-        if name in found and (seconds := _seconds(found[name], found.get("date"))) is not None:
+        if (
+            name in header_values
+            and (seconds := _seconds(header_values[name], header_values.get("date"))) is not None
+        ):
             return seconds * unit
     # A rate limit window without remaining requests (draft-ietf-httpapi-ratelimit-headers-09).
-    left = re.search(r"\br=0\b.*?\bt=(\d{1,15})\b", found.get("ratelimit", ""))
-    return float(left[1]) if left else None
+    window_match = re.search(r"\br=0\b.*?\bt=(\d{1,15})\b", header_values.get("ratelimit", ""))
+    return float(window_match[1]) if window_match else None
 
 
 def _seconds(text: str, date: str | None) -> float | None:
@@ -295,14 +308,14 @@ def _seconds(text: str, date: str | None) -> float | None:
         return float(text)
     if (until := _timestamp(text)) is None:
         return None
-    now = None if date is None else _timestamp(date)
-    return max(0.0, until - (time.time() if now is None else now))
+    server_time = None if date is None else _timestamp(date)
+    return max(0.0, until - (time.time() if server_time is None else server_time))
 
 
 def _timestamp(text: str) -> float | None:
     """Seconds since 1970 of a date in any of HTTP's three formats, which are in UTC."""
     try:
-        found = email.utils.parsedate_to_datetime(text)
-        return (found if found.tzinfo else found.replace(tzinfo=timezone.utc)).timestamp()
+        date = email.utils.parsedate_to_datetime(text)
+        return (date if date.tzinfo else date.replace(tzinfo=timezone.utc)).timestamp()
     except (ValueError, OverflowError):
         return None

@@ -56,18 +56,21 @@ class MountStorage(LocalStorage):
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
     ) -> None:
         check_buffers(ranges, buffers)
-        wanted = sorted(zip(ranges, buffers, strict=True), key=lambda pair: pair[0])
-        if not wanted:
+        range_buffers = sorted(zip(ranges, buffers, strict=True), key=lambda pair: pair[0])
+        if not range_buffers:
             return
-        start, stop = wanted[0][0].start, max(item.stop for item, _ in wanted)
+        start, stop = (
+            range_buffers[0][0].start,
+            max(byte_range.stop for byte_range, _ in range_buffers),
+        )
         with (
             self._errors(path),
             self._handles.get().take(
                 path, start, stop, lambda: Handle(self._resolve_path(path))
             ) as handle,
         ):
-            for item, buffer in wanted:
-                handle.read(item, buffer.cast("B"), self._url_of(path))
+            for byte_range, buffer in range_buffers:
+                handle.read(byte_range, buffer.cast("B"), self._url_of(path))
 
     def create(self, path: str) -> Upload:
         """See `Storage.create`; raises `DestinationError` if the mount does not support writing."""
@@ -123,21 +126,21 @@ def _try_to_write(folder: Path) -> None:
     name = folder / f".seqrecord-{secrets.token_hex(6)}"
     renamed = name.with_suffix(".renamed")
     try:
-        with name.open("xb", buffering=0) as file, name.open("ab", buffering=0) as more:
+        with name.open("xb", buffering=0) as file, name.open("ab", buffering=0) as appender:
             try:
                 file.write(b"try")
                 os.ftruncate(file.fileno(), 1)
-                more.write(b"again")
+                appender.write(b"again")
                 sync(file.fileno())
                 name.replace(renamed)
             except OSError:  # more informative than an error of `close`
-                for opened in (more, file):
+                for opened in (appender, file):
                     with suppress(OSError):
                         opened.close()
                 raise
     finally:
-        for each in (name, renamed):
-            each.unlink(missing_ok=True)
+        for path in (name, renamed):
+            path.unlink(missing_ok=True)
 
 
 _MAX_GAP = 64 << 20
@@ -161,7 +164,7 @@ class HandlePool:
 
     def __init__(self, limit: int) -> None:
         self._limit = limit
-        self._opened = OpenFiles()
+        self._open_files = OpenFiles()
         self._lock = threading.Lock()
         self._handles: list[_PooledHandle] = []  # least recently used first
         self._count = 0
@@ -170,7 +173,7 @@ class HandlePool:
     def places(self) -> list[tuple[str, int]]:
         """File of each handle and the end of its last read; least recently used first."""
         with self._lock:
-            return [(each.path, each.tail) for each in self._handles]
+            return [(handle.path, handle.tail) for handle in self._handles]
 
     @contextmanager
     def take(
@@ -181,51 +184,63 @@ class HandlePool:
         Calls `open_file` for a new handle. After an error the handle is dropped, because it may be
         invalid after a remount.
         """
-        ended = threading.Event()
+        end_event = threading.Event()
         with self._lock:
-            near = [
-                each
-                for each in reversed(self._handles)
-                if each.path == path and 0 <= start - each.tail <= _MAX_GAP
+            near_streams = [
+                near_stream
+                for near_stream in reversed(self._handles)
+                if near_stream.path == path and 0 <= start - near_stream.tail <= _MAX_GAP
             ]
-            stream = max(near, key=lambda each: each.tail, default=None)
+            stream = max(near_streams, key=lambda near_stream: near_stream.tail, default=None)
             if stream is None:
                 self._count += 1
                 stream = _PooledHandle(path, self._count)
-            self._handles = [each for each in self._handles if each is not stream]
-            dropped = self._handles[: max(0, len(self._handles) + 1 - self._limit)]
-            self._handles = [*self._handles[len(dropped) :], stream]
+            self._handles = [
+                pooled_handle for pooled_handle in self._handles if pooled_handle is not stream
+            ]
+            dropped_handles = self._handles[: max(0, len(self._handles) + 1 - self._limit)]
+            self._handles = [*self._handles[len(dropped_handles) :], stream]
             stream.tail = stop
-            before, stream.last = stream.last, ended
-        self._close(dropped)  # outside the lock; handles in use are closed after their last read
+            previous_read, stream.last_read = stream.last_read, end_event
+        self._close(
+            dropped_handles
+        )  # outside the lock; handles in use are closed after their last read
         handle: Handle | None = None
         try:
-            before.wait()
-            handle = self._opened.get(stream.number, open_file)
+            previous_read.wait()
+            handle = self._open_files.get(stream.number, open_file)
             yield handle
         except BaseException:
             if handle is not None:
                 handle.close()
             with self._lock:
-                self._handles = [each for each in self._handles if each is not stream]
+                self._handles = [
+                    pooled_handle for pooled_handle in self._handles if pooled_handle is not stream
+                ]
             self._close([stream])
             raise
         finally:
             if stream.is_dropped:
-                self._opened.close(stream.number)
-            ended.set()
+                self._open_files.close(stream.number)
+            end_event.set()
 
     def drop(self, path: str | None = None) -> None:
         """Drop the handles of a file, or all; handles in use are closed after their last read."""
         with self._lock:
-            dropped = self._handles
-            self._handles = [each for each in dropped if path not in (None, each.path)]
-        self._close([each for each in dropped if path in (None, each.path)])
+            open_handles = self._handles
+            self._handles = [
+                pooled_handle
+                for pooled_handle in open_handles
+                if path not in (None, pooled_handle.path)
+            ]
+        self._close(
+            [pooled_handle for pooled_handle in open_handles if path in (None, pooled_handle.path)]
+        )
 
     def _close(self, streams: Sequence[_PooledHandle]) -> None:
         for stream in streams:
             stream.is_dropped = True
-            self._opened.close(stream.number)
+            self._open_files.close(stream.number)
 
 
 class _PooledHandle:
@@ -235,5 +250,5 @@ class _PooledHandle:
         self.path, self.number = path, number
         self.is_dropped = False
         self.tail = 0
-        self.last = threading.Event()
-        self.last.set()
+        self.last_read = threading.Event()
+        self.last_read.set()

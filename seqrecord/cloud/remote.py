@@ -69,7 +69,7 @@ class FsspecStorage(WholeFileStorage):
         super().__init__(self._remote, shown, retrier)
 
     has_conditions = False
-    piece_bytes, most_pieces = 8 << 20, sys.maxsize
+    piece_bytes, max_pieces = 8 << 20, sys.maxsize
 
     @property
     def place(self) -> str:
@@ -144,22 +144,22 @@ class FsspecStorage(WholeFileStorage):
     def entries(self, folder: str) -> list[Entry]:
         full = self._remote.full(folder) if folder else self._remote.root
 
-        def listed(fs: Any) -> list[Entry]:
+        def list_entries(fs: Any) -> list[Entry]:
             fs.invalidate_cache(full)
             try:
-                found = fs.ls(full, detail=True)
+                infos = fs.ls(full, detail=True)
             except (FileNotFoundError, NotADirectoryError):
                 return []
             # For a file, some filesystems list the file itself.
-            inside = [each for each in found if each["name"].strip("/") != full.strip("/")]
-            return sorted(map(_entry, inside), key=lambda entry: entry.name)
+            children = [info for info in infos if info["name"].strip("/") != full.strip("/")]
+            return sorted(map(_entry, children), key=lambda entry: entry.name)
 
-        return list(self._ask(folder or ".", listed))
+        return list(self._ask(folder or ".", list_entries))
 
     def listed(self, folder: str) -> list[FileInfo]:
         full = self._remote.full(folder)
 
-        def listed(fs: Any) -> list[dict[str, Any]]:
+        def list_infos(fs: Any) -> list[dict[str, Any]]:
             fs.invalidate_cache(full)
             try:
                 return list(fs.ls(full, detail=True))
@@ -174,7 +174,7 @@ class FsspecStorage(WholeFileStorage):
                     entry["size"] or 0,
                     _modified(entry),
                 )
-                for entry in self._ask(folder, listed)
+                for entry in self._ask(folder, list_infos)
                 if entry["type"] == "file" and not entry["name"].endswith(_PARTIAL)
             ),
         )
@@ -197,9 +197,9 @@ def _full_url(protocol: str, root: str) -> str:
     return root if "://" in root else f"{protocol}://{root}"
 
 
-def _entry(found: Mapping[str, Any]) -> Entry:
-    name = str(found["name"]).rstrip("/").rpartition("/")[2]
-    return Entry(name, found["type"] == "directory", int(found.get("size") or 0))
+def _entry(info: Mapping[str, Any]) -> Entry:
+    name = str(info["name"]).rstrip("/").rpartition("/")[2]
+    return Entry(name, info["type"] == "directory", int(info.get("size") or 0))
 
 
 def _modified(entry: Mapping[str, Any]) -> float:
@@ -230,7 +230,7 @@ def _kind_of(protocol: str, shown: str) -> Any:
     except ValueError:
         raise LocationError("unsupported URL scheme", file=shown, got=f"{protocol}://") from None
     except ImportError:
-        needed = known_implementations.get(protocol, {}).get("err", "")
+        requirement = known_implementations.get(protocol, {}).get("err", "")
         raise LocationError(
-            f"a package is missing for {protocol}://: {needed}", file=shown
+            f"a package is missing for {protocol}://: {requirement}", file=shown
         ) from None

@@ -59,8 +59,8 @@ class FsspecReader:
         parts = plan(ranges, buffers, max_gap=0, max_bytes=sys.maxsize)
         if not parts:
             self.size(path)  # raises if the file is missing
-        for items, views in parts:
-            self.read(path, (ByteRange(items[0].start, items[-1].stop), views))
+        for byte_ranges, views in parts:
+            self.read(path, (ByteRange(byte_ranges[0].start, byte_ranges[-1].stop), views))
 
     def _size_and_tag(self, path: str) -> tuple[int, str | None]:
         full, shown = self.full(path), f"{self._shown}/{path}"
@@ -68,23 +68,23 @@ class FsspecReader:
         def info(fs: Any) -> dict[str, Any]:
             if isinstance(fs, AbstractFileSystem):
                 fs.invalidate_cache(full.rpartition("/")[0])
-            described: dict[str, Any] = fs.info(full)
-            return described
+            attributes: dict[str, Any] = fs.info(full)
+            return attributes
 
-        found = self.clients.ask(shown, info)
-        if found.get("type") == "directory":
+        file_info = self.clients.ask(shown, info)
+        if file_info.get("type") == "directory":
             raise NotFoundError("no such file", file=shown)
-        if found.get("size") is None:
+        if file_info.get("size") is None:
             raise StorageError("the server does not report the file's size", file=shown)
-        return int(found["size"]), found.get("strong_etag")
+        return int(file_info["size"]), file_info.get("strong_etag")
 
     def read(self, path: str, request: Request) -> None:
         """Make one request; fills all views or raises."""
-        item, views = request
+        byte_range, views = request
         shown, full = f"{self._shown}/{path}", self.full(path)
-        data = self.clients.ask(shown, lambda fs: _cat(fs, full, item.start, item.stop))
-        if len(data) != item.length:
-            raise self.missing(path, shown, item, len(data))
+        data = self.clients.ask(shown, lambda fs: _cat(fs, full, byte_range.start, byte_range.stop))
+        if len(data) != byte_range.length:
+            raise self.truncation_error(path, shown, byte_range, len(data))
         fill(views, [data])
 
     def read_whole(self, path: str, limit: int) -> bytes:
@@ -106,18 +106,20 @@ class FsspecReader:
         root = self.root if self.root.endswith("/") or not self.root else f"{self.root}/"
         return root + check_path(path)
 
-    def missing(self, path: str, file: str, item: ByteRange, got: int) -> StorageError:
+    def truncation_error(
+        self, path: str, file: str, byte_range: ByteRange, got: int
+    ) -> StorageError:
         """Error for a successful response with only `got` bytes of a range.
 
         Checks the file's size: the file may end there, or a retry may return the rest.
         """
-        if self.size(path) < item.stop:
-            return short_read(file, item, got)
+        if self.size(path) < byte_range.stop:
+            return short_read(file, byte_range, got)
         return TransientError(
             "an answer was cut",
             file=file,
-            offset=item.start,
-            expected=f"{item.length} bytes",
+            offset=byte_range.start,
+            expected=f"{byte_range.length} bytes",
             got=f"{got} bytes",
         )
 
@@ -156,14 +158,14 @@ def check_rate(
 
     Too slow is less than 64 KiB per second on average, checked after `timeout` seconds.
     """
-    start, got = clock(), 0
+    start, received_bytes = clock(), 0
     for chunk in chunks:
         yield chunk
-        got += len(chunk)
+        received_bytes += len(chunk)
         seconds = clock() - start
-        if seconds > timeout and got < seconds * MIN_BYTES_PER_SECOND:
+        if seconds > timeout and received_bytes < seconds * MIN_BYTES_PER_SECOND:
             raise TransientError(
-                f"the body comes too slowly: {got} bytes in {seconds:.0f} s", file=file
+                f"the body comes too slowly: {received_bytes} bytes in {seconds:.0f} s", file=file
             )
 
 

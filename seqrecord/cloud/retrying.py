@@ -90,8 +90,8 @@ class Retrier:
         self._state = PerProcess(_State)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        most = self._max_retry_after
-        return partial(Retrier, quota=self.quota, max_retry_after=most), (self.deadline,)
+        max_retry_after = self._max_retry_after
+        return partial(Retrier, quota=self.quota, max_retry_after=max_retry_after), (self.deadline,)
 
     def call(
         self,
@@ -111,9 +111,9 @@ class Retrier:
         closed, backoff, attempts = state.closed, self.first_wait, 0
         causes: list[str] = []  # unique, the last attempt's last
         while True:
-            if self.quota is not None and (turn := self.quota.delay(nbytes)) > 0:
-                self.sleep(turn, file=file, closed=closed)
-                start += turn
+            if self.quota is not None and (quota_delay := self.quota.delay(nbytes)) > 0:
+                self.sleep(quota_delay, file=file, closed=closed)
+                start += quota_delay
             attempts += 1
             state.count("requests")
             try:
@@ -121,44 +121,52 @@ class Retrier:
             except DeadlineError:
                 raise  # from an inner retrier
             except TransientError as error:
-                cause, asked = error.message, error.retry_after or 0.0
-                causes = [*(each for each in causes if each != cause), cause][-1 - _OTHER_CAUSES :]
+                cause, server_delay = error.message, error.retry_after or 0.0
+                causes = [
+                    *(earlier_cause for earlier_cause in causes if earlier_cause != cause),
+                    cause,
+                ][-1 - _OTHER_CAUSES :]
             else:
                 if attempts > 1 and state.was_warned():
                     _logger.warning("%s: recovered after %.0f s", file, self.clock() - start)
                 return result
-            now = self.clock()
-            left = start + self.deadline - now
-            if left <= 0:
+            current_time = self.clock()
+            remaining_seconds = start + self.deadline - current_time
+            if remaining_seconds <= 0:
                 break
-            self.check_server_delay(asked, file=file)
-            if now - start >= _PATIENCE_SECONDS and state.may_warn(now):
-                _logger.warning("%s: %s; tried again for %.0f s more", file, cause, left)
+            self.check_server_delay(server_delay, file=file)
+            if current_time - start >= _PATIENCE_SECONDS and state.may_warn(current_time):
+                _logger.warning(
+                    "%s: %s; tried again for %.0f s more", file, cause, remaining_seconds
+                )
             state.count("retries")
-            wait = max(asked, min(asked + backoff * (1 + self._draw()) / 2, left))
-            self.sleep(wait, file=file, closed=closed)
+            delay = max(
+                server_delay,
+                min(server_delay + backoff * (1 + self._draw()) / 2, remaining_seconds),
+            )
+            self.sleep(delay, file=file, closed=closed)
             backoff = min(LONGEST_WAIT, 2 * backoff)
-        what = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
+        problem = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
         raise DeadlineError(
-            f"{what}: {counted(attempts, 'attempt')} in {now - start:.0f} s; at last "
+            f"{problem}: {counted(attempts, 'attempt')} in {current_time - start:.0f} s; at last "
             + "; before that ".join(reversed(causes)),
             file=file,
         )
 
-    def check_server_delay(self, asked: float, *, file: str) -> None:
+    def check_server_delay(self, delay: float, *, file: str) -> None:
         """Log a warning if a server asked for a delay of a second or more.
 
         Raises `DeadlineError` if the delay exceeds `max_retry_after` seconds.
         """
-        if asked > self._max_retry_after:
+        if delay > self._max_retry_after:
             raise DeadlineError(
-                f"the server asks to wait {asked:.0f} s before the next request",
+                f"the server asks to wait {delay:.0f} s before the next request",
                 file=file,
                 expected=f"at most {self._max_retry_after:.0f} s; try again later, or wait longer "
-                f"with the storage option max_retry_after={asked:.0f}",
+                f"with the storage option max_retry_after={delay:.0f}",
             )
-        if asked >= 1 and self._state.get().may_warn(self.clock()):
-            _logger.warning("%s: the server asks to wait %.0f s; waiting", file, asked)
+        if delay >= 1 and self._state.get().may_warn(self.clock()):
+            _logger.warning("%s: the server asks to wait %.0f s; waiting", file, delay)
 
     def sleep(self, seconds: float, *, file: str, closed: threading.Event | None = None) -> None:
         """Sleep; raises `StorageError` after `close`, at interpreter exit, or if cancelled."""
@@ -168,9 +176,12 @@ class Retrier:
         closed = closed or self._state.get().closed
         end = time.monotonic() + seconds
         check_wanted(file)
-        while (left := end - time.monotonic()) > 0 or closed.is_set():
+        while (remaining_seconds := end - time.monotonic()) > 0 or closed.is_set():
             # The end of the main thread sets no event, and must be polled.
-            if closed.wait(min(left, _POLL_SECONDS)) or not threading.main_thread().is_alive():
+            if (
+                closed.wait(min(remaining_seconds, _POLL_SECONDS))
+                or not threading.main_thread().is_alive()
+            ):
                 raise StorageError("closed while waiting for a retry", file=file)
             check_wanted(file)
 
@@ -202,17 +213,17 @@ def put_once(
         failure = error
     else:
         return
-    found: bytes | None = None
+    stored_data: bytes | None = None
     tag: str | None = None
     try:
-        found, tag = storage.read_whole(path, MAX_PUT_BYTES)
+        stored_data, tag = storage.read_whole(path, MAX_PUT_BYTES)
     except NotFoundError:
         pass
     except TransientError:
         raise
     except StorageError:
         tag = expected  # the best guess
-    if found == data:
+    if stored_data == data:
         return
     if tag != expected:
         raise ConflictError("another writer replaced it meanwhile", file=f"{storage.url}/{path}")
@@ -241,10 +252,10 @@ class RetryingStorage(StorageWrapper):
         self._rate = PerProcess(partial(RateLimiter, requests_per_second, clock=self.retrier.clock))
 
     def size(self, path: str) -> int:
-        return self._repeated(path, lambda: self.inner.size(path))
+        return self._retry(path, lambda: self.inner.size(path))
 
     def identity(self, path: str) -> tuple[int, str | None]:
-        return self._repeated(path, lambda: StorageWrapper.identity(self, path))
+        return self._retry(path, lambda: StorageWrapper.identity(self, path))
 
     def read_ranges(
         self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
@@ -252,52 +263,52 @@ class RetryingStorage(StorageWrapper):
         if not ranges:
             return
         cover = ByteRange(min(r.start for r in ranges), max(r.stop for r in ranges))
-        self._repeated(
+        self._retry(
             path,
             lambda: self.inner.read_ranges(path, ranges, buffers),
             cover,
-            sum(each.length for each in ranges),
+            sum(byte_range.length for byte_range in ranges),
         )
 
     def read_whole(self, path: str, limit: int) -> tuple[bytes, str]:
-        return self._repeated(path, lambda: self.inner.read_whole(path, limit))
+        return self._retry(path, lambda: self.inner.read_whole(path, limit))
 
     def put(self, path: str, data: bytes, *, expected: str | None) -> None:
-        lost = False  # whether an attempt without a response may still take effect
+        is_response_lost = False  # whether an attempt without a response may still take effect
 
         def attempt() -> None:
-            nonlocal lost
+            nonlocal is_response_lost
             try:
-                put_once(self.inner, path, data, expected=expected, is_lost=lost)
+                put_once(self.inner, path, data, expected=expected, is_lost=is_response_lost)
             except TransientError:
-                lost = True
+                is_response_lost = True
                 raise
 
         try:
-            self._repeated(path, attempt)
+            self._retry(path, attempt)
         except TransientError:
             raise
         except StorageError as error:
-            refused = isinstance(error, ConflictError) and self.has_conditions
-            if refused or not lost:
+            is_refused = isinstance(error, ConflictError) and self.has_conditions
+            if is_refused or not is_response_lost:
                 raise
             raise TransientError(error.message, **error.context()) from error
 
     def files(self, folder: str) -> list[FileInfo]:
-        return self._repeated(folder, lambda: self.inner.files(folder))
+        return self._retry(folder, lambda: self.inner.files(folder))
 
     def entries(self, folder: str) -> list[Entry]:
-        return self._repeated(folder, lambda: StorageWrapper.entries(self, folder))
+        return self._retry(folder, lambda: StorageWrapper.entries(self, folder))
 
     def unfinished(self, folder: str) -> list[Unfinished]:
-        found = self._repeated(folder, lambda: self.inner.unfinished(folder))
-        return [_RetryingUnfinished(each, self._repeated) for each in found]
+        uploads = self._retry(folder, lambda: self.inner.unfinished(folder))
+        return [_RetryingUnfinished(upload, self._retry) for upload in uploads]
 
     def create(self, path: str) -> Upload:
-        return self._repeated(path, lambda: self.inner.create(path))
+        return self._retry(path, lambda: self.inner.create(path))
 
     def remove(self, path: str) -> None:
-        self._repeated(path, lambda: self.inner.remove(path))
+        self._retry(path, lambda: self.inner.remove(path))
 
     def counters(self) -> dict[str, int]:
         counts = Counter(self.inner.counters())
@@ -308,7 +319,7 @@ class RetryingStorage(StorageWrapper):
         self.retrier.close()
         super().close()
 
-    def _repeated(
+    def _retry(
         self,
         path: str,
         function: Callable[[], _T],
@@ -329,21 +340,19 @@ class RetryingStorage(StorageWrapper):
 class _RetryingUnfinished:
     """Retries reads of an unfinished upload."""
 
-    def __init__(
-        self, inner: Unfinished, repeated: Callable[[str, Callable[[], Any]], Any]
-    ) -> None:
+    def __init__(self, inner: Unfinished, retry: Callable[[str, Callable[[], Any]], Any]) -> None:
         self.path, self.modified = inner.path, inner.modified
-        self._inner, self._repeated = inner, repeated
+        self._inner, self._retry = inner, retry
 
     def checkpoints(self) -> list[tuple[int, bytes]]:
-        found: list[tuple[int, bytes]] = self._repeated(self.path, self._inner.checkpoints)
-        return found
+        checkpoints: list[tuple[int, bytes]] = self._retry(self.path, self._inner.checkpoints)
+        return checkpoints
 
     def read_ranges(self, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]) -> None:
-        self._repeated(self.path, lambda: self._inner.read_ranges(ranges, buffers))
+        self._retry(self.path, lambda: self._inner.read_ranges(ranges, buffers))
 
     def remove(self) -> None:
-        self._repeated(self.path, self._inner.remove)
+        self._retry(self.path, self._inner.remove)
 
 
 class _State:
@@ -353,28 +362,30 @@ class _State:
         self.closed = threading.Event()
         self.counts = {"requests": 0, "retries": 0}
         self._lock = threading.Lock()
-        self._warned: float | None = None
+        self._warning_time: float | None = None
 
     def count(self, name: str) -> None:
         with self._lock:
             self.counts[name] += 1
 
-    def may_warn(self, now: float) -> bool:
+    def may_warn(self, current_time: float) -> bool:
         """Whether another warning is due; if so, records it as given."""
         with self._lock:
-            due = self._warned is None or now - self._warned >= _PATIENCE_SECONDS
-            self._warned = now if due else self._warned
-            return due
+            is_due = (
+                self._warning_time is None or current_time - self._warning_time >= _PATIENCE_SECONDS
+            )
+            self._warning_time = current_time if is_due else self._warning_time
+            return is_due
 
     def was_warned(self) -> bool:
         """Whether a warning was given since the last call."""
         with self._lock:
-            warned, self._warned = self._warned, None
-            return warned is not None
+            warning_time, self._warning_time = self._warning_time, None
+            return warning_time is not None
 
 
 _BURST_SECONDS = 0.1  # requests of this time may go at once
-_MANY = 1024
+_MAX_TRACKED_FILES = 1024
 
 
 class RateLimiter:
@@ -395,18 +406,18 @@ class RateLimiter:
         """Number of tracked files."""
         return len(self._due)
 
-    def delay(self, path: str, amount: int = 1, *, after: float = 0.0) -> float:
-        """Reserve a request to `path`; returns the seconds to wait, at least `after`.
+    def delay(self, path: str, amount: int = 1, *, min_delay: float = 0.0) -> float:
+        """Reserve a request to `path`; returns the seconds to wait, at least `min_delay`.
 
         A request of a larger `amount` delays later ones, not itself.
         """
         with self._lock:
-            now = self._clock()
-            if len(self._due) > _MANY:
-                self._due = {name: due for name, due in self._due.items() if due > now}
-            due = max(now + after, self._due.get(path, now))
+            current_time = self._clock()
+            if len(self._due) > _MAX_TRACKED_FILES:
+                self._due = {name: due for name, due in self._due.items() if due > current_time}
+            due = max(current_time + min_delay, self._due.get(path, current_time))
             self._due[path] = due + amount * self._interval
-        return max(after, due - now - _BURST_SECONDS)
+        return max(min_delay, due - current_time - _BURST_SECONDS)
 
 
 class Quota:
@@ -430,4 +441,4 @@ class Quota:
 
         Waits for bandwidth first, since requests delayed by bandwidth would otherwise go at once.
         """
-        return self._requests.get().delay("", after=self._bytes.get().delay("", nbytes))
+        return self._requests.get().delay("", min_delay=self._bytes.get().delay("", nbytes))

@@ -18,64 +18,66 @@ _OBJECT_BACKENDS = (None, "urllib3")
 _PACKAGES = {"az": "adlfs", "s3": "s3fs", "s3a": "s3fs", "gs": "gcsfs", "gcs": "gcsfs"}  # fsspec's
 
 
-def open_path(where: Location, options: Mapping[str, Any]) -> Storage:
+def open_path(location: Location, options: Mapping[str, Any]) -> Storage:
     """Open a local path, in a mount or not, with `storage_options`; see `open_storage`."""
-    settings, rest = split_options(options, where.shown)
+    settings, client_options = split_options(options, location.shown)
     is_mount = settings.mount
     if is_mount is None:
-        is_mount = find_remote_mount(where.root) is not None
-    useful = {"mount", "deadline", "bandwidth"} if is_mount else {"mount"}
-    if useless := sorted({*rest, *settings.given()} - useful):
+        is_mount = find_remote_mount(location.root) is not None
+    supported_names = {"mount", "deadline", "bandwidth"} if is_mount else {"mount"}
+    if unsupported_names := sorted({*client_options, *settings.changed_names()} - supported_names):
         raise LocationError(
             f"a {'mount' if is_mount else 'local path'} does not take these storage_options",
-            file=where.shown,
-            got=", ".join(useless),
+            file=location.shown,
+            got=", ".join(unsupported_names),
         )
     if not is_mount:
-        return LocalStorage(where.root)
+        return LocalStorage(location.root)
     from seqrecord.cloud.mounts import MountStorage
 
     # Not in parallel pieces, since handles of a mount must be read sequentially. The mount itself
     # determines the number of requests.
-    mount = MountStorage(where.root)
+    mount = MountStorage(location.root)
     return RetryingStorage(mount, requests_per_second=math.inf, retrier=settings.retrier())
 
 
-def open_url(where: Location, options: Mapping[str, Any]) -> Storage:
+def open_url(location: Location, options: Mapping[str, Any]) -> Storage:
     """Open the storage of a URL with `storage_options`; see `open_storage`."""
-    settings, rest = split_options(options, where.shown)
+    settings, client_options = split_options(options, location.shown)
     if settings.mount:
-        raise LocationError("storage option mount applies to local paths only", file=where.shown)
+        raise LocationError("storage option mount applies to local paths only", file=location.shown)
     # Imported here, because clients of URLs are slow to import.
     from seqrecord.cloud.objects import is_object, open_objects
 
-    is_ours = settings.backend in _OBJECT_BACKENDS and is_object(where)
-    if is_ours or (where.protocol, settings.backend) == ("az", "blobfile"):
-        return _layered(open_objects(where, settings, rest), settings)
-    storage = _fsspec(where, settings, rest)
-    return storage if where.protocol == "memory" else _layered(storage, settings)
+    is_supported = settings.backend in _OBJECT_BACKENDS and is_object(location)
+    if is_supported or (location.protocol, settings.backend) == ("az", "blobfile"):
+        return _layered(open_objects(location, settings, client_options), settings)
+    storage = _fsspec(location, settings, client_options)
+    return storage if location.protocol == "memory" else _layered(storage, settings)
 
 
-def _fsspec(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+def _fsspec(
+    location: Location, settings: StorageSettings, client_options: Mapping[str, Any]
+) -> Storage:
     from seqrecord.cloud.objects import is_object
     from seqrecord.cloud.remote import FsspecStorage
 
-    package = _PACKAGES.get(where.protocol, "fsspec")
+    package = _PACKAGES.get(location.protocol, "fsspec")
     if settings.backend not in (None, "fsspec", package):
-        objects = ("urllib3", "blobfile")[: 2 if where.protocol == "az" else 1]
-        known = {*(objects if is_object(where) else ()), "fsspec", package}
+        objects = ("urllib3", "blobfile")[: 2 if location.protocol == "az" else 1]
+        backends = {*(objects if is_object(location) else ()), "fsspec", package}
         raise LocationError(
-            f"no such backend for {where.protocol}://",
-            file=where.shown,
-            expected=f"any of {', '.join(sorted(known))}",
+            f"no such backend for {location.protocol}://",
+            file=location.shown,
+            expected=f"any of {', '.join(sorted(backends))}",
             got=settings.backend,
         )
-    in_url = {name: value for name, value in where.options.items() if name != "endpoint"}
-    options = {**in_url, **rest}  # of the filesystem
+    url_options = {name: value for name, value in location.options.items() if name != "endpoint"}
+    options = {**url_options, **client_options}  # of the filesystem
     return FsspecStorage(
-        where.protocol,
-        where.root,
-        shown=where.shown,
+        location.protocol,
+        location.root,
+        shown=location.shown,
         options=options,
         retrier=settings.retrier(),
     )

@@ -51,9 +51,13 @@ class StorageSettings:
         """Make a `Retrier` with these settings."""
         return Retrier(self.deadline, quota=self.quota, max_retry_after=self.max_retry_after)
 
-    def given(self) -> list[str]:
+    def changed_names(self) -> list[str]:
         """Names of the settings that differ from their defaults."""
-        return [each.name for each in fields(self) if getattr(self, each.name) != each.default]
+        return [
+            setting.name
+            for setting in fields(self)
+            if getattr(self, setting.name) != setting.default
+        ]
 
 
 def split_options(options: Mapping[str, Any], shown: str) -> tuple[StorageSettings, dict[str, Any]]:
@@ -61,20 +65,24 @@ def split_options(options: Mapping[str, Any], shown: str) -> tuple[StorageSettin
 
     Values may be text from the command line.
     """
-    rest = dict(options)
-    ours = {each.name: rest.pop(each.name) for each in fields(StorageSettings) if each.name in rest}
-    chosen: dict[str, Any] = {}
-    for name, value in ours.items():
+    client_options = dict(options)
+    setting_values = {
+        setting.name: client_options.pop(setting.name)
+        for setting in fields(StorageSettings)
+        if setting.name in client_options
+    }
+    settings: dict[str, Any] = {}
+    for name, value in setting_values.items():
         if value is None:
             continue
         read, expected = _KINDS[name]
         with suppress(ValueError, TypeError, LookupError, ArithmeticError):
-            chosen[name] = read(value)
-        if name not in chosen:
+            settings[name] = read(value)
+        if name not in settings:
             raise LocationError(
                 f"storage option {name}", file=shown, expected=expected, got=repr_of(value, 80)
             )
-    return StorageSettings(**chosen), rest
+    return StorageSettings(**settings), client_options
 
 
 def _positive(value: Any) -> float:

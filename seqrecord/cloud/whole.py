@@ -40,7 +40,7 @@ class WholeFileStorage(ABC):
 
     has_conditions = True
     piece_bytes: int  # size of pieces when sending a new file
-    most_pieces: int
+    max_pieces: int
     upload_limits = UploadLimits()
 
     def __init__(self, reader: FsspecReader, shown: str, retrier: Retrier | None) -> None:
@@ -114,39 +114,39 @@ class WholeFileStorage(ABC):
         compares small files completely, and record files begin with their id.
         """
         was_sent = False  # by an attempt whose response may be lost
-        first = content.read(0, _COMPARED_BYTES)
+        head = content.read(0, _COMPARED_BYTES)
 
         def is_stored(size: int | None) -> bool:
             if size != content.size:
                 return False
-            data = bytearray(len(first))
+            data = bytearray(len(head))
             if data:
                 self.read_ranges(path, [ByteRange(0, len(data))], [memoryview(data)])
-            return data == first
+            return data == head
 
         def attempt() -> None:
             nonlocal was_sent
-            found, failure = self._size(path), None
-            if found is not None:
-                if was_sent and is_stored(found):
+            stored_size, failure = self._size(path), None
+            if stored_size is not None:
+                if was_sent and is_stored(stored_size):
                     return
                 raise DestinationError("the file exists already", file=self.shown(path))
-            pieces = Pieces(self.shown(path), content, self.piece_bytes, self.most_pieces)
+            pieces = Pieces(self.shown(path), content, self.piece_bytes, self.max_pieces)
             try:
                 self.upload(path, pieces)
             except StorageError as error:
                 failure = error
             was_sent = pieces.is_read
             if was_sent:
-                found = self._size(path)
+                stored_size = self._size(path)
                 # On failure, either the response was lost, or another file has the name.
-                if is_stored(found) if failure else found == content.size:
+                if is_stored(stored_size) if failure else stored_size == content.size:
                     return
             raise failure or StorageError(
                 "the stored file has the wrong size",
                 file=self.shown(path),
                 expected=content.size,
-                got=found,
+                got=stored_size,
             )
 
         self.retried(path, attempt)
@@ -165,30 +165,35 @@ class WholeFileStorage(ABC):
 
 
 class Pieces:
-    """Iterable over a file's content in pieces of `length` bytes, longer if `most` is exceeded.
+    """Iterable over a file's content in pieces of `length` bytes, longer if `max_pieces` is
+    exceeded.
 
     Pieces are read on demand. `is_read` is true after the last one.
     """
 
-    def __init__(self, file: str, content: Content, length: int, most: int) -> None:
+    def __init__(self, file: str, content: Content, length: int, max_pieces: int) -> None:
         self._file, self._content = file, content
-        self.length = max(length, -(-content.size // most))
+        self.length = max(length, -(-content.size // max_pieces))
         self.is_read = False
 
     def __iter__(self) -> Iterator[bytes]:
-        for at in range(0, self._content.size, self.length):
+        for offset in range(0, self._content.size, self.length):
             check_wanted(self._file)
-            yield self._content.read(at, at + self.length)
+            yield self._content.read(offset, offset + self.length)
         self.is_read = True
 
 
-def files_of(folder: str, found: Iterable[tuple[str, int, float]]) -> list[FileInfo]:
+def files_of(folder: str, file_rows: Iterable[tuple[str, int, float]]) -> list[FileInfo]:
     """Sort the files of a folder, from tuples (name, size in bytes, modification time in seconds).
 
     Skips names that are not valid paths; see `check_path`.
     """
     return sorted(
-        (FileInfo(f"{folder}/{name}", size, at) for name, size, at in found if _is_ours(name)),
+        (
+            FileInfo(f"{folder}/{name}", size, modified)
+            for name, size, modified in file_rows
+            if _is_ours(name)
+        ),
         key=lambda file: file.path,
     )
 

@@ -35,7 +35,7 @@ ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
 COMPLEX = {
     "formats.sources.common.frame_names.files_by_feature",
-    "formats.sources.folders.episode_frames._find",
+    "formats.sources.folders.episode_frames._find_features",
     "formats.sources.folders.source.scan",
     "formats.sources.folders.tree._visit",
     "formats.sources.folders.tree.name_features",

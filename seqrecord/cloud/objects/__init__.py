@@ -33,33 +33,37 @@ OBJECTS: dict[str, type[Bucket]] = {
 """Classes by URL scheme."""
 
 
-def is_object(where: Location) -> bool:
+def is_object(location: Location) -> bool:
     """Whether `open_objects` supports a location."""
-    return where.protocol in OBJECTS or is_hub_dataset(where)
+    return location.protocol in OBJECTS or is_hub_dataset(location)
 
 
-def open_objects(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> Storage:
+def open_objects(
+    location: Location, settings: StorageSettings, client_options: Mapping[str, Any]
+) -> Storage:
     """Open an Azure container, a bucket of S3 or GCS, a dataset on the Hub, or a web server.
 
-    `rest` has the options of the client: account and credential. Raises `LocationError` for invalid
-    options, and for a missing package.
+    `client_options` has the options of the client: account and credential. Raises `LocationError`
+    for invalid options, and for a missing package.
     """
-    if is_hub_dataset(where):
-        return open_hub(where, settings, rest)
+    if is_hub_dataset(location):
+        return open_hub(location, settings, client_options)
     timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)  # leaves time for retries
-    rest = dict(rest)
-    pool = rest.pop("get_http_pool", None) if settings.backend == "blobfile" else None
-    bucket = OBJECTS[where.protocol].resolve(where, rest, os.environ)
+    client_options = dict(client_options)
+    pool = client_options.pop("get_http_pool", None) if settings.backend == "blobfile" else None
+    bucket = OBJECTS[location.protocol].resolve(location, client_options, os.environ)
     if settings.backend == "blobfile" and isinstance(bucket, AzureContainer):
-        if set(rest) - {"account_name"}:
+        if set(client_options) - {"account_name"}:
             raise LocationError(
                 "blobfile reads its credential from the environment, not from storage_options",
-                file=where.shown,
+                file=location.shown,
                 expected="AZURE_STORAGE_KEY or `az login`, or another backend",
             )
         root = f"{bucket.account}/{bucket.bucket}/{bucket.root}"
-        reader = FsspecReader(partial(Blobfiles, pool), root, where.shown)
+        reader = FsspecReader(partial(Blobfiles, pool), root, location.shown)
     else:
         client = partial(bucket.http_client, timeout)
-        reader = FsspecReader(client, "", where.shown, is_reread=bucket.is_reread)
-    return ObjectStorage(bucket, reader, where.shown, timeout=timeout, retrier=settings.retrier())
+        reader = FsspecReader(client, "", location.shown, is_reread=bucket.is_reread)
+    return ObjectStorage(
+        bucket, reader, location.shown, timeout=timeout, retrier=settings.retrier()
+    )

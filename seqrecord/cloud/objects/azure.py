@@ -49,13 +49,13 @@ _NAMES = {
 _OPTIONS = {**_NAMES, "credential_provider": ("credential_provider",)}
 _IDENTITY = ("client_secret", "tenant_id", "client_id")
 _ENVIRONMENT = {
-    ours: tuple(f"AZURE_STORAGE_{name.upper()}" for name in names)
-    + ((f"AZURE_{ours.upper()}",) if ours in _IDENTITY else ())
-    for ours, names in _NAMES.items()
+    setting: tuple(f"AZURE_STORAGE_{name.upper()}" for name in names)
+    + ((f"AZURE_{setting.upper()}",) if setting in _IDENTITY else ())
+    for setting, names in _NAMES.items()
 }
-_OF_ACCOUNT = ("account_key", "sas_token", "sas_token_file")
+_ACCOUNT_CREDENTIALS = ("account_key", "sas_token", "sas_token_file")
 # In order of precedence in the environment.
-_KINDS = (*_OF_ACCOUNT, "client_secret", "anonymous", "credential_provider")
+_KINDS = (*_ACCOUNT_CREDENTIALS, "client_secret", "anonymous", "credential_provider")
 _VERSION = "2022-11-02"  # of the service's API
 _SCOPE = "https://storage.azure.com/.default"
 
@@ -99,10 +99,14 @@ class AzureContainer(Bucket):
         credentials of two kinds.
         """
         shown = location.shown
-        in_url = _settings(location.options, _OPTIONS, shown)
-        in_options = _settings(options, _OPTIONS, shown, prefix="azure_")
-        in_env = _found(environ, shown)
-        account = in_url.get("account") or in_options.get("account") or in_env.get("account")
+        url_settings = _settings(location.options, _OPTIONS, shown)
+        option_settings = _settings(options, _OPTIONS, shown, prefix="azure_")
+        environment_settings = _environment_settings(environ, shown)
+        account = (
+            url_settings.get("account")
+            or option_settings.get("account")
+            or environment_settings.get("account")
+        )
         container, _, root = location.root.strip("/").partition("/")
         if account is None:
             raise LocationError(
@@ -112,45 +116,53 @@ class AzureContainer(Bucket):
                 "az://CONTAINER/PATH with storage_options={'account_name': …} or "
                 "AZURE_STORAGE_ACCOUNT_NAME",
             )
-        if in_options.get("account", account) != account:
-            both = f"{account}, and {in_options['account']} in storage_options"
-            raise LocationError("the URL is of another account", file=shown, got=both)
+        if option_settings.get("account", account) != account:
+            accounts = f"{account}, and {option_settings['account']} in storage_options"
+            raise LocationError("the URL is of another account", file=shown, got=accounts)
         host = f"https://{account}.blob.core.windows.net"
         if container == account and shown.startswith("az://"):
             message = "an unclear URL: is its first part the account or the container?"
             raise LocationError(message, expected=f"{host}/CONTAINER/PATH", got=shown)
-        if in_env.get("account", account) != account:  # its endpoint and credential do not apply
-            in_env = {n: v for n, v in in_env.items() if n not in ("endpoint", *_OF_ACCOUNT)}
-        credential = _credential(in_url | in_options, shown)
+        if (
+            environment_settings.get("account", account) != account
+        ):  # its endpoint and credential do not apply
+            environment_settings = {
+                n: v
+                for n, v in environment_settings.items()
+                if n not in ("endpoint", *_ACCOUNT_CREDENTIALS)
+            }
+        credential = _credential(url_settings | option_settings, shown)
         return cls(
             bucket=container,
             root=root,
             shown=shown,
-            config=credential or _credential(in_env, shown),
+            config=credential or _credential(environment_settings, shown),
             account=account,
-            endpoint=({"endpoint": host} | in_env | in_url | in_options)["endpoint"].rstrip("/"),
+            endpoint=({"endpoint": host} | environment_settings | url_settings | option_settings)[
+                "endpoint"
+            ].rstrip("/"),
             from_environment=not credential,
         )
 
     @property
     def is_reread(self) -> bool:
-        reread = ("sas_token_file", "credential_provider")
-        return self.from_environment or any(name in self.config for name in reread)
+        reread_names = ("sas_token_file", "credential_provider")
+        return self.from_environment or any(name in self.config for name in reread_names)
 
     @property
     def place(self) -> str:
-        at = {"account_name": self.account, "endpoint": self.endpoint}
+        place_options = {"account_name": self.account, "endpoint": self.endpoint}
         if is_blob_service(self.endpoint, self.account):
             return named_place(f"{self.endpoint}/{self.bucket}/{self.root}", {})
-        return named_place(f"az://{self.bucket}/{self.root}", at)
+        return named_place(f"az://{self.bucket}/{self.root}", place_options)
 
     def credential(self) -> Fetch | None:
         """Current key, SAS or token, read again from the environment or its file."""
         credential = self.config
         if self.from_environment:
-            found = _found(os.environ, self.shown)
-            if found.get("account", self.account) == self.account:
-                credential = _credential(found, self.shown) or credential
+            settings = _environment_settings(os.environ, self.shown)
+            if settings.get("account", self.account) == self.account:
+                credential = _credential(settings, self.shown) or credential
         if credential.get("anonymous"):
             return None
         if key := credential.get("account_key"):
@@ -192,8 +204,8 @@ class AzureContainer(Bucket):
 
     def _sas(self, key: str) -> str:
         """SAS for reading during one hour (learn.microsoft.com, "Create a service SAS")."""
-        until = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
-        parameters = {"sp": "r", "se": f"{until:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
+        expiry = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(hours=1)
+        parameters = {"sp": "r", "se": f"{expiry:%Y-%m-%dT%H:%M:%SZ}", "sv": _VERSION, "sr": "c"}
         resource = f"/blob/{self.account}/{self.bucket}"
         lines = ["r", "", parameters["se"], resource, "", "", "", _VERSION, "c", *[""] * 7]
         try:
@@ -219,8 +231,8 @@ class AzureContainer(Bucket):
             names = {name: credential[name] for name in _IDENTITY}
             return identity.ClientSecretCredential(**names, **settings)
         if client_id := credential.get("client_id"):
-            chosen = ("managed_identity_client_id", "workload_identity_client_id")
-            settings |= dict.fromkeys(chosen, client_id)
+            id_options = ("managed_identity_client_id", "workload_identity_client_id")
+            settings |= dict.fromkeys(id_options, client_id)
         return identity.DefaultAzureCredential(**settings)
 
     def _token(self, credential: Mapping[str, Any]) -> dict[str, Any]:
@@ -232,27 +244,27 @@ class AzureContainer(Bucket):
             raw_response_hook=lambda answer: statuses.append(answer.http_response.status_code),
         )
         try:
-            found = identity.get_token(_SCOPE)
+            token = identity.get_token(_SCOPE)
         except Exception:
             # The exception of the default chain has only text.
-            busy = [status for status in statuses if is_busy(status)]
-            if not busy:
+            busy_statuses = [status for status in statuses if is_busy(status)]
+            if not busy_statuses:
                 raise
         else:
-            expires = datetime.datetime.fromtimestamp(found.expires_on, datetime.timezone.utc)
-            return {"token": found.token, "expires_at": expires}
-        raise TransientError(f"no token received: HTTP status {busy[-1]}", file=self.shown)
+            expires = datetime.datetime.fromtimestamp(token.expires_on, datetime.timezone.utc)
+            return {"token": token.token, "expires_at": expires}
+        raise TransientError(f"no token received: HTTP status {busy_statuses[-1]}", file=self.shown)
 
 
 class _Once(logging.Filter):
     """Log filter: drops a repetition of the last line within a minute."""
 
-    _last: tuple[str, float] = ("", 0.0)
+    _last_line: tuple[str, float] = ("", 0.0)
 
     def filter(self, record: logging.LogRecord) -> bool:
-        (text, at), message = self._last, record.getMessage()
-        if is_new := text != message or record.created > at + 60:
-            self._last = (message, record.created)
+        (text, last_time), message = self._last_line, record.getMessage()
+        if is_new := text != message or record.created > last_time + 60:
+            self._last_line = (message, record.created)
         return is_new
 
 
@@ -274,23 +286,23 @@ def _settings(
 
     Settings beside a connection string take precedence.
     """
-    found = canonical_settings(values, names, shown, prefix=prefix)
-    for name in set(found) - {"credential_provider"}:
-        if not isinstance(found[name], (str, int)):
+    settings = canonical_settings(values, names, shown, prefix=prefix)
+    for name in set(settings) - {"credential_provider"}:
+        if not isinstance(settings[name], (str, int)):
             raise LocationError(f"storage option {name} is not text", file=shown)
         # The command line converts texts of digits to numbers.
-        found[name] = is_true(found[name]) if name == "anonymous" else str(found[name])
-    if "connection_string" in found:
-        found = _connection(found.pop("connection_string"), shown) | found
-    if "sas_token" in found:
-        found["sas_token"] = found["sas_token"].removeprefix("?")
-    if "endpoint" in found:
-        check_endpoint(found["endpoint"], is_bare=True)
-    return found
+        settings[name] = is_true(settings[name]) if name == "anonymous" else str(settings[name])
+    if "connection_string" in settings:
+        settings = _connection(settings.pop("connection_string"), shown) | settings
+    if "sas_token" in settings:
+        settings["sas_token"] = settings["sas_token"].removeprefix("?")
+    if "endpoint" in settings:
+        check_endpoint(settings["endpoint"], is_bare=True)
+    return settings
 
 
 def _connection(text: str, shown: str) -> dict[str, str]:
-    pairs = (item.split("=", 1) for item in text.split(";") if "=" in item)
+    pairs = (pair.split("=", 1) for pair in text.split(";") if "=" in pair)
     parts = {name.strip().lower(): value.strip() for name, value in pairs}
     if parts.get("usedevelopmentstorage", "").lower() == "true":
         parts = _EMULATOR | parts
@@ -298,8 +310,8 @@ def _connection(text: str, shown: str) -> dict[str, str]:
     if endpoint is not None:
         check_endpoint(endpoint, is_bare=True)
         url = urlsplit(endpoint)  # https://ACCOUNT.blob… or an emulator's http://HOST:PORT/ACCOUNT
-        first = url.path.strip("/").partition("/")[0]
-        account = account or first or (url.hostname or "").partition(".")[0]
+        path_account = url.path.strip("/").partition("/")[0]
+        account = account or path_account or (url.hostname or "").partition(".")[0]
     elif account is not None and "endpointsuffix" in parts:
         protocol = parts.get("defaultendpointsprotocol", "https")
         endpoint = f"{protocol}://{account}.blob.{parts['endpointsuffix']}"
@@ -327,14 +339,14 @@ def _credential(settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     return credential
 
 
-def _found(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
+def _environment_settings(environ: Mapping[str, str], shown: str) -> dict[str, Any]:
     """Settings of the environment, with the first of several credentials."""
-    found = _settings(environ, _ENVIRONMENT, shown)
-    if not set(_IDENTITY) <= set(found):
-        found.pop("client_secret", None)
-    for kind in [name for name in _KINDS if found.get(name)][1:]:
-        del found[kind]
-    return found
+    settings = _settings(environ, _ENVIRONMENT, shown)
+    if not set(_IDENTITY) <= set(settings):
+        settings.pop("client_secret", None)
+    for kind in [name for name in _KINDS if settings.get(name)][1:]:
+        del settings[kind]
+    return settings
 
 
 class Blobfiles:

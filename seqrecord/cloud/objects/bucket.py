@@ -53,16 +53,22 @@ class Bucket(ABC):
     ) -> Bucket:
         """Resolve a location: settings of its URL and options, then the environment."""
         shown = location.shown
-        given = canonical_settings(options, cls.names, shown, prefix=cls.prefix)
-        config = cls.configured(given, canonical_settings(environ, cls.environment), shown)
+        option_settings = canonical_settings(options, cls.names, shown, prefix=cls.prefix)
+        config = cls.configured(
+            option_settings, canonical_settings(environ, cls.environment), shown
+        )
         if endpoint := config.get(cls.endpoint_option):
             check_endpoint(str(endpoint))
         bucket, _, root = location.root.strip("/").partition("/")
         return cls(bucket=bucket, root=root.strip("/"), shown=shown, config=config)
 
     @classmethod
-    def configured(cls, given: dict[str, Any], found: dict[str, Any], shown: str) -> dict[str, Any]:
-        """Make `config` from settings in options (`given`) and in the environment (`found`)."""
+    def configured(
+        cls, option_settings: dict[str, Any], environment_settings: dict[str, Any], shown: str
+    ) -> dict[str, Any]:
+        """Make `config` from settings in options (`option_settings`) and in the environment
+        (`environment_settings`).
+        """
         raise NotImplementedError
 
     @property
@@ -167,31 +173,43 @@ def canonical_settings(
     The first alias with a value counts. `prefix` may precede the names of options. With a
     `prefix`, an unknown name raises `LocationError`; without one, it is ignored.
     """
-    known = {name for each in names.values() for name in each}
-    given = {
-        name if name in known else name.removeprefix(prefix or ""): value
+    known_aliases = {alias for aliases in names.values() for alias in aliases}
+    alias_values = {
+        name if name in known_aliases else name.removeprefix(prefix or ""): value
         for name, value in values.items()
         if value is not None and value != ""
     }
-    if prefix is not None and (unknown := sorted(set(given) - known)):
+    if prefix is not None and (unknown_names := sorted(set(alias_values) - known_aliases)):
         raise LocationError(
             "an unknown storage option",
             file=shown,
-            expected=f"any of {', '.join(sorted(known))}" if known else "none for this server",
-            got=", ".join(unknown),
+            expected=f"any of {', '.join(sorted(known_aliases))}"
+            if known_aliases
+            else "none for this server",
+            got=", ".join(unknown_names),
         )
-    found = {ours: [given[n] for n in theirs if n in given] for ours, theirs in names.items()}
-    return {ours: each[0] for ours, each in found.items() if each}
+    candidates = {
+        name: [alias_values[alias] for alias in aliases if alias in alias_values]
+        for name, aliases in names.items()
+    }
+    return {
+        name: alias_candidates[0]
+        for name, alias_candidates in candidates.items()
+        if alias_candidates
+    }
 
 
 def one_kind(kinds: tuple[str, ...], settings: Mapping[str, Any], shown: str) -> dict[str, Any]:
     """The credential in settings, by its kind; raises `LocationError` for several kinds."""
-    found = {name: settings[name] for name in kinds if settings.get(name)}
-    if len(found) > 1:
+    credentials = {name: settings[name] for name in kinds if settings.get(name)}
+    if len(credentials) > 1:
         raise LocationError(
-            "credentials of more than one kind", file=shown, expected="one", got=", ".join(found)
+            "credentials of more than one kind",
+            file=shown,
+            expected="one",
+            got=", ".join(credentials),
         )
-    return found
+    return credentials
 
 
 def is_true(value: object) -> bool:

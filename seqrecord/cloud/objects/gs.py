@@ -43,13 +43,18 @@ class GcsBucket(Bucket):
     scheme = "gs"
 
     @classmethod
-    def configured(cls, given: dict[str, Any], found: dict[str, Any], shown: str) -> dict[str, Any]:
-        if "skip_signature" in given:
-            given["skip_signature"] = is_true(given["skip_signature"])
+    def configured(
+        cls, option_settings: dict[str, Any], environment_settings: dict[str, Any], shown: str
+    ) -> dict[str, Any]:
+        if "skip_signature" in option_settings:
+            option_settings["skip_signature"] = is_true(option_settings["skip_signature"])
         kinds = tuple(cls.names)[:-1]
-        first = {name: found[name] for name in [n for n in kinds if n in found][:1]}
-        config = one_kind(kinds, given, shown) or first
-        if url := given.get("base_url") or found.get("base_url"):
+        environment_credential = {
+            name: environment_settings[name]
+            for name in [n for n in kinds if n in environment_settings][:1]
+        }
+        config = one_kind(kinds, option_settings, shown) or environment_credential
+        if url := option_settings.get("base_url") or environment_settings.get("base_url"):
             config["base_url"] = url if "://" in url else f"http://{url}"
         if not config.get("skip_signature"):
             check_token_endpoint(config.get("base_url"), shown)
@@ -68,12 +73,12 @@ class GcsBucket(Bucket):
         key = self.config.get("service_account_key")
         file = self.config.get("service_account") or self.config.get("application_credentials")
         if key is not None:
-            found = google.load_credentials_from_dict(json.loads(key), scopes=[_SCOPE])
+            credential_project = google.load_credentials_from_dict(json.loads(key), scopes=[_SCOPE])
         elif file is not None:
-            found = google.load_credentials_from_file(file, scopes=[_SCOPE])
+            credential_project = google.load_credentials_from_file(file, scopes=[_SCOPE])
         else:
-            found = google.default(scopes=[_SCOPE])
-        return GoogleCredentialProvider(found[0])
+            credential_project = google.default(scopes=[_SCOPE])
+        return GoogleCredentialProvider(credential_project[0])
 
     def store(self, **settings: Any) -> Any:
         from obstore.store import GCSStore

@@ -34,17 +34,17 @@ Signer = Callable[[str, str], tuple[str, Mapping[str, str]]]
 
 def cached_credential(fetch: Fetch | None) -> Callable[[], dict[str, Any]]:
     """Cached `fetch`, called again a minute before the credential expires; `{}` for `None`."""
-    given: dict[str, Any] = {}
+    credential: dict[str, Any] = {}
 
-    def fetched() -> dict[str, Any]:
-        nonlocal given
-        expires = given.get("expires_at")
-        soon = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
-        if fetch and (not given or (expires and expires <= soon)):
-            given = fetch()
-        return given
+    def fetch_renewed() -> dict[str, Any]:
+        nonlocal credential
+        expires = credential.get("expires_at")
+        renewal_time = datetime.datetime.now(datetime.timezone.utc) + datetime.timedelta(minutes=1)
+        if fetch and (not credential or (expires and expires <= renewal_time)):
+            credential = fetch()
+        return credential
 
-    return fetched
+    return fetch_renewed
 
 
 class HTTPError(Exception):
@@ -53,8 +53,10 @@ class HTTPError(Exception):
     def __init__(self, answer: urllib3.BaseHTTPResponse) -> None:
         super().__init__(f"HTTP status {answer.status}")
         self.status, self.headers = answer.status, answer.headers
-        found = re.search(rb"<Code>(\w+)</Code>", answer.read(_ERROR_BYTES))
-        self.error_code = found[1].decode() if found else answer.headers.get("x-ms-error-code")
+        code_match = re.search(rb"<Code>(\w+)</Code>", answer.read(_ERROR_BYTES))
+        self.error_code = (
+            code_match[1].decode() if code_match else answer.headers.get("x-ms-error-code")
+        )
 
 
 class HttpFiles:
@@ -123,13 +125,13 @@ class HttpFiles:
             return data
 
     def _ask(self, method: str, path: str, headers: Mapping[str, str]) -> Any:
-        url, signed = self._sign(method, path)
+        url, signed_headers = self._sign(method, path)
         if self._pool is None:  # two threads may both create one; the later one is used
             self._pool = _pool_for(url, self._timeout)
         answer = self._pool.request(
             method,
             url,
-            headers={**headers, **signed},
+            headers={**headers, **signed_headers},
             preload_content=False,
             decode_content=False,
             redirect=self._follows,
@@ -164,9 +166,15 @@ def _pool_for(url: str, timeout: float) -> urllib3.PoolManager:
     proxy = getproxies().get(parts.scheme)
     if proxy is None or proxy_bypass(parts.netloc.rpartition("@")[2]):
         return urllib3.PoolManager(**settings)
-    to = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
-    user = f"{unquote(to.username)}:{unquote(to.password or '')}" if to.username else None
+    proxy_url = urlsplit(proxy if "://" in proxy else f"http://{proxy}")
+    user = (
+        f"{unquote(proxy_url.username)}:{unquote(proxy_url.password or '')}"
+        if proxy_url.username
+        else None
+    )
     headers = urllib3.make_headers(proxy_basic_auth=user) if user else None
     return urllib3.ProxyManager(
-        to._replace(netloc=to.netloc.rpartition("@")[2]).geturl(), proxy_headers=headers, **settings
+        proxy_url._replace(netloc=proxy_url.netloc.rpartition("@")[2]).geturl(),
+        proxy_headers=headers,
+        **settings,
     )

@@ -40,9 +40,9 @@ _PLACE = re.compile(
 )
 
 
-def is_hub_dataset(where: Location) -> bool:
+def is_hub_dataset(location: Location) -> bool:
     """Whether this is a dataset on the Hub; fsspec serves models, spaces and buckets."""
-    return where.protocol == "hf" and where.root.partition("/")[0] == "datasets"
+    return location.protocol == "hf" and location.root.partition("/")[0] == "datasets"
 
 
 def hub_branch(url: str, storage_options: Mapping[str, Any] | None = None) -> Hub:
@@ -50,47 +50,53 @@ def hub_branch(url: str, storage_options: Mapping[str, Any] | None = None) -> Hu
 
     Raises `LocationError` for another URL, an unknown option, or a missing package.
     """
-    where = parse_location(url)
-    settings, rest = split_options(storage_options or {}, where.shown)
-    hub = open_hub(where, settings, rest).bucket.hub if is_hub_dataset(where) else None
+    location = parse_location(url)
+    settings, client_options = split_options(storage_options or {}, location.shown)
+    hub = (
+        open_hub(location, settings, client_options).bucket.hub
+        if is_hub_dataset(location)
+        else None
+    )
     if hub is None or hub.folder or hub.is_fixed:
         raise LocationError(
             "not a branch of a dataset on the Hub",
             expected="hf://datasets/ORG/NAME[@BRANCH]",
-            got=where.shown,
+            got=location.shown,
         )
     return hub
 
 
-def open_hub(where: Location, settings: StorageSettings, rest: Mapping[str, Any]) -> HubStorage:
+def open_hub(
+    location: Location, settings: StorageSettings, client_options: Mapping[str, Any]
+) -> HubStorage:
     """Open a dataset on the Hub; makes no request yet.
 
-    `rest` has `token`, `endpoint` and the client's options. Raises `LocationError` for an invalid
-    URL or option, and for a missing package.
+    `client_options` has `token`, `endpoint` and the client's options. Raises `LocationError` for an
+    invalid URL or option, and for a missing package.
     """
-    found = _PLACE.fullmatch(where.root.strip("/"))
-    if found is None:
-        raise LocationError("an unclear URL of the Hub", expected=_URL, got=where.shown)
+    url_match = _PLACE.fullmatch(location.root.strip("/"))
+    if url_match is None:
+        raise LocationError("an unclear URL of the Hub", expected=_URL, got=location.shown)
     if not is_installed("huggingface_hub"):
         raise LocationError(
-            "a package is missing for hf://: pip install huggingface_hub", file=where.shown
+            "a package is missing for hf://: pip install huggingface_hub", file=location.shown
         )
-    given = canonical_settings(rest, HubFolder.names, where.shown, prefix="hf_")
-    endpoint = str(given.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
+    hub_options = canonical_settings(client_options, HubFolder.names, location.shown, prefix="hf_")
+    endpoint = str(hub_options.get("endpoint") or os.environ.get("HF_ENDPOINT") or _ENDPOINT)
     check_endpoint(endpoint)
     retrier = settings.retrier()
     hub = Hub(
         endpoint=endpoint.rstrip("/"),
-        repo=found["repo"],
-        revision=unquote(found["revision"] or _MAIN),
-        folder=check_path(unquote(found["folder"])) if found["folder"] else "",
-        token=given.get("token"),
+        repo=url_match["repo"],
+        revision=unquote(url_match["revision"] or _MAIN),
+        folder=check_path(unquote(url_match["folder"])) if url_match["folder"] else "",
+        token=hub_options.get("token"),
         retrier=retrier,
     )
     timeout = min(TIMEOUT_SECONDS, settings.deadline / 4)
-    folder = HubFolder(bucket=hub.repo, root="", shown=where.shown, config={}, hub=hub)
-    reader = HubReader(hub, partial(folder.http_client, timeout), where.shown)
-    return HubStorage(folder, reader, where.shown, timeout=timeout, retrier=retrier)
+    folder = HubFolder(bucket=hub.repo, root="", shown=location.shown, config={}, hub=hub)
+    reader = HubReader(hub, partial(folder.http_client, timeout), location.shown)
+    return HubStorage(folder, reader, location.shown, timeout=timeout, retrier=retrier)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,15 +138,15 @@ class HubReader(FsspecReader):
         return self._hub.file(check_path(path)).size
 
     def read(self, path: str, request: Request) -> None:
-        read, address = partial(super().read, path, request), self._hub.address(path)
+        read_file, address = partial(super().read, path, request), self._hub.address(path)
         if not address.is_signed:
-            self._hub.rate_limited("resolvers", path, read)
+            self._hub.send("resolvers", path, read_file)
             return
         try:
-            read()
+            read_file()
         except AccessError:  # the signed URL has expired
             self._hub.renew(path, address)
-            read()
+            read_file()
 
     def read_whole(self, path: str, limit: int) -> bytes:
         size = self.size(path)

@@ -70,13 +70,13 @@ class Listing:
         self.files = files
         self._folders: dict[str, dict[str, Entry]] = {}
         for path, file in files.items():
-            above, _, name = path.rpartition("/")
+            parent, _, name = path.rpartition("/")
             entry = Entry(name, False, file.size, file.identity)
-            while name not in (inside := self._folders.setdefault(above, {})):
-                inside[name] = entry
-                if not above:
+            while name not in (siblings := self._folders.setdefault(parent, {})):
+                siblings[name] = entry
+                if not parent:
                     break
-                above, _, name = above.rpartition("/")
+                parent, _, name = parent.rpartition("/")
                 entry = Entry(name, is_folder=True)
 
     def entries(self, folder: str) -> list[Entry]:
@@ -146,11 +146,11 @@ class Hub:
     def head(self) -> tuple[str, bool]:
         """Current commit of the revision, and whether the repository is private."""
         url = f"{self._api}/revision/{quote(self.revision, safe='')}"
-        found = self._get_json(url, {})[0]
-        sha = found.get("sha") if isinstance(found, dict) else None
+        revision_info = self._get_json(url, {})[0]
+        sha = revision_info.get("sha") if isinstance(revision_info, dict) else None
         if not isinstance(sha, str) or not _COMMIT.fullmatch(sha):
             raise self._malformed()
-        return sha, bool(found.get("private"))
+        return sha, bool(revision_info.get("private"))
 
     @property
     def fixed_url(self) -> str:
@@ -165,42 +165,42 @@ class Hub:
 
     def listing(self) -> Listing:
         """All files of the folder; empty if it does not exist."""
-        known = self._commit_metadata()
-        with known.lock(""):
-            if self.folder not in known.listings:
-                known.listings[self.folder] = Listing(self._listed())
-        return known.listings[self.folder]
+        metadata = self._commit_metadata()
+        with metadata.lock(""):
+            if self.folder not in metadata.listings:
+                metadata.listings[self.folder] = Listing(self._request_files())
+        return metadata.listings[self.folder]
 
     def file(self, path: str) -> HubFile:
         """Metadata of a file, from the listing if loaded, else by a request."""
-        known = self._commit_metadata()
-        if (listing := known.listings.get(self.folder)) is not None:
+        metadata = self._commit_metadata()
+        if (listing := metadata.listings.get(self.folder)) is not None:
             if path not in listing.files:
                 raise NotFoundError("no such file", file=self.shown(path))
             return listing.files[path]
-        if (full := self._full(path)) not in known.files:
-            with known.lock(full):
-                if full not in known.files:
+        if (full := self._full(path)) not in metadata.files:
+            with metadata.lock(full):
+                if full not in metadata.files:
                     self._resolve(path)
-        return known.files[full]
+        return metadata.files[full]
 
     def address(self, path: str) -> Address:
         """Address for reading a file; requested once for files in LFS."""
-        known, full = self._commit_metadata(), self._full(path)
+        metadata, full = self._commit_metadata(), self._full(path)
         if self.file(path).is_large:
-            if full not in known.addresses:
-                with known.lock(full):
-                    if full not in known.addresses:
+            if full not in metadata.addresses:
+                with metadata.lock(full):
+                    if full not in metadata.addresses:
                         self._resolve(path)
-            if (found := known.addresses[full]) is not None:
-                return found
+            if (address := metadata.addresses[full]) is not None:
+                return address
         return Address(self._url(full), self.headers(), is_signed=False)
 
     def renew(self, path: str, refused: Address) -> None:
         """Request another address, unless another thread did."""
-        known, full = self._commit_metadata(), self._full(path)
-        with known.lock(full):
-            if known.addresses.get(full) == refused:
+        metadata, full = self._commit_metadata(), self._full(path)
+        with metadata.lock(full):
+            if metadata.addresses.get(full) == refused:
                 self._resolve(path)
 
     def shown(self, path: str) -> str:
@@ -210,12 +210,12 @@ class Hub:
     def headers(self) -> dict[str, str]:
         """Headers of requests to the Hub's host, with the token if there is one."""
         build = self._hub("utils").build_hf_headers
-        found: dict[str, str] = build(token=self._token, library_name="seqrecord")
-        if any(name.lower() == "authorization" for name in found):
+        headers: dict[str, str] = build(token=self._token, library_name="seqrecord")
+        if any(name.lower() == "authorization" for name in headers):
             check_token_endpoint(self.endpoint, self._shown)
-        return found
+        return headers
 
-    def rate_limited(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
+    def send(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
         """Result of one attempt of a request to the Hub's host.
 
         Waits first if the Hub asked for a delay. `kind` is the kind of rate limit: `api` or
@@ -223,9 +223,9 @@ class Hub:
         """
         redact_logs()
         gate, file = (self.endpoint, kind), self.shown(path)
-        while (left := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
-            self._retrier.check_server_delay(left, file=file)
-            self._retrier.sleep(left, file=file)
+        while (remaining_seconds := _wait_until.get(gate, 0.0) - time.monotonic()) > 0:
+            self._retrier.check_server_delay(remaining_seconds, file=file)
+            self._retrier.sleep(remaining_seconds, file=file)
         try:
             return request()
         except SeqRecordError as error:
@@ -233,8 +233,8 @@ class Hub:
         except Exception as error:
             failure = _failure(error, file)
         if isinstance(failure, TransientError) and failure.retry_after:
-            until = time.monotonic() + failure.retry_after
-            _wait_until[gate] = max(until, _wait_until.get(gate, 0.0))
+            retry_time = time.monotonic() + failure.retry_after
+            _wait_until[gate] = max(retry_time, _wait_until.get(gate, 0.0))
             self._retrier.check_server_delay(failure.retry_after, file=file)
             failure.retry_after = None  # the next call waits for it
         raise failure
@@ -244,8 +244,8 @@ class Hub:
         self.headers()  # raises if the token must not be sent
         make = self._hub().HfApi
         api = make(endpoint=self.endpoint, token=self._token, library_name="seqrecord")
-        about = {"repo_id": self.repo, "repo_type": "dataset", **arguments}
-        return self.rate_limited("api", "", lambda: getattr(api, method)(**about))
+        repo_arguments = {"repo_id": self.repo, "repo_type": "dataset", **arguments}
+        return self.send("api", "", lambda: getattr(api, method)(**repo_arguments))
 
     def retried(self, request: Callable[[], _T]) -> _T:
         """Result of a request, with retries."""
@@ -253,31 +253,31 @@ class Hub:
 
     def _resolve(self, path: str) -> None:
         """Request metadata and address of a file."""
-        full, known = self._full(path), self._commit_metadata()
+        full, metadata = self._full(path), self._commit_metadata()
         url = self._url(full)
         get = self._hub().get_hf_file_metadata
-        found = self.rate_limited(
+        file_info = self.send(
             "resolvers",
             path,
             lambda: get(url, timeout=TIMEOUT_SECONDS, headers=self.headers(), token=False),
         )
-        if found.commit_hash != self.commit or found.size is None or not found.etag:
+        if file_info.commit_hash != self.commit or file_info.size is None or not file_info.etag:
             raise self._malformed(path)
-        to, here = urlsplit(found.location), urlsplit(self.endpoint)
-        is_signed = to.netloc != here.netloc
-        if is_signed and to.scheme != here.scheme:
+        file_url, hub_url = urlsplit(file_info.location), urlsplit(self.endpoint)
+        is_signed = file_url.netloc != hub_url.netloc
+        if is_signed and file_url.scheme != hub_url.scheme:
             raise self._malformed(path)
-        address = Address(found.location, {}, is_signed=True)
-        known.addresses[full] = address if is_signed else None
-        known.files[full] = HubFile(int(found.size), str(found.etag), is_signed)
+        address = Address(file_info.location, {}, is_signed=True)
+        metadata.addresses[full] = address if is_signed else None
+        metadata.files[full] = HubFile(int(file_info.size), str(file_info.etag), is_signed)
 
-    def _listed(self) -> dict[str, HubFile]:
-        below = f"/{quote(self.folder, safe='')}" if self.folder else ""
-        url: str | None = f"{self._api}/tree/{self.commit}{below}"
-        params, found = {"recursive": "true", "expand": "false"}, dict[str, HubFile]()
+    def _request_files(self) -> dict[str, HubFile]:
+        folder_path = f"/{quote(self.folder, safe='')}" if self.folder else ""
+        url: str | None = f"{self._api}/tree/{self.commit}{folder_path}"
+        params, files = {"recursive": "true", "expand": "false"}, dict[str, HubFile]()
         for _ in range(_MOST_PAGES):
             if url is None:
-                return found
+                return files
             try:
                 items, url = self._get_json(url, params)
             except NotFoundError as error:
@@ -285,17 +285,17 @@ class Hub:
                     return {}
                 raise
             try:
-                found.update(self._entry(item) for item in items if item["type"] == "file")
+                files.update(self._entry(entry) for entry in items if entry["type"] == "file")
             except (AttributeError, KeyError, TypeError, ValueError):
                 raise self._malformed() from None
             params = {}  # the next page's URL includes them
         raise StorageError("an endless listing", file=self._shown)
 
-    def _entry(self, item: Mapping[str, Any]) -> tuple[str, HubFile]:
-        path = item["path"].removeprefix(f"{self.folder}/" if self.folder else "")
-        large = item.get("lfs")
-        about = item if large is None else large
-        return path, HubFile(int(about["size"]), str(about["oid"]), large is not None)
+    def _entry(self, entry: Mapping[str, Any]) -> tuple[str, HubFile]:
+        path = entry["path"].removeprefix(f"{self.folder}/" if self.folder else "")
+        lfs = entry.get("lfs")
+        blob = entry if lfs is None else lfs
+        return path, HubFile(int(blob["size"]), str(blob["oid"]), lfs is not None)
 
     def _get_json(self, url: str, params: Mapping[str, str]) -> tuple[Any, str | None]:
         """Response of the API, and the URL of its next page; with retries."""
@@ -313,7 +313,7 @@ class Hub:
             except ValueError:
                 raise self._malformed() from None
 
-        return self.retried(lambda: self.rate_limited("api", "", request))
+        return self.retried(lambda: self.send("api", "", request))
 
     def _commit_metadata(self) -> _CommitMetadata:
         if self._metadata is None:
@@ -367,8 +367,8 @@ _CODES: Mapping[str, Callable[[], StorageError]] = {
 def _failure(error: Exception, file: str) -> StorageError:
     """Convert an error of huggingface_hub to an error of this package, without its text."""
     headers = getattr(getattr(error, "response", None), "headers", None) or {}
-    if (made := _CODES.get(headers.get("X-Error-Code", ""))) is not None:
-        failure = made()
+    if (make_error := _CODES.get(headers.get("X-Error-Code", ""))) is not None:
+        failure = make_error()
         failure.file = file
         return failure
     if isinstance(error, ValueError) and "Invalid metadata in README.md" in str(error):

@@ -48,15 +48,17 @@ class S3Bucket(Bucket):
     @classmethod
     def configured(
         cls,
-        given: dict[str, Any],
-        found: dict[str, Any],
+        option_settings: dict[str, Any],
+        environment_settings: dict[str, Any],
         shown: str,  # noqa: ARG003
     ) -> dict[str, Any]:
-        for name in set(_FLAGS) & set(given):
-            given[name] = is_true(given[name]) or given[name] == "requester"
-        if "access_key_id" in given:
-            found.pop("profile", None)
-        return found | given
+        for name in set(_FLAGS) & set(option_settings):
+            option_settings[name] = (
+                is_true(option_settings[name]) or option_settings[name] == "requester"
+            )
+        if "access_key_id" in option_settings:
+            environment_settings.pop("profile", None)
+        return environment_settings | option_settings
 
     def credential(self) -> Fetch | None:
         if not self.is_reread:
@@ -76,8 +78,8 @@ class S3Bucket(Bucket):
     def store(self, **settings: Any) -> Any:
         from obstore.store import S3Store
 
-        ours = ("profile", "request_payer", "credential_provider")
-        config = {name: value for name, value in self.config.items() if name not in ours}
+        excluded_names = ("profile", "request_payer", "credential_provider")
+        config = {name: value for name, value in self.config.items() if name not in excluded_names}
         if self.config.get("request_payer"):
             config["request_payer"] = "requester"
         return S3Store(self.bucket, **config, **settings)
@@ -89,12 +91,12 @@ class S3Bucket(Bucket):
 
         config, region = self.config, self.config.get("region", "us-east-1")
         names = ("access_key_id", "secret_access_key", "session_token")
-        found: Any = None
+        session_credential: Any = None
         fetch = cached_credential(config.get("credential_provider"))
         if "access_key_id" in config:
-            found = Credentials(*map(config.get, names))
+            session_credential = Credentials(*map(config.get, names))
         elif not config.get("credential_provider") and not config.get("skip_signature"):
-            found = self._session().get_credentials()  # renewed by boto3
+            session_credential = self._session().get_credentials()  # renewed by boto3
         # As in obstore: with virtual hosts, an endpoint is that of the bucket.
         is_virtual = config.get("virtual_hosted_style_request")
         host = f"{self.bucket}.s3" if is_virtual else "s3"
@@ -104,8 +106,12 @@ class S3Bucket(Bucket):
         def sign(method: str, path: str) -> tuple[str, dict[str, str]]:
             headers = {"x-amz-request-payer": "requester"} if config.get("request_payer") else {}
             request = AWSRequest(method, f"{url}/{quote(self.key(path))}", headers)
-            given = fetch()
-            keys = Credentials(*map(given.get, (*names[:2], "token"))) if given else found
+            credential = fetch()
+            keys = (
+                Credentials(*map(credential.get, (*names[:2], "token")))
+                if credential
+                else session_credential
+            )
             if keys is not None:
                 S3SigV4Auth(keys, "s3", region).add_auth(request)
             return request.url, dict(request.headers.items())

@@ -31,8 +31,10 @@ from seqrecord.store.storage.base import (
     too_large,
 )
 
-_AT_ONCE = 4  # concurrent pieces, so 80 MiB of memory per file
-_SLOWER = 5  # factor of the timeout for uploads, whose concurrent pieces share the bandwidth
+_CONCURRENT_PIECES = 4  # concurrent pieces, so 80 MiB of memory per file
+_UPLOAD_TIMEOUT_FACTOR = (
+    5  # factor of the timeout for uploads, whose concurrent pieces share the bandwidth
+)
 
 
 class ObjectStorage(WholeFileStorage):
@@ -45,7 +47,7 @@ class ObjectStorage(WholeFileStorage):
 
     refusal = "a web server cannot list or write files"
     piece_bytes = 16 << 20  # one request
-    most_pieces = 10_000  # limit of S3; Azure's is 50,000
+    max_pieces = 10_000  # limit of S3; Azure's is 50,000
 
     def __init__(
         self,
@@ -65,9 +67,9 @@ class ObjectStorage(WholeFileStorage):
 
         self._clients = clients(timeout)
         # The server responds to an upload only after its last byte.
-        self._senders = clients(timeout * _SLOWER)
+        self._senders = clients(timeout * _UPLOAD_TIMEOUT_FACTOR)
         # With retries: else one failed request would discard the whole upload of a long file.
-        self._repeaters = clients(timeout * _SLOWER, self.retrier)
+        self._repeaters = clients(timeout * _UPLOAD_TIMEOUT_FACTOR, self.retrier)
 
     @property
     def place(self) -> str:
@@ -81,7 +83,7 @@ class ObjectStorage(WholeFileStorage):
         file, key = self.shown(path), self.bucket.key(path)
         try:
             answer = self._ask(path, lambda store: store.get(key))
-            if digest_of(_whole_of(answer, file, MAX_PUT_BYTES)) == expected:
+            if digest_of(_content_of(answer, file, MAX_PUT_BYTES)) == expected:
                 meta = answer.meta
                 version = {n: meta[n] for n in ("e_tag", "version") if meta.get(n) is not None}
                 self._put(path, data, version)
@@ -123,7 +125,7 @@ class ObjectStorage(WholeFileStorage):
         key = self.bucket.key(path)
 
         def put(store: Any) -> None:
-            store.put(key, pieces, chunk_size=pieces.length, max_concurrency=_AT_ONCE)
+            store.put(key, pieces, chunk_size=pieces.length, max_concurrency=_CONCURRENT_PIECES)
 
         self._ask(path, put, self._repeaters)
 
@@ -145,14 +147,14 @@ class ObjectStorage(WholeFileStorage):
         """Sorted files in a folder, without folder markers."""
         prefix = self.bucket.key(check_path(folder)) + "/"
 
-        found = self._ask(folder, lambda store: store.list_with_delimiter(prefix))
-        markers = {name.rstrip("/") for name in found["common_prefixes"]}
+        listing = self._ask(folder, lambda store: store.list_with_delimiter(prefix))
+        markers = {name.rstrip("/") for name in listing["common_prefixes"]}
         return files_of(
             folder,
             (
-                (item["path"][len(prefix) :], item["size"], item["last_modified"].timestamp())
-                for item in found["objects"]
-                if item["path"] not in markers
+                (meta["path"][len(prefix) :], meta["size"], meta["last_modified"].timestamp())
+                for meta in listing["objects"]
+                if meta["path"] not in markers
             ),
         )
 
@@ -160,18 +162,20 @@ class ObjectStorage(WholeFileStorage):
         if not self.bucket.is_writable:
             raise LocationError("a web server cannot list files", file=self.url)
         path = check_path(folder) if folder else ""
-        prefix = "/".join(each for each in (self.bucket.root, path) if each)
+        prefix = "/".join(part for part in (self.bucket.root, path) if part)
         prefix = f"{prefix}/" if prefix else ""
-        found = self._ask(folder or ".", lambda store: store.list_with_delimiter(prefix or None))
-        folders = {each[len(prefix) :].strip("/") for each in found["common_prefixes"]}
-        files = {each["path"][len(prefix) :]: each for each in found["objects"]}
+        listing = self._ask(folder or ".", lambda store: store.list_with_delimiter(prefix or None))
+        folders = {
+            folder_path[len(prefix) :].strip("/") for folder_path in listing["common_prefixes"]
+        }
+        files = {meta["path"][len(prefix) :]: meta for meta in listing["objects"]}
         return sorted(
             [
                 *(Entry(name, is_folder=True) for name in folders),
                 # A folder marker is an object named as the folder, with or without a slash.
                 *(
-                    Entry(name, False, each["size"], _identity(each))
-                    for name, each in files.items()
+                    Entry(name, False, meta["size"], _identity(meta))
+                    for name, meta in files.items()
                     if name and name not in folders
                 ),
             ],
@@ -197,7 +201,7 @@ def _identity(meta: Mapping[str, Any]) -> str | None:
     return (meta.get("e_tag") or "").strip('"') or None
 
 
-def _whole_of(answer: Any, file: str, limit: int) -> bytes:
+def _content_of(answer: Any, file: str, limit: int) -> bytes:
     """Content of a response; raises `StorageError` above `limit` bytes, before reading."""
     size = int(answer.meta["size"])
     if size > limit:

@@ -68,8 +68,8 @@ class _Dask(Workers):
 
     def __init__(self, distributed: ModuleType, client: Any) -> None:
         super().__init__(client.get_executor(pure=False), _write_on_dask)
-        killed = distributed.scheduler.KilledWorker
-        self.broken: tuple[type[BaseException], ...] = (killed, CancelledError)
+        killed_worker = distributed.scheduler.KilledWorker
+        self.broken: tuple[type[BaseException], ...] = (killed_worker, CancelledError)
         self.count = sum(client.nthreads().values())
 
 
@@ -81,7 +81,7 @@ def _dask(address: str) -> Iterator[Workers]:
     try:
         client = distributed.Client(place, set_as_default=False)
     except (OSError, TimeoutError) as error:
-        raise _nobody(address, error) from error
+        raise _no_answer(address, error) from error
     with client:
         yield _Dask(distributed, client)
 
@@ -89,12 +89,12 @@ def _dask(address: str) -> Iterator[Workers]:
 def _write_on_dask(job: PackedJob) -> JobResult:
     """Run a job on a worker until Dask releases it, as it does with jobs of cancelled futures."""
     worker = importlib.import_module("distributed").get_worker()
-    key, checked = worker.get_current_task(), time.monotonic()
+    key, check_time = worker.get_current_task(), time.monotonic()
 
     def advance(_: int) -> None:
-        nonlocal checked
-        if time.monotonic() - checked >= _CHECK_SECONDS:
-            checked, task = time.monotonic(), worker.state.tasks.get(key)
+        nonlocal check_time
+        if time.monotonic() - check_time >= _CHECK_SECONDS:
+            check_time, task = time.monotonic(), worker.state.tasks.get(key)
             if task is None or task.state != "executing":
                 raise StoppedError("stopped")
 
@@ -128,11 +128,11 @@ class _Ray(Workers):
         self._refs.append(ref)
         future: Future[JobResult] = Future()
 
-        def done(came: Future[JobResult]) -> None:
+        def pass_on(ray_future: Future[JobResult]) -> None:
             if not future.cancelled():
-                _pass_on(came, future, self._ray.exceptions.RayTaskError)
+                _pass_on(ray_future, future, self._ray.exceptions.RayTaskError)
 
-        ref.future().add_done_callback(done)
+        ref.future().add_done_callback(pass_on)
         return future
 
     def stop(self) -> None:
@@ -144,11 +144,11 @@ class _Ray(Workers):
 @contextlib.contextmanager
 def _ray(address: str) -> Iterator[Workers]:
     ray = import_extra("ray", "Ray clusters need ray, the extra `ray`: pip install 'ray[client]'")
-    with _connected(ray, address):
+    with _connect(ray, address):
         yield _Ray(ray)
 
 
-def _connected(ray: ModuleType, address: str) -> Any:
+def _connect(ray: ModuleType, address: str) -> Any:
     """Connect to Ray; the connection ends with its `with` block.
 
     Ray's head starts a server for each client. On a busy or freshly started head that server may
@@ -159,27 +159,27 @@ def _connected(ray: ModuleType, address: str) -> Any:
             return ray.init(address, log_to_driver=False)
         except ConnectionError as error:
             if not tries_left or not isinstance(error, ConnectionAbortedError):
-                raise _nobody(address, error) from error
+                raise _no_answer(address, error) from error
             time.sleep(_WAIT_SECONDS)
     raise AssertionError("tried at least once")
 
 
 def _pass_on(
-    came: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
+    ray_future: Future[JobResult], future: Future[JobResult], wrapper: type[BaseException]
 ) -> None:
     """Set the outcome of Ray's future on ours.
 
     An error of the job loses Ray's wrapper; any other one becomes `_LostError`.
     """
-    error = came.exception()
+    error = ray_future.exception()
     if error is None:
-        future.set_result(came.result())
+        future.set_result(ray_future.result())
     else:
         cause = getattr(error, "cause", None) if isinstance(error, wrapper) else None
         future.set_exception(cause or _LostError(f"{type(error).__name__}: {error}"))
 
 
-def _nobody(address: str, error: BaseException) -> DestinationError:
+def _no_answer(address: str, error: BaseException) -> DestinationError:
     return DestinationError("no cluster answers at this address", got=f"{address}: {error}")
 
 

@@ -243,9 +243,9 @@ def _check_values(index: Index, *, requested: Collection[str], shown: str) -> No
 
 def _pending(target: Destination, episodes: Sequence[EpisodeInfo]) -> list[tuple[int, EpisodeInfo]]:
     """The episodes to write, with their ordinals."""
-    new = [info for info in episodes if info.key not in target.committed]
-    ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new)}
-    todo = [info for info in new if info.key not in target.finished]
+    new_episodes = [info for info in episodes if info.key not in target.committed]
+    ordinals = {info.key: target.first_ordinal + i for i, info in enumerate(new_episodes)}
+    todo = [info for info in new_episodes if info.key not in target.finished]
     if all(ordinals.get(key) == ordinal for key, ordinal in target.recovered.items()):
         return [(ordinals[info.key], info) for info in todo]
     # The interrupted write listed other episodes: recovered episodes keep their ordinals, and
@@ -264,30 +264,35 @@ def _report(
     order = {info.key: position for position, (_, info) in enumerate(todo)}
     bad = sorted(result.bad, key=lambda episode: order[episode.key])
     check_unexpected(episode.cause for episode in bad)
-    left_out = {episode.key for episode in bad}
-    written = tuple(key for key in order if key not in left_out)
+    bad_keys = {episode.key for episode in bad}
+    written = tuple(key for key in order if key not in bad_keys)
     if not written and not target.finished:
-        first = bad[0].cause
+        first_error = bad[0].cause
         raise SourceError(
-            f"no episode can be read; the first error: {first.message}",
-            **{"episode": bad[0].key, **first.context()},
+            f"no episode can be read; the first error: {first_error.message}",
+            **{"episode": bad[0].key, **first_error.context()},
         )
-    statistics, every = result.statistics, (*original.bad, *bad)
-    episodes, known, schema = original.episodes, packing.statistics, packing.schema
-    if known and statistics is not None and len(written) == len(episodes) and not original.bad:
+    statistics, bad_episodes = result.statistics, (*original.bad, *bad)
+    episodes, stored_statistics, schema = original.episodes, packing.statistics, packing.schema
+    if (
+        stored_statistics
+        and statistics is not None
+        and len(written) == len(episodes)
+        and not original.bad
+    ):
         # Features that stayed encoded have no new statistics.
-        statistics = Statistics(known.num_frames, {**known, **statistics})
-    inventory = packing.inventory.extended(left_out=_left_out(every, target.storage.url))
+        statistics = Statistics(stored_statistics.num_frames, {**stored_statistics, **statistics})
+    inventory = packing.inventory.extended(left_out=_left_out(bad_episodes, target.storage.url))
     videos, num_resumed = (result.changes, result.codecs, schema), len(target.finished)
     inventory = with_videos(inventory, *videos, num_resumed=num_resumed)
-    warned = irregular_notes(result.irregular)
-    warned += () if statistics is None else statistics.non_finite_notes()
-    for note in warned:
+    warnings = irregular_notes(result.irregular)
+    warnings += () if statistics is None else statistics.non_finite_notes()
+    for note in warnings:
         _logger.warning("%s: %s", target.storage.url, note)
-    inventory = inventory.extended(notes=warned)
+    inventory = inventory.extended(notes=warnings)
     source, url = packing.source, target.storage.url
-    chosen = getattr(source, "features", None)  # any value in a user's own source
-    requested = chosen if isinstance(chosen, list | tuple) else ()
+    selected_features = getattr(source, "features", None)  # any value in a user's own source
+    requested = selected_features if isinstance(selected_features, list | tuple) else ()
     return ConvertReport(
         manifest=target.commit(
             {*target.finished, *written},
@@ -299,7 +304,7 @@ def _report(
         ),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
-        bad=every,
+        bad=bad_episodes,
         inventory=inventory,
         damaged=tuple(target.damaged),
     )
@@ -307,15 +312,15 @@ def _report(
 
 def _left_out(bad: Sequence[BadEpisode], url: str) -> Iterator[LeftOut]:
     """Rows of the inventory for bad episodes. Logs those with video of another size."""
-    others = [episode for episode in bad if episode.is_other_size]
-    broken = [episode for episode in bad if not episode.is_other_size]
-    if broken:
-        yield LeftOut("bad episodes", len(broken), "skip_bad_episodes", "episodes", False)
-    for episode in broken[:_SHOWN_EPISODES]:
+    other_size_episodes = [episode for episode in bad if episode.is_other_size]
+    broken_episodes = [episode for episode in bad if not episode.is_other_size]
+    if broken_episodes:
+        yield LeftOut("bad episodes", len(broken_episodes), "skip_bad_episodes", "episodes", False)
+    for episode in broken_episodes[:_SHOWN_EPISODES]:
         yield LeftOut(f"episode {episode.key}", 1, episode.error, "episodes", False)
-    if others:
-        yield LeftOut("episodes", len(others), "video of another size", "episodes")
+    if other_size_episodes:
+        yield LeftOut("episodes", len(other_size_episodes), "video of another size", "episodes")
         _logger.warning(
             "%s: left out %s with video of another size; the first: %s",
-            *(url, counted(len(others), "episode"), others[0].error),
+            *(url, counted(len(other_size_episodes), "episode"), other_size_episodes[0].error),
         )

@@ -181,18 +181,18 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
     """Write a job into record files of its own. `advance` is called with numbers of frames."""
     bad, frames = [], 0
 
-    def count(written: int) -> None:
+    def count(num_written: int) -> None:
         nonlocal frames
-        frames += written
+        frames += num_written
         if advance is not None:
-            advance(written)
+            advance(num_written)
 
     collector = StatisticsCollector(job.schema) if job.statistics else None
     codecs: Counter[tuple[str, str]] = Counter()
     changes: Counter[Change] = Counter()
-    copied: frozenset[str] = getattr(job.source, "undecoded_features", frozenset())
+    copied_features: frozenset[str] = getattr(job.source, "undecoded_features", frozenset())
     # Unchecked references and copies are as fast to repeat as to note for a resume.
-    is_quick = (job.externals and not job.checksums) or copied >= job.schema.active.keys()
+    is_quick = (job.externals and not job.checksums) or copied_features >= job.schema.active.keys()
     with RecordFileWriter(
         job.storage,
         job.schema,
@@ -216,31 +216,31 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
                     videos = _write_frames(files, job, info, count)
                     files.end()  # which reads references' last files
             except SourceError as error:
-                is_other_size = isinstance(error, OtherSizeError)
-                if not (job.skip_bad_episodes or (is_other_size and not job.strict)):
-                    others = (
+                has_other_size = isinstance(error, OtherSizeError)
+                if not (job.skip_bad_episodes or (has_other_size and not job.strict)):
+                    remedy = (
                         "to pack the other episodes, resume with skip_bad_episodes (--resume "
                         "--skip-bad-episodes)"
                     )
                     if job.externals:
-                        others = (
+                        remedy = (
                             "to read the other episodes in place, index them (`seqrecord index "
                             "SRC -o DST --skip-bad-episodes`), and open DST"
                         )
                     if hasattr(job.source, "parts"):  # merge
-                        others = "`seqrecord edit delete` leaves the episode out of its dataset"
+                        remedy = "`seqrecord edit delete` leaves the episode out of its dataset"
                     if error.feature is not None and OTHER_FEATURES not in error.message:
-                        others += f"; {OTHER_FEATURES}"
+                        remedy += f"; {OTHER_FEATURES}"
                     if format_of(job.source) == "lerobot":
-                        others += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
+                        remedy += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
-                        f"{error.message}; {others}",
+                        f"{error.message}; {remedy}",
                         **error.context(),
                     ) from error
                 files.drop()
                 # A copy, which keeps no frames of the stack.
                 bad.append(BadEpisode(info, type(error)(error.message, **error.context())))
-                check_unexpected(each.cause for each in bad)
+                check_unexpected(episode.cause for episode in bad)
             else:
                 for video in videos:
                     codecs.update(video.codecs)
@@ -310,7 +310,7 @@ def _write_frames(
         check_frames(info.num_frames)
     with boundary(episode=info.key):
         parts = videos_of(source, info)
-    parts = {name: guarded(some, episode=info.key) for name, some in parts.items()}
+    parts = {name: guarded(video, episode=info.key) for name, video in parts.items()}
     checks = {"strict": job.strict, "decodes": job.check_video}
     resized = {} if job.resizing is None else job.resizing.resized
     videos = EpisodeVideos(source, parts, job.schema, info.num_frames, resized=resized, **checks)
@@ -325,14 +325,16 @@ def _write_frames(
         blocks = blocks_of(source, info)
     has_frames_only = not (hasattr(source, "videos") or hasattr(source, "chunks"))
     for block in guarded(blocks, episode=info.key):
-        before, count = count, count + block.num_frames
+        start, count = count, count + block.num_frames
         if count > info.num_frames:
             break
         with _as_source_errors():
             if not block.columns and has_frames_only:
-                raise FrameError("frame without features", episode=info.key, frame=before)
-            for stored in videos.blocks(block):
-                files.append(stored if job.resizing is None else job.resizing.block(stored))
+                raise FrameError("frame without features", episode=info.key, frame=start)
+            for stored_block in videos.blocks(block):
+                files.append(
+                    stored_block if job.resizing is None else job.resizing.block(stored_block)
+                )
         advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(
@@ -433,14 +435,14 @@ def run_jobs(
     """
     processes = min(processes, len(jobs))
     if workers is not None:
-        written = _run_on(workers, jobs, meter)
+        results = _run_on(workers, jobs, meter)
     elif processes <= 1:
-        written = [write_job(job, meter.add) for job in jobs]
+        results = [write_job(job, meter.add) for job in jobs]
     else:
         with _worker_processes(processes, len(jobs)) as pool:
-            written = _run_on(pool, jobs, meter)
+            results = _run_on(pool, jobs, meter)
     meter.report()
-    return written
+    return results
 
 
 def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResult]:
@@ -451,10 +453,15 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResu
             futures[number] = workers.submit(jobs[number])
         pending = set(futures.values())
         while pending:
-            done, pending = wait(pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED")
-            ended, frames = sum(future.result().frames for future in done), workers.take()
-            if new := ended if frames is None else frames:
-                meter.add(new)
+            done_futures, pending = wait(
+                pending, timeout=_REPORT_SECONDS, return_when="FIRST_COMPLETED"
+            )
+            done_frames, frames = (
+                sum(future.result().frames for future in done_futures),
+                workers.take(),
+            )
+            if new_frames := done_frames if frames is None else frames:
+                meter.add(new_frames)
     except BaseException as error:
         workers.stop()
         wait([future for future in futures.values() if not future.cancel()])
@@ -468,9 +475,9 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResu
             file=jobs[0].storage.url,
             got=str(error).partition("\n")[0] or type(error).__name__,
         ) from error
-    written = [futures[number].result() for number in range(len(jobs))]
-    meter.frames = max(meter.frames, sum(each.frames for each in written))
-    return written
+    results = [futures[number].result() for number in range(len(jobs))]
+    meter.frames = max(meter.frames, sum(job_result.frames for job_result in results))
+    return results
 
 
 class _Processes(Workers):
@@ -483,11 +490,11 @@ class _Processes(Workers):
     def __init__(self, executor: Executor, count: int, shared: _Shared) -> None:
         super().__init__(executor)
         self.count = count
-        self._shared, self._jobs, self._taken = shared, 0, 0
+        self._shared, self._jobs, self._reported_frames = shared, 0, 0
 
     @property
     def has_begun(self) -> bool:
-        return bool(self._shared.begun.value)
+        return bool(self._shared.has_started.value)
 
     def submit(self, job: Job) -> Future[JobResult]:
         self._jobs += 1
@@ -505,8 +512,8 @@ class _Processes(Workers):
             ) from error
 
     def take(self) -> int:
-        before, self._taken = self._taken, sum(self._shared.frames)
-        return self._taken - before
+        previous_frames, self._reported_frames = self._reported_frames, sum(self._shared.frames)
+        return self._reported_frames - previous_frames
 
     def stop(self) -> None:
         self._shared.stop.value = True
@@ -517,7 +524,7 @@ class _Shared:
     """State that this process shares with its workers, as raw ctypes."""
 
     frames: Any  # int64 [jobs]: frames written
-    begun: Any  # bool: whether any worker has started
+    has_started: Any  # bool: whether any worker has started
     stop: Any  # bool: whether jobs should stop
 
 
@@ -568,12 +575,12 @@ def _interrupts_blocked() -> Iterator[None]:
 
     This process sees the signals at the end of the block, and decides alone.
     """
-    hidden = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, hidden)
+    hidden_signals = {signal.SIGINT, signal.SIGHUP, signal.SIGTERM}
+    previous_mask = signal.pthread_sigmask(signal.SIG_BLOCK, hidden_signals)
     try:
         yield
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+        signal.pthread_sigmask(signal.SIG_SETMASK, previous_mask)
 
 
 # In a worker process
@@ -585,7 +592,7 @@ def _start_worker(shared: _Shared) -> None:
     global _shared
     _shared = shared
     signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})  # an executor ends workers by it
-    shared.begun.value = True
+    shared.has_started.value = True
     threading.Thread(target=_die_with_parent, daemon=True).start()
 
 

@@ -98,9 +98,16 @@ class DatasetSource:
     @property
     def statistics(self) -> Statistics:
         """Statistics of the selected features, as far as the dataset has them."""
-        known = self.reader.statistics
-        own = Statistics(known.num_frames, {n: known[n] for n in self.stored if n in known})
-        return own.rekeyed(lambda key: self.prefix + key) if self.prefix else own
+        stored_statistics = self.reader.statistics
+        feature_statistics = Statistics(
+            stored_statistics.num_frames,
+            {n: stored_statistics[n] for n in self.stored if n in stored_statistics},
+        )
+        return (
+            feature_statistics.rekeyed(lambda key: self.prefix + key)
+            if self.prefix
+            else feature_statistics
+        )
 
     def schema(self) -> Schema:
         """The features as this source yields them: with a codec only if frames stay encoded."""
@@ -126,20 +133,22 @@ class DatasetSource:
 
         With `chunk_frames` the lengths of chunks change, except for video.
         """
-        stored = self.stored
-        others = (name for name, spec in stored.items() if not is_passthrough(spec, schema[name]))
-        copied = {}
+        stored_features = self.stored
+        decoded_names = (
+            name for name, spec in stored_features.items() if not is_passthrough(spec, schema[name])
+        )
+        copied_groups = {}
         for number in range(schema.num_groups):
             specs = [spec for spec in schema.group(number).values() if not spec.is_dropped]
-            groups = {stored[spec.name].group for spec in specs}
-            is_same = all(has_same_pages(stored[spec.name], spec) for spec in specs)
-            rechunked = chunk_frames is not None and all(
+            groups = {stored_features[spec.name].group for spec in specs}
+            is_same = all(has_same_pages(stored_features[spec.name], spec) for spec in specs)
+            is_rechunked = chunk_frames is not None and all(
                 page_kind(spec).shares_chunks for spec in specs
             )
             is_same = is_same and {spec.name for spec in specs}.isdisjoint(changed)
-            if len(groups) == 1 and is_same and not rechunked:
-                copied[number] = groups.pop()
-        return replace(self, decoded=frozenset(others), target=schema, copied=copied)
+            if len(groups) == 1 and is_same and not is_rechunked:
+                copied_groups[number] = groups.pop()
+        return replace(self, decoded=frozenset(decoded_names), target=schema, copied=copied_groups)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         index, splits = self.reader.contents.index, self.reader.contents.manifest.splits
@@ -162,20 +171,22 @@ class DatasetSource:
         """Copy the lists of external files if pages keep their references; returns the copied
         files."""
         contents = self.reader.contents
-        known = contents.manifest.copied
-        refers = known is not None or any(group.external.any() for group in contents.index.groups)
-        if not refers or not self.keeps_references:
+        copied_files = contents.manifest.copied
+        has_references = copied_files is not None or any(
+            group.external.any() for group in contents.index.groups
+        )
+        if not has_references or not self.keeps_references:
             return None
         for file in contents.storage.files(EXTERNALS):
             data, _ = contents.storage.read_whole(file.path, MAX_LIST_BYTES)
             with suppress(ConflictError):  # the same list is there already
                 storage.put(file.path, data, expected=None)
-        return known
+        return copied_files
 
     def has(self, key: str) -> bool:
         """Whether the dataset has an episode of this key, prefix included."""
-        rest = key[len(self.prefix) :]
-        return key.startswith(self.prefix) and rest in self.reader.contents.index.positions
+        dataset_key = key[len(self.prefix) :]
+        return key.startswith(self.prefix) and dataset_key in self.reader.contents.index.positions
 
     def account(self) -> Account:
         """Account of the dataset, with the data left out when it was packed itself."""
@@ -187,14 +198,14 @@ class DatasetSource:
             if name not in places
         ]
         notes: list[str] = []
-        for known in self.reader.inventories:
-            notes.append(f"packed before from {known.format}: {known.reason}")
-            reason = f"when {known.format} was packed"
+        for inventory in self.reader.inventories:
+            notes.append(f"packed before from {inventory.format}: {inventory.reason}")
+            reason = f"when {inventory.format} was packed"
             left_out += [
-                replace(each, reason=f"{each.reason}, {reason}", is_data=False)
-                for each in known.left_out
+                replace(row, reason=f"{row.reason}, {reason}", is_data=False)
+                for row in inventory.left_out
             ]
-            notes += [f"{note} ({reason})" for note in known.notes]
+            notes += [f"{note} ({reason})" for note in inventory.notes]
         reason = f"{MANIFEST} of a dataset of {counted(len(self.reader.episodes), 'episode')}"
         return Account(reason, places, tuple(left_out), tuple(notes))
 
@@ -239,36 +250,39 @@ class DatasetSource:
         reader = self.reader.contents.chunks
         for chunk in self._chunks(group, key):
             pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
-            read = list(zip(pages, reader.read(pages), strict=True))
+            page_data = list(zip(pages, reader.read(pages), strict=True))
             for frame in reader.visible_frames(chunk):
-                there = [(page, data) for page, data in read if page.has(frame)]
-                yield {page.feature: self._value(page, data, frame) for page, data in there}
+                present_pages = [(page, data) for page, data in page_data if page.has(frame)]
+                yield {page.feature: self._value(page, data, frame) for page, data in present_pages}
 
     def _copied_chunks(self, key: str) -> Iterator[CopiedChunk]:
         reader, target = self.reader.contents.chunks, self.target
         assert target is not None, "not fitted"
-        found = [
+        copied_chunks = [
             (chunk, number, {p.feature: p for p in reader.pages(chunk) if p.feature in names})
             for number, group in self.copied.items()
             for names in [target.group(number).keys()]
             for chunk in self._chunks(group, key)
         ]
-        found.sort(key=lambda item: (item[0].stop_frame, item[1]))
-        for some in batched(found, lambda item: _nbytes(item[2]), _READ_BYTES):
-            for (_, is_whole), items in groupby(some, self._together):
+        copied_chunks.sort(key=lambda row: (row[0].stop_frame, row[1]))
+        for batch in batched(copied_chunks, lambda row: _nbytes(row[2]), _READ_BYTES):
+            for (_, is_whole), items in groupby(batch, self._read_unit):
                 chunks = [*items]
-                pages = [page for *_, of in chunks for page in of.values() if page.num_present]
-                read = reader.read(pages, resolve=not (is_whole and self.keeps_references))
-                data = dict(zip(pages, read, strict=True))
-                for chunk, number, of_chunk in chunks:
-                    yield self._copied_chunk(chunk, number, of_chunk, data)
+                pages = [
+                    page
+                    for *_, page_map in chunks
+                    for page in page_map.values()
+                    if page.num_present
+                ]
+                page_data = reader.read(pages, resolve=not (is_whole and self.keeps_references))
+                data = dict(zip(pages, page_data, strict=True))
+                for chunk, number, chunk_pages in chunks:
+                    yield self._copied_chunk(chunk, number, chunk_pages, data)
 
-    def _together(self, item: tuple[Chunk, int, Mapping[str, Page]]) -> tuple[str, bool]:
+    def _read_unit(self, row: tuple[Chunk, int, Mapping[str, Page]]) -> tuple[str, bool]:
         """Equal for chunks that are read together: file, and whether no frame is hidden."""
-        chunk = item[0]
-        return chunk.path, len(
-            self.reader.contents.chunks.visible_frames(chunk)
-        ) == chunk.num_frames
+        chunk = row[0]
+        return chunk.path, len(self.reader.contents.chunks.visible_frames(chunk)) == chunk.num_frames
 
     def _copied_chunk(
         self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
@@ -277,13 +291,13 @@ class DatasetSource:
         assert self.target is not None, "not fitted"
         specs, reader = self.target.group(number), self.reader.contents.chunks
         shown = reader.visible_frames(chunk)
-        some, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
-        gaps, largest, external, times = {}, [], 0, {}
+        shown_slice, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
+        gaps, largest_bytes, external, times = {}, [], 0, {}
         for name in specs:
             page = pages.get(name)
             present = np.zeros(chunk.num_frames, bool) if page is None else page.present
             if present is not None:
-                gaps[self.target.position(name)] = present[some]
+                gaps[self.target.position(name)] = present[shown_slice]
             if page is not None and is_whole and self.keeps_references:
                 external += page.external
         for spec in specs.variable:
@@ -291,7 +305,7 @@ class DatasetSource:
             nbytes = 0 if page is None else page.max_nbytes or 0
             if page is not None and page in data and not is_whole:
                 nbytes = self._largest_shown(page, data[page], shown) * spec.dtype.itemsize
-            largest.append(nbytes)
+            largest_bytes.append(nbytes)
         for name in timestamp_features(specs):
             if (page := pages[name]) in data:
                 frames = np.array([*filter(page.has, shown)], np.int64)
@@ -299,12 +313,16 @@ class DatasetSource:
                 out = values.reshape(-1, *specs[name].shape)
                 reader.decode(page, data[page], frames.tolist(), out)
                 times[name] = (values, chunk.first_frame + frames)
-        cut = {n: reader.cut(page, data[page], shown) for n, page in pages.items() if page in data}
-        parts = [cut.get(name, b"") for name in specs]
+        cut_pages = {
+            n: reader.cut(page, data[page], shown) for n, page in pages.items() if page in data
+        }
+        parts = [cut_pages.get(name, b"") for name in specs]
         span = range(chunk.first_frame + shown.start, chunk.first_frame + shown.stop)
         places = [self.target.position(name) for name in specs]
-        stored = StoredChunk.of(number, specs, places, span, gaps, parts, largest, external)
-        return stored, times
+        stored_chunk = StoredChunk.of(
+            number, specs, places, span, gaps, parts, largest_bytes, external
+        )
+        return stored_chunk, times
 
     def _largest_shown(self, page: Page, data: memoryview, shown: range) -> int:
         """Number of elements of the largest shown frame of a page with variable shapes."""
@@ -329,8 +347,8 @@ class DatasetSource:
     def _chunks(self, group: int, key: str) -> Iterator[Chunk]:
         index = self.reader.contents.index
         number, table = index.positions[key], index.groups[group]
-        first = int(table.first_chunk[number])
-        for row in range(first, first + int(table.num_chunks[number])):
+        first_row = int(table.first_chunk[number])
+        for row in range(first_row, first_row + int(table.num_chunks[number])):
             yield self.reader.contents.chunks.chunk_at(group, row, number)
 
 
@@ -348,13 +366,13 @@ class MergedSource:
     @property
     def statistics(self) -> Statistics:
         """Merged statistics; empty if a dataset lacks them."""
-        known = merge_statistics([part.statistics or None for part in self.parts])
-        return known or Statistics(0, {})
+        statistics = merge_statistics([part.statistics or None for part in self.parts])
+        return statistics or Statistics(0, {})
 
     @property
     def inventories(self) -> tuple[Inventory, ...]:
         """The inventories of all datasets."""
-        return tuple(each for part in self.parts for each in part.reader.inventories)
+        return tuple(inventory for part in self.parts for inventory in part.reader.inventories)
 
     @property
     def undecoded_features(self) -> frozenset[str]:
@@ -374,10 +392,10 @@ class MergedSource:
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Episodes of all datasets. Raises `DestinationError` for two of the same key."""
-        found: dict[str, EpisodeInfo] = {}
+        infos: dict[str, EpisodeInfo] = {}
         for part in self.parts:
             for info in part.episodes():
-                if found.setdefault(info.key, info) is not info:
+                if infos.setdefault(info.key, info) is not info:
                     raise DestinationError(
                         "two datasets have an episode with the same key; give one dataset a prefix "
                         "(--prefix), or rename the episode (`seqrecord edit rename`)",
@@ -385,15 +403,15 @@ class MergedSource:
                         episode=info.key,
                         got=part.reader.url,
                     )
-        return [*found.values()]
+        return [*infos.values()]
 
     def copy_lists(self, storage: Storage) -> CopiedFiles | None:
         """As `DatasetSource.copy_lists`, for all datasets.
 
         Nothing can be appended later: several originals have no common content id.
         """
-        known = [part.copy_lists(storage) for part in self.parts]
-        lists = dict.fromkeys(name for copied in known if copied for name in copied.lists)
+        copied_files = [part.copy_lists(storage) for part in self.parts]
+        lists = dict.fromkeys(name for files in copied_files if files for name in files.lists)
         return CopiedFiles(tuple(lists)) if lists else None
 
     def account(self) -> Account:

@@ -60,19 +60,21 @@ class DescribedSource:
     ) -> DescribedSource:
         """Read the features, episodes and inventory of a source. See `convert`."""
         if in_place:
-            referring = getattr(source, "referring", None)
-            if referring is None:
+            make_reference_source = getattr(source, "referring", None)
+            if make_reference_source is None:
                 raise SourceError(
                     "originals of this kind cannot be read in place; `seqrecord write --src` "
                     "converts them"
                 )
-            source = referring()
+            source = make_reference_source()
         with explained(), _naming_features(), boundary():
             schema = source.schema()
             episodes = source.episodes()
             inventory = inventory_of(source)
         described: Mapping[str, Any] = check_kinds_and_units(schema, kinds, units)
-        features = (replace(each, **described.get(each.name, {})) for each in inventory.features)
+        features = (
+            replace(feature, **described.get(feature.name, {})) for feature in inventory.features
+        )
         notes = [note for note in inventory.notes if not _is_answered(note, described)]
         notes += notes_of_kept(schema)
         inventory = replace(inventory, features=tuple(features), notes=tuple(notes))
@@ -158,10 +160,10 @@ class DescribedSource:
                 if info.split is not None:
                     check_split_name(info.split)
             except (FormatError, SchemaError, ClipError) as error:
-                refused = SourceError(error.message, **{"episode": info.key, **error.context()})
+                refusal = SourceError(error.message, **{"episode": info.key, **error.context()})
                 if not skip_bad:
-                    raise refused from error
-                bad.append(BadEpisode(info, refused))
+                    raise refusal from error
+                bad.append(BadEpisode(info, refusal))
                 continue
             if info.key in seen:
                 raise SourceError("two episodes of one key", episode=info.key)

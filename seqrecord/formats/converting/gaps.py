@@ -27,12 +27,12 @@ _T = TypeVar("_T", Block, Gop)
 class _Part:
     """The frames `span` of an episode."""
 
-    whole: EpisodeInfo
+    episode: EpisodeInfo
     span: range
 
     @property
     def is_last(self) -> bool:
-        return self.span.stop == self.whole.num_frames
+        return self.span.stop == self.episode.num_frames
 
 
 class SplitSource:
@@ -56,9 +56,11 @@ class SplitSource:
     def episodes(self) -> Sequence[EpisodeInfo]:
         parts: dict[str, list[EpisodeInfo]] = {}
         for key, part in self._parts.items():
-            cut = replace(part.whole, key=key, num_frames=len(part.span))
-            parts.setdefault(part.whole.key, []).append(cut)
-        return [each for info in self.source.episodes() for each in parts.get(info.key, [info])]
+            part_info = replace(part.episode, key=key, num_frames=len(part.span))
+            parts.setdefault(part.episode.key, []).append(part_info)
+        return [
+            episode for info in self.source.episodes() for episode in parts.get(info.key, [info])
+        ]
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         for block in self.blocks(info):
@@ -69,21 +71,21 @@ class SplitSource:
         if part is None:
             yield from blocks_of(self.source, info)
             return
-        (key, at, blocks), self._open = self._open or ("", 0, iter(())), None
-        if key != part.whole.key or at > part.span.start:
-            at, blocks = 0, blocks_of(self.source, part.whole)
-        for begin, block, frames in _cut(blocks, part, at):
+        (key, position, blocks), self._open = self._open or ("", 0, iter(())), None
+        if key != part.episode.key or position > part.span.start:
+            position, blocks = 0, blocks_of(self.source, part.episode)
+        for begin, block, frames in _cut(blocks, part, position):
             if begin + frames.stop >= part.span.stop and not part.is_last:
-                self._open = part.whole.key, begin, chain([block], blocks)
-            some = slice(frames.start, frames.stop)
-            columns = {name: column[some] for name, column in block.columns.items()}
+                self._open = part.episode.key, begin, chain([block], blocks)
+            frame_slice = slice(frames.start, frames.stop)
+            columns = {name: column[frame_slice] for name, column in block.columns.items()}
             yield Block(len(frames), columns)
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         part = self._parts.get(info.key)
         source = cast("Any", self.source)
-        found: npt.NDArray[np.float64] = source.timestamps(info if part is None else part.whole)
-        return found if part is None else found[part.span.start : part.span.stop]
+        times: npt.NDArray[np.float64] = source.timestamps(info if part is None else part.episode)
+        return times if part is None else times[part.span.start : part.span.stop]
 
 
 class _SplitVideoSource(SplitSource):
@@ -91,22 +93,22 @@ class _SplitVideoSource(SplitSource):
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Any]]:
         part, source = self._parts.get(info.key), cast("Any", self.source)
-        found: dict[str, Iterator[Any]] = source.videos(info if part is None else part.whole)
-        return found if part is None else {name: _gops(found[name], part) for name in found}
+        videos: dict[str, Iterator[Any]] = source.videos(info if part is None else part.episode)
+        return videos if part is None else {name: _gops(videos[name], part) for name in videos}
 
 
 def _gops(gops: Iterator[Gop], part: _Part) -> Iterator[Gop]:
     return (gop.select_frames(frames) for _, gop, frames in _cut(gops, part))
 
 
-def _cut(items: Iterator[_T], part: _Part, at: int = 0) -> Iterator[tuple[int, _T, range]]:
+def _cut(items: Iterator[_T], part: _Part, position: int = 0) -> Iterator[tuple[int, _T, range]]:
     """The items with frames of a part: number of their first frame, and the frames inside."""
     for item in items:
-        begin, at = at, at + item.num_frames
+        begin, position = position, position + item.num_frames
         stop = item.num_frames if part.is_last else min(part.span.stop - begin, item.num_frames)
         if (start := max(part.span.start - begin, 0)) < stop:
             yield begin, item, range(start, stop)
-        if at >= part.span.stop and not part.is_last:
+        if position >= part.span.stop and not part.is_last:
             return
 
 
@@ -130,24 +132,26 @@ def split_at_gaps(
         raise SourceError(
             "a packed dataset cannot be split at gaps; split its original (write --split-at-gaps)"
         )
-    own: Any = getattr(source, "timestamps", None)
+    source_times: Any = getattr(source, "timestamps", None)
     clock = clock_of(schema)
-    if clock is None and own is None:
+    if clock is None and source_times is None:
         raise SchemaError(
             "split_at_gaps needs timestamps; name the feature's kind (--kind FEATURE=timestamp)",
             expected="a feature of kind timestamp",
             got=", ".join(schema),
         )
-    narrow = source if clock is None else _only(source, clock, episodes)
+    clock_source = source if clock is None else _clock_only(source, clock, episodes)
     parts: dict[str, _Part] = {}
-    cut, made, first = 0, 0, ""
+    num_cut, num_parts, first_gap = 0, 0, ""
     for info in episodes:
-        times = own(info) if clock is None else _values(narrow, info, clock)
+        times = source_times(info) if clock is None else _values(clock_source, info, clock)
         size = 1.0 if clock is None else _unit_size(schema, clock, times)
         steps = _distances(times) * size
         if len(gaps := np.flatnonzero(steps > seconds) + 1):
-            cut, made = cut + 1, made + len(gaps) + 1
-            first = first or f"{info.key} before frame {gaps[0]}, {steps[gaps[0] - 1]:.6g} s"
+            num_cut, num_parts = num_cut + 1, num_parts + len(gaps) + 1
+            first_gap = (
+                first_gap or f"{info.key} before frame {gaps[0]}, {steps[gaps[0] - 1]:.6g} s"
+            )
         for number, (start, stop) in enumerate(pairwise([0, *gaps.tolist(), info.num_frames])):
             if start == stop:
                 continue  # an episode without frames
@@ -156,39 +160,39 @@ def split_at_gaps(
                 raise SourceError("a part of an episode has the key of another one", episode=key)
             parts[key] = _Part(info, range(start, stop))
     note = f"split at gaps of more than {seconds:g} s: no episode has one"
-    if cut:
+    if num_cut:
         note = (
-            f"split at gaps of more than {seconds:g} s: {counted(cut, 'episode')} into "
-            f"{made}; the first gap: {first}"
+            f"split at gaps of more than {seconds:g} s: {counted(num_cut, 'episode')} into "
+            f"{num_parts}; the first gap: {first_gap}"
         )
     kind = _SplitVideoSource if hasattr(source, "videos") else SplitSource
     return kind(source, parts), note
 
 
-def _only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
+def _clock_only(source: Source, clock: str, episodes: Sequence[EpisodeInfo]) -> Source:
     """The source with only its timestamps, if it has the same episodes then."""
     try:
-        narrow = narrowed(source, [clock])
-        listed = [(info.key, info.num_frames) for info in narrow.episodes()]
-        is_same = listed == [(info.key, info.num_frames) for info in episodes]
-        return narrow if is_same and [*narrow.schema()] == [clock] else source
+        clock_source = narrowed(source, [clock])
+        episode_sizes = [(info.key, info.num_frames) for info in clock_source.episodes()]
+        is_same = episode_sizes == [(info.key, info.num_frames) for info in episodes]
+        return clock_source if is_same and [*clock_source.schema()] == [clock] else source
     except (SourceError, SchemaError):
         return source
 
 
 def _values(source: Source, info: EpisodeInfo, clock: str) -> npt.NDArray[Any]:
     """The timestamps of an episode, in their own unit: int64 or float64 [frames]."""
-    found: list[Any] = []
+    values: list[Any] = []
     for block in blocks_of(source, info):
         if clock not in block.columns:
             raise SourceError(
                 "frame lacks its timestamp, by which episodes are split",
                 episode=info.key,
-                frame=len(found),
+                frame=len(values),
                 feature=clock,
             )
-        found += [np.asarray(value).item() for value in block.columns[clock]]
-    times = np.array(found)
+        values += [np.asarray(value).item() for value in block.columns[clock]]
+    times = np.array(values)
     if len(times) != info.num_frames or not np.isfinite(times).all():
         raise SourceError(
             "timestamps do not fit the episode",

@@ -88,12 +88,12 @@ class Packing:
         dataset, described = cast("StoredSource", original.source), original.described
         statistics, inventories = dataset.statistics, dataset.inventories
         schema = _schema_of(dataset.stored, original.schema, codecs, target.schema, described)
-        changed = {} if original.resizing is None else original.resizing.intrinsics
-        fitted = dataset.fitted(schema, chunk_frames, changed)
-        cost = frame_cost(fitted.schema(), copied=fitted.undecoded_features)
+        changed_intrinsics = {} if original.resizing is None else original.resizing.intrinsics
+        fitted_source = dataset.fitted(schema, chunk_frames, changed_intrinsics)
+        cost = frame_cost(fitted_source.schema(), copied=fitted_source.undecoded_features)
         return cls(
-            *(fitted, schema, cost, original.inventory, statistics, inventories),
-            copied=fitted.copy_lists(target.storage),
+            *(fitted_source, schema, cost, original.inventory, statistics, inventories),
+            copied=fitted_source.copy_lists(target.storage),
         )
 
     @classmethod
@@ -108,15 +108,15 @@ class Packing:
 
 
 def _unknown_units(
-    original: Schema, described: Mapping[str, Any], there: Schema | None
+    original: Schema, described: Mapping[str, Any], target_schema: Schema | None
 ) -> Iterator[str]:
     """Notes on units that only the source or only the existing dataset has."""
-    for name, known in there.active.items() if there is not None else ():
+    for name, target_spec in target_schema.active.items() if target_schema is not None else ():
         unit = described.get(name, {}).get("unit", original[name].unit)
-        if (unit is None) != (known.unit is None):
+        if (unit is None) != (target_spec.unit is None):
             yield (
                 f"feature {name}: unit {unit or 'unknown'} in the source, "
-                f"{known.unit or 'unknown'} in the dataset, whose unit stays"
+                f"{target_spec.unit or 'unknown'} in the dataset, whose unit stays"
             )
 
 
@@ -124,7 +124,7 @@ def _schema_of(
     dataset: Schema,
     schema: Schema,
     codecs: Codecs | None,
-    there: Schema | None,
+    target_schema: Schema | None,
     described: FeatureInfo,
 ) -> Schema:
     """Schema of the new dataset if the source is a dataset.
@@ -132,16 +132,16 @@ def _schema_of(
     `dataset` has the source's stored features, `schema` the same features as the source yields
     them. Codecs and groups are the source's by default.
     """
-    if there is not None or isinstance(codecs, str):
-        return stored_schema(schema, codecs, there, described)
-    own = {
+    if target_schema is not None or isinstance(codecs, str):
+        return stored_schema(schema, codecs, target_schema, described)
+    source_codecs = {
         name: spec.codec
         for name, spec in dataset.items()
         if spec.shape == schema[name].shape or not is_passthrough(spec, spec)
     }
     if codecs is not None:
-        return stored_schema(schema, {**own, **codecs}, None, described)
+        return stored_schema(schema, {**source_codecs, **codecs}, None, described)
     groups = {
         name: {**described.get(name, {}), "group": spec.group} for name, spec in dataset.items()
     }
-    return stored_schema(schema, own, None, groups)
+    return stored_schema(schema, source_codecs, None, groups)

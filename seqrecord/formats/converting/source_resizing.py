@@ -46,16 +46,16 @@ class SourceResizing:
         """
         if sizes is None:
             return None
-        found = cls(resized_schema(schema, sizes))
-        for name, change in found.intrinsics.items():
+        resizing = cls(resized_schema(schema, sizes))
+        for name, change in resizing.intrinsics.items():
             if np.isnan(change).any():
                 raise SchemaError(
                     "per-frame intrinsics of frames whose size varies",
                     feature=name,
                     expected=f"features without {name}, or a Resize as clip_transform",
-                    got=", ".join(found.resized),
+                    got=", ".join(resizing.resized),
                 )
-        return found if found.resized else None
+        return resizing if resizing.resized else None
 
     @cached_property
     def resized(self) -> dict[str, FeatureSpec]:
@@ -71,13 +71,13 @@ class SourceResizing:
             if self._is_picture(spec)
         }
         names = [name for name, spec in self.features.items() if spec.kind == "intrinsics"]
-        found = {}
+        intrinsics = {}
         for name in names if self.resized else ():
             owner = name.removesuffix(OWN_INTRINSICS)  # perhaps not selected: never another image's
             image = followed_feature(name, names, images, {*self.features, owner})
             if image in self.resized:
-                found[name] = self._camera(image).intrinsics([_UNIT])[0]
-        return found
+                intrinsics[name] = self._camera(image).intrinsics([_UNIT])[0]
+        return intrinsics
 
     def _is_picture(self, spec: FeatureSpec) -> bool:
         return spec.name in self.resized or is_picture(spec.name, spec.stored, spec.kind)
@@ -115,9 +115,12 @@ class SourceResizing:
         """Resize the frames of a block. Raises `FrameError` for frames of another shape."""
         columns = dict(block.columns)
         for name in self.resized.keys() & columns.keys():
-            columns[name] = [self._frame(name, item) for item in columns[name]]
+            columns[name] = [self._frame(name, frame) for frame in columns[name]]
         for name in self.intrinsics.keys() & columns.keys():
-            columns[name] = [self._moved(name, plain(item, name)) for item in columns[name]]
+            columns[name] = [
+                self._resized_intrinsics(name, plain(frame_intrinsics, name))
+                for frame_intrinsics in columns[name]
+            ]
         return Block(block.num_frames, columns)
 
     def metadata(self, metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -128,43 +131,56 @@ class SourceResizing:
         camera = metadata.get("camera")
         if not isinstance(camera, Mapping):
             return metadata
-        found: dict[str, Any] = {n: own for n, own in camera.items() if isinstance(own, Mapping)}
+        cameras: dict[str, Any] = {
+            n: feature_camera
+            for n, feature_camera in camera.items()
+            if isinstance(feature_camera, Mapping)
+        }
         for name, spec in self.features.items():
-            own = camera.get(name, camera)
-            if not self._is_picture(spec) or not isinstance(own, Mapping):
+            feature_camera = camera.get(name, camera)
+            if not self._is_picture(spec) or not isinstance(feature_camera, Mapping):
                 continue
-            kept = {n: value for n, value in own.items() if not isinstance(value, Mapping)}
+            camera_values = {
+                n: value for n, value in feature_camera.items() if not isinstance(value, Mapping)
+            }
             if name in self.resized:
                 height, width = (side or 0 for side in spec.shape[:2])
                 numbers = self._camera(name).intrinsics([camera])[0].tolist()
-                new = dict(zip(_FACTS, (*numbers, width, height), strict=True))
+                new_values = dict(zip(_FACTS, (*numbers, width, height), strict=True))
                 is_known = not any(map(math.isnan, numbers))
-                if is_known and isinstance(kept.get("skew"), int | float):
-                    new["skew"] = kept["skew"] * self._along_x(name, camera)
-                kept = {n: v for n, v in kept.items() if n not in new} | (new if is_known else {})
-            found[name] = kept
-        return {**metadata, "camera": {name: own for name, own in found.items() if own}}
+                if is_known and isinstance(camera_values.get("skew"), int | float):
+                    new_values["skew"] = camera_values["skew"] * self._along_x(name, camera)
+                camera_values = {n: v for n, v in camera_values.items() if n not in new_values} | (
+                    new_values if is_known else {}
+                )
+            cameras[name] = camera_values
+        return {
+            **metadata,
+            "camera": {
+                name: feature_camera for name, feature_camera in cameras.items() if feature_camera
+            },
+        }
 
-    def _moved(self, name: str, item: Any) -> Any:
+    def _resized_intrinsics(self, name: str, frame_intrinsics: Any) -> Any:
         """The intrinsics of the resized frame; writers refuse values of another shape."""
-        values, spec = np.asarray(item), self.features[name]
+        values, spec = np.asarray(frame_intrinsics), self.features[name]
         if values.shape != spec.shape:
-            return item
+            return frame_intrinsics
         along_x, along_y, x, y = self.intrinsics[name].tolist()
         if values.ndim == 1:
-            moved = values * (along_x, along_y, along_x, along_y) + (0, 0, x, y)
+            resized = values * (along_x, along_y, along_x, along_y) + (0, 0, x, y)
         else:
-            moved = np.array([[along_x, 0, x], [0, along_y, y], [0, 0, 1]]) @ values
-        return moved.astype(spec.dtype)
+            resized = np.array([[along_x, 0, x], [0, along_y, y], [0, 0, 1]]) @ values
+        return resized.astype(spec.dtype)
 
-    def _frame(self, name: str, item: Any) -> npt.NDArray[Any]:
+    def _frame(self, name: str, source_frame: Any) -> npt.NDArray[Any]:
         codec, spec = self._codecs[name], self.resized[name]
-        if isinstance(item, EncodedImage):
-            blob = codec.encode_frame(item)
+        if isinstance(source_frame, EncodedImage):
+            blob = codec.encode_frame(source_frame)
             frame = np.empty(blob.shape, spec.dtype)
             codec.decode_into(memoryview(codec.join([blob])), 1, [frame])
         else:
-            frame = np.asarray(plain(item, name))
+            frame = np.asarray(plain(source_frame, name))
             check_fits(codec.spec, frame.dtype, frame.shape)
         out = np.empty([size or 0 for size in spec.shape], spec.dtype)
         resize_frame(spec, np.ascontiguousarray(frame, spec.dtype), out)

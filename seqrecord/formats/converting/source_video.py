@@ -40,35 +40,41 @@ class Change(NamedTuple):
 class SourceVideo:
     """The video of one feature and episode, with `num_frames` frames.
 
-    `spec` is the source's feature, `stored` the dataset's. `changes` counts frames. With `strict`,
-    a lossy change raises `SourceError`, and so does another number of frames. With `decodes`, all
-    kept packets are decoded, and `CodecError` is raised if they do not contain their frames.
+    `spec` is the source's feature, `stored_spec` the dataset's. `changes` counts frames. With
+    `strict`, a lossy change raises `SourceError`, and so does another number of frames. With
+    `decodes`, all kept packets are decoded, and `CodecError` is raised if they do not contain their
+    frames.
     """
 
     def __init__(
         self,
         spec: FeatureSpec,
-        stored: FeatureSpec,
+        stored_spec: FeatureSpec,
         num_frames: int,
         *,
         strict: bool,
         decodes: bool,
     ) -> None:
-        self._left = num_frames
+        self._remaining_frames = num_frames
         self.changes: Counter[Change] = Counter()
         self.codecs: set[tuple[str, str]] = set()  # that are not the feature's
-        self._spec, self._stored, self._strict, self._decodes = spec, stored, strict, decodes
-        self._config, target = VideoConfig.of(spec), VideoConfig.of(stored)
-        self._known = None if target is None else target.decoding
+        self._spec, self._stored_spec, self._strict, self._decodes = (
+            spec,
+            stored_spec,
+            strict,
+            decodes,
+        )
+        self._config, target = VideoConfig.of(spec), VideoConfig.of(stored_spec)
+        self._target_decoding = None if target is None else target.decoding
 
     def parts(self, parts: Iterable[Part]) -> Iterator[Part]:
         """Yield the parts that a video feature stores; packets keep their own configuration."""
-        for part in self._counted(parts):
+        for part in self._count_frames(parts):
             if isinstance(part, DecodedFrame):
                 yield part
                 continue
             config = part.config or self._config
-            if config is not None and config.decoding != self._known:
+            if config is not None and config.decoding != self._target_decoding:
                 self.codecs.add((self._spec.name, f"{config.codec} {config.pixel_format}"))
                 part = replace(part, config=config)
             if self._decodes and config is not None:
@@ -80,7 +86,7 @@ class SourceVideo:
     def frames(self, parts: Iterable[Part]) -> Iterator[npt.NDArray[Any]]:
         """Yield decoded frames, for a feature that is not stored as video."""
         depth = None if self._config is None else self._config.depth
-        for part in self._counted(parts):
+        for part in self._count_frames(parts):
             if isinstance(part, DecodedFrame):
                 yield part.pixels if depth is None else depth.decode(part.pixels)
                 continue
@@ -93,17 +99,18 @@ class SourceVideo:
                 gop.read_into(out)
                 yield out
 
-    def _counted(self, parts: Iterable[Part]) -> Iterator[Part]:
+    def _count_frames(self, parts: Iterable[Part]) -> Iterator[Part]:
         for part in parts:
-            self._left -= int(np.sum(part.num_frames))
+            self._remaining_frames -= int(np.sum(part.num_frames))
             if isinstance(part, DecodedFrame):
-                self._count(part)
+                self._record_change(part)
             yield part
-        if self._left:  # after errors of the source
+        if self._remaining_frames:  # after errors of the source
+            problem = "too many" if self._remaining_frames < 0 else "missing"
             raise SourceError(
                 "video and episode have different numbers of frames",
                 feature=self._spec.name,
-                got=f"{abs(self._left)} frames {'too many' if self._left < 0 else 'missing'}",
+                got=f"{abs(self._remaining_frames)} frames {problem}",
             )
 
     def _decoder(self, gop: Gop) -> GopFrames:
@@ -112,16 +119,16 @@ class SourceVideo:
         height, width = (n or 0 for n in self._spec.shape[:2])
         return GopFrames(config, height, width, gop.packets, gop.order)
 
-    def _count(self, frame: DecodedFrame) -> None:
+    def _record_change(self, frame: DecodedFrame) -> None:
         change = Change(self._spec.name, frame.codec, frame.reason, frame.rounded)
         self.changes[change] += 1
-        if self._strict and loses_data(self._stored):
+        if self._strict and loses_data(self._stored_spec):
             raise SourceError(
                 f"encoding the video again would change pixels: {frame.reason}; store it without "
                 f"loss (--codec {self._spec.name}=ffv1), or leave out strict (--strict)",
                 feature=self._spec.name,
                 expected="packets that can be stored, or a lossless codec",
-                got=f"{frame.codec}, to {_described(self._stored)}",
+                got=f"{frame.codec}, to {_encoding_text(self._stored_spec)}",
             )
 
 
@@ -139,27 +146,28 @@ class EpisodeVideos:
         self,
         source: Source,
         parts: Mapping[str, Iterable[Part]],
-        stored: Schema,
+        stored_schema: Schema,
         num_frames: int,
         *,
         resized: Collection[str],
         **checks: bool,
     ) -> None:
-        schema = source.schema() if parts else stored
+        schema = source.schema() if parts else stored_schema
         self.videos = {
-            name: SourceVideo(schema[name], stored[name], num_frames, **checks) for name in parts
+            name: SourceVideo(schema[name], stored_schema[name], num_frames, **checks)
+            for name in parts
         }
         self._decoded = {
             name: self.videos[name].frames(parts[name])
             for name in parts
-            if name in resized or VideoConfig.of(stored[name]) is None
+            if name in resized or VideoConfig.of(stored_schema[name]) is None
         }
-        self._kept = {name: parts[name] for name in parts if name not in self._decoded}
-        self._has_others = len(self._kept) < len(stored.active)
+        self._packet_parts = {name: parts[name] for name in parts if name not in self._decoded}
+        self._stores_frames = len(self._packet_parts) < len(stored_schema.active)
 
     def parts(self) -> Iterator[tuple[str, Part]]:
         """Yield the parts that are stored as video, with their features."""
-        for name, parts in self._kept.items():
+        for name, parts in self._packet_parts.items():
             for part in self.videos[name].parts(parts):
                 yield name, part
 
@@ -169,11 +177,11 @@ class EpisodeVideos:
         Nothing, if all features are stored as video.
         """
         if not self._decoded:
-            yield from [block] * self._has_others
+            yield from [block] * self._stores_frames
             return
         for frame in block.frames():
-            decoded = {name: next(frames) for name, frames in self._decoded.items()}
-            yield Block.of({**frame, **decoded})
+            decoded_values = {name: next(frames) for name, frames in self._decoded.items()}
+            yield Block.of({**frame, **decoded_values})
 
     def finish(self) -> None:
         """Read decoded videos to their ends, which compares their numbers of frames."""
@@ -216,9 +224,9 @@ def with_videos(
     """
     left_out, notes = list[LeftOut](), list[str]()
     for change, count in changes.items():
-        name, stored = change.feature, schema[change.feature]
-        text = f"{change.codec} encoded as {_described(stored)}: {change.reason}"
-        if loses_data(stored):
+        name, stored_spec = change.feature, schema[change.feature]
+        text = f"{change.codec} encoded as {_encoding_text(stored_spec)}: {change.reason}"
+        if loses_data(stored_spec):
             text += f"; --codec {name}=ffv1 keeps them"
             left_out.append(LeftOut(f"exact pixels of {name}", count, text, "frames"))
         else:
@@ -226,8 +234,8 @@ def with_videos(
         if change.rounded:
             notes.append(f"{name}: {counted(count, 'frame')} of {change.codec}: {change.rounded}")
     if num_resumed and any(map(VideoConfig.of, schema.values())):
-        resumed = counted(num_resumed, "resumed episode")
-        notes.append(f"changes of pixels not counted in {resumed}")
+        episodes = counted(num_resumed, "resumed episode")
+        notes.append(f"changes of pixels not counted in {episodes}")
     notes += (f"{name}: {counted(n, 'episode')} in {codec}" for (name, codec), n in codecs.items())
     return inventory.extended(left_out=left_out, notes=notes)
 
@@ -242,7 +250,7 @@ def notes_of_kept(schema: Schema) -> Iterator[str]:
             yield f"{name}: {config.pixel_format} decoded to uint8, {config.bits} bits rounded to 8"
 
 
-def _described(spec: FeatureSpec) -> str:
+def _encoding_text(spec: FeatureSpec) -> str:
     if (config := VideoConfig.of(spec)) is None:
         return f"{spec.dtype.name} arrays"
     height, width = (n or 0 for n in spec.shape[:2])

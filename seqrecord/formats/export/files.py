@@ -96,19 +96,19 @@ def to_files(
         if isinstance(episodes, str) and episodes in reader.episodes:
             episodes = [episodes]  # a key may look like a glob
         numbers = reader.find_episodes(episodes)
-        chosen = reader.select(features)
-        keys = chosen.contents.index.keys_of(numbers)
+        selection = reader.select(features)
+        keys = selection.contents.index.keys_of(numbers)
         root = local_path(destination, "destination")
-        total = int(chosen.contents.index.num_frames[numbers].sum())
-        meter = Meter(total, chosen.features.frame_nbytes, progress)
+        total = int(selection.contents.index.num_frames[numbers].sum())
+        meter = Meter(total, selection.features.frame_nbytes, progress)
         folders = []
         for key in sorted(keys):  # parent folders first
-            described = _describe(chosen, key)
+            description = _describe(selection, key)
             with disk_errors("the episode's files", root, key):
-                folders.append(_folder(root, key))
-                with new_folder(folders[-1], "the episode's folder", DESCRIPTION, key) as new:
-                    new.mkdir()
-                    _write_episode(chosen, key, new, described, meter)
+                folders.append(_episode_folder(root, key))
+                with new_folder(folders[-1], "the episode's folder", DESCRIPTION, key) as target:
+                    target.mkdir()
+                    _write_episode(selection, key, target, description, meter)
         meter.report()
         return folders
 
@@ -119,7 +119,7 @@ def _describe(dataset: Dataset, key: str) -> ExportedEpisode:
     No two paths are the same, even on a filesystem that ignores case.
     """
     episode = dataset.episodes[key]
-    taken = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
+    used_paths = {name.casefold() for name in (*JUNK, METADATA, DESCRIPTION)}
     numbers = np.flatnonzero(np.any([episode.present(name) for name in dataset.features], axis=0))
     if not len(numbers):
         raise ClipError("none of the frames has any of the features", episode=key)
@@ -129,10 +129,10 @@ def _describe(dataset: Dataset, key: str) -> ExportedEpisode:
         is_array = spec.is_fixed and len(spec.shape) <= 1 and bool(present.all())
         ending = ".npy" if is_array else ""
         path, number = f"{name}{ending}", 0
-        while path.casefold() in taken:
+        while path.casefold() in used_paths:
             number += 1
             path = f"{name}~{number}{ending}"
-        taken.add(path.casefold())
+        used_paths.add(path.casefold())
         plain = replace(spec, codec=(), group=0)
         features.append(ExportedFeature(plain, path, is_array, int(present.sum())))
     index = dataset.contents.index
@@ -141,16 +141,16 @@ def _describe(dataset: Dataset, key: str) -> ExportedEpisode:
 
 
 def _write_episode(
-    dataset: Dataset, key: str, folder: Path, described: ExportedEpisode, meter: Meter
+    dataset: Dataset, key: str, folder: Path, description: ExportedEpisode, meter: Meter
 ) -> None:
     """Write an episode's files, frame by frame."""
-    (folder / DESCRIPTION).write_text(encode_description(described), encoding="utf-8")
+    (folder / DESCRIPTION).write_text(encode_description(description), encoding="utf-8")
     _write_metadata(folder, dataset.episodes[key].metadata)
     features = dataset.features
-    paths = {f.spec.name: folder / f.path for f in described.features}
+    paths = {f.spec.name: folder / f.path for f in description.features}
     arrays = {
-        f.spec.name: _open_array(paths[f.spec.name], f.spec, len(described.frames))
-        for f in described.features
+        f.spec.name: _open_array(paths[f.spec.name], f.spec, len(description.frames))
+        for f in description.features
         if f.is_array
     }
     source = DatasetSource(dataset, frozenset(n for n, s in features.items() if _is_decoded(s)))
@@ -208,7 +208,7 @@ def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
     (folder / METADATA).write_text(f"{text}\n", encoding="utf-8")
 
 
-def _folder(destination: Path, key: str) -> Path:
+def _episode_folder(destination: Path, key: str) -> Path:
     """The episode's folder; keys and symbolic links cannot leave the root."""
     root = destination.resolve()
     names = check_key(key).split("/")
@@ -220,14 +220,14 @@ def _folder(destination: Path, key: str) -> Path:
             expected=f"fewer than {MAX_DEPTH} levels",
             got=len(names),
         )
-    if hidden := [name for name in names if is_junk(name)]:
+    if hidden_names := [name for name in names if is_junk(name)]:
         raise DestinationError(
             "episode folder would be hidden, and sources would skip it; rename the episode "
             "(`seqrecord edit rename`)",
             file=str(root),
             episode=key,
             expected=f"no leading dot, and none of {', '.join(JUNK)}",
-            got=hidden[0],
+            got=hidden_names[0],
         )
     folder = root.joinpath(*names)
     if not folder.resolve().is_relative_to(root) or folder.resolve() == root:
@@ -263,27 +263,27 @@ def disk_errors(subject: str, root: Path, episode: str | None = None) -> Iterato
 
 @contextmanager
 def new_folder(
-    folder: Path, subject: str, first: str, episode: str | None = None
+    folder: Path, subject: str, first_name: str, episode: str | None = None
 ) -> Iterator[Path]:
     """Provide a path for the content of an empty or new folder; the block creates it.
 
     The path is in a hidden folder inside `folder`. An error removes the hidden folder; after a
-    kill, the next export does. At the end of the block the content moves to `folder`, `first` at
-    first: if a kill interrupts the move, readers of that file find others missing. Raises
+    kill, the next export does. At the end of the block the content moves to `folder`, `first_name`
+    at first: if a kill interrupts the move, readers of that file find others missing. Raises
     `DestinationError` if the folder is not empty.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    left = [*folder.iterdir()]
-    if not all(_UNFINISHED.fullmatch(path.name) for path in left):
+    remnants = [*folder.iterdir()]
+    if not all(_UNFINISHED.fullmatch(path.name) for path in remnants):
         raise DestinationError(
             f"{subject} is not empty; choose another place, or remove its content",
             file=str(folder),
             episode=episode,
         )
-    for path in left:
+    for path in remnants:
         shutil.rmtree(path)
     with TemporaryDirectory(prefix=_PREFIX, dir=folder) as temporary:
-        new = Path(temporary) / folder.name
-        yield new
-        for path in sorted(new.iterdir(), key=lambda path: path.name != first):
+        target = Path(temporary) / folder.name
+        yield target
+        for path in sorted(target.iterdir(), key=lambda path: path.name != first_name):
             path.rename(folder / path.name)

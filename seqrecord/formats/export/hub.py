@@ -121,7 +121,7 @@ def to_hub(
     hub = hub_branch(url, storage_options)
     shown = parse_location(url).shown.rstrip("/")
 
-    def at(commit: str) -> Storage:
+    def open_commit(commit: str) -> Storage:
         return open_storage(f"hf://datasets/{hub.repo}@{commit}", storage_options)
 
     with opened(dataset) as reader:
@@ -129,19 +129,19 @@ def to_hub(
         storage, summary = reader.contents.storage, summarize(reader)
         originals = _originals(summary)
         manifest, files = _files(storage, reader.contents.manifest.commit, originals is not None)
-        parent = _prepared(hub, private=private)
-        with closing(at(parent)) as there:
-            known, removed = _known(there, manifest, files, replace=replace)
-            card = _new_card(there, shown, summary, originals, license)
+        parent = _prepare_branch(hub, private=private)
+        with closing(open_commit(parent)) as remote:
+            pushed_paths, removed = _compare_branch(remote, manifest, files, replace=replace)
+            card = _new_card(remote, shown, summary, originals, license)
         if card:
             files[_CARD] = card
-        sent = {path: file for path, file in files.items() if path not in known}
+        sent = {path: file for path, file in files.items() if path not in pushed_paths}
         commit = parent
         if sent or removed:
-            is_ours = partial(_is_version, at, manifest)
-            commit = _pushed(hub, parent, sent, removed, f"Push {_content(manifest)}", is_ours)
-            with closing(at(commit)) as there:
-                _check_whole(there, files)
+            is_ours = partial(_is_version, open_commit, manifest)
+            commit = _push(hub, parent, sent, removed, f"Push {_content(manifest)}", is_ours)
+            with closing(open_commit(commit)) as remote:
+                _check_whole(remote, files)
     return HubPush(
         f"hf://datasets/{hub.repo}@{commit}",
         tuple(sorted(sent)),
@@ -151,8 +151,8 @@ def to_hub(
     )
 
 
-def _content(about: Manifest | Summary) -> str:
-    episodes, frames = about.num_episodes, about.num_frames
+def _content(summary: Manifest | Summary) -> str:
+    episodes, frames = summary.num_episodes, summary.num_frames
     return f"{counted(episodes, 'episode')}, {counted(frames, 'frame')}"
 
 
@@ -172,8 +172,10 @@ def _originals(summary: Summary) -> _Originals:
         )
     places: dict[str, str] = {}
     for root in roots:
-        bare = without_commit(root)
-        places[bare] = bare if bare in places else root  # no commit if there are several
+        bare_root = without_commit(root)
+        places[bare_root] = (
+            bare_root if bare_root in places else root
+        )  # no commit if there are several
     return places if len(places) > 1 else next(iter(places.values()), None)
 
 
@@ -191,7 +193,7 @@ def _files(
     manifest = parse_manifest(storage, data)
     if manifest.commit != version:
         raise ConflictError("dataset changed meanwhile; open it again", file=storage.url)
-    sizes = {file.path: file.size for file in _named(manifest)}
+    sizes = {file.path: file.size for file in _dataset_files(manifest)}
     if has_externals:
         sizes |= {file.path: file.size for file in storage.files(EXTERNALS)}
     for path, size in map_files(storage, storage.size, sizes).items():
@@ -209,7 +211,7 @@ def _size(file: Path | bytes) -> int:
     return len(file) if isinstance(file, bytes) else file.stat().st_size
 
 
-def _prepared(hub: Hub, *, private: bool) -> str:
+def _prepare_branch(hub: Hub, *, private: bool) -> str:
     """Create repository and branch if needed; returns the branch's commit."""
     hub.retried(partial(hub.change, "create_repo", private=private, exist_ok=True))
     hub.retried(partial(hub.change, "create_branch", branch=hub.revision, exist_ok=True))
@@ -222,44 +224,48 @@ def _prepared(hub: Hub, *, private: bool) -> str:
     return commit
 
 
-def _known(
-    there: Storage, manifest: Manifest, files: Collection[str], *, replace: bool
+def _compare_branch(
+    remote: Storage, manifest: Manifest, files: Collection[str], *, replace: bool
 ) -> tuple[set[str], list[str]]:
     """Paths that the branch has already, and paths to remove there."""
     try:
-        before = read_manifest(there)
+        previous_manifest = read_manifest(remote)
     except NotFoundError:
         return set(), []
-    if not replace and before.commit not in (manifest.commit, *manifest.earlier_commits):
+    if not replace and previous_manifest.commit not in (manifest.commit, *manifest.earlier_commits):
         raise ConflictError(
             "branch has another dataset, or a later version of this one; push to another branch, "
             "or replace it (--replace)",
-            file=there.url,
+            file=remote.url,
             expected=f"an ancestor of {manifest.commit}",
-            got=before.commit,
+            got=previous_manifest.commit,
         )
-    sizes = _sizes(there)
-    old, new = _named(before), _named(manifest)
-    same = {file.path for file in old & new if sizes.get(file.path) == file.size}
-    same |= {path for path in files if path.startswith(f"{EXTERNALS}/") and path in sizes}
-    if before.commit == manifest.commit:
-        same.add(MANIFEST)
-    gone = {file.path for file in old} - {file.path for file in new}
-    return same, sorted(gone & sizes.keys())
+    sizes = _sizes(remote)
+    old_files, new_files = _dataset_files(previous_manifest), _dataset_files(manifest)
+    unchanged_paths = {
+        file.path for file in old_files & new_files if sizes.get(file.path) == file.size
+    }
+    unchanged_paths |= {
+        path for path in files if path.startswith(f"{EXTERNALS}/") and path in sizes
+    }
+    if previous_manifest.commit == manifest.commit:
+        unchanged_paths.add(MANIFEST)
+    removed_paths = {file.path for file in old_files} - {file.path for file in new_files}
+    return unchanged_paths, sorted(removed_paths & sizes.keys())
 
 
-def _named(manifest: Manifest) -> set[RecordFile | IndexFile]:
+def _dataset_files(manifest: Manifest) -> set[RecordFile | IndexFile]:
     """Files of a dataset, with sizes and checksums or ids to compare."""
     return {*manifest.record_files, *manifest.small_files}
 
 
-def _sizes(there: Storage) -> dict[str, int]:
+def _sizes(remote: Storage) -> dict[str, int]:
     folders = RECORDS, INDEX, EDITS, EXTERNALS
-    return {file.path: file.size for folder in folders for file in there.files(folder)}
+    return {file.path: file.size for folder in folders for file in remote.files(folder)}
 
 
 def _new_card(
-    there: Storage,
+    remote: Storage,
     url: str,
     summary: Summary,
     originals: _Originals,
@@ -268,9 +274,9 @@ def _new_card(
     """The new card; empty if unchanged, `None` if another card is kept."""
     data = b""
     with suppress(NotFoundError):
-        data, _ = there.read_whole(_CARD, _MAX_CARD_BYTES)
-        found = _MARKED.fullmatch(data.decode(errors="replace"))
-        if found is None or found[2] != _hash(found[1]):
+        data, _ = remote.read_whole(_CARD, _MAX_CARD_BYTES)
+        card_match = _MARKED.fullmatch(data.decode(errors="replace"))
+        if card_match is None or card_match[2] != _hash(card_match[1]):
             return None
         if license is None:
             license = _hub_module().DatasetCard(data.decode()).data.license  # noqa: A001
@@ -282,28 +288,36 @@ def _card(url: str, summary: Summary, originals: _Originals, license: str | None
     # No viewer: it would show tables of the index as data.
     data = _hub_module().DatasetCardData(license=license, tags=["seqrecord"], viewer=False)
     rows = [("feature", "dtype", "shape", "unit", "frames", "size"), ("---",) * 6]
-    for each in summary.features:
-        spec = each.spec
+    for feature in summary.features:
+        spec = feature.spec
         rows.append(
             (
                 f"`{spec.name}`",
                 spec.value_kind.dtype_text(spec),
                 spec.value_kind.shape_text(spec),
                 printable(spec.unit or "").replace("|", "\\|"),
-                f"{each.num_frames:,}",
-                format_size(each.stored_bytes),
+                f"{feature.num_frames:,}",
+                format_size(feature.stored_bytes),
             )
         )
-    refers, where = "", json.dumps(url)
+    originals_text, arguments = "", json.dumps(url)
     if originals is not None:
         places = [originals] if isinstance(originals, str) else originals.values()
-        refers = f", with video or images in {', '.join(f'`{place}`' for place in places)}"
-        where += f", originals={json.dumps(originals)}"
+        originals_text = f", with video or images in {', '.join(f'`{place}`' for place in places)}"
+        arguments += f", originals={json.dumps(originals)}"
     content = f"{_content(summary)}, {format_size(summary.record_bytes + summary.external_bytes)}"
     lines = [
         *("---", data.to_yaml(), "---", "", f"# {url.partition('://datasets/')[2]}", ""),
-        *(f"{content}{refers}.", "", *(f"| {' | '.join(row)} |" for row in rows), ""),
-        *("```python", "import seqrecord", "", f"dataset = seqrecord.open({where})", "```", "", ""),
+        *(f"{content}{originals_text}.", "", *(f"| {' | '.join(row)} |" for row in rows), ""),
+        *(
+            "```python",
+            "import seqrecord",
+            "",
+            f"dataset = seqrecord.open({arguments})",
+            "```",
+            "",
+            "",
+        ),
     ]
     text = "\n".join(lines)
     return text + _MARK.format(_hash(text))
@@ -317,7 +331,7 @@ def _hub_module() -> Any:
     return importlib.import_module("huggingface_hub")  # `hub_branch` has checked for it
 
 
-def _pushed(
+def _push(
     hub: Hub,
     parent: str,
     sent: Mapping[str, Path | bytes],
@@ -329,36 +343,36 @@ def _pushed(
     module = _hub_module()
     operations = [module.CommitOperationAdd(path, file) for path, file in sorted(sent.items())]
     operations += [module.CommitOperationDelete(path) for path in removed]
-    about = {"commit_message": message, "revision": hub.revision, "parent_commit": parent}
+    commit_options = {"commit_message": message, "revision": hub.revision, "parent_commit": parent}
 
     def commit() -> str:
         try:
-            return str(hub.change("create_commit", operations=operations, **about).oid)
+            return str(hub.change("create_commit", operations=operations, **commit_options).oid)
         except StorageError:
-            if (now := hub.head()[0]) == parent:
+            if (head_commit := hub.head()[0]) == parent:
                 raise
-            if not is_ours(now):
+            if not is_ours(head_commit):
                 raise ConflictError(
                     "somebody else committed meanwhile", file=hub.shown("")
                 ) from None
-            return now  # only the answer was lost
+            return head_commit  # only the answer was lost
 
     return hub.retried(commit)
 
 
-def _is_version(at: Callable[[str], Storage], manifest: Manifest, commit: str) -> bool:
+def _is_version(open_commit: Callable[[str], Storage], manifest: Manifest, commit: str) -> bool:
     """Whether a commit contains this version of the dataset."""
-    with closing(at(commit)) as there, suppress(NotFoundError):
-        return read_manifest(there).commit == manifest.commit
+    with closing(open_commit(commit)) as remote, suppress(NotFoundError):
+        return read_manifest(remote).commit == manifest.commit
     return False
 
 
-def _check_whole(there: Storage, files: Mapping[str, Path | bytes]) -> None:
-    sizes = _sizes(there)
-    lacking = [path for path in files if "/" in path and path not in sizes]
-    if lacking:
+def _check_whole(remote: Storage, files: Mapping[str, Path | bytes]) -> None:
+    sizes = _sizes(remote)
+    missing_paths = [path for path in files if "/" in path and path not in sizes]
+    if missing_paths:
         raise StorageError(
             "commit lacks files of the dataset; check for a .gitignore in the repository",
-            file=there.url,
-            expected=lacking[0],
+            file=remote.url,
+            expected=missing_paths[0],
         )

@@ -132,21 +132,21 @@ def to_lerobot(
     with opened(dataset, storage_options=storage_options) as reader:
         numbers = reader.find_episodes(episodes).tolist()
         splits = reader.contents.index.split[numbers].tolist()
-        first = {split: place for place, split in reversed([*enumerate(splits)])}
-        order = sorted(range(len(numbers)), key=lambda place: (first[splits[place]], place))
+        first_places = {split: place for place, split in reversed([*enumerate(splits)])}
+        order = sorted(range(len(numbers)), key=lambda place: (first_places[splits[place]], place))
         if order != [*range(len(numbers))]:
             _logger.warning(
                 "%s: splits are not consecutive episodes, so numbers of episodes and frames differ",
                 reader.url,
             )
-        chosen = reader.select(features)
-        keys = list(chosen.episodes)
-        episodes_in_order = [chosen.episodes[keys[numbers[place]]] for place in order]
-        writer = _Writer(chosen, episodes_in_order, fps, progress, video, rename or {})
+        selection = reader.select(features)
+        keys = list(selection.episodes)
+        episodes_in_order = [selection.episodes[keys[numbers[place]]] for place in order]
+        writer = _Writer(selection, episodes_in_order, fps, progress, video, rename or {})
         writer.warn_of_times(reader)
         root = local_path(destination, "destination")
-        with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as new:
-            writer.write(new)
+        with disk_errors("the dataset", root), new_folder(root, "the folder", "meta") as target:
+            writer.write(target)
         return root
 
 
@@ -175,15 +175,15 @@ class _Writer:
         self._task_feature = next(
             (column.feature for column in self._columns if column.name == TASK), None
         )
-        if unseen := names_unseen_by_policies(self._columns):
+        if unseen_names := names_unseen_by_policies(self._columns):
             _logger.warning(
                 "%s: LeRobot's policies will not see %s: they see action, observation.… and the "
                 "task; rename columns with rename= (--rename %s=observation.%s)",
-                *(reader.url, ", ".join(unseen), unseen[0], unseen[0]),
+                *(reader.url, ", ".join(unseen_names), unseen_names[0], unseen_names[0]),
             )
         self._meter = Meter(sum(map(len, episodes)), reader.features.frame_nbytes, progress)
-        own = [each.feature for each in self._columns if not each.is_video]
-        self._read = [name for name in own if name != PERSISTENT]
+        row_names = [column.feature for column in self._columns if not column.is_video]
+        self._row_features = [name for name in row_names if name != PERSISTENT]
         for episode in episodes:
             for name in reader.features:
                 if not (present := episode.present(name)).all():
@@ -196,11 +196,13 @@ class _Writer:
 
     def warn_of_times(self, dataset: Dataset) -> None:
         """Log the largest difference of the dataset's timestamps from i / fps."""
-        fps, worst = float(self._fps), (_SAME, "", 0.0)
+        fps, worst_deviation = float(self._fps), (_SAME, "", 0.0)
         for episode in self._episodes:
             if (rate := measured_rate(dataset.episodes[episode.key], fps)) is not None:
-                worst = max(worst, (rate.max_deviation, episode.key, rate.mean_fps))
-        seconds, key, mean_fps = worst
+                worst_deviation = max(
+                    worst_deviation, (rate.max_deviation, episode.key, rate.mean_fps)
+                )
+        seconds, key, mean_fps = worst_deviation
         if key:
             _logger.warning(
                 "%s: rows have the times i / %g; timestamps differ by up to %.3g s (episode %s, "
@@ -214,22 +216,22 @@ class _Writer:
         splits = Counter(index.split_of(number, names) for number in numbers)
         meta = LeRobotMeta(root, self._columns, self._episodes, self._fps, splits)
         file = RowFile(root / "data")
-        first = 0
+        first_row = 0
         for number, episode in enumerate(self._episodes):
             file.begin_episode()
-            collected = collector(self._columns)
-            collected.begin(episode.key)
-            tasks = self._write_rows(file, meta, collected, episode, number, first)
-            before = {
-                each.name: self._write_video(root, each, episode, number)
-                for each in self._columns
-                if each.is_video
+            statistics = collector(self._columns)
+            statistics.begin(episode.key)
+            tasks = self._write_rows(file, meta, statistics, episode, number, first_row)
+            video_starts = {
+                column.name: self._write_video(root, column, episode, number)
+                for column in self._columns
+                if column.is_video
             }
-            self._collect_video_statistics(collected, episode)
-            collected.skip(len(episode))
-            collected.keep()
-            meta.add(tasks, file.number, first, before, collected.statistics())
-            first += len(episode)
+            self._collect_video_statistics(statistics, episode)
+            statistics.skip(len(episode))
+            statistics.keep()
+            meta.add(tasks, file.number, first_row, video_starts, statistics.statistics())
+            first_row += len(episode)
         file.close()
         is_all = len(self._episodes) == len(self._reader.episodes)
         meta.close(self._reader.statistics if is_all else Statistics(0, {}))
@@ -239,13 +241,13 @@ class _Writer:
         self,
         file: RowFile,
         meta: LeRobotMeta,
-        collected: StatisticsCollector,
+        statistics: StatisticsCollector,
         episode: Episode,
         number: int,
-        first: int,
+        first_row: int,
     ) -> list[str]:
-        """Write an episode's rows, from row `first` on; returns its tasks in order."""
-        specs = [self._reader.features[name] for name in self._read]
+        """Write an episode's rows, from row `first_row` on; returns its tasks in order."""
+        specs = [self._reader.features[name] for name in self._row_features]
         frame_bytes = sum(spec.value_kind.constant_nbytes(spec) or 0 for spec in specs)
         step = max(1, min(4096, _STEP_BYTES // max(1, frame_bytes)))
         tasks: dict[str, None] = {}
@@ -253,28 +255,32 @@ class _Writer:
         persistent = self._persistent(episode)
         for start in range(0, len(episode), step):
             numbers = range(start, min(start + step, len(episode)))
-            arrays = episode.read(numbers, features=self._read) if self._read else {}
+            arrays = (
+                episode.read(numbers, features=self._row_features) if self._row_features else {}
+            )
             texts = arrays.get(self._task_feature or "") or [default] * len(numbers)
             frames = np.array(numbers)
             tasks.update(dict.fromkeys(texts))
             columns = {}
-            for each in self._columns:
-                if each.name == PERSISTENT:
-                    columns[each.name] = persistent.take(pa.array(np.zeros(len(frames), np.int64)))
-                elif not each.is_video and each.name != TASK:
-                    columns[each.name] = each.array(arrays[each.feature])
-                    if each.has_numbers:
-                        collected.add_frames(each.name, arrays[each.feature], frames)
-            own = [
+            for column in self._columns:
+                if column.name == PERSISTENT:
+                    columns[column.name] = persistent.take(
+                        pa.array(np.zeros(len(frames), np.int64))
+                    )
+                elif not column.is_video and column.name != TASK:
+                    columns[column.name] = column.array(arrays[column.feature])
+                    if column.has_numbers:
+                        statistics.add_frames(column.name, arrays[column.feature], frames)
+            index_values = [
                 frames,
                 np.full(len(frames), number),
-                frames + first,
+                frames + first_row,
                 np.array([*map(meta.task_number, texts)]),
             ]
             times = (frames / float(self._fps)).astype(np.float32)
-            for name, values in zip((TIMESTAMP, *OWN), (times, *own), strict=True):
+            for name, values in zip((TIMESTAMP, *OWN), (times, *index_values), strict=True):
                 columns[name] = pa.array(values)
-                collected.add_frames(name, values, frames)
+                statistics.add_frames(name, values, frames)
             file.write(pa.table(columns))
             self._meter.add(len(numbers))
         return list(tasks)
@@ -284,17 +290,17 @@ class _Writer:
         rows, begin = episode.metadata.get(PERSISTENT) or [], 0.0
         if rows and TIMESTAMP in self._reader.features:
             begin = float(np.ravel(episode.read([0], features=[TIMESTAMP])[TIMESTAMP])[0])
-        moved = [row | {"timestamp": row["timestamp"] - begin} for row in rows]
-        return language_array([moved], PERSISTENT)
+        shifted_rows = [row | {"timestamp": row["timestamp"] - begin} for row in rows]
+        return language_array([shifted_rows], PERSISTENT)
 
-    def _collect_video_statistics(self, collected: StatisticsCollector, episode: Episode) -> None:
-        names = {each.feature: each.name for each in self._columns if each.is_video}
+    def _collect_video_statistics(self, statistics: StatisticsCollector, episode: Episode) -> None:
+        names = {column.feature: column.name for column in self._columns if column.is_video}
         count = max(1, min(_SAMPLED, _SAMPLED_IN_ALL // len(self._episodes), len(episode)))
-        sampled = np.linspace(0, len(episode) - 1, count).astype(np.int64)
+        sampled_frames = np.linspace(0, len(episode) - 1, count).astype(np.int64)
         if names:
-            images = episode.read(sampled.tolist(), features=list(names))
+            images = episode.read(sampled_frames.tolist(), features=list(names))
             for feature, name in names.items():
-                collected.add_frames(name, images[feature], sampled)
+                statistics.add_frames(name, images[feature], sampled_frames)
 
     def _write_video(self, root: Path, column: LeRobotColumn, episode: Episode, number: int) -> int:
         """Write an episode's video; returns the number of frames before the episode's first."""
@@ -309,7 +315,7 @@ class _Writer:
             gops += self._encoded(column, episode)
         config = gops[0].config or VideoConfig.from_json(spec.codec[0])
         exported = self._exported.get(column.name, frozenset[bytes]())
-        shown, before = _alike(gops, config, spec, f"{episode.key}, {name}", exported)
+        shown_gops, num_hidden = _unify_gops(gops, config, spec, f"{episode.key}, {name}", exported)
         # The next episode may begin in this GOP.
         self._exported[column.name] = frozenset(
             packet
@@ -317,18 +323,20 @@ class _Writer:
             if place >= 0 or packet in exported
         )
         # Frames are decoded up to this many packets before they are shown.
-        delay = max(at - frame for one in shown for at, frame in enumerate(one.order))
+        delay = max(
+            position - frame for gop in shown_gops for position, frame in enumerate(gop.order)
+        )
         mux_mp4(
             str(path),
             config.codec,
             (spec.shape[0] or 0, spec.shape[1] or 0),
-            shown[0].packets,
-            _timed(shown, delay),
+            shown_gops[0].packets,
+            _packet_times(shown_gops, delay),
             tick=Fraction(1, 1) / self._fps / _TICKS,
             duration=_TICKS,
             options={"movflags": "faststart"},
         )
-        return before
+        return num_hidden
 
     def _encoded(self, column: LeRobotColumn, episode: Episode) -> Iterator[Gop]:
         config = VideoConfig.from_json(column.spec.codec[0])
@@ -345,27 +353,27 @@ class _Writer:
             return spec is not None
         for episode in self._episodes:
             times = episode.read(range(len(episode)), features=[TIMESTAMP])[TIMESTAMP]
-            regular = np.arange(len(episode)) / float(self._fps)
-            if np.abs(times.reshape(-1).astype(np.float64) - regular).max(initial=0) > _SAME:
+            regular_times = np.arange(len(episode)) / float(self._fps)
+            if np.abs(times.reshape(-1).astype(np.float64) - regular_times).max(initial=0) > _SAME:
                 return True
         return False
 
 
 def _default_task(episode: Episode) -> str:
-    found = episode.metadata.get("tasks") or episode.metadata.get("task")
-    found = found[0] if isinstance(found, list) and found else found
-    return found if isinstance(found, str) else ""
+    task = episode.metadata.get("tasks") or episode.metadata.get("task")
+    task = task[0] if isinstance(task, list) and task else task
+    return task if isinstance(task, str) else ""
 
 
 def _rate(episodes: Sequence[Episode], fps: float | None) -> Fraction:
     """Frames per second: `fps`, or the common rate of all episodes."""
-    known = {episode.fps for episode in episodes} if fps is None else {fps}
-    [rate] = known if len(known) == 1 else [None]
+    rates = {episode.fps for episode in episodes} if fps is None else {fps}
+    [rate] = rates if len(rates) == 1 else [None]
     if rate is None or not 0 < rate < 1e6:
         raise ClipError(
             "LeRobot needs one frame rate for all episodes; pass fps (--fps)",
             expected="frames per second",
-            got=", ".join(map(str, sorted(known, key=str)))[:100],
+            got=", ".join(map(str, sorted(rates, key=str)))[:100],
         )
     return Fraction(rate).limit_denominator(1001)
 
@@ -374,9 +382,11 @@ def _gops(data: memoryview, count: int, feature: str) -> Iterator[Gop]:
     """The GOPs of a page with `count` frames."""
     table = parse_video_page(data, count, feature)
     packets = [bytes(data[a:b]) for a, b in pairwise(table.offsets.tolist())]
-    firsts = table.first_frame.tolist()
-    for (start, stop), first in zip(pairwise(table.first_packet.tolist()), firsts, strict=False):
-        order = [-1 if n < 0 else n - first for n in table.order[start:stop].tolist()]
+    first_frames = table.first_frame.tolist()
+    for (start, stop), first_frame in zip(
+        pairwise(table.first_packet.tolist()), first_frames, strict=False
+    ):
+        order = [-1 if n < 0 else n - first_frame for n in table.order[start:stop].tolist()]
         yield Gop(tuple(packets[start:stop]), tuple(order), table.config)
 
 
@@ -387,48 +397,48 @@ class _Shown(NamedTuple):
     order: Sequence[int]
 
 
-def _timed(gops: Sequence[_Shown], delay: int) -> Iterator[TimedPacket]:
+def _packet_times(gops: Sequence[_Shown], delay: int) -> Iterator[TimedPacket]:
     """Packets of GOPs; frame i is shown at i frame periods."""
-    first = 0
+    first_frame = 0
     for gop in gops:
-        for place, (data, shown) in enumerate(zip(gop.packets, gop.order, strict=True)):
-            pts, dts = (first + shown) * _TICKS, (first + place - delay) * _TICKS
+        for place, (data, frame) in enumerate(zip(gop.packets, gop.order, strict=True)):
+            pts, dts = (first_frame + frame) * _TICKS, (first_frame + place - delay) * _TICKS
             yield TimedPacket(data, pts, dts, place == 0)
-        first += len(gop.packets)
+        first_frame += len(gop.packets)
 
 
-def _alike(
+def _unify_gops(
     gops: Sequence[Gop],
     config: VideoConfig,
     spec: FeatureSpec,
-    where: str,
+    place: str,
     exported: Collection[bytes],
 ) -> tuple[list[_Shown], int]:
     """The GOPs in one configuration, and the number of frames before the first one of the episode.
 
     GOPs of another configuration, and with hidden frames behind or between the visible ones, are
-    encoded again, with a warning about `where`. So are GOPs with hidden frames before the visible
+    encoded again, with a warning about `place`. So are GOPs with hidden frames before the visible
     ones whose packets are not `exported`: they were trimmed, or are of other episodes.
     """
-    feature = VideoConfig.from_json(spec.codec[0])
+    feature_config = VideoConfig.from_json(spec.codec[0])
     height, width = (n or 0 for n in spec.shape[:2])
-    found, count = list[_Shown](), 0
+    shown_gops, count = list[_Shown](), 0
     for gop in gops:
-        own = gop.config or feature
-        shown: _Shown | None = None
-        if own == config and -1 not in gop.order:
-            shown = _Shown(gop.packets, gop.order)
-        elif own == config and not found and _are_exported(gop, exported):
-            shown = _from_keyframe(gop, own.codec)
-        if shown is None:
+        gop_config = gop.config or feature_config
+        shown_gop: _Shown | None = None
+        if gop_config == config and -1 not in gop.order:
+            shown_gop = _Shown(gop.packets, gop.order)
+        elif gop_config == config and not shown_gops and _are_exported(gop, exported):
+            shown_gop = _from_keyframe(gop, gop_config.codec)
+        if shown_gop is None:
             count += gop.num_frames
-            gop = encode_gop(config, decode_gop(own, height, width, gop))
-            shown = _Shown(gop.packets, gop.order)
-        found.append(shown)
+            gop = encode_gop(config, decode_gop(gop_config, height, width, gop))
+            shown_gop = _Shown(gop.packets, gop.order)
+        shown_gops.append(shown_gop)
     if count:
         reason = "their GOPs have hidden frames, or another codec"
-        _logger.warning("%s: re-encoded %d frames (%s)", where, count, reason)
-    return found, len(found[0].packets) - gops[0].num_frames
+        _logger.warning("%s: re-encoded %d frames (%s)", place, count, reason)
+    return shown_gops, len(shown_gops[0].packets) - gops[0].num_frames
 
 
 def _are_exported(gop: Gop, exported: Collection[bytes]) -> bool:
@@ -442,7 +452,7 @@ def _from_keyframe(gop: Gop, codec: str) -> _Shown | None:
     order: list[int] = []
     with suppress(*video_errors()):  # `decode_gop` raises a better error
         order = display_order(codec, gop.packets)
-    visible = [gop.order[packet] for packet in order][-gop.num_frames :]
-    if len(order) < len(gop.packets) or visible != [*range(gop.num_frames)]:
+    visible_order = [gop.order[packet] for packet in order][-gop.num_frames :]
+    if len(order) < len(gop.packets) or visible_order != [*range(gop.num_frames)]:
         return None
     return _Shown(gop.packets, np.argsort(order).tolist())

@@ -75,10 +75,10 @@ class LeRobotColumn:
     def is_depth(self) -> bool:
         return self.is_picture and len(self.spec.shape) == 2
 
-    def described(self, names: Any, fps: Fraction) -> dict[str, Any]:
+    def describe(self, names: Any, fps: Fraction) -> dict[str, Any]:
         """Entry of the column in `info.json`; lerobot's tools compare every field."""
-        known = names or (_AXES if self.is_picture else None)
-        found = {"dtype": self.dtype, "shape": list(self.shape), "names": known}
+        axis_names = names or (_AXES if self.is_picture else None)
+        description = {"dtype": self.dtype, "shape": list(self.shape), "names": axis_names}
         info: dict[str, Any] = {}
         if self.is_video:
             height, width, channels = self.shape
@@ -97,7 +97,7 @@ class LeRobotColumn:
                 info |= {f"video.{name}": value for name, value in vars(config.depth).items()}
         if self.is_depth:
             info |= {"is_depth_map": True, "depth_unit": self.spec.unit}
-        return found | ({"info": info} if info else {})
+        return description | ({"info": info} if info else {})
 
     def array(self, values: Any) -> pa.Array:
         """Arrow column of frames [rows, *shape], or of a list of texts."""
@@ -105,7 +105,9 @@ class LeRobotColumn:
             return pa.array(values, pa.string())
         if self.dtype == "image":
             kind = pa.struct([("bytes", pa.binary()), ("path", pa.string())])
-            return pa.array([{"bytes": _encoded(image), "path": None} for image in values], kind)
+            return pa.array(
+                [{"bytes": _encode_image(image), "path": None} for image in values], kind
+            )
         if self.dtype == "language":
             return language_array([json.loads(text) if text else [] for text in values], EVENTS)
         array = np.ascontiguousarray(values)
@@ -187,12 +189,12 @@ def names_unseen_by_policies(columns: Sequence[LeRobotColumn]) -> list[str]:
     They see `action` and `observation.…`, and of images those with such a name; the task; language
     columns. Rewards and ends of episodes, `next.…`, are for its reinforcement learning.
     """
-    known = ("action", TASK, _RECORDED, EVENTS, PERSISTENT)
-    seen = ("observation.", "next.")
+    visible_names = ("action", TASK, _RECORDED, EVENTS, PERSISTENT)
+    visible_prefixes = ("observation.", "next.")
     return [
         column.name
         for column in columns
-        if column.name not in known and not column.name.startswith(seen)
+        if column.name not in visible_names and not column.name.startswith(visible_prefixes)
     ]
 
 
@@ -208,17 +210,17 @@ def _video_codec(video: str, spec: FeatureSpec) -> tuple[CodecConfig, ...]:
 
 def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
     if name in (*OWN, _RECORDED, PERSISTENT) and spec.name == name:
-        raise _impossible(spec, "LeRobot reserves the name; choose other features")
+        raise _export_error(spec, "LeRobot reserves the name; choose other features")
     if spec.value == "text":
         return LeRobotColumn(name, spec, "language" if name == EVENTS else "string", (1,))
     if spec.value_kind.constant_nbytes(spec) is None:
-        raise _impossible(spec, "LeRobot does not support bytes and varying shapes")
+        raise _export_error(spec, "LeRobot does not support bytes and varying shapes")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
     for dtype, channel, fits in _PICTURES:
         if fits(spec):
             return LeRobotColumn(name, spec, dtype, (*shape, *channel))
     if spec.dtype.kind == "c" or len(shape) > _MOST_DIMENSIONS or 0 in shape:
-        raise _impossible(
+        raise _export_error(
             spec, f"LeRobot supports real numbers, with at most {_MOST_DIMENSIONS} dimensions"
         )
     return LeRobotColumn(name, spec, spec.dtype.name, shape)
@@ -249,11 +251,11 @@ _PICTURES: tuple[tuple[str, tuple[int, ...], Callable[[FeatureSpec], bool]], ...
 fits."""
 
 
-def _impossible(spec: FeatureSpec, why: str) -> SchemaError:
-    return SchemaError(f"feature cannot be exported: {why}", feature=spec.name, got=str(spec))
+def _export_error(spec: FeatureSpec, reason: str) -> SchemaError:
+    return SchemaError(f"feature cannot be exported: {reason}", feature=spec.name, got=str(spec))
 
 
-def _encoded(image: Any) -> bytes:
+def _encode_image(image: Any) -> bytes:
     """An image as PNG, or depth as TIFF, as in lerobot."""
     stream = io.BytesIO()
     if image.ndim == 2:
@@ -266,15 +268,15 @@ def _encoded(image: Any) -> bytes:
 def language_array(frames: Sequence[Rows], name: str) -> pa.Array:
     """Arrow column of a language column; tool calls are JSON, as `datasets.Json` stores them."""
     times = [("timestamp", pa.float32())] if name == PERSISTENT else []
-    texts = [(one, pa.string()) for one in ("role", "content", "style")]
+    texts = [(field, pa.string()) for field in ("role", "content", "style")]
     calls = ("tool_calls", pa.list_(pa.string()))
     kind = pa.list_(pa.struct([*texts, *times, ("camera", pa.string()), calls]))
 
-    def stored(row: dict[str, Any]) -> dict[str, Any]:
+    def encode_calls(row: dict[str, Any]) -> dict[str, Any]:
         calls = row["tool_calls"]
-        return row | {"tool_calls": calls and [json.dumps(one) for one in calls]}
+        return row | {"tool_calls": calls and [json.dumps(call) for call in calls]}
 
-    return pa.array([rows and [stored(row) for row in rows] for rows in frames], kind)
+    return pa.array([rows and [encode_calls(row) for row in rows] for rows in frames], kind)
 
 
 class RowFile:
@@ -334,7 +336,7 @@ class LeRobotMeta:
         tasks: Sequence[str],
         file: int,
         first_row: int,
-        before: Mapping[str, int],
+        video_starts: Mapping[str, int],
         statistics: Statistics,
     ) -> None:
         """Add the next episode: tasks, number of its data file, first row, frames in its videos
@@ -349,7 +351,7 @@ class LeRobotMeta:
             "dataset_from_index": first_row,
             "dataset_to_index": first_row + length,
         }
-        for name, begin in before.items():
+        for name, begin in video_starts.items():
             row[f"videos/{name}/chunk_index"] = number // _FILES_PER_CHUNK
             row[f"videos/{name}/file_index"] = number % _FILES_PER_CHUNK
             row[f"videos/{name}/from_timestamp"] = begin / float(self._fps)
@@ -371,11 +373,11 @@ class LeRobotMeta:
         self._file.write(pa.Table.from_pylist(self._rows))
         self._rows = []
 
-    def close(self, known: Statistics) -> None:
+    def close(self, stored_statistics: Statistics) -> None:
         """Write the remaining files of `meta/`; `info.json`, which makes the dataset valid, is
         last.
 
-        `known` has the dataset's own statistics of these episodes, possibly none.
+        `stored_statistics` has the dataset's own statistics of these episodes, possibly none.
         """
         import pyarrow.parquet as pq  # here, since it takes long to import
 
@@ -383,10 +385,20 @@ class LeRobotMeta:
         self._file.close()
         folder = self._root / "meta"
         pq.write_table(task_table(self._tasks), folder / "tasks.parquet")
-        own = {each.name: known[each.feature] for each in self._columns if each.feature in known}
-        every = Statistics(self._statistics.num_frames, {**self._statistics, **own})
-        stats = self._stats(every)
-        for name in (name for name, one in own.items() if not one.num_drawn.all()):
+        column_statistics = {
+            column.name: stored_statistics[column.feature]
+            for column in self._columns
+            if column.feature in stored_statistics
+        }
+        statistics = Statistics(
+            self._statistics.num_frames, {**self._statistics, **column_statistics}
+        )
+        stats = self._stats(statistics)
+        for name in (
+            name
+            for name, feature_stats in column_statistics.items()
+            if not feature_stats.num_drawn.all()
+        ):
             stats[name] = {key: value for key, value in stats[name].items() if key[0] != "q"}
         _write_json(folder / "stats.json", stats)
         keys = [episode.key for episode in self._episodes]
@@ -397,12 +409,12 @@ class LeRobotMeta:
         robots = {episode.metadata.get("robot_type") for episode in self._episodes}
         [robot] = robots if len(robots) == 1 else [None]
         names = self._episodes[0].metadata.get("names") if self._episodes else None
-        known = names if isinstance(names, dict) else {}
+        axis_names = names if isinstance(names, dict) else {}
         return dataset_info(
             {
-                each.name: each.described(known.get(each.name), self._fps)
-                for each in self._columns
-                if each.name != TASK
+                column.name: column.describe(axis_names.get(column.name), self._fps)
+                for column in self._columns
+                if column.name != TASK
             },
             int(self._fps) if self._fps.denominator == 1 else float(self._fps),
             map(len, self._episodes),
@@ -414,14 +426,16 @@ class LeRobotMeta:
     def _stats(self, statistics: Statistics) -> dict[str, Any]:
         """Statistics in lerobot's format: images per channel [3, 1, 1] from 0 to 1, depth [1, 1, 1]
         in its unit, arrays [last axis]."""
-        found = {}
-        pictures = {each.name for each in self._columns if each.is_picture}
-        depths = {each.name for each in self._columns if each.is_depth}
-        shapes = {each.name: each.shape for each in self._columns}
+        stats_by_column = {}
+        pictures = {column.name for column in self._columns if column.is_picture}
+        depths = {column.name for column in self._columns if column.is_depth}
+        shapes = {column.name: column.shape for column in self._columns}
         for name, stats in statistics.items():
-            last = None if name in pictures else shapes.get(name, (1,))[-1]
-            found[name] = described_statistics(stats, last, 1 if name in depths else 255)
-        return found
+            last_axis = None if name in pictures else shapes.get(name, (1,))[-1]
+            stats_by_column[name] = describe_statistics(
+                stats, last_axis, 1 if name in depths else 255
+            )
+        return stats_by_column
 
 
 def dataset_info(
@@ -443,11 +457,11 @@ def dataset_info(
         splits: number of successive episodes of each split, of `None` in no split. Without a
             split, all episodes are in `train`.
     """
-    own = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
+    index_dtypes = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")
     counts = [*lengths]
     ends = [0, *accumulate((splits or {}).values())]
     ranges = {n: f"{a}:{b}" for n, (a, b) in zip(splits or {}, pairwise(ends), strict=True) if n}
-    is_video = any(one["dtype"] == "video" for one in features.values())
+    is_video = any(feature["dtype"] == "video" for feature in features.values())
     return {
         "codebase_version": "v3.0",
         "robot_type": robot_type if isinstance(robot_type, str) else None,
@@ -465,22 +479,25 @@ def dataset_info(
         else None,
         "features": {
             **features,
-            **{name: {"dtype": kind, "shape": [1], "names": None} for name, kind in own.items()},
+            **{
+                name: {"dtype": kind, "shape": [1], "names": None}
+                for name, kind in index_dtypes.items()
+            },
         },
     }
 
 
-def described_statistics(
-    stats: FeatureStatistics, last: int | None, most: int = 255
+def describe_statistics(
+    stats: FeatureStatistics, last_axis: int | None, max_value: int = 255
 ) -> dict[str, Any]:
-    """Entry of a feature in `stats.json`, of arrays [last], or of images [C, 1, 1] from 0 to `most`
-    as from 0 to 1.
+    """Entry of a feature in `stats.json`, of arrays [last], or of images [C, 1, 1] from 0 to
+    `max_value` as from 0 to 1.
     """
     values = [stats.min, stats.max, stats.mean, stats.std, *stats.quantile(QUANTILES)]
-    if last is None:
-        lists = [(value / most).reshape(-1, 1, 1).tolist() for value in values]
+    if last_axis is None:
+        lists = [(value / max_value).reshape(-1, 1, 1).tolist() for value in values]
     else:
-        lists = [np.broadcast_to(value, last).tolist() for value in values]
+        lists = [np.broadcast_to(value, last_axis).tolist() for value in values]
     return {**dict(zip(STATISTIC_NAMES, lists, strict=True)), "count": [stats.num_frames]}
 
 
@@ -488,19 +505,19 @@ def task_table(tasks: Mapping[str, int]) -> pa.Table:
     """Tasks as a table with pandas metadata: lerobot reads the tasks as the pandas index."""
     kind = {"pandas_type": "unicode", "numpy_type": "object", "metadata": None}
     index = {"name": "task", "field_name": "task", **kind}
-    about = {"index_columns": ["task"], "column_indexes": [], "columns": [index]}
+    pandas_metadata = {"index_columns": ["task"], "column_indexes": [], "columns": [index]}
     table = pa.table({"task_index": list(tasks.values()), "task": list(tasks)})
-    return table.replace_schema_metadata({"pandas": json.dumps(about)})
+    return table.replace_schema_metadata({"pandas": json.dumps(pandas_metadata)})
 
 
 def collector(columns: Sequence[LeRobotColumn]) -> StatisticsCollector:
     """Collector for the columns with statistics, and for LeRobot's own columns."""
     specs = [FeatureSpec(TIMESTAMP, np.dtype(np.float32), ())]
     specs += [FeatureSpec(name, np.dtype(np.int64), ()) for name in OWN]
-    for each in columns:
-        if each.has_numbers:
-            kind = "depth" if each.is_depth else None
-            specs.append(FeatureSpec(each.name, each.spec.dtype, each.spec.shape, kind=kind))
+    for column in columns:
+        if column.has_numbers:
+            kind = "depth" if column.is_depth else None
+            specs.append(FeatureSpec(column.name, column.spec.dtype, column.spec.shape, kind=kind))
     return StatisticsCollector(Schema(specs))
 
 

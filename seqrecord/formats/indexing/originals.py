@@ -80,7 +80,7 @@ def index_source(source: Source, destination: StorageLike, **options: Any) -> Co
     them. `options` are arguments of `convert`. Raises `SourceError` for a source that cannot be
     read in place, and the errors of `convert`.
     """
-    source = _referring(source)
+    source = _reference_source(source)
     codecs = {name: "raw" for name, spec in source.schema().items() if not spec.codec}
     return convert(source, destination, in_place=True, codecs=codecs, **options)
 
@@ -111,12 +111,12 @@ def find_index(
         return None
     with closing(open_storage(location, storage_options)) as storage:
         place, shown = storage.place, storage.url
-    real = place if "://" in place else os.path.realpath(place)
-    fact = os.fsencode(real) + (repr(sorted(options.items())).encode() if options else b"")
+    real_place = place if "://" in place else os.path.realpath(place)
+    fact = os.fsencode(real_place) + (repr(sorted(options.items())).encode() if options else b"")
     name = hashlib.sha256(fact).hexdigest()[:32]
-    found = _found_or_made(source, name, shown, workers)
-    name_index(str(found.folder), shown)
-    return found
+    index = _current_or_new_index(source, name, shown, workers)
+    name_index(str(index.folder), shown)
+    return index
 
 
 def is_original(storage: Storage) -> bool:
@@ -128,12 +128,12 @@ def is_original(storage: Storage) -> bool:
     return True
 
 
-def _found_or_made(source: Source, name: str, shown: str, workers: int | None) -> FoundIndex:
-    prepared = _OriginalIndex(source, home() / "indexes" / name, shown, workers).current()
-    if prepared is not None:
-        return prepared
-    with private_folder("indexes", name) as folder, _locked(folder / f"{name}.lock", shown):
-        return _OriginalIndex(source, folder / name, shown, workers).updated()
+def _current_or_new_index(source: Source, name: str, shown: str, workers: int | None) -> FoundIndex:
+    index = _OriginalIndex(source, home() / "indexes" / name, shown, workers).current()
+    if index is not None:
+        return index
+    with private_folder("indexes", name) as folder, _index_lock(folder / f"{name}.lock", shown):
+        return _OriginalIndex(source, folder / name, shown, workers).update()
 
 
 def _source_at(
@@ -146,8 +146,8 @@ def _source_at(
     # A tree of mixed files with some video is not detected automatically.
     is_whole = getattr(source, "is_whole", None)
     if is_whole is not None and is_whole():
-        referring: Source = source.referring()  # type: ignore[attr-defined]
-        return referring
+        reference_source: Source = source.referring()  # type: ignore[attr-defined]
+        return reference_source
     if hasattr(source, "referring"):
         raise NotFoundError(
             "no dataset, but originals: pack them (`seqrecord write --src SRC`), or index them "
@@ -157,7 +157,7 @@ def _source_at(
     return None
 
 
-def _referring(source: Any) -> Any:
+def _reference_source(source: Any) -> Any:
     """Return the source as read in place, without large features that would have to be copied.
 
     Raises `SourceError` for large features that the caller has named, and if nothing is left to
@@ -166,23 +166,25 @@ def _referring(source: Any) -> Any:
     if hasattr(source, "referring"):
         source = source.referring()
     schema, are_named = source.schema(), getattr(source, "features", None) is not None
-    large = {name: reason for name, spec in schema.items() if (reason := _reason_to_pack(spec))}
+    large_features = {
+        name: reason for name, spec in schema.items() if (reason := _reason_to_pack(spec))
+    }
     unreadable: Mapping[str, SourceError] = getattr(source, "unreadable", {})
-    refers = are_named or bool(referable_features(schema))
+    has_references = are_named or bool(referable_features(schema))
     has_pixels = any(spec.kind in PIXEL_KINDS for spec in schema.values())
     # An original of numbers and texts is copied whole; pictures never are.
-    if (large and (are_named or not hasattr(source, "leaving_out"))) or (
-        not refers and (large or unreadable or has_pixels or not schema)
+    if (large_features and (are_named or not hasattr(source, "leaving_out"))) or (
+        not has_references and (large_features or unreadable or has_pixels or not schema)
     ):
         for error in unreadable.values():
             raise error
-        raise _unsuitable(schema, large)
-    if not large:
+        raise _unsuitable(schema, large_features)
+    if not large_features:
         return source
     return source.leaving_out(
         {
             name: SourceError(f"{reason}: `seqrecord write` packs it", feature=name)
-            for name, reason in large.items()
+            for name, reason in large_features.items()
         }
     )
 
@@ -225,7 +227,7 @@ def _as_content(file: ExternalFile) -> ExternalFile:
 
 
 @contextmanager
-def _locked(path: Path, shown: str) -> Iterator[None]:
+def _index_lock(path: Path, shown: str) -> Iterator[None]:
     with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -244,12 +246,12 @@ class _OriginalIndex:
     shown: str
     workers: int | None
 
-    def updated(self) -> FoundIndex:
+    def update(self) -> FoundIndex:
         """Return the index, created or updated to the original's present state."""
         note, identity = self._note(), self.source.identity()
         if note is not None and self._is_current(note, identity):
-            return self._found(note)
-        self.source = _referring(self.source)
+            return self._index_of(note)
+        self.source = _reference_source(self.source)
         begin, content = time.monotonic(), self._content()
         if note is not None and self._is_unchanged(note) and self._has_grown(note):
             folder = self._folder(note)
@@ -261,28 +263,30 @@ class _OriginalIndex:
             except BaseException:
                 shutil.rmtree(folder, ignore_errors=True)
                 raise
-        value = {"original": self.shown, "identity": identity, "content": content}
-        value |= {"folder": folder.name, "size": _size_of(folder)}
+        new_note = {"original": self.shown, "identity": identity, "content": content}
+        new_note |= {"folder": folder.name, "size": _size_of(folder)}
         bad = BadEpisodes.of(
-            (each.info, each.cause) for each in report.bad if not each.is_other_size
+            (episode.info, episode.cause) for episode in report.bad if not episode.is_other_size
         )
         reasons = {name: str(error) for name, error in self.source.unreadable.items()}
-        value |= {"bad": json.dumps(bad.records), "unreadable": json.dumps(reasons)}
+        new_note |= {"bad": json.dumps(bad.records), "unreadable": json.dumps(reasons)}
         temporary = self.base.with_suffix(".json.new")
-        temporary.write_text(json.dumps(value, indent=1))
+        temporary.write_text(json.dumps(new_note, indent=1))
         make_private(temporary)
         make_private(folder)
         temporary.replace(self.base.with_suffix(".json"))
-        kept = [folder] if note is None else [folder, self._folder(note)]  # a job may read it
-        own = re.compile(rf"{self.base.name}-[0-9a-f]{{8}}")
-        for other in self.base.parent.glob(f"{self.base.name}-*"):
-            if other not in kept and own.fullmatch(other.name):
-                shutil.rmtree(other, ignore_errors=True)
+        kept_folders = (
+            [folder] if note is None else [folder, self._folder(note)]
+        )  # a job may read it
+        index_name = re.compile(rf"{self.base.name}-[0-9a-f]{{8}}")
+        for index_folder in self.base.parent.glob(f"{self.base.name}-*"):
+            if index_folder not in kept_folders and index_name.fullmatch(index_folder.name):
+                shutil.rmtree(index_folder, ignore_errors=True)
         _logger.warning(
             "%s: indexed in %.1f s; the index is in %s and takes %s",
-            *(self.shown, time.monotonic() - begin, folder, format_size(int(value["size"]))),
+            *(self.shown, time.monotonic() - begin, folder, format_size(int(new_note["size"]))),
         )
-        return self._found(value)
+        return self._index_of(new_note)
 
     def current(self) -> FoundIndex | None:
         """Return the index if it is up to date, else `None`."""
@@ -291,7 +295,7 @@ class _OriginalIndex:
         note = self._note()
         if note is None or not self._is_current(note, self.source.identity()):
             return None
-        return self._found(note)
+        return self._index_of(note)
 
     def _is_current(self, note: dict[str, str], identity: str) -> bool:
         return note["identity"] == identity and self._is_unchanged(note)
@@ -305,7 +309,7 @@ class _OriginalIndex:
                 return False
         return True
 
-    def _found(self, note: dict[str, str]) -> FoundIndex:
+    def _index_of(self, note: dict[str, str]) -> FoundIndex:
         bad = BadEpisodes(json.loads(note["bad"]))
         return FoundIndex(self._folder(note), bad, json.loads(note["unreadable"]))
 
@@ -315,45 +319,45 @@ class _OriginalIndex:
     def _note(self) -> dict[str, str] | None:
         """Read the index's entry; `None` if missing or unusable."""
         with suppress(OSError, ValueError, SeqRecordError):
-            found = json.loads(self.base.with_suffix(".json").read_text())
+            note = json.loads(self.base.with_suffix(".json").read_text())
             names = {"original", "identity", "content", "folder", "size", "bad", "unreadable"}
             if (
-                isinstance(found, dict)
-                and found.keys() == names
-                and all(isinstance(value, str) for value in found.values())
+                isinstance(note, dict)
+                and note.keys() == names
+                and all(isinstance(value, str) for value in note.values())
             ):
-                folder = self._folder(found)
+                folder = self._folder(note)
                 read_manifest(LocalStorage(folder))
                 lists = [path.stem for path in (folder / EXTERNALS).glob("*.json")]
                 # Parts of it may have been deleted.
                 if (
-                    found["size"] == _size_of(folder)
+                    note["size"] == _size_of(folder)
                     and all(map(is_trusted, lists))
                     and all(map(is_private, (folder, *folder.rglob("*"))))
                 ):
-                    return found
+                    return note
         return None
 
-    def _content(self, before: str = "") -> str:
+    def _content(self, previous_content: str = "") -> str:
         """Return the source's identity of its copied data; empty if only video data is copied."""
         content = getattr(self.source, "content", None)
-        return "" if content is None else str(content(before))
+        return "" if content is None else str(content(previous_content))
 
     def _has_grown(self, note: dict[str, str]) -> bool:
         """Return whether all copied and referenced data of the index is unchanged."""
         folder, is_same = self._folder(note), False
         with suppress(ValueError):  # a damaged entry
             is_same = note["content"] == self._content(note["content"])
-        now = set(map(_as_content, self.source.external_files().values()))
-        copied = read_manifest(LocalStorage(folder)).copied
+        current_files = set(map(_as_content, self.source.external_files().values()))
+        copied_files = read_manifest(LocalStorage(folder)).copied
         has_own = hasattr(self.source, "copied_files")
-        covered = copied.lists if copied and has_own else ()  # by the content
+        covered_lists = copied_files.lists if copied_files and has_own else ()  # by the content
         for path in (folder / EXTERNALS).glob("*.json"):
-            if path.stem in covered:
+            if path.stem in covered_lists:
                 continue
             with suppress(OSError, FormatError):
-                known = ExternalList.parse(path.read_bytes()[:MAX_LIST_BYTES], path.stem)
-                if now.issuperset(map(_as_content, known.files)):
+                external_list = ExternalList.parse(path.read_bytes()[:MAX_LIST_BYTES], path.stem)
+                if current_files.issuperset(map(_as_content, external_list.files)):
                     continue
             return False
         return is_same
@@ -375,8 +379,8 @@ class _OriginalIndex:
                 skip_bad_episodes=True,
                 workers=self.workers,
             )
-        found = report.inventory
-        level = logging.WARNING if found.left_out_data or report.bad else logging.INFO
-        for line in found.lines(_LOGGED_LINES):
+        inventory = report.inventory
+        level = logging.WARNING if inventory.left_out_data or report.bad else logging.INFO
+        for line in inventory.lines(_LOGGED_LINES):
             _logger.log(level, "%s: %s", self.shown, line)
         return report

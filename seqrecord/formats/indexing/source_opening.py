@@ -42,7 +42,7 @@ def open_source(
         source = seqrecord.open_source("records/")
         print(source.schema())
     """
-    given = {name: value for name, value in options.items() if value is not None}
+    format_options = {name: value for name, value in options.items() if value is not None}
     is_remote = is_url(path) or not isinstance(path, (str, os.PathLike))
     if storage_options and not is_remote:
         raise SourceError("storage_options apply to URLs only", file=str(path))
@@ -51,7 +51,7 @@ def open_source(
 
         dataset = find_dataset(path, features, storage_options, is_named=format is not None)
         if dataset is not None:
-            for name in given:
+            for name in format_options:
                 raise OptionError(
                     f"{name} does not apply to the format {DATASET}: remove it", got=name
                 )
@@ -62,5 +62,5 @@ def open_source(
         features=features,
         keep_encoded=keep_encoded,
         storage_options=storage_options,
-        options=given,
+        options=format_options,
     )

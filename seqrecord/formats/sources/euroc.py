@@ -104,39 +104,39 @@ class EurocSource(SequenceSource):
         cameras = sorted(name for name, _ in list_folder(mav) if _CAMERA.fullmatch(name))
         if "cam0" not in cameras:
             raise SourceError("sequence without cam0", file=str(mav), expected=self.expected)
-        below = "" if mav == folder else "mav0/"
+        prefix = "" if mav == folder else "mav0/"
         metadata: dict[str, Any] = {"dataset": "EuRoC", "cameras": {}}
-        found = SequenceTables(source=self, folder=folder, unit="ns", metadata=metadata)
+        tables = SequenceTables(source=self, folder=folder, unit="ns", metadata=metadata)
         for name in cameras:
-            feature, listed = f"image_{name}", mav / name / "data.csv"
-            found.places[feature] = f"{below}{name}/*"
+            feature, list_file = f"image_{name}", mav / name / "data.csv"
+            tables.places[feature] = f"{prefix}{name}/*"
             if name != "cam0" and not self.wants(feature):
                 continue
-            stamps, images = found.images(listed, mav / name / "data")
+            stamps, images = tables.images(list_file, mav / name / "data")
             if name == "cam0":
-                found.times = stamps
+                tables.times = stamps
             by_time = dict(zip(stamps.tolist(), images, strict=True))
-            paths = [by_time.get(time) for time in found.times.tolist()]
-            there = sum(path is not None for path in paths)
-            found.check(listed, there, stamps, "with the timestamp", feature)
-            found.columns[feature] = Images(paths)
+            paths = [by_time.get(time) for time in tables.times.tolist()]
+            num_matched = sum(path is not None for path in paths)
+            tables.check(list_file, num_matched, stamps, "with the timestamp", feature)
+            tables.columns[feature] = Images(paths)
             if name != "cam0":
-                found.metadata[f"frames_without_{name}"] = len(paths) - there
-                found.metadata[f"{name}_without_frame"] = len(by_time) - there
+                tables.metadata[f"frames_without_{name}"] = len(paths) - num_matched
+                tables.metadata[f"{name}_without_frame"] = len(by_time) - num_matched
             camera = None
-            if description := _sensor_of(found, mav / name):
-                found.metadata["cameras"][name] = description
-                if camera := _pinhole(description, found.files[-1]):
-                    found.metadata.setdefault("camera", {})[feature] = camera.to_json()
+            if description := _sensor_of(tables, mav / name):
+                tables.metadata["cameras"][name] = description
+                if camera := _pinhole(description, tables.files[-1]):
+                    tables.metadata.setdefault("camera", {})[feature] = camera.to_json()
             if camera is None:
-                found.notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
-        found.places["timestamp"] = f"{below}cam0/data.csv"
-        found.begin(found.times)
-        _add_imu(found, mav / "imu0", f"{below}imu0/*")
+                tables.notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
+        tables.places["timestamp"] = f"{prefix}cam0/data.csv"
+        tables.begin(tables.times)
+        _add_imu(tables, mav / "imu0", f"{prefix}imu0/*")
         if name := next((n for n in _TRUTHS if is_file(mav / n / "data.csv")), ""):
-            _add_truth(found, mav / name, dict.fromkeys(_TRUTHS[name], f"{below}{name}/*"))
-        found.fps = frame_rate(found.metadata["cameras"].get("cam0", {}).get("rate_hz"))
-        return found
+            _add_truth(tables, mav / name, dict.fromkeys(_TRUTHS[name], f"{prefix}{name}/*"))
+        tables.fps = frame_rate(tables.metadata["cameras"].get("cam0", {}).get("rate_hz"))
+        return tables
 
 
 FORMAT = SourceFormat("euroc", EurocSource.expected, EurocSource, ("exif",), takes_urls=True)
@@ -146,49 +146,52 @@ def _mav(folder: Path) -> Path:
     return folder / "mav0" if is_directory(folder / "mav0") else folder
 
 
-def _add_imu(found: SequenceTables, folder: Path, place: str) -> None:
+def _add_imu(tables: SequenceTables, folder: Path, place: str) -> None:
     """Add the samples of the inertial sensor between frames."""
     table = folder / "data.csv"
-    if not found.has(table, imu=place, imu_timestamp=place):
+    if not tables.has(table, imu=place, imu_timestamp=place):
         return
-    if description := _sensor_of(found, folder):
-        found.metadata["imu"] = description
-    if samples := found.samples(table, 6):
+    if description := _sensor_of(tables, folder):
+        tables.metadata["imu"] = description
+    if samples := tables.samples(table, 6):
         stamps, values, bounds = samples
-        found.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
-        found.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
+        tables.columns["imu"] = Values(values, "imu", "rad/s, m/s^2", bounds=bounds)
+        tables.columns["imu_timestamp"] = Values(stamps, "timestamp", "ns", bounds=bounds)
 
 
-def _add_truth(found: SequenceTables, folder: Path, places: dict[str, str]) -> None:
+def _add_truth(tables: SequenceTables, folder: Path, places: dict[str, str]) -> None:
     """Add the ground truth; `places` has its features."""
     table = folder / "data.csv"
-    if not found.has(table, **places):
+    if not tables.has(table, **places):
         return
-    if rows := found.rows(table, (16, 7)):
-        _add_poses(found, table, *rows)
-    if description := _sensor_of(found, folder):
-        found.metadata["ground_truth"] = description
+    if rows := tables.rows(table, (16, 7)):
+        _add_poses(tables, table, *rows)
+    if description := _sensor_of(tables, folder):
+        tables.metadata["ground_truth"] = description
 
 
 def _add_poses(
-    found: SequenceTables,
+    tables: SequenceTables,
     path: Path,
     stamps: npt.NDArray[np.int64],
     values: npt.NDArray[np.float64],
 ) -> None:
     """Add the columns of the ground truth."""
-    near = align(found.times, stamps, "nearest", _WITHIN)
-    there, rows = found.matched(path, stamps, near, "at most 10 ms away"), values[near]
-    found.columns["pose"] = Values(rows[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", there)
+    pose_rows = align(tables.times, stamps, "nearest", _WITHIN)
+    has_pose, rows = (
+        tables.match_poses(path, stamps, pose_rows, "at most 10 ms away"),
+        values[pose_rows],
+    )
+    tables.columns["pose"] = Values(rows[:, [0, 1, 2, 4, 5, 6, 3]], "pose", "m", has_pose)
     if values.shape[1] == 16:
-        found.columns["velocity"] = Values(rows[:, 7:10], "state", "m/s", there)
-        found.columns["imu_bias"] = Values(rows[:, 10:16], "state", "rad/s, m/s^2", there)
+        tables.columns["velocity"] = Values(rows[:, 7:10], "state", "m/s", has_pose)
+        tables.columns["imu_bias"] = Values(rows[:, 10:16], "state", "rad/s, m/s^2", has_pose)
 
 
-def _sensor_of(found: SequenceTables, folder: Path) -> dict[str, Any]:
+def _sensor_of(tables: SequenceTables, folder: Path) -> dict[str, Any]:
     """Read the description of a sensor, which is then a file of the sequence."""
-    found.files.append(folder / "sensor.yaml")
-    return _sensor(found.files[-1])
+    tables.files.append(folder / "sensor.yaml")
+    return _sensor(tables.files[-1])
 
 
 def _sensor(path: Path) -> dict[str, Any]:
@@ -205,27 +208,27 @@ def _sensor(path: Path) -> dict[str, Any]:
             expected="names and values, such as rate_hz: 20",
             got=repr_of(content, 120),
         )
-    return _described(content, path)
+    return _known_values(content, path)
 
 
-def _described(content: dict[str, Any], path: Path) -> dict[str, Any]:
+def _known_values(content: dict[str, Any], path: Path) -> dict[str, Any]:
     """Return the known values of a mapping and of mappings in it."""
-    found: dict[str, Any] = {}
+    description: dict[str, Any] = {}
     for name, value in content.items():
         if name == "T_BS":
             data = value.get("data") if isinstance(value, dict) else value
             rows = data if isinstance(data, list) else [data]
-            flat = [n for row in rows for n in (row if isinstance(row, list) else [row])]
-            found[name] = np.reshape(_numbers(flat, name, path, 16), (4, 4)).tolist()
+            numbers = [n for row in rows for n in (row if isinstance(row, list) else [row])]
+            description[name] = np.reshape(_numbers(numbers, name, path, 16), (4, 4)).tolist()
         elif isinstance(value, dict):
-            found |= _described(value, path)
+            description |= _known_values(value, path)
         elif name in _YAML_LISTS:
-            found[name] = _numbers(value, name, path)
+            description[name] = _numbers(value, name, path)
         elif name.endswith(_YAML_NUMBERS):
-            [found[name]] = _numbers([value], name, path, 1)
+            [description[name]] = _numbers([value], name, path, 1)
         elif name.endswith(_YAML_TEXTS):
-            found[name] = "" if value is None else str(value)[:200]
-    return found
+            description[name] = "" if value is None else str(value)[:200]
+    return description
 
 
 def _pinhole(sensor: dict[str, Any], path: Path) -> Camera | None:

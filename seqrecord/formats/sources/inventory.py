@@ -57,30 +57,30 @@ def left_out_by_pattern(counts: Counter[tuple[str, str, bool]], unit: str) -> li
 class Unwritten:
     """Rows, chunks or shards that were never written, by place; readers get a fill value."""
 
-    _missing: Counter[str] = field(default_factory=Counter)
+    _missing_units: Counter[str] = field(default_factory=Counter)
     _totals: Counter[str] = field(default_factory=Counter)
     _facts: dict[str, tuple[str, str]] = field(default_factory=dict)
 
-    def add(self, place: str, missing: int, total: int, unit: str, fill: str) -> None:
-        """Count `missing` of `total` units at a place, which have this fill value."""
-        self._missing[place] += missing
+    def add(self, place: str, num_missing: int, total: int, unit: str, fill: str) -> None:
+        """Count `num_missing` of `total` units at a place, which have this fill value."""
+        self._missing_units[place] += num_missing
         self._totals[place] += total
-        if missing or place not in self._facts:
+        if num_missing or place not in self._facts:
             self._facts[place] = (unit, fill)
 
     def notes(self) -> list[str]:
         """Return a note per place with missing units."""
         return [
-            f"{missing:,} of {counted(self._totals[place], unit)} of {place} were never written: "
-            f"filled with {fill}"
+            f"{num_missing:,} of {counted(self._totals[place], unit)} of {place} were never "
+            f"written: filled with {fill}"
             for place, (unit, fill) in self._facts.items()
-            if (missing := self._missing[place])
+            if (num_missing := self._missing_units[place])
         ]
 
     def check(self, places: Mapping[str, str], file: str) -> None:
         """Raise `SourceError` for a feature without any written unit, by the feature's place."""
         for feature, place in places.items():
-            if (total := self._totals[place]) and self._missing[place] == total:
+            if (total := self._totals[place]) and self._missing_units[place] == total:
                 unit, _ = self._facts[place]
                 raise SourceError(
                     "the feature has no values; exclude it (--features)",
@@ -128,46 +128,46 @@ def group_names(paths: Iterable[Path], root: Path, reason: str) -> list[LeftOut]
     recognized.
     """
     counts: Counter[tuple[int, str]] = Counter()
-    first: dict[tuple[int, str], Path] = {}
+    first_paths: dict[tuple[int, str], Path] = {}
     common: dict[tuple[int, str], list[str]] = {}
     for path in paths:
         group, parts = _group(path, root), list(path.relative_to(root).parts)
         counts[group] += 1
-        first.setdefault(group, path)
-        known = common.setdefault(group, parts)
-        if known[-1] != parts[-1]:
-            known[-1] = _numbered(path.name)
-        known[:-1] = [a if a == b else "*" for a, b in zip(known[:-1], parts[:-1], strict=True)]
-    largest = sorted(counts.items(), key=lambda item: (-item[1], common[item[0]]))
-    found = []
-    for place, (group, count) in enumerate(largest):
-        path = first[group]
-        known_as: str | None = None
+        first_paths.setdefault(group, path)
+        pattern = common.setdefault(group, parts)
+        if pattern[-1] != parts[-1]:
+            pattern[-1] = _name_pattern(path.name)
+        pattern[:-1] = [a if a == b else "*" for a, b in zip(pattern[:-1], parts[:-1], strict=True)]
+    sorted_groups = sorted(counts.items(), key=lambda item: (-item[1], common[item[0]]))
+    lines = []
+    for place, (group, count) in enumerate(sorted_groups):
+        path = first_paths[group]
+        file_reason: str | None = None
         if reason == NO_READER and place < _TYPED and not is_readable(path):
-            known_as = UNREADABLE
+            file_reason = UNREADABLE
         elif reason == NO_READER and path.suffix.lower() in IMAGE_ENDINGS:
-            known_as = NO_FRAME
+            file_reason = NO_FRAME
         elif reason == NO_READER and place < _TYPED:
-            known_as = known_type(path)
-        found.append(LeftOut("/".join(common[group]), count, known_as or reason))
-    return found
+            file_reason = known_type(path)
+        lines.append(LeftOut("/".join(common[group]), count, file_reason or reason))
+    return lines
 
 
 def _group(path: Path, root: Path) -> tuple[int, str]:
     """Return depth and name of a group: the file's name, below a parent folder without digits."""
-    name, parent, depth = _numbered(path.name), path.parent, len(path.relative_to(root).parts)
+    name, parent, depth = _name_pattern(path.name), path.parent, len(path.relative_to(root).parts)
     if parent == root or any(c.isdigit() for c in parent.name):
         return depth, name
     return depth, f"{parent.name}/{name}"
 
 
-def _numbered(file: str) -> str:
+def _name_pattern(file: str) -> str:
     """Replace a name up to its last digit by `*`."""
     stem, dot, ending = file.partition(".") if file[:1] != "." else (file, "", "")
     # A number after the first dot belongs to the name: 1305031102.175304.png.
     while ending.partition(".")[0].isdigit():
-        more, dot, ending = ending.partition(".")
-        stem = f"{stem}.{more}"
+        number, dot, ending = ending.partition(".")
+        stem = f"{stem}.{number}"
     return _TO_LAST_NUMBER.sub("*", stem) + dot + ending
 
 

@@ -76,39 +76,39 @@ class KittiSource(SequenceSource):
 
     def key(self, folder: Path) -> str:
         key = super().key(folder)
-        kept = [part for part in key.split("/") if part not in ("dataset", "sequences")]
-        return "/".join(kept) or key
+        parts = [part for part in key.split("/") if part not in ("dataset", "sequences")]
+        return "/".join(parts) or key
 
     def open(self, folder: Path) -> SequenceFrames:
         path = folder / "times.txt"
         metadata = {"dataset": "KITTI odometry", "sequence": folder.name}
-        found = SequenceTables(source=self, folder=folder, unit="s", metadata=metadata)
-        if (rows := found.rows(path, (0,))) is None:
+        tables = SequenceTables(source=self, folder=folder, unit="s", metadata=metadata)
+        if (rows := tables.rows(path, (0,))) is None:
             raise SourceError("sequence without frames", file=str(path))
         times, _ = rows
         for name, is_folder in sorted(list_folder(folder)):
             if not is_folder or name not in (*_IMAGES, _SCANS):
                 continue
-            found.places[name] = f"{name}/*"
+            tables.places[name] = f"{name}/*"
             if self.wants(name):
                 endings = (".bin",) if name == _SCANS else tuple(IMAGE_ENDINGS)
-                mine = _files(folder / name, len(times), endings)
-                found.files += mine
-                found.columns[name] = (
-                    Images([*map(_scan, mine)], "points", "m") if name == _SCANS else Images(mine)
+                files = _files(folder / name, len(times), endings)
+                tables.files += files
+                tables.columns[name] = (
+                    Images([*map(_scan, files)], "points", "m") if name == _SCANS else Images(files)
                 )
-        found.places["timestamp"] = "times.txt"
-        found.begin(times)
+        tables.places["timestamp"] = "times.txt"
+        tables.begin(times)
         poses = folder.parent.parent / "poses" / f"{folder.name}.txt"
-        if found.has(poses, pose="poses/*.txt"):
-            found.files.append(poses)
-            found.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
+        if tables.has(poses, pose="poses/*.txt"):
+            tables.files.append(poses)
+            tables.columns["pose"] = Values(_poses(poses, len(times)), "pose", "m")
         if is_file(folder / "calib.txt"):
-            found.files.append(folder / "calib.txt")
-            found.metadata |= _calibration(folder / "calib.txt", found.columns)
-        if "camera" not in found.metadata:
-            found.notes.append("camera unknown: no P0 in calib.txt")
-        return found
+            tables.files.append(folder / "calib.txt")
+            tables.metadata |= _calibration(folder / "calib.txt", tables.columns)
+        if "camera" not in tables.metadata:
+            tables.notes.append("camera unknown: no P0 in calib.txt")
+        return tables
 
     def is_beside(self, path: Path) -> bool:
         return path.parent.name == "poses" and any(
@@ -131,17 +131,17 @@ def _files(folder: Path, count: int, endings: Sequence[str]) -> list[Path]:
         for name, is_folder in list_folder(folder)
         if not is_folder and Path(name).suffix.lower() in endings and Path(name).stem.isdecimal()
     ]
-    found = {int(Path(name).stem): name for name in names}
-    missing = next((number for number in range(count) if number not in found), None)
-    if missing is not None or len(names) != count:
+    names_by_number = {int(Path(name).stem): name for name in names}
+    missing_frame = next((number for number in range(count) if number not in names_by_number), None)
+    if missing_frame is not None or len(names) != count:
         raise SourceError(
             "the number of files differs from times.txt",
             file=str(folder),
-            frame=missing,
+            frame=missing_frame,
             expected=f"{count} files, from 0 to {count - 1}",
             got=f"{len(names)} files",
         )
-    return [folder / found[number] for number in range(count)]
+    return [folder / names_by_number[number] for number in range(count)]
 
 
 def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
@@ -157,18 +157,18 @@ def _poses(path: Path, count: int) -> npt.NDArray[np.float64]:
 
 
 def _calibration(path: Path, columns: dict[str, Column]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    matrices: dict[str, Any] = {}
     rows = read_rows(path)
     for number, words in zip(rows.lines, rows.words, strict=True):
         if not words[0][:1].isalpha():  # else a matrix or another named value
             raise rows.invalid(number, words, "a name such as P0:, and its numbers")
         if name := _MATRIX.fullmatch(words[0]):
-            if name[1] in found:
+            if name[1] in matrices:
                 raise rows.invalid(number, words, f"{name[1]} once")
-            found[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
+            matrices[name[1]] = Rows(path, [words], [number]).numbers(12, 1)[0].tolist()
     images = [c for n, c in columns.items() if n in _IMAGES and isinstance(c, Images)]
-    if "P0" in found and images:
+    if "P0" in matrices and images:
         height, width = image_size(images[0].paths[0])
-        camera = camera_of_matrix(np.reshape(found["P0"], (3, 4)), (width, height), path)
-        return {"calibration": found, "camera": camera.to_json()}
-    return {"calibration": found} if found else {}
+        camera = camera_of_matrix(np.reshape(matrices["P0"], (3, 4)), (width, height), path)
+        return {"calibration": matrices, "camera": camera.to_json()}
+    return {"calibration": matrices} if matrices else {}

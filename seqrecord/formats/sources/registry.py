@@ -48,13 +48,13 @@ def open_original(
 ) -> Source:
     """Open a foreign dataset; see `open_source`."""
 
-    def found(original: Path) -> Source:
+    def open_path(original: Path) -> Source:
         opening = _Opening(original, features, keep_encoded, dict(options))
-        return opening.find() if format is None else opening.named(format)
+        return opening.find() if format is None else opening.open_named(format)
 
     if isinstance(path, (str, os.PathLike)) and not is_url(path):
-        return found(find_original(path))
-    return open_remote(path, storage_options, found)
+        return open_path(find_original(path))
+    return open_remote(path, storage_options, open_path)
 
 
 def format_names() -> list[str]:
@@ -70,44 +70,48 @@ def format_names() -> list[str]:
 
 @dataclass
 class _Opening:
-    """One call of `open_source`. `tried` describes the formats tried so far, for errors."""
+    """One call of `open_source`. `attempts` describes the formats tried so far, for errors."""
 
     path: Path
     features: Sequence[str] | None
     keep_encoded: bool
     options: dict[str, Any]
-    tried: list[str] = field(default_factory=lambda: [f"{DATASET} (manifest.json of a dataset)"])
+    attempts: list[str] = field(default_factory=lambda: [f"{DATASET} (manifest.json of a dataset)"])
 
-    def named(self, name: str) -> Source:
-        wanted = _format(name)
-        self._check_options(wanted)
-        source = self._try(wanted)
+    def open_named(self, name: str) -> Source:
+        source_format = _format(name)
+        self._check_options(source_format)
+        source = self._try(source_format)
         if source is None:
             raise SourceError(
                 f"no data in the format {name}",
                 file=str(self.path),
-                expected=wanted.layout,
+                expected=source_format.layout,
                 got="; ".join([_contents(self.path), *_types(self.path)]),
             )
         return source
 
     def find(self) -> Source:
-        formats = [*map(_built_in, FORMATS), *self._added()]
+        formats = [*map(_built_in, FORMATS), *self._external_formats()]
         for is_fallback in (False, True):
             if is_fallback:
                 check_nested(self.path, only_lerobot=True)
-            candidates = [each for each in formats if each.is_fallback == is_fallback]
-            found = [(each, source) for each in candidates if (source := self._try(each))]
-            if len(found) > 1:
-                names = ", ".join(each.name for each, _ in found)
+            candidates = [
+                candidate for candidate in formats if candidate.is_fallback == is_fallback
+            ]
+            matches = [
+                (candidate, source) for candidate in candidates if (source := self._try(candidate))
+            ]
+            if len(matches) > 1:
+                names = ", ".join(match.name for match, _ in matches)
                 raise NoOriginalError(
                     "several formats match; choose one (--format NAME or format=)",
                     file=str(self.path),
-                    expected="; ".join(f"{each.name} ({each.layout})" for each, _ in found),
-                    got=f"{names} of {', '.join(each.name for each in formats)}",
+                    expected="; ".join(f"{match.name} ({match.layout})" for match, _ in matches),
+                    got=f"{names} of {', '.join(source_format.name for source_format in formats)}",
                 )
-            for each, source in found:
-                self._check_options(each)
+            for match, source in matches:
+                self._check_options(match)
                 return source
         check_nested(self.path, only_lerobot=False)
         if images := _flat_images(self.path):
@@ -118,46 +122,46 @@ class _Opening:
                 expected="EPISODE/FEATURE/000000.png; EPISODE may be this folder",
                 got=f"{counted(len(images), 'image')} such as {images[0]}",
             )
-        problem, tried = "no supported dataset found", "; ".join(self.tried)
+        problem, attempts = "no supported dataset found", "; ".join(self.attempts)
         if types := _types(self.path):
-            problem, tried = f"{problem}: {'; '.join(types)}", ", ".join(format_names())
+            problem, attempts = f"{problem}: {'; '.join(types)}", ", ".join(format_names())
         raise NoOriginalError(
             problem,
             file=str(self.path),
-            expected=f"a supported format: {tried}",
+            expected=f"a supported format: {attempts}",
             got=_contents(self.path),
         )
 
-    def _try(self, wanted: SourceFormat) -> FoundSource | None:
+    def _try(self, source_format: SourceFormat) -> FoundSource | None:
         """Return the source if the path contains this format."""
-        self.tried.append(f"{wanted.name} ({wanted.layout})")
-        if is_file(self.path) and not wanted.takes_files:
+        self.attempts.append(f"{source_format.name} ({source_format.layout})")
+        if is_file(self.path) and not source_format.takes_files:
             return None
-        if remote_files(self.path) is not None and not wanted.takes_urls:
+        if remote_files(self.path) is not None and not source_format.takes_urls:
             return None
-        options = {k: v for k, v in self.options.items() if k in wanted.options}
+        options = {k: v for k, v in self.options.items() if k in source_format.options}
         options |= {"features": self.features, "keep_encoded": self.keep_encoded}
         with boundary(file=str(self.path)):
-            source = wanted.make(self.path, **options)
+            source = source_format.make(self.path, **options)
             return source if source.exists() else None
 
-    def _added(self) -> list[SourceFormat]:
+    def _external_formats(self) -> list[SourceFormat]:
         """Return the formats of other packages. One that fails to load is recorded in `tried`."""
-        found = []
+        formats = []
         for point in _points():
             try:
-                found.append(_loaded(point))
+                formats.append(_load(point))
             except SourceError as error:
-                self.tried.append(f"{point.name} ({error.message}: {error.got})")
-        return found
+                self.attempts.append(f"{point.name} ({error.message}: {error.got})")
+        return formats
 
-    def _check_options(self, chosen: SourceFormat) -> None:
+    def _check_options(self, source_format: SourceFormat) -> None:
         for name in self.options:
-            if name not in chosen.options:
+            if name not in source_format.options:
                 raise OptionError(
-                    f"the format {chosen.name} has no option {name}; remove it",
+                    f"the format {source_format.name} has no option {name}; remove it",
                     file=str(self.path),
-                    expected=", ".join(chosen.options) or "no options",
+                    expected=", ".join(source_format.options) or "no options",
                     got=name,
                 )
 
@@ -171,7 +175,7 @@ def _format(name: str) -> SourceFormat:
             f"two packages add a format named {name}", got=", ".join(p.value for p in points)
         )
     for point in points:
-        return _loaded(point)
+        return _load(point)
     raise SourceError("unknown format", expected=f"one of {', '.join(format_names())}", got=name)
 
 
@@ -187,28 +191,28 @@ def _points() -> list[EntryPoint]:
 @functools.lru_cache(maxsize=1)
 def _entry_points(_changes: tuple[tuple[str, int], ...]) -> list[EntryPoint]:
     """Read the entry points; cached until `sys.path` or one of its folders changes."""
-    own = (DATASET, *FORMATS)
-    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in own]
+    built_in_names = (DATASET, *FORMATS)
+    return [point for point in entry_points(group=ENTRY_POINTS) if point.name not in built_in_names]
 
 
 def _built_in(name: str) -> SourceFormat:
-    found: SourceFormat = load_entry(f"seqrecord.formats.sources.{FORMATS[name]}:FORMAT")
-    return found
+    source_format: SourceFormat = load_entry(f"seqrecord.formats.sources.{FORMATS[name]}:FORMAT")
+    return source_format
 
 
-def _loaded(point: EntryPoint) -> SourceFormat:
-    refused = SourceError(
+def _load(point: EntryPoint) -> SourceFormat:
+    refusal = SourceError(
         f"cannot load the format {point.name} of another package", file=point.value
     )
     try:
-        loaded = point.load()
+        source_format = point.load()
     except Exception as error:  # importing another package raises anything
         text = error.message if isinstance(error, SeqRecordError) else str(error)
-        raise refused.located(got=f"{type(error).__name__}: {text}"[:200]) from error
-    if not isinstance(loaded, SourceFormat) or loaded.name != point.name:
-        wanted = f"a SourceFormat named {point.name}"
-        raise refused.located(expected=wanted, got=repr_of(loaded))
-    return loaded
+        raise refusal.located(got=f"{type(error).__name__}: {text}"[:200]) from error
+    if not isinstance(source_format, SourceFormat) or source_format.name != point.name:
+        expected = f"a SourceFormat named {point.name}"
+        raise refusal.located(expected=expected, got=repr_of(source_format))
+    return source_format
 
 
 def _contents(path: Path) -> str:
@@ -217,8 +221,8 @@ def _contents(path: Path) -> str:
         return "a file"
     entries = sorted(list_folder(path))
     names = [f"{name}/" if is_folder else name for name, is_folder in entries]
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return f"{', '.join(names[:_SHOWN])}{more}" if names else "an empty folder"
+    suffix = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return f"{', '.join(names[:_SHOWN])}{suffix}" if names else "an empty folder"
 
 
 def _flat_images(path: Path) -> list[str]:

@@ -85,43 +85,43 @@ class TumSource(SequenceSource):
         rgb, depth, truth, accelerometer = (
             folder / f"{name}.txt" for name in ("rgb", "depth", "groundtruth", "accelerometer")
         )
-        found = SequenceTables(
+        tables = SequenceTables(
             source=self, folder=folder, unit="s", metadata={"dataset": "TUM RGB-D"}
         )
         camera, note = _calibration(folder)
-        found.metadata |= {} if camera is None else {"camera": camera.to_json()}
-        found.notes.append(note)
-        found.times, images = found.images(rgb, folder)
-        found.places |= {"image": "rgb/*", "timestamp": "rgb.txt"}
-        kept, columns = np.arange(len(found.times)), dict[str, Column]()
-        if found.has(depth, depth="depth/*", depth_timestamp="depth.txt"):
-            depth_times, depths = found.images(depth, folder)
-            kept, partners = associate(found.times, depth_times, _WITHIN)
-            found.check(depth, len(kept), depth_times, _NEAR, "depth")
+        tables.metadata |= {} if camera is None else {"camera": camera.to_json()}
+        tables.notes.append(note)
+        tables.times, images = tables.images(rgb, folder)
+        tables.places |= {"image": "rgb/*", "timestamp": "rgb.txt"}
+        rgb_rows, columns = np.arange(len(tables.times)), dict[str, Column]()
+        if tables.has(depth, depth="depth/*", depth_timestamp="depth.txt"):
+            depth_times, depths = tables.images(depth, folder)
+            rgb_rows, partners = associate(tables.times, depth_times, _WITHIN)
+            tables.check(depth, len(rgb_rows), depth_times, _NEAR, "depth")
             paths = [depths[row] for row in partners.tolist()]
             columns["depth"] = Images(paths, "depth", "1/5000 m")
             columns["depth_timestamp"] = Values(depth_times[partners], "timestamp", "s")
-            found.metadata |= {
+            tables.metadata |= {
                 "depth_per_metre": 5000,
-                "rgb_without_depth": len(found.times) - len(kept),
-                "depth_without_rgb": len(depth_times) - len(kept),
+                "rgb_without_depth": len(tables.times) - len(rgb_rows),
+                "depth_without_rgb": len(depth_times) - len(rgb_rows),
             }
-            found.notes.append("unit of depth assumed: 1/5000 m")
-        found.columns |= {"image": Images([images[row] for row in kept.tolist()]), **columns}
-        found.begin(found.times[kept])
-        if found.has(truth, pose="groundtruth.txt") and (rows := found.rows(truth, (7,))):
-            near = np.full(len(kept), NONE)
-            frames, near_rows = associate(found.times, rows[0], _WITHIN)
-            near[frames] = near_rows
-            there = found.matched(truth, rows[0], near, _NEAR)
-            found.columns["pose"] = Values(rows[1][near], "pose", "m", there)
-        if found.has(accelerometer, accelerometer="accelerometer.txt") and (
-            samples := found.samples(accelerometer, 3)
+            tables.notes.append("unit of depth assumed: 1/5000 m")
+        tables.columns |= {"image": Images([images[row] for row in rgb_rows.tolist()]), **columns}
+        tables.begin(tables.times[rgb_rows])
+        if tables.has(truth, pose="groundtruth.txt") and (rows := tables.rows(truth, (7,))):
+            pose_rows = np.full(len(rgb_rows), NONE)
+            frames, near_rows = associate(tables.times, rows[0], _WITHIN)
+            pose_rows[frames] = near_rows
+            has_pose = tables.match_poses(truth, rows[0], pose_rows, _NEAR)
+            tables.columns["pose"] = Values(rows[1][pose_rows], "pose", "m", has_pose)
+        if tables.has(accelerometer, accelerometer="accelerometer.txt") and (
+            samples := tables.samples(accelerometer, 3)
         ):
             stamps, values, bounds = samples
-            both = np.column_stack([stamps, values])
-            found.columns["accelerometer"] = Values(both, "imu", bounds=bounds)
-        return found
+            timed_values = np.column_stack([stamps, values])
+            tables.columns["accelerometer"] = Values(timed_values, "imu", bounds=bounds)
+        return tables
 
 
 def _calibration(folder: Path) -> tuple[Camera | None, str]:
@@ -129,17 +129,17 @@ def _calibration(folder: Path) -> tuple[Camera | None, str]:
     with opened(folder / "rgb.txt") as file:
         head = file.read(_HEAD_BYTES).decode("utf-8", "replace")
     header = "".join(line for line in head.splitlines() if line.startswith("#"))
-    origin, found = "the header of rgb.txt", _KINECT.findall(header)
-    if not found:
-        origin, found = "the path", _KINECT.findall(folder.as_posix())
-    if not found:
+    origin, kinects = "the header of rgb.txt", _KINECT.findall(header)
+    if not kinects:
+        origin, kinects = "the path", _KINECT.findall(folder.as_posix())
+    if not kinects:
         return (
             None,
             "camera unknown: neither the header of rgb.txt nor the path names freiburg1 to 3",
         )
-    values, distortion = _CALIBRATION[found[-1]]
+    values, distortion = _CALIBRATION[kinects[-1]]
     camera = Camera.of(values, (640, 480), folder, model=OPENCV, coefficients=distortion)
-    return camera, f"camera assumed: freiburg{found[-1]}'s, named by {origin}"
+    return camera, f"camera assumed: freiburg{kinects[-1]}'s, named by {origin}"
 
 
 FORMAT = SourceFormat("tum", TumSource.expected, TumSource, ("exif",), takes_urls=True)

@@ -42,14 +42,14 @@ def undistorted(source: Source) -> Source:
         source = seqrecord.open_source("records/")
         # seqrecord.convert(undistorted(source), "pinhole_records/")
     """
-    found = UndistortedSource(source)
-    if not found.changed:
+    undistorted_source = UndistortedSource(source)
+    if not undistorted_source.distorted_features:
         raise SourceError(
             "no camera with a distortion; leave out --undistort",
             expected=f"a metadata `camera` with {MODEL} {OPENCV} or {FISHEYE}",
             got=", ".join(source.schema()),
         )
-    return found
+    return undistorted_source
 
 
 @dataclass(frozen=True)
@@ -68,16 +68,16 @@ class UndistortedSource:
         return getattr(self.source, name)
 
     @cached_property
-    def changed(self) -> dict[str, FeatureSpec]:
+    def distorted_features(self) -> dict[str, FeatureSpec]:
         """Features of a camera with a distortion in any episode."""
         cameras = [info.metadata.get("camera") for info in self.source.episodes()]
-        found = {
+        distorted_specs = {
             name: spec
             for name, spec in self.source.schema().items()
             if is_picture(name, spec, spec.kind)
-            and any(_own(name, camera).get(MODEL) for camera in cameras)
+            and any(_feature_camera(name, camera).get(MODEL) for camera in cameras)
         }
-        for name, spec in found.items():
+        for name, spec in distorted_specs.items():
             kind = known_kind(name, spec, spec.kind)
             if spec.codec or kind in _DIRECTED:
                 raise SourceError(
@@ -87,12 +87,12 @@ class UndistortedSource:
                     expected="decoded images, depth or masks",
                     got="encoded images or video" if spec.codec else str(kind),
                 )
-        return found
+        return distorted_specs
 
     def schema(self) -> Schema:
-        names = {f"{name}_distortion" for name in self.changed} | {"distortion"}
-        found = self.source.schema()
-        return Schema([spec for name, spec in found.items() if name not in names])
+        names = {f"{name}_distortion" for name in self.distorted_features} | {"distortion"}
+        schema = self.source.schema()
+        return Schema([spec for name, spec in schema.items() if name not in names])
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return [
@@ -101,35 +101,35 @@ class UndistortedSource:
         ]
 
     def account(self) -> Account:
-        found = account_of(self.source)
-        notes = (f"{name}: lens distortion removed" for name in self.changed)
-        return replace(found, notes=(*found.notes, *notes))
+        account = account_of(self.source)
+        notes = (f"{name}: lens distortion removed" for name in self.distorted_features)
+        return replace(account, notes=(*account.notes, *notes))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         cameras = info.metadata.get("undistorted", info.metadata.get("camera"))
-        kept, maps = self.schema(), dict[Camera, _Places]()
+        schema, maps = self.schema(), dict[Camera, _Places]()
         for number, frame in enumerate(self.source.frames(info)):
-            found: dict[str, Any] = {n: value for n, value in frame.items() if n in kept}
-            for name in self.changed.keys() & found.keys():
-                pixels, spec = found[name], self.changed[name]
+            values: dict[str, Any] = {n: value for n, value in frame.items() if n in schema}
+            for name in self.distorted_features.keys() & values.keys():
+                pixels, spec = values[name], self.distorted_features[name]
                 with located(SourceError, episode=info.key, feature=name, frame=number):
                     camera = _camera(name, frame, cameras, pixels.shape[:2])
                 if camera is not None:
                     if camera not in maps:
                         maps = {camera: _places(camera), **dict([*maps.items()][:1])}
-                    linear = is_image(spec, known_kind(name, spec, spec.kind))
-                    found[name] = _remapped(pixels, maps[camera], linear=linear)
-            yield found
+                    is_linear = is_image(spec, known_kind(name, spec, spec.kind))
+                    values[name] = _remap(pixels, maps[camera], is_linear=is_linear)
+            yield values
 
 
 _Places: TypeAlias = npt.NDArray[np.float32]
 """Row and column in the original of each pixel, float32 [2, H, W]."""
 
 
-def _own(name: str, cameras: Any) -> Mapping[str, Any]:
+def _feature_camera(name: str, cameras: Any) -> Mapping[str, Any]:
     """Return a feature's camera in the metadata `camera`; empty if it has none."""
-    found = cameras.get(name, cameras) if isinstance(cameras, Mapping) else {}
-    return found if isinstance(found, Mapping) else {}
+    camera = cameras.get(name, cameras) if isinstance(cameras, Mapping) else {}
+    return camera if isinstance(camera, Mapping) else {}
 
 
 def _without_distortion(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -143,22 +143,22 @@ def _without_distortion(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
     cameras = metadata.get("camera")
     if plain(cameras) == cameras:
         return metadata
-    found = {**metadata, "camera": plain(cameras), "undistorted": cameras}
-    return {name: value for name, value in found.items() if name != "camera" or value}
+    changed_metadata = {**metadata, "camera": plain(cameras), "undistorted": cameras}
+    return {name: value for name, value in changed_metadata.items() if name != "camera" or value}
 
 
 def _camera(
     name: str, frame: Mapping[str, Any], cameras: Any, size: tuple[int, int]
 ) -> Camera | None:
     """Return the camera of an image of `size`, height and width; `None` without distortion."""
-    own = _own(name, cameras)
-    if (model := own.get(MODEL)) is None:
+    camera_values = _feature_camera(name, cameras)
+    if (model := camera_values.get(MODEL)) is None:
         return None
     values, factors = (
         frame.get(f"{name}_{kind}", frame.get(kind, default))
         for kind, default in (
-            ("intrinsics", [own.get(each) for each in INTRINSICS]),
-            ("distortion", own.get(COEFFICIENTS)),
+            ("intrinsics", [camera_values.get(intrinsic) for intrinsic in INTRINSICS]),
+            ("distortion", camera_values.get(COEFFICIENTS)),
         )
     )
     with well_formed(Path(name), "fx, fy, cx, cy and coefficients"):
@@ -174,25 +174,30 @@ def _places(camera: Camera) -> _Places:
     rows, columns = np.indices(camera.size, np.float64)
     scale, centre = (camera.fx, camera.fy), (camera.cx, camera.cy)
     plane = (np.stack([columns, rows], axis=-1) - centre) / scale
-    found = camera.distorted(plane) * scale + centre
-    return np.moveaxis(found[..., ::-1], -1, 0).astype(np.float32)
+    source_points = camera.distorted(plane) * scale + centre
+    return np.moveaxis(source_points[..., ::-1], -1, 0).astype(np.float32)
 
 
-def _remapped(pixels: npt.NDArray[Any], places: _Places, *, linear: bool) -> npt.NDArray[Any]:
+def _remap(pixels: npt.NDArray[Any], places: _Places, *, is_linear: bool) -> npt.NDArray[Any]:
     """Return the pixels [H, W, …] at these places; 0 outside of the image."""
-    last = np.array(pixels.shape[:2], np.float32)[:, None, None] - 1
-    inside = ((places > -0.5) & (places < last + 0.5)).all(axis=0)
-    inside = inside.reshape(*inside.shape, *[1] * (pixels.ndim - 2))
-    places = np.clip(places, 0, last)
-    if not linear:
+    last_pixels = np.array(pixels.shape[:2], np.float32)[:, None, None] - 1
+    is_inside = ((places > -0.5) & (places < last_pixels + 0.5)).all(axis=0)
+    is_inside = is_inside.reshape(*is_inside.shape, *[1] * (pixels.ndim - 2))
+    places = np.clip(places, 0, last_pixels)
+    if not is_linear:
         row, column = np.rint(places).astype(np.int64)
-        return np.where(inside, pixels[row, column], 0).astype(pixels.dtype)
-    row, column = np.minimum(places.astype(np.int64), np.maximum(last.astype(np.int64) - 1, 0))
-    down, right = (part.reshape(inside.shape) for part in places - (row, column))
-    below, beside = (
-        np.minimum(n + 1, int(m.item())) for n, m in zip((row, column), last, strict=True)
+        return np.where(is_inside, pixels[row, column], 0).astype(pixels.dtype)
+    row, column = np.minimum(
+        places.astype(np.int64), np.maximum(last_pixels.astype(np.int64) - 1, 0)
     )
-    upper = pixels[row, column] * (1 - right) + pixels[row, beside] * right
-    lower = pixels[below, column] * (1 - right) + pixels[below, beside] * right
-    found = np.where(inside, upper * (1 - down) + lower * down, 0)
-    return (np.rint(found) if pixels.dtype.kind in "ui" else found).astype(pixels.dtype)
+    row_weight, column_weight = (part.reshape(is_inside.shape) for part in places - (row, column))
+    next_row, next_column = (
+        np.minimum(n + 1, int(m.item())) for n, m in zip((row, column), last_pixels, strict=True)
+    )
+    upper = pixels[row, column] * (1 - column_weight) + pixels[row, next_column] * column_weight
+    lower = (
+        pixels[next_row, column] * (1 - column_weight)
+        + pixels[next_row, next_column] * column_weight
+    )
+    remapped = np.where(is_inside, upper * (1 - row_weight) + lower * row_weight, 0)
+    return (np.rint(remapped) if pixels.dtype.kind in "ui" else remapped).astype(pixels.dtype)

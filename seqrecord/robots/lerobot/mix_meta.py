@@ -18,7 +18,7 @@ from seqrecord.formats.export.lerobot_meta import (
     TASK,
     TIMESTAMP,
     dataset_info,
-    described_statistics,
+    describe_statistics,
     task_table,
 )
 from seqrecord.loader.mixing.file import load_mix
@@ -169,7 +169,7 @@ def _of_images(
             if name in known:
                 before = found.get(name)
                 found[name] = known[name] if before is None else before.merged(known[name])
-    return {name: described_statistics(one, None, most) for name, one in found.items()}
+    return {name: describe_statistics(one, None, most) for name, one in found.items()}
 
 
 def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:

@@ -34,44 +34,44 @@ def align(
     """
     if not len(times):
         return np.full(len(clock), NONE, np.int64)
-    before = np.searchsorted(times, clock, side="right") - 1
+    previous_rows = np.searchsorted(times, clock, side="right") - 1
     far = np.iinfo(np.int64).max
-    age = np.where(before >= 0, clock - times[np.maximum(before, 0)], far)
-    found, distance = before, age
+    age = np.where(previous_rows >= 0, clock - times[np.maximum(previous_rows, 0)], far)
+    rows, distance = previous_rows, age
     if how == "nearest":
-        after = before + 1
-        inside = after < len(times)
-        ahead = np.where(inside, times[np.where(inside, after, 0)] - clock, far)
-        found = np.where(ahead < age, after, before)
-        distance = np.minimum(age, ahead)
-    return np.where(distance <= tolerance, found, NONE)
+        next_rows = previous_rows + 1
+        has_next = next_rows < len(times)
+        delay = np.where(has_next, times[np.where(has_next, next_rows, 0)] - clock, far)
+        rows = np.where(delay < age, next_rows, previous_rows)
+        distance = np.minimum(age, delay)
+    return np.where(distance <= tolerance, rows, NONE)
 
 
 def associate(
-    first: npt.NDArray[np.float64], second: npt.NDArray[np.float64], within: float
+    frame_times: npt.NDArray[np.float64], row_times: npt.NDArray[np.float64], within: float
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Match rows of two ascending lists of times as TUM's `associate.py` does.
 
     Greedy: the closest pair less than `within` seconds apart is taken first, then the closest of
-    the rest. Ties prefer the earlier row in `first`, then in `second`. Of equal times only the last
-    row counts. Returns both rows of each pair, int64 [P], in the order of `first`.
+    the rest. Ties prefer the earlier row in `frame_times`, then in `row_times`. Of equal times only
+    the last row counts. Returns both rows of each pair, int64 [P], in the order of `frame_times`.
     """
-    one, other = _last_of_equal(first), _last_of_equal(second)
-    low = np.searchsorted(second[other], first[one] - within, "left")
-    high = np.searchsorted(second[other], first[one] + within, "right")
+    frame_numbers, row_numbers = _last_of_equal(frame_times), _last_of_equal(row_times)
+    low = np.searchsorted(row_times[row_numbers], frame_times[frame_numbers] - within, "left")
+    high = np.searchsorted(row_times[row_numbers], frame_times[frame_numbers] + within, "right")
     candidates = [
-        (abs(first[i] - second[j]), i, j)
-        for i, start, stop in zip(one.tolist(), low.tolist(), high.tolist(), strict=True)
-        for j in other[start:stop].tolist()
-        if abs(first[i] - second[j]) < within
+        (abs(frame_times[i] - row_times[j]), i, j)
+        for i, start, stop in zip(frame_numbers.tolist(), low.tolist(), high.tolist(), strict=True)
+        for j in row_numbers[start:stop].tolist()
+        if abs(frame_times[i] - row_times[j]) < within
     ]
-    taken: dict[int, int] = {}
-    used: set[int] = set()
+    partners: dict[int, int] = {}
+    used_rows: set[int] = set()
     for _, i, j in sorted(candidates):
-        if i not in taken and j not in used:
-            taken[i] = j
-            used.add(j)
-    pairs = np.array(sorted(taken.items()), np.int64).reshape(-1, 2)
+        if i not in partners and j not in used_rows:
+            partners[i] = j
+            used_rows.add(j)
+    pairs = np.array(sorted(partners.items()), np.int64).reshape(-1, 2)
     return pairs[:, 0], pairs[:, 1]
 
 
@@ -111,9 +111,9 @@ class AlignedMessages:
                 expected=clock,
                 got=", ".join(sorted(times))[:300],
             )
-        self.num_messages = {topic: len(each) for topic, each in times.items()}
-        none = np.empty(0, np.int64)
-        self.picks = {t: align(self.clock, times.get(t, none), how, tolerance) for t in topics}
+        self.num_messages = {topic: len(topic_times) for topic, topic_times in times.items()}
+        no_times = np.empty(0, np.int64)
+        self.picks = {t: align(self.clock, times.get(t, no_times), how, tolerance) for t in topics}
         if clock in self.picks:  # exact, also for messages of equal time
             self.picks[clock] = np.arange(len(self.clock))
 
@@ -124,23 +124,23 @@ class AlignedMessages:
         Steady: each step is within 10 % of the mean, and each time within a quarter step of a
         regular clock.
         """
-        since = self.clock - self.clock[0]
-        steps = np.diff(since)
+        elapsed = self.clock - self.clock[0]
+        steps = np.diff(elapsed)
         if not len(steps) or steps.min() <= 0:
             return None
-        mean = float(since[-1]) / len(steps)
-        drift = np.abs(since - mean * np.arange(len(since))).max()
+        mean = float(elapsed[-1]) / len(steps)
+        drift = np.abs(elapsed - mean * np.arange(len(elapsed))).max()
         is_steady = np.abs(steps - mean).max() <= 0.1 * mean and drift <= 0.25 * mean
         return 1e9 / mean if is_steady else None
 
     def counts(self, topic: str) -> dict[str, int]:
         """Count a topic's messages, used and dropped ones, and frames without a message."""
         picks, messages = self.picks[topic], self.num_messages.get(topic, 0)
-        used = len(np.unique(picks[picks != NONE]))
+        num_used = len(np.unique(picks[picks != NONE]))
         return {
             "messages": messages,
-            "used": used,
-            "dropped": messages - used,
+            "used": num_used,
+            "dropped": messages - num_used,
             "frames_without": int(np.count_nonzero(picks == NONE)),
         }
 
@@ -155,16 +155,18 @@ class AlignedMessages:
         frame.
         """
         counts = dict.fromkeys(self.picks, -1)
-        wanted = {t: iter(np.unique(picks[picks != NONE])) for t, picks in self.picks.items()}
-        following = {topic: next(numbers, None) for topic, numbers in wanted.items()}
-        read_ahead: dict[str, dict[int, Any]] = {topic: {} for topic in self.picks}
+        needed_numbers = {
+            t: iter(np.unique(picks[picks != NONE])) for t, picks in self.picks.items()
+        }
+        next_numbers = {topic: next(numbers, None) for topic, numbers in needed_numbers.items()}
+        read_values: dict[str, dict[int, Any]] = {topic: {} for topic in self.picks}
         for row in range(len(self.clock)):
             frame: dict[str, Any] = {}
             for topic, picks in self.picks.items():
                 pick = int(picks[row])
                 if pick == NONE:
                     continue
-                while pick not in read_ahead[topic]:
+                while pick not in read_values[topic]:
                     message = next(messages, None)
                     if message is None:
                         raise SourceError(
@@ -174,12 +176,12 @@ class AlignedMessages:
                         )
                     name, data, path = message
                     counts[name] += 1
-                    if counts[name] == following[name]:
-                        following[name] = next(wanted[name], None)
-                        read_ahead[name][counts[name]] = read(name, data, path)
-                for old in [number for number in read_ahead[topic] if number < pick]:
-                    del read_ahead[topic][old]
-                frame[topic] = read_ahead[topic][pick]
+                    if counts[name] == next_numbers[name]:
+                        next_numbers[name] = next(needed_numbers[name], None)
+                        read_values[name][counts[name]] = read(name, data, path)
+                for old_number in [number for number in read_values[topic] if number < pick]:
+                    del read_values[topic][old_number]
+                frame[topic] = read_values[topic][pick]
             yield frame
 
 

@@ -100,14 +100,16 @@ def arrays_form(
     for path in sampled(files)[1:]:
         with skipping_unreadable():  # raised by the reader
             headers.append(array_header(path, member))
-    filled = [each for each in headers if each.shape != NO_ROWS]
-    first = (filled or headers)[0]
-    alike = [each.shape for each in filled if len(each.shape) == len(first.shape)] or [NO_ROWS]
-    sizes = [{*each} for each in zip(*alike, strict=True)]
-    if len(filled) < len(headers):
+    filled_headers = [header for header in headers if header.shape != NO_ROWS]
+    first_header = (filled_headers or headers)[0]
+    shapes = [
+        header.shape for header in filled_headers if len(header.shape) == len(first_header.shape)
+    ] or [NO_ROWS]
+    sizes = [{*lengths} for lengths in zip(*shapes, strict=True)]
+    if len(filled_headers) < len(headers):
         sizes[:1] = [{0}] if sizes else []
     shape = [size.pop() if len(size) == 1 and size != {0} else None for size in sizes]
-    return first.dtype, tuple(shape)
+    return first_header.dtype, tuple(shape)
 
 
 def read_array(path: Path, member: str | None = None) -> npt.NDArray[Any]:
@@ -159,9 +161,9 @@ class NpyFile:
         self.dtype, self.shape = header.dtype, header.shape
         self._path, self._offset = path, header.offset
         is_read = (header.fortran_order and len(self.shape) > 1) or path.suffix.lower() == NPZ
-        self._whole = read_array(path, member=member) if is_read else None
-        if self._whole is not None:
-            self.dtype = self._whole.dtype
+        self._array = read_array(path, member=member) if is_read else None
+        if self._array is not None:
+            self.dtype = self._array.dtype
             return
         try:
             self._file = open_file(path, buffered=False)
@@ -179,9 +181,9 @@ class NpyFile:
         return map(self.__getitem__, range(len(self)))
 
     def __getitem__(self, index: int) -> npt.NDArray[Any]:
-        if self._whole is not None:
-            item: npt.NDArray[Any] = self._whole[index]
-            return item
+        if self._array is not None:
+            row: npt.NDArray[Any] = self._array[index]
+            return row
         count = math.prod(self.shape[1:])
         begin = self._offset + index * count * self.dtype.itemsize
         try:
@@ -267,7 +269,7 @@ def _opened_array(path: Path, member: str | None) -> Iterator[tuple[BinaryIO, in
                 raise SourceError(
                     "the npz file has other arrays than the first one",
                     expected=member or "one array",
-                    got=", ".join(each.removesuffix(".npy") for each in names)[:200],
+                    got=", ".join(array_name.removesuffix(".npy") for array_name in names)[:200],
                 )
             with file.open(name) as array:
                 yield cast("BinaryIO", array), file.getinfo(name).file_size
@@ -304,14 +306,14 @@ def _flo_header(stream: BinaryIO, *channels: int) -> ArrayHeader:
 
 
 def _pfm_header(stream: BinaryIO) -> ArrayHeader:
-    found = _PFM.match(stream.read(_PFM_HEADER))
-    scale = float(found[4]) if found and found[4].count(b".") < 2 else 0.0
-    if found is None or scale == 0 or not math.isfinite(scale):
+    header_match = _PFM.match(stream.read(_PFM_HEADER))
+    scale = float(header_match[4]) if header_match and header_match[4].count(b".") < 2 else 0.0
+    if header_match is None or scale == 0 or not math.isfinite(scale):
         raise SourceError("not a PFM file", expected="PF or Pf, width, height, scale")
-    size = (int(found[3]), int(found[2]))
-    shape = (*size, 3) if found[1] == b"PF" else size
+    size = (int(header_match[3]), int(header_match[2]))
+    shape = (*size, 3) if header_match[1] == b"PF" else size
     dtype: np.dtype[Any] = np.dtype("<f4" if scale < 0 else ">f4")
-    return ArrayHeader(dtype, shape, found.end(), is_flipped=True)
+    return ArrayHeader(dtype, shape, header_match.end(), is_flipped=True)
 
 
 def _read_exr(path: Path) -> npt.NDArray[Any]:
@@ -325,27 +327,35 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
                     "unsupported OpenEXR file",
                     expected="one flat image: neither deep nor multi-part",
                 )
-            stored, shown = (_window(parts[0].header[f"{n}Window"]) for n in ("data", "display"))
-            for size in (stored[2:], shown[2:]):
+            data_window, display_window = (
+                _window(parts[0].header[f"{n}Window"]) for n in ("data", "display")
+            )
+            for size in (data_window[2:], display_window[2:]):
                 check_image_size((*size, len(parts[0].header["channels"])), itemsize=4)
-            size = stored[2:]
-            found = exr.File(str(file), separate_channels=True).channels()
+            size = data_window[2:]
+            channels = exr.File(str(file), separate_channels=True).channels()
     except (SourceError, StorageError):
         raise
     except Exception as error:  # the library raises many types
         raise SourceError("cannot decode the OpenEXR file", got=first_line(error)) from error
-    names = next((c for c in _EXR_COLOURS if found.keys() == set(c)), tuple(found))
-    planes = [np.asarray(found[name].pixels) for name in names]
+    names = next((c for c in _EXR_COLOURS if channels.keys() == set(c)), tuple(channels))
+    planes = [np.asarray(channels[name].pixels) for name in names]
     kinds = [f"{name} ({plane.dtype})" for name, plane in zip(names, planes, strict=True)]
-    alike = {(plane.dtype.kind in "fu", plane.dtype, plane.shape) for plane in planes}
-    if alike != {(True, planes[0].dtype, size)} or (len(names) > 1 and names not in _EXR_COLOURS):
+    plane_forms = {(plane.dtype.kind in "fu", plane.dtype, plane.shape) for plane in planes}
+    if plane_forms != {(True, planes[0].dtype, size)} or (
+        len(names) > 1 and names not in _EXR_COLOURS
+    ):
         raise SourceError(
             "the OpenEXR channels are not one image",
             expected="one channel, or R, G, B and optionally A, of one dtype and not subsampled",
             got=", ".join(kinds)[:200],
         )
     pixels = np.stack(planes, axis=-1) if len(planes) > 1 else planes[0]
-    return pixels if stored == shown else _placed(pixels, stored, shown)
+    return (
+        pixels
+        if data_window == display_window
+        else _place_pixels(pixels, data_window, display_window)
+    )
 
 
 _Window: TypeAlias = tuple[int, int, int, int]
@@ -357,17 +367,19 @@ def _window(corners: Any) -> _Window:
     return top, left, bottom - top + 1, right - left + 1
 
 
-def _placed(pixels: npt.NDArray[Any], stored: _Window, shown: _Window) -> npt.NDArray[Any]:
+def _place_pixels(
+    pixels: npt.NDArray[Any], data_window: _Window, display_window: _Window
+) -> npt.NDArray[Any]:
     """Return the picture, the display window: zeros where no pixel is stored.
 
     The stored pixels are the data window, which renderers shrink to the part that is not
     empty, or extend beyond the picture.
     """
-    picture = np.zeros((*shown[2:], *pixels.shape[2:]), pixels.dtype)
+    picture = np.zeros((*display_window[2:], *pixels.shape[2:]), pixels.dtype)
     inner, outer = [], []
     for axis in range(2):
-        shift = stored[axis] - shown[axis]
-        begin, end = max(shift, 0), min(shift + stored[axis + 2], shown[axis + 2])
+        shift = data_window[axis] - display_window[axis]
+        begin, end = max(shift, 0), min(shift + data_window[axis + 2], display_window[axis + 2])
         outer.append(slice(begin, max(begin, end)))
         inner.append(slice(begin - shift, max(begin, end) - shift))
     picture[tuple(outer)] = pixels[tuple(inner)]

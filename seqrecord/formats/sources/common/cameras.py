@@ -97,8 +97,10 @@ class Camera:
         if model == OPENCV and len(distortion) > NUM_COEFFICIENTS[0]:
             count = min(n for n in NUM_COEFFICIENTS if n >= len(distortion))
             distortion += [0.0] * (count - len(distortion))
-        kept = tuple(distortion) if model else ()
-        return cls(fx, fy, cx - centre, cy - centre, int(width), int(height), model, kept)
+        used_coefficients = tuple(distortion) if model else ()
+        return cls(
+            fx, fy, cx - centre, cy - centre, int(width), int(height), model, used_coefficients
+        )
 
     @property
     def size(self) -> tuple[int, int]:
@@ -139,16 +141,16 @@ class Camera:
         if self.model == FISHEYE:
             radius = np.sqrt(r2)
             angle = np.arctan(radius)
-            turned = angle * (1 + sum(k[n] * angle ** (2 * n + 2) for n in range(4)))
-            scale = np.divide(turned, radius, out=np.ones_like(radius), where=radius > 0)
+            distorted_angle = angle * (1 + sum(k[n] * angle ** (2 * n + 2) for n in range(4)))
+            scale = np.divide(distorted_angle, radius, out=np.ones_like(radius), where=radius > 0)
             return np.stack([x * scale, y * scale], axis=-1)
         k1, k2, p1, p2, k3, k4, k5, k6, s1, s2, s3, s4, tx, ty = k[:MAX_COEFFICIENTS]
         scale = 1 + r2 * (k1 + r2 * (k2 + r2 * k3))
         scale = scale / (1 + r2 * (k4 + r2 * (k5 + r2 * k6)))
         dx = 2 * p1 * x * y + p2 * (r2 + 2 * x * x) + r2 * (s1 + r2 * s2)
         dy = p1 * (r2 + 2 * y * y) + 2 * p2 * x * y + r2 * (s3 + r2 * s4)
-        found = np.stack([x * scale + dx, y * scale + dy], axis=-1)
-        return _tilted(found, tx, ty) if tx or ty else found
+        lens_points = np.stack([x * scale + dx, y * scale + dy], axis=-1)
+        return _tilt(lens_points, tx, ty) if tx or ty else lens_points
 
     def to_json(self) -> dict[str, Any]:
         """Return the camera for the metadata."""
@@ -166,35 +168,37 @@ class Camera:
         }
 
 
-def _tilted(plane: FloatArray, tx: float, ty: float) -> FloatArray:
+def _tilt(plane: FloatArray, tx: float, ty: float) -> FloatArray:
     """Project points [..., 2] to a sensor tilted by these angles in radians, as OpenCV does."""
     (cx, cy), (sx, sy) = np.cos([tx, ty]), np.sin([tx, ty])
-    turned = np.array([[cy, 0, -sy], [0, 1, 0], [sy, 0, cy]])
-    turned = turned @ np.array([[1, 0, 0], [0, cx, sx], [0, -sx, cx]])
-    depth = turned[2, 2]
-    onto = np.array([[depth, 0, -turned[0, 2]], [0, depth, -turned[1, 2]], [0, 0, 1]]) @ turned
-    found = np.concatenate([plane, np.ones_like(plane[..., :1])], axis=-1) @ onto.T
-    projected: FloatArray = found[..., :2] / found[..., 2:]
+    rotation = np.array([[cy, 0, -sy], [0, 1, 0], [sy, 0, cy]])
+    rotation = rotation @ np.array([[1, 0, 0], [0, cx, sx], [0, -sx, cx]])
+    depth = rotation[2, 2]
+    projection = (
+        np.array([[depth, 0, -rotation[0, 2]], [0, depth, -rotation[1, 2]], [0, 0, 1]]) @ rotation
+    )
+    homogeneous = np.concatenate([plane, np.ones_like(plane[..., :1])], axis=-1) @ projection.T
+    projected: FloatArray = homogeneous[..., :2] / homogeneous[..., 2:]
     return projected
 
 
-def camera_of_matrix(matrix: Any, size: Sequence[float], path: Path, **more: Any) -> Camera:
+def camera_of_matrix(matrix: Any, size: Sequence[float], path: Path, **options: Any) -> Camera:
     """Create a camera from a 3x3 matrix, or the 3x3 part of a 3x4 or 4x4 one.
 
     Raises `SourceError` for another shape and for skew.
     """
-    found = _numbers(matrix)
-    whole = np.eye(3)
-    if found.ndim == 2 and min(found.shape) >= 3:
-        whole[_PLACES] = found[_PLACES]
-    if found.ndim != 2 or min(found.shape) < 3 or not np.array_equal(found[:3, :3], whole):
+    values = _numbers(matrix)
+    pinhole = np.eye(3)
+    if values.ndim == 2 and min(values.shape) >= 3:
+        pinhole[_PLACES] = values[_PLACES]
+    if values.ndim != 2 or min(values.shape) < 3 or not np.array_equal(values[:3, :3], pinhole):
         raise SourceError(
             "not a camera matrix",
             file=str(path),
             expected="[[fx, 0, cx], [0, fy, cy], [0, 0, 1]]",
-            got=str(found.tolist())[:200],
+            got=str(values.tolist())[:200],
         )
-    return Camera.of(whole[_PLACES].tolist(), size, path, **more)
+    return Camera.of(pinhole[_PLACES].tolist(), size, path, **options)
 
 
 def pose_of(matrix: Any, path: Path, *, inverse: bool = False, flip: str = "") -> FloatArray:
@@ -203,21 +207,27 @@ def pose_of(matrix: Any, path: Path, *, inverse: bool = False, flip: str = "") -
     With `inverse`, the original is world-to-camera. `flip` names the camera's axes that point the
     other way: "yz" for OpenGL, "xy" for PyTorch3D. Raises `SourceError` unless it is rigid.
     """
-    found = _numbers(matrix)
+    values = _numbers(matrix)
     pose = np.eye(4)
-    if found.shape in ((3, 4), (4, 4)):
-        pose[: len(found)] = found
+    if values.shape in ((3, 4), (4, 4)):
+        pose[: len(values)] = values
     rotation = pose[:3, :3]
-    near = np.abs(rotation @ rotation.T - np.eye(3)).max() < _RIGID and np.linalg.det(rotation) > 0
-    if not near or found.shape not in ((3, 4), (4, 4)) or not np.array_equal(pose[3], (0, 0, 0, 1)):
+    is_rigid = (
+        np.abs(rotation @ rotation.T - np.eye(3)).max() < _RIGID and np.linalg.det(rotation) > 0
+    )
+    if (
+        not is_rigid
+        or values.shape not in ((3, 4), (4, 4))
+        or not np.array_equal(pose[3], (0, 0, 0, 1))
+    ):
         raise SourceError(
             "not a rigid pose",
             file=str(path),
             expected="a 3x4 or 4x4 matrix: a rotation of determinant 1, and a translation",
-            got=str(found.tolist())[:200],
+            got=str(values.tolist())[:200],
         )
     if inverse:
-        pose = inverted(pose)
+        pose = invert(pose)
     for axis in flip:
         pose[:3, "xyz".index(axis)] *= -1
     return pose
@@ -227,18 +237,18 @@ def known_pose_of(
     matrix: Any, path: Path, *, inverse: bool = False, flip: str = ""
 ) -> FloatArray | None:
     """Like `pose_of`, but `None` for a translation of NaN or infinities: tracking failed."""
-    found = _numbers(matrix)
-    if found.shape in ((3, 4), (4, 4)) and not np.isfinite(found[:3, 3]).all():
+    values = _numbers(matrix)
+    if values.shape in ((3, 4), (4, 4)) and not np.isfinite(values[:3, 3]).all():
         return None
-    return pose_of(found, path, inverse=inverse, flip=flip)
+    return pose_of(values, path, inverse=inverse, flip=flip)
 
 
-def inverted(pose: FloatArray) -> FloatArray:
+def invert(pose: FloatArray) -> FloatArray:
     """Invert a rigid transform, float64 [4, 4]."""
-    found = np.eye(4)
-    found[:3, :3] = pose[:3, :3].T
-    found[:3, 3] = -pose[:3, :3].T @ pose[:3, 3]
-    return found
+    inverse = np.eye(4)
+    inverse[:3, :3] = pose[:3, :3].T
+    inverse[:3, 3] = -pose[:3, :3].T @ pose[:3, 3]
+    return inverse
 
 
 def rotation_of(quaternion: Sequence[float]) -> FloatArray:

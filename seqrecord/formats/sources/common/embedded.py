@@ -56,14 +56,14 @@ def embedded_value(
     check_like_first("the image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:
         return array
-    kept = spec.codec[0]["format"]
-    if (found := image_format(data, path)) != kept != "any":
+    kept_format = spec.codec[0]["format"]
+    if (actual_format := image_format(data, path)) != kept_format != "any":
         raise SourceError(
             "the image format differs from the feature's",
             file=str(path),
             feature=spec.name,
-            expected=kept,
-            got=found,
+            expected=kept_format,
+            got=actual_format,
         )
     return EncodedImage(bytes(data))
 
@@ -80,16 +80,16 @@ def read_rows(array: Any, path: Path, start: int, stop: int) -> Iterator[Any]:
     if array.chunks is not None:
         chunk = int(array.chunks[0])
         block = block - block % chunk or min(chunk, max(1, _CHUNK_BYTES // row_bytes))
-    first = start
-    while first < stop:
-        last = min(first - first % block + block, stop)
+    block_start = start
+    while block_start < stop:
+        block_stop = min(block_start - block_start % block + block, stop)
         try:
-            rows = array[first:last]
+            rows = array[block_start:block_stop]
         except Exception as error:  # the libraries and their codecs raise many types
             raise SourceError(
-                f"cannot read {array.name}[{first}:{last}]",
+                f"cannot read {array.name}[{block_start}:{block_stop}]",
                 file=str(path),
                 got=first_line(error),
             ) from error
         yield from rows
-        first = last
+        block_start = block_stop

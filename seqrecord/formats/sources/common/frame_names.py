@@ -108,21 +108,21 @@ class FrameFiles:
     def check(self, folder: Path, feature: str | None = None) -> None:
         """Raise `SourceError` for two files of one frame, and for files of two recordings."""
         if self.twice:
-            file, other = self.twice
+            file, other_file = self.twice
             raise SourceError(
                 "two files have the same frame number",
                 file=str(folder / file),
                 feature=feature,
-                got=f"{file} and {other}",
+                got=f"{file} and {other_file}",
             )
         if self.unlike:
-            file, other = self.unlike
+            file, other_file = self.unlike
             raise SourceError(
                 "file names differ by more than a number (two recordings, or a copy); move "
                 "one recording to a folder of its own",
                 file=str(folder / file),
                 feature=feature,
-                expected=f"names like {other}",
+                expected=f"names like {other_file}",
                 got=file,
             )
         if self.times is not None and len(self.times.units) > 1:
@@ -152,7 +152,7 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
     If names differ by more than numbers, its `unlike` gives two of them.
     """
     by_texts: dict[tuple[str, ...], list[_Name]] = {}
-    for name in map(_parsed, files):
+    for name in map(_parse_name, files):
         by_texts.setdefault(name.texts, []).append(name)
     by_words: dict[str, list[_Name]] = {}
     words_of: dict[tuple[int, ...], str] = {}
@@ -161,27 +161,29 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
         words = _words(texts) if names[0].numbers else ""
         by_words.setdefault(words, []).extend(names)
         if len(by_texts) > 1:
-            found = (words_of.setdefault(name.numbers, words) for name in names if name.numbers)
-            are_several |= any(other != words for other in found)
-    odd = [
+            known_words = (
+                words_of.setdefault(name.numbers, words) for name in names if name.numbers
+            )
+            are_several |= any(earlier_words != words for earlier_words in known_words)
+    odd_names = [
         name for words, names in by_words.items() if not _WORD.fullmatch(words) for name in names
     ]
     words_of_features = filter(_WORD.fullmatch, sorted(by_words))
-    valid = {words: [n for n in by_words[words] if n.numbers] for words in words_of_features}
-    if are_several and any(valid.values()):
-        by_words = valid
+    valid_words = {words: [n for n in by_words[words] if n.numbers] for words in words_of_features}
+    if are_several and any(valid_words.values()):
+        by_words = valid_words
     elif len(by_words) > 1:
-        by_words, odd = {"": [name for names in by_words.values() for name in names]}, []
-    ordered = {words: _in_order(names) for words, names in by_words.items() if names}
-    if are_several and odd:
-        words, one = next(iter(ordered.items()))
-        ordered[words] = replace(one, unlike=(min(odd).file, one.first))
+        by_words, odd_names = {"": [name for names in by_words.values() for name in names]}, []
+    ordered = {words: _sort_files(names) for words, names in by_words.items() if names}
+    if are_several and odd_names:
+        words, feature_files = next(iter(ordered.items()))
+        ordered[words] = replace(feature_files, unlike=(min(odd_names).file, feature_files.first))
     return ordered
 
 
 def frame_files(files: Iterable[str]) -> FrameFiles:
     """Like `files_by_feature`, for files of a single feature."""
-    return _in_order([*map(_parsed, files)])
+    return _sort_files([*map(_parse_name, files)])
 
 
 def ending_of(name: str) -> str:
@@ -197,8 +199,8 @@ def escaped(text: str) -> str:
 
 def number_of(pattern: str, name: str) -> int:
     """Return the number from which a pattern makes this name."""
-    before, *after = (text for text, *_ in Formatter().parse(pattern))
-    return int(name.removeprefix(before).removesuffix("".join(after)))
+    prefix, *suffixes = (text for text, *_ in Formatter().parse(pattern))
+    return int(name.removeprefix(prefix).removesuffix("".join(suffixes)))
 
 
 def check_numbers(
@@ -210,19 +212,19 @@ def check_numbers(
     episode's `num_frames`.
     """
     steps = [
-        later - one
-        for one, later in pairwise(numbers)
-        if isinstance(one, int) and isinstance(later, int)
+        next_number - number
+        for number, next_number in pairwise(numbers)
+        if isinstance(number, int) and isinstance(next_number, int)
     ]
     step = min(steps, default=1) if (num_frames or len(numbers)) > 2 else 1
-    for one, found in zip(numbers, steps, strict=False):
-        if (found != step or found < 1) and isinstance(one, int) and one < _FIRST_TIME:
+    for number, distance in zip(numbers, steps, strict=False):
+        if (distance != step or distance < 1) and isinstance(number, int) and number < _FIRST_TIME:
             raise SourceError(
                 "gap in the frame numbers; to join the frames around gaps, set allow_gaps=true "
                 "(--source-option)",
                 file=str(folder),
-                expected=f"frame {one + max(step, 1)} after {one}",
-                got=f"frame {one + found}",
+                expected=f"frame {number + max(step, 1)} after {number}",
+                got=f"frame {number + distance}",
             )
 
 
@@ -250,11 +252,11 @@ def _times(stems: Iterable[str]) -> NameTimes | None:
     units: dict[str, str] = {}
     for stem in stems:
         words = (_stamp(word) for word in _STAMP.findall(stem))
-        found = [stamp for stamp in words if stamp is not None]
-        if len(found) != 1 or found[0][0] in values:
+        stamps = [stamp for stamp in words if stamp is not None]
+        if len(stamps) != 1 or stamps[0][0] in values:
             return None
-        values[found[0][0]] = None
-        units.setdefault(found[0][1], stem)
+        values[stamps[0][0]] = None
+        units.setdefault(stamps[0][1], stem)
     is_sure = len(values) > 1 or any(time in _DATES for time in values)
     return NameTimes(list(values), units) if is_sure else None
 
@@ -269,7 +271,7 @@ def _stamp(word: str) -> tuple[int, str] | None:
     return (time, unit) if time in _DATES else None
 
 
-def _parsed(file: str) -> _Name:
+def _parse_name(file: str) -> _Name:
     stem = file.rpartition(".")[0] or file
     parts = _NUMBER.split(stem)
     if len(parts) == 1:
@@ -281,30 +283,36 @@ def _words(texts: Iterable[str]) -> str:
     return "_".join(word for text in texts for word in _SEPARATORS.split(text) if word)
 
 
-def _in_order(names: Sequence[_Name]) -> FrameFiles:
+def _sort_files(names: Sequence[_Name]) -> FrameFiles:
     """Sort files by the first number that varies, if names are equal except for numbers."""
     if not names:
         return FrameFiles()
-    usual, other = _unlike(names)
+    usual_name, unlike_name = _unlike(names)
     times = _times(name.stem for name in names)
     if times is not None and times.unit is not None:
         names = [name for _, name in sorted(zip(times.values, names, strict=True))]
         times = times._replace(values=sorted(times.values))
     are_named = any(_DECIMAL.search(n.stem) if times else _is_time(n.stem) for n in names)
-    found = _numbered(names) if names[0].numbers and other is None and not are_named else None
-    found = found or _once([name.stem for name in names], names, is_sorted=times is not None)
-    unlike = None if other is None else (other.file, usual.file)
-    return replace(found, times=times, unlike=unlike)
+    numbered_files = (
+        _files_by_number(names)
+        if names[0].numbers and unlike_name is None and not are_named
+        else None
+    )
+    numbered_files = numbered_files or _files_of_frames(
+        [name.stem for name in names], names, is_sorted=times is not None
+    )
+    unlike = None if unlike_name is None else (unlike_name.file, usual_name.file)
+    return replace(numbered_files, times=times, unlike=unlike)
 
 
-def _numbered(names: Sequence[_Name]) -> FrameFiles | None:
+def _files_by_number(names: Sequence[_Name]) -> FrameFiles | None:
     columns = [*zip(*(name.numbers for name in names), strict=True)]
     place = next((i for i, column in enumerate(columns) if len({*column}) > 1), 0)
     column = columns[place]
     is_unique = len(columns) == 1 or len({*column}) == len({*zip(*columns, strict=True)})
     if not is_unique or min(column) < -_MOST or max(column) > _MOST:
         return None
-    return _once(column, names, _pattern(names[column.index(min(column))], place))
+    return _files_of_frames(column, names, _pattern(names[column.index(min(column))], place))
 
 
 def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
@@ -315,30 +323,30 @@ def _unlike(names: Sequence[_Name]) -> tuple[_Name, _Name | None]:
     kinds: dict[tuple[str, ...], list[_Name]] = {}
     for name in names:
         # A time may be printed without decimals: 1000000001.png after 1000000000.5.png.
-        whole = _parsed(_DECIMAL.sub("0", name.stem)) if _is_time(name.stem) else name
-        kinds.setdefault(whole.texts if name.numbers else (), []).append(name)
-    usual, *others = sorted(kinds.values(), key=len, reverse=True)
-    return min(usual), min(others[0]) if others else None
+        time_name = _parse_name(_DECIMAL.sub("0", name.stem)) if _is_time(name.stem) else name
+        kinds.setdefault(time_name.texts if name.numbers else (), []).append(name)
+    usual_names, *other_kinds = sorted(kinds.values(), key=len, reverse=True)
+    return min(usual_names), min(other_kinds[0]) if other_kinds else None
 
 
-def _once(
+def _files_of_frames(
     frames: Sequence[int | str],
     names: Sequence[_Name],
     pattern: str | None = None,
     *,
     is_sorted: bool = False,
 ) -> FrameFiles:
-    found: dict[int | str, str] = {}
+    file_of_frame: dict[int | str, str] = {}
     twice = None
     for frame, name in zip(frames, names, strict=True):
-        if (other := found.setdefault(frame, name.file)) is not name.file:
-            twice = name.file, other
+        if (earlier_file := file_of_frame.setdefault(frame, name.file)) is not name.file:
+            twice = name.file, earlier_file
         if pattern is not None and pattern.format(frame) != name.stem:
             pattern = None
-    order = list(found) if is_sorted else sorted(found, key=_place)
-    ordered = {frame: found[frame] for frame in order}
-    first = ordered[order[0]]
-    return FrameFiles(ordered, first, len(order), pattern=pattern, twice=twice)
+    order = list(file_of_frame) if is_sorted else sorted(file_of_frame, key=_place)
+    ordered = {frame: file_of_frame[frame] for frame in order}
+    first_file = ordered[order[0]]
+    return FrameFiles(ordered, first_file, len(order), pattern=pattern, twice=twice)
 
 
 def _place(frame: int | str) -> Any:
@@ -348,8 +356,8 @@ def _place(frame: int | str) -> Any:
 
 def _is_time(stem: str) -> bool:
     """Return whether a name contains a time with decimals: its single numbers are not enough."""
-    found = _DECIMAL.search(stem)
-    return found is not None and Decimal(found[1]) >= _FIRST_TIME
+    decimal_match = _DECIMAL.search(stem)
+    return decimal_match is not None and Decimal(decimal_match[1]) >= _FIRST_TIME
 
 
 def _pattern(name: _Name, place: int) -> str:

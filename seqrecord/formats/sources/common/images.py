@@ -123,12 +123,12 @@ def referable_codec(
         if "EXIF" in str(error):
             raise SourceError(str(error), file=str(path)) from error
         return ()
-    found = header.format
-    if found == "npy" and len(data) < SMALL_ARRAY:
+    data_format = header.format
+    if data_format == "npy" and len(data) < SMALL_ARRAY:
         return ()
     formats = {IMAGE_FORMATS.get(ending, ending[1:]) for ending in endings}
-    if formats == {found}:
-        return (kept_config(found, exif),)
+    if formats == {data_format}:
+        return (kept_config(data_format, exif),)
     return (kept_config("any", exif),) if formats == {"png", "jpeg"} else ()
 
 
@@ -148,24 +148,24 @@ def passthrough_codec(
     is_kept = header.format in IMAGE_FORMATS.values() and DECODED_FORMATS.keys().isdisjoint(endings)
     if header.mode != "RGB" or header.dtype != np.uint8 or not is_kept:
         return ()
-    others = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
-    return (kept_config("any" if others else header.format, exif),)
+    other_formats = {IMAGE_FORMATS[e] for e in endings if e in IMAGE_FORMATS} - {header.format}
+    return (kept_config("any" if other_formats else header.format, exif),)
 
 
 def passthrough_of_both(
-    one: tuple[CodecConfig, ...], other: tuple[CodecConfig, ...]
+    first_codec: tuple[CodecConfig, ...], second_codec: tuple[CodecConfig, ...]
 ) -> tuple[CodecConfig, ...]:
     """Merge a feature's codecs of two episodes; `any` for both PNG and JPEG images.
 
     Images that one of them does not keep encoded are decoded. Raw rows of arrays are as in the
     first episode, whose codec the reader requires.
     """
-    ids = [[config["id"] for config in codec] for codec in (one, other)]
-    if one != other and ids == [[IMAGE], [IMAGE]]:
-        formats = {config["format"] for config in (*one, *other)}
-        return ({**one[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
-    is_kept = ids[0] == [IMAGE] and not one[0]["format"].startswith("raw")
-    return () if is_kept and not other else one
+    ids = [[config["id"] for config in codec] for codec in (first_codec, second_codec)]
+    if first_codec != second_codec and ids == [[IMAGE], [IMAGE]]:
+        formats = {config["format"] for config in (*first_codec, *second_codec)}
+        return ({**first_codec[0], "format": "any"},) if formats <= {"png", "jpeg", "any"} else ()
+    is_kept = ids[0] == [IMAGE] and not first_codec[0]["format"].startswith("raw")
+    return () if is_kept and not second_codec else first_codec
 
 
 def image_format(data: bytes, path: Path) -> str:
@@ -174,26 +174,26 @@ def image_format(data: bytes, path: Path) -> str:
     Raises `SourceError` with `path` otherwise.
     """
     ending = path.suffix.lower()
-    named = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
-    if data.startswith(_SIGNATURES.get(named or "", ())):
-        return str(named)
-    if named is None and data.startswith(_SIGNATURES["tiff"]):  # LeRobot's depth in tables
+    named_format = IMAGE_FORMATS.get(ending) or DECODED_FORMATS.get(ending)
+    if data.startswith(_SIGNATURES.get(named_format or "", ())):
+        return str(named_format)
+    if named_format is None and data.startswith(_SIGNATURES["tiff"]):  # LeRobot's depth in tables
         return "tiff"
     try:
-        found = format_of(data)
+        data_format = format_of(data)
     except ValueError as error:
-        message = f"not a {named} image" if named in _SIGNATURES else str(error)
+        message = f"not a {named_format} image" if named_format in _SIGNATURES else str(error)
         if (kind := type_of(bytes(data[:64]), path.name) if data else "empty") is not None:
             message += f"; the file is {kind}"
         raise SourceError(message, file=str(path), got=repr(bytes(data[:8]))) from error
-    if named not in (None, found):
+    if named_format not in (None, data_format):
         raise SourceError(
             "the image format differs from the file name's ending",
             file=str(path),
-            expected=named,
-            got=found,
+            expected=named_format,
+            got=data_format,
         )
-    return found
+    return data_format
 
 
 def encoded_header(data: bytes, path: Path) -> ImageHeader:
@@ -454,10 +454,10 @@ def pixels(
     image: npt.NDArray[Any] = values.reshape(height, width, channels)
     if not encoding.startswith("bgr"):
         return image
-    turned = np.empty_like(image)
-    turned[..., :3] = image[..., 2::-1]
-    turned[..., 3:] = image[..., 3:]
-    return turned
+    reversed_image = np.empty_like(image)
+    reversed_image[..., :3] = image[..., 2::-1]
+    reversed_image[..., 3:] = image[..., 3:]
+    return reversed_image
 
 
 def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
@@ -465,8 +465,10 @@ def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
     if match := _COLOURS.fullmatch(encoding):
         return np.dtype(f"<u{int(match[2]) // 8}"), len(match[1]) if match[1] else 1
     match = _PLAIN.fullmatch(encoding)
-    plain = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
-    if match is None or plain in ("<f1", "<u8", "<i8"):
-        known = "mono8, rgb8, bgr8, rgba8, bgra8, rgb16, …, bayer_rggb8, …, 8UC3, 16UC1, 32FC1, …"
-        raise ValueError(f"unknown image encoding {encoding[:50]!r}; expected {known}")
-    return np.dtype(plain), int(match[3])
+    plain_dtype = f"<{_KINDS[match[2]]}{int(match[1]) // 8}" if match else ""
+    if match is None or plain_dtype in ("<f1", "<u8", "<i8"):
+        known_encodings = (
+            "mono8, rgb8, bgr8, rgba8, bgra8, rgb16, …, bayer_rggb8, …, 8UC3, 16UC1, 32FC1, …"
+        )
+        raise ValueError(f"unknown image encoding {encoding[:50]!r}; expected {known_encodings}")
+    return np.dtype(plain_dtype), int(match[3])

@@ -29,46 +29,46 @@ def check_nested(path: Path, *, only_lerobot: bool) -> None:
 
     Without `only_lerobot`, other formats count too.
     """
-    for above in islice(path.parents, _MOST_ABOVE):
-        part = path.relative_to(above).parts[0]
-        if part in _LEROBOT_PARTS and _is_lerobot(above):
+    for parent in islice(path.parents, _MOST_ABOVE):
+        part = path.relative_to(parent).parts[0]
+        if part in _LEROBOT_PARTS and _is_lerobot(parent):
             raise NestedError(
-                f"part of a LeRobot dataset; use the dataset, `seqrecord write --src {above}`"
+                f"part of a LeRobot dataset; use the dataset, `seqrecord write --src {parent}`"
                 "; --format NAME reads only this part",
                 file=str(path),
-                expected=str(above),
+                expected=str(parent),
                 got=f"its {part}/",
             )
     if is_file(path):
         return
-    found = sorted(_below(path, only_lerobot=only_lerobot))
-    if found:
-        names = [place.relative_to(path).as_posix() for _, place in found]
-        formats = ", ".join(dict.fromkeys(name for name, _ in found))
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    datasets = sorted(_find_datasets(path, only_lerobot=only_lerobot))
+    if datasets:
+        names = [place.relative_to(path).as_posix() for _, place in datasets]
+        formats = ", ".join(dict.fromkeys(name for name, _ in datasets))
+        suffix = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
         raise NestedError(
-            f"the folder contains {counted(len(found), 'dataset')} ({formats}); choose one, "
-            f"`seqrecord write --src {found[0][1]}`, and join several by `seqrecord merge`; "
+            f"the folder contains {counted(len(datasets), 'dataset')} ({formats}); choose one, "
+            f"`seqrecord write --src {datasets[0][1]}`, and join several by `seqrecord merge`; "
             "--format NAME reads the files as they are",
             file=str(path),
             expected="one dataset",
-            got=", ".join(names[:_SHOWN]) + more,
+            got=", ".join(names[:_SHOWN]) + suffix,
         )
 
 
-def _below(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Path]]:
+def _find_datasets(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Path]]:
     """Yield format and folder of the datasets below `root`, breadth first, up to the limits."""
-    waiting = deque([(root, 0)])
+    queue = deque([(root, 0)])
     for _ in range(_MOST_FOLDERS):
-        if not waiting:
+        if not queue:
             return
-        folder, depth = waiting.popleft()
+        folder, depth = queue.popleft()
         names = dict(islice(list_folder(folder), _MOST_OF_FOLDER))
         format_ = None if depth == 0 else _format_of(folder, names)
         if format_ == "lerobot" or (format_ is not None and not only_lerobot):
             yield format_, folder
         elif depth < _MOST_BELOW:
-            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+            queue.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 
 def _format_of(folder: Path, names: dict[str, bool]) -> str | None:

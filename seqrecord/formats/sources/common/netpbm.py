@@ -34,48 +34,48 @@ _COMMENT = re.compile(rb"#[^\n]*")
 def netpbm_header(data: bytes) -> tuple[ImageHeader, int, int]:
     """Return header, maximum sample value and offset of the samples, from a file's first bytes."""
     kind, is_bitmap = data[:2], data[:2] in (b"P1", b"P4")
-    found = (_BITMAP if is_bitmap else _OTHERS).match(data)
-    value = 0 if found is None else 1 if is_bitmap else int(found[3])
-    if found is None or not 0 < value < 65536:
+    header_match = (_BITMAP if is_bitmap else _OTHERS).match(data)
+    value = 0 if header_match is None else 1 if is_bitmap else int(header_match[3])
+    if header_match is None or not 0 < value < 65536:
         expected = "P1 to P6, width, height, and a maximum value of 1 to 65535"
         raise SourceError("not a Netpbm image", expected=expected, got=value or repr(data[:16]))
-    shape: tuple[int, ...] = (int(found[2]), int(found[1]))
+    shape: tuple[int, ...] = (int(header_match[2]), int(header_match[1]))
     mode = "L"
     dtype: np.dtype[Any] = np.dtype(np.uint8 if value < 256 else np.uint16)
     if kind in (b"P3", b"P6"):
         mode, shape = "RGB", (*shape, 3)
     elif is_bitmap:
         mode, dtype = "1", np.dtype(np.bool_)
-    return ImageHeader(NETPBM, mode, dtype, shape), value, found.end()
+    return ImageHeader(NETPBM, mode, dtype, shape), value, header_match.end()
 
 
 def decode_netpbm(data: bytes) -> npt.NDArray[Any]:
     """Decode to [H, W] or [H, W, 3]: uint8, uint16, or bool for bitmaps, where 1 is black."""
-    header, most, offset = netpbm_header(data)
+    header, max_value, offset = netpbm_header(data)
     kind, count = data[:2], math.prod(header.shape)
     if kind in (b"P1", b"P2", b"P3"):
         samples = _samples_of_text(_COMMENT.sub(b"", data[offset:]), count, is_bits=kind == b"P1")
     elif kind == b"P4":
         height, width = header.shape
-        rows = _exactly(data, offset, height * ((width + 7) // 8), np.dtype("u1"))
+        rows = _read_samples(data, offset, height * ((width + 7) // 8), np.dtype("u1"))
         samples = np.unpackbits(rows.reshape(height, -1), axis=1, count=width)
     else:
-        samples = _exactly(data, offset, count, header.dtype.newbyteorder(">"))
-    if samples.max() > most:
+        samples = _read_samples(data, offset, count, header.dtype.newbyteorder(">"))
+    if samples.max() > max_value:
         raise SourceError(
             "a sample exceeds the image's maximum value",
-            expected=f"at most {most}",
+            expected=f"at most {max_value}",
             got=int(samples.max()),
         )
     return samples.astype(header.dtype).reshape(header.shape)
 
 
-def _exactly(data: bytes, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
-    wanted = count * dtype.itemsize
-    if len(data) - offset != wanted:
+def _read_samples(data: bytes, offset: int, count: int, dtype: np.dtype[Any]) -> npt.NDArray[Any]:
+    expected_bytes = count * dtype.itemsize
+    if len(data) - offset != expected_bytes:
         raise SourceError(
             "the image's size differs from its header",
-            expected=f"{wanted} bytes of samples",
+            expected=f"{expected_bytes} bytes of samples",
             got=f"{len(data) - offset} bytes",
         )
     return np.frombuffer(data, dtype, offset=offset)

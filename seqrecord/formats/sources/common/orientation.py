@@ -33,7 +33,7 @@ def applied_orientation(
     Raises `SourceError` for an image with an EXIF orientation without a choice by `exif`, and if it
     is to be turned but cannot.
     """
-    if (found := header.orientation) == 1 or exif == "ignore":
+    if (orientation := header.orientation) == 1 or exif == "ignore":
         return 1
     if spec is None or spec.kind in _VECTORS:
         problem = (
@@ -52,13 +52,13 @@ def applied_orientation(
             "show them) or exif=ignore (pixels as stored, to which cameras and depth often refer)"
         )
     else:
-        return found
+        return orientation
     raise SourceError(
         problem,
         file=str(path),
         feature=None if spec is None else spec.name,
         expected="EXIF orientation 1",
-        got=f"EXIF orientation {found}",
+        got=f"EXIF orientation {orientation}",
     )
 
 

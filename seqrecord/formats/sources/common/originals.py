@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, TypeVar
 
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.orientation import check_exif
-from seqrecord.formats.sources.common.specs import UnsupportedError, chosen_schema
+from seqrecord.formats.sources.common.specs import UnsupportedError, select_schema
 from seqrecord.in_place.boundary import guard_methods, reader_boundary
 from seqrecord.in_place.files import (
     find_original,
@@ -104,21 +104,21 @@ class Originals:
     ) -> list[FeatureSpec]:
         """Return the specs of selected features, without `unreadable` ones."""
         specs = []
-        for name, stored in offered.items():
+        for name, original_feature in offered.items():
             if self.features is None or name in self.features:
                 with self.unless_unreadable(name):
-                    specs.append(spec_of(name, stored))
+                    specs.append(spec_of(name, original_feature))
         return specs
 
-    def check_any(self, found: Sized) -> None:
+    def check_any(self, readable_features: Sized) -> None:
         """Raise the first error in `unreadable` if no readable feature was found."""
-        for error in () if len(found) else self.unreadable.values():
+        for error in () if len(readable_features) else self.unreadable.values():
             raise error
 
     def leaving_out(self, unreadable: Mapping[str, SourceError]) -> Self:
         """Return a copy without these features."""
-        kept = [name for name in self.schema() if name not in unreadable]  # type: ignore[attr-defined]
-        copy = replace(self, features=kept)
+        remaining_features = [name for name in self.schema() if name not in unreadable]  # type: ignore[attr-defined]
+        copy = replace(self, features=remaining_features)
         copy.unreadable.update({**self.unreadable, **unreadable})
         return copy
 
@@ -137,8 +137,8 @@ class InPlace(Originals):
 
     def referring(self) -> Self:
         """Return a copy of the source that references data instead of copying it."""
-        keeps = self.keep_encoded if self.keeps_in_place is None else self.keeps_in_place
-        return self if self.in_place else replace(self, keep_encoded=keeps, in_place=True)
+        keeps_encoded = self.keep_encoded if self.keeps_in_place is None else self.keeps_in_place
+        return self if self.in_place else replace(self, keep_encoded=keeps_encoded, in_place=True)
 
 
 @dataclass(frozen=True)
@@ -220,8 +220,8 @@ class ScannedSource(InPlace, ABC):
         """Fill `found`. Specs of features that are not selected may be omitted."""
 
     def schema(self) -> Schema:
-        found = self._scanned[0]
-        return referring_schema(found) if self.in_place else found
+        schema = self._scanned[0]
+        return referring_schema(schema) if self.in_place else schema
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         return self._scanned[1]
@@ -236,19 +236,19 @@ class ScannedSource(InPlace, ABC):
     @cached_property
     def scan_result(self) -> Scan:
         """Scan once. Raises the first error if no original is readable."""
-        found = Scan()
-        self.scan(found)
-        if not found.specs and found.errors.first:
-            raise found.errors.first
-        for spec in found.specs:  # readable in another episode
+        scan = Scan()
+        self.scan(scan)
+        if not scan.specs and scan.errors.first:
+            raise scan.errors.first
+        for spec in scan.specs:  # readable in another episode
             self.unreadable.pop(spec.name, None)
-        self.check_any(found.specs)
-        return found
+        self.check_any(scan.specs)
+        return scan
 
     @cached_property
     def _scanned(self) -> tuple[Schema, Sequence[EpisodeInfo]]:
-        found = self.scan_result
-        return chosen_schema(found.specs, self.features, self.path, found.offered), found.episodes
+        scan = self.scan_result
+        return select_schema(scan.specs, self.features, self.path, scan.offered), scan.episodes
 
 
 def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
@@ -262,12 +262,14 @@ def has_file(root: Path, fits: Callable[[Path], bool]) -> bool:
 
 def has_folder(root: Path, fits: Callable[[Path, set[str]], bool]) -> bool:
     """Like `has_file`, for a folder that satisfies `fits`, called with its entry names."""
-    return is_directory(root) and any(fits(each, {*names}) for each, names in _first_entries(root))
+    return is_directory(root) and any(
+        fits(folder, {*names}) for folder, names in _first_entries(root)
+    )
 
 
-def first_files(root: Path, most: int) -> list[Path]:
-    """Return at most `most` files among the first entries of a folder tree, sorted."""
-    return sorted(islice(_first_files(root), most))
+def first_files(root: Path, max_files: int) -> list[Path]:
+    """Return at most `max_files` files among the first entries of a folder tree, sorted."""
+    return sorted(islice(_first_files(root), max_files))
 
 
 def find_folders(root: Path, fits: Callable[[Path, set[str]], bool]) -> list[Path]:
@@ -275,44 +277,46 @@ def find_folders(root: Path, fits: Callable[[Path, set[str]], bool]) -> list[Pat
 
     `fits` gets a folder and its entry names. Matching folders are not searched further.
     """
-    fitting: list[Path] = []
+    matches: list[Path] = []
 
     def goes_down(folder: Path, names: dict[str, bool]) -> bool:
         if not fits(folder, {*names}):
             return True
-        fitting.append(folder)
+        matches.append(folder)
         return False
 
     deque(walk(root, goes_down), 0)
-    return _in_order(fitting)
+    return _sort_paths(matches)
 
 
 def find_files(root: Path, fits: Callable[[Path], bool]) -> list[Path]:
     """Return `root` or all files below it that satisfy `fits`, in natural path order."""
     if is_file(root):
         return [root] if fits(root) else []
-    return _in_order(filter(fits, files_below(root)))
+    return _sort_paths(filter(fits, files_below(root)))
 
 
 def files_below(folder: Path) -> Iterator[Path]:
     """Yield all files below a folder, in any order; nothing if the folder is missing."""
-    for above, names in walk(folder) if is_directory(folder) else ():
-        yield from (above / name for name, is_folder in names.items() if not is_folder)
+    for parent, names in walk(folder) if is_directory(folder) else ():
+        yield from (parent / name for name, is_folder in names.items() if not is_folder)
 
 
-def by_key(found: Iterable[tuple[str, Path]]) -> dict[str, Path]:
+def by_key(keyed_paths: Iterable[tuple[str, Path]]) -> dict[str, Path]:
     """Map episode keys to paths. Raises `SourceError` for duplicate keys."""
     places: dict[str, Path] = {}
-    for key, path in found:
-        if (other := places.setdefault(key, path)) is not path:
-            raise SourceError("duplicate episode key", file=str(other), episode=key, got=str(path))
+    for key, path in keyed_paths:
+        if (earlier_path := places.setdefault(key, path)) is not path:
+            raise SourceError(
+                "duplicate episode key", file=str(earlier_path), episode=key, got=str(path)
+            )
     return places
 
 
 def key_of(path: Path, root: Path, *, ending: bool = False) -> str:
     """Return an episode's key: its path below `root`, with the file ending only if `ending`."""
-    named = path if ending or not path.suffix else path.with_suffix("")
-    return named.relative_to(root if root != path else root.parent).as_posix()
+    key_path = path if ending or not path.suffix else path.with_suffix("")
+    return key_path.relative_to(root if root != path else root.parent).as_posix()
 
 
 def natural_order(name: str) -> tuple[list[tuple[int, str]], str]:
@@ -328,15 +332,15 @@ def _first_files(root: Path) -> Iterator[Path]:
 
 def _first_entries(root: Path) -> Iterator[tuple[Path, dict[str, bool]]]:
     """Yield the first folders of a tree, each with entry names and whether they are folders."""
-    looked = 0
-    waiting = [(root, 0)]
-    while waiting and looked < _MOST_ENTRIES:
-        folder, depth = waiting.pop()
+    num_entries = 0
+    queue = [(root, 0)]
+    while queue and num_entries < _MOST_ENTRIES:
+        folder, depth = queue.pop()
         names = dict(islice(list_folder(folder), _MOST_OF_FOLDER))
-        looked += len(names)
+        num_entries += len(names)
         yield folder, names
         if depth < MAX_DEPTH:
-            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+            queue.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 
 def walk(
@@ -346,17 +350,17 @@ def walk(
 
     `goes_down` gets folder and entries, and decides whether to visit the subfolders.
     """
-    waiting = [(root, 0)]
-    while waiting:
-        folder, depth = waiting.pop()
+    queue = [(root, 0)]
+    while queue:
+        folder, depth = queue.pop()
         check_depth(folder, depth)
         names = dict(list_folder(folder))
         yield folder, names
         if goes_down(folder, names):
-            waiting.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
+            queue.extend((folder / n, depth + 1) for n, is_folder in names.items() if is_folder)
 
 
-def _in_order(paths: Iterable[Path]) -> list[Path]:
+def _sort_paths(paths: Iterable[Path]) -> list[Path]:
     folders = lru_cache(maxsize=1024)(lambda folder: [*map(natural_order, folder.parts)])
     return sorted(paths, key=lambda path: [*folders(path.parent), natural_order(path.name)])
 

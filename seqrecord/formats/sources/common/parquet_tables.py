@@ -49,7 +49,7 @@ class ParquetTable:
         *,
         features: Container[str] = (),
         rows: int = 65536,
-        first: int = 0,
+        first_row: int = 0,
         group: int | None = None,
         numbers: Mapping[str, int] | None = None,
     ) -> Iterator[pa.RecordBatch]:
@@ -77,19 +77,19 @@ class ParquetTable:
                 )
         metadata = self._file.metadata
         sizes = [metadata.row_group(i).num_rows for i in range(metadata.num_row_groups)]
-        groups = [i for i, end in enumerate(accumulate(sizes)) if end > first]
-        skipped = first - sum(sizes[: groups[0]] if groups else sizes)
+        groups = [i for i, end in enumerate(accumulate(sizes)) if end > first_row]
+        num_skipped = first_row - sum(sizes[: groups[0]] if groups else sizes)
         if group is not None:
-            groups, skipped = [group], 0
+            groups, num_skipped = [group], 0
         for i in groups:
-            rows = self._fitting(rows, metadata.row_group(i), columns, numbers or {})
+            rows = self._fit_rows(rows, metadata.row_group(i), columns, numbers or {})
         try:
             for batch in self._file.iter_batches(
                 rows, row_groups=groups, columns=columns, use_threads=False
             ):
-                if skipped < batch.num_rows:
-                    yield batch.slice(skipped)
-                skipped = max(skipped - batch.num_rows, 0)
+                if num_skipped < batch.num_rows:
+                    yield batch.slice(num_skipped)
+                num_skipped = max(num_skipped - batch.num_rows, 0)
         except (pa.ArrowException, OSError) as error:
             raise _parquet_error("damaged Parquet file", self._path, error) from error
 
@@ -108,7 +108,7 @@ class ParquetTable:
                 got=self.num_rows,
             )
 
-    def _fitting(
+    def _fit_rows(
         self, rows: int, group: Any, columns: Sequence[str] | None, numbers: Mapping[str, int]
     ) -> int:
         """Reduce `rows` so that a batch of texts and images takes at most `_BATCH_BYTES`.
@@ -135,8 +135,8 @@ class ParquetTable:
 def python_values(values: pa.RecordBatch | pa.Array) -> list[Any]:
     """Convert to Python values. Raises `SourceError` for invalid UTF-8."""
     try:
-        found: list[Any] = values.to_pylist()
-        return found
+        objects: list[Any] = values.to_pylist()
+        return objects
     except UnicodeDecodeError as error:
         raise SourceError("text is not UTF-8", got=repr(error.object[:80])) from error
 

@@ -84,22 +84,22 @@ def _read_ply(data: bytes) -> npt.NDArray[np.void]:
     if end is None or lines[0] != "ply":
         raise ValueError(f"no header of PLY: {data[:16]!r}")
     order, counts, columns = "", dict[str, int](), list[tuple[str, list[str]]]()
-    for first, *words in map(str.split, filter(None, lines)):
-        if first == "format":
+    for keyword, *words in map(str.split, filter(None, lines)):
+        if keyword == "format":
             order = _PLY_ORDERS[words[0]]
-        elif first == "element":
+        elif keyword == "element":
             counts[words[0]] = int(words[1])
-        elif first == "property":
+        elif keyword == "property":
             columns.append(([*counts][-1], words))
-    filled = [name for name, count in counts.items() if count or name == "vertex"]
-    own = [words for element, words in columns if element == "vertex"]
-    if filled != ["vertex"] or any(words[0] == "list" for words in own):
+    filled_elements = [name for name, count in counts.items() if count or name == "vertex"]
+    vertex_columns = [words for element, words in columns if element == "vertex"]
+    if filled_elements != ["vertex"] or any(words[0] == "list" for words in vertex_columns):
         raise UnsupportedError(
             "PLY of more than points; save the points alone",
             expected="one element, vertex, without lists",
             got=", ".join(f"{element} {' '.join(words)}" for element, words in columns)[:300],
         )
-    fields = [(name, f"{order or '<'}{_PLY[kind]}", 1) for kind, name in own]
+    fields = [(name, f"{order or '<'}{_PLY[kind]}", 1) for kind, name in vertex_columns]
     return _rows(fields, counts["vertex"], data[end.end() :], is_text=not order)
 
 
@@ -133,8 +133,10 @@ def _rows(
     fields: Sequence[_Field], count: int, body: bytes, *, is_text: bool = False
 ) -> npt.NDArray[np.void]:
     """Return rows of a structured dtype; columns named `_` are padding."""
-    named = [(f"_{i}" if one == "_" else one, k, n) for i, (one, k, n) in enumerate(fields)]
-    dtype = np.dtype([(name, kind, (number,)) for name, kind, number in named])
+    named_fields = [
+        (f"_{i}" if name == "_" else name, k, n) for i, (name, k, n) in enumerate(fields)
+    ]
+    dtype = np.dtype([(name, kind, (number,)) for name, kind, number in named_fields])
     words = body.split() if is_text else ()
     width = sum(number for _, _, number in fields) if is_text else dtype.itemsize
     got = len(words) if is_text else len(body)
@@ -144,7 +146,7 @@ def _rows(
     if not is_text:
         return np.frombuffer(body, dtype, count)
     rows, place = np.zeros(count, dtype), 0
-    for name, kind, number in named:
+    for name, kind, number in named_fields:
         for column in range(number):
             convert = float if kind[1] == "f" else int
             values = [convert(word) for word in words[place::width]]

@@ -43,32 +43,34 @@ def split_points(rows: npt.NDArray[Any]) -> Mapping[str, Points]:
         for place, column in enumerate(values.T):
             label = name if count == 1 else f"{name}_{place}"
             groups.setdefault(kind, []).append((label, column))
-    first = rows.dtype["x" if "x" in names else names[0]].base.newbyteorder("<")
-    found = {}
+    main_kind = rows.dtype["x" if "x" in names else names[0]].base.newbyteorder("<")
+    arrays = {}
     for kind, columns in groups.items():
         labels = tuple(label for label, _ in columns)
         suffix, stacked = kind.name, np.stack([column for _, column in columns], 1)
-        if kind == first:
+        if kind == main_kind:
             suffix = ""
         elif len(labels) == 1:
             suffix, stacked = re.sub(r"\W", "_", labels[0]), stacked[:, 0]
-        if suffix in found:
+        if suffix in arrays:
             raise ValueError(f"two arrays of columns are named {suffix}")
-        found[suffix] = Points(np.ascontiguousarray(stacked, kind), labels)
-    return found
+        arrays[suffix] = Points(np.ascontiguousarray(stacked, kind), labels)
+    return arrays
 
 
 def check_columns(
-    known: dict[str, tuple[str, ...]], points: Points | None, spec: FeatureSpec, path: Path
+    first_labels: dict[str, tuple[str, ...]], points: Points | None, spec: FeatureSpec, path: Path
 ) -> npt.NDArray[Any]:
-    """Return the values. Raises `SourceError` unless columns equal the first ones, in `known`."""
+    """Return the values. Raises `SourceError` unless columns equal the first ones, in
+    `first_labels`.
+    """
     names = () if points is None else points.names
-    if points is None or known.setdefault(spec.name, names) != names:
+    if points is None or first_labels.setdefault(spec.name, names) != names:
         raise SourceError(
             "points with other columns than the first ones",
             file=str(path),
             feature=spec.name,
-            expected=", ".join(known.get(spec.name, ()))[:200],
+            expected=", ".join(first_labels.get(spec.name, ()))[:200],
             got=", ".join(names)[:200] or "no such columns",
         )
     check_spec(points.values.dtype, points.values.shape, spec, path)

@@ -70,32 +70,32 @@ class SequenceTables(SequenceFrames):
 
     def samples(self, path: Path, columns: int) -> tuple[npt.NDArray[Any], ...] | None:
         """Read samples: times, numbers, and the bounds of each frame's samples."""
-        if (found := self.rows(path, (columns,))) is None:
+        if (table_rows := self.rows(path, (columns,))) is None:
             return None
-        stamps, values = found
+        stamps, values = table_rows
         bounds = sample_bounds(self.times, stamps)
-        before, after = int(bounds[0]), len(stamps) - int(bounds[-1])
+        num_before, num_after = int(bounds[0]), len(stamps) - int(bounds[-1])
         name = "accelerometer" if self.unit == "s" else "imu"
-        self.check(path, len(stamps) - before - after, stamps, "within the time", name)
-        self.metadata[f"{name}_before_first_frame"] = before
-        self.metadata[f"{name}_after_last_frame"] = after
+        self.check(path, len(stamps) - num_before - num_after, stamps, "within the time", name)
+        self.metadata[f"{name}_before_first_frame"] = num_before
+        self.metadata[f"{name}_after_last_frame"] = num_after
         return stamps, values, bounds
 
-    def matched(
+    def match_poses(
         self, path: Path, stamps: npt.NDArray[Any], rows: npt.NDArray[np.int64], within: str
     ) -> npt.NDArray[np.bool_]:
         """Return which frames have a pose, by the row of each frame or `NONE`, and count them."""
-        there: npt.NDArray[np.bool_] = rows != NONE
-        count = int(np.count_nonzero(there))
+        has_pose: npt.NDArray[np.bool_] = rows != NONE
+        count = int(np.count_nonzero(has_pose))
         self.check(path, count, stamps, within, "pose")
-        self.metadata["frames_without_pose"] = len(there) - count
-        return there
+        self.metadata["frames_without_pose"] = len(has_pose) - count
+        return has_pose
 
     def check(
-        self, path: Path, matched: int, stamps: npt.NDArray[Any], within: str, feature: str
+        self, path: Path, num_matched: int, stamps: npt.NDArray[Any], within: str, feature: str
     ) -> None:
         """Raise `SourceError` for a table without a row that matches a frame, with both ranges."""
-        if not matched:
+        if not num_matched:
             times, unit = self.times, self.unit
             raise SourceError(
                 f"no row matches a frame; correct the timestamps, or exclude {feature} "

@@ -33,7 +33,7 @@ from seqrecord.formats.sources.common.originals import (
     has_folder,
     key_of,
 )
-from seqrecord.formats.sources.common.specs import check_spec, feature_spec, text_spec, widened
+from seqrecord.formats.sources.common.specs import check_spec, feature_spec, merge_specs, text_spec
 from seqrecord.formats.sources.inventory import (
     NO_READER,
     Account,
@@ -92,7 +92,7 @@ class Images:
         """Return the feature's spec, from the headers of the samples."""
         samples = self.samples or [item for item in self.items if item is not None][:1]
         endings = {path.suffix.lower() for path in self.paths if source.keep_encoded}
-        return reduce(widened, [self._spec(name, item, endings, source) for item in samples])
+        return reduce(merge_specs, [self._spec(name, item, endings, source) for item in samples])
 
     def _spec(
         self, name: str, item: Path | DecodedFile, endings: set[str], source: SequenceSource
@@ -111,8 +111,10 @@ class Images:
             dtype, shape = header.dtype, shape_of(header, exif, is_kept=bool(codec))
         if self.form is not None:
             with located(SourceError, feature=name):
-                want, channels = self.form
-                check_array(dtype.newbyteorder("<"), shape, want, (*shape[:2], *channels), path)
+                required_dtype, channels = self.form
+                check_array(
+                    dtype.newbyteorder("<"), shape, required_dtype, (*shape[:2], *channels), path
+                )
         is_scaled = self.kind == "depth" and self.unit is not None
         if is_scaled and (dtype == np.uint8 or len(shape) != 2):
             raise SourceError(
@@ -156,7 +158,7 @@ def image_size(item: Path | DecodedFile) -> tuple[int, int]:
 
 @dataclass(frozen=True)
 class Values:
-    """One array, or one text, per frame, [T, …]. Frames where `there` is false have no value.
+    """One array, or one text, per frame, [T, …]. Frames where `has_value` is false have no value.
 
     With `bounds` [T + 1], frame t has the rows `bounds[t]` to `bounds[t + 1]` (exclusive).
     """
@@ -164,7 +166,7 @@ class Values:
     array: npt.NDArray[Any]
     kind: str | None = None
     unit: str | None = None
-    there: npt.NDArray[np.bool_] | None = None
+    has_value: npt.NDArray[np.bool_] | None = None
     bounds: npt.NDArray[np.int64] | None = None
 
     def spec(self, name: str, _: SequenceSource) -> FeatureSpec:
@@ -176,7 +178,7 @@ class Values:
 
     def read(self, frame: int, spec: FeatureSpec, _: SequenceSource) -> Any:
         """Return a frame's value; `None` if the frame has none."""
-        if self.there is not None and not self.there[frame]:
+        if self.has_value is not None and not self.has_value[frame]:
             return None
         place: Any = frame
         if self.bounds is not None:
@@ -271,10 +273,10 @@ class SequenceSource(ScannedSource):
         for path in self._files(are_referred_to=False):
             root = self.path if path.is_relative_to(self.path) else path.parent
             roots.setdefault(root, []).append(path)
-        found: dict[str, ExternalFile] = {}
+        files: dict[str, ExternalFile] = {}
         for root, paths in roots.items():
-            found |= external_files(root, paths)
-        return found
+            files |= external_files(root, paths)
+        return files
 
     def _files(self, *, are_referred_to: bool) -> Iterator[Path]:
         names = referable_features(self.schema())
@@ -283,8 +285,8 @@ class SequenceSource(ScannedSource):
                 sequence = self.open(place)
                 columns = (column for n, column in sequence.columns.items() if n in names)
                 images = (column.paths for column in columns if isinstance(column, Images))
-                referred = {path for paths in images for path in paths}
-                yield from referred if are_referred_to else {*sequence.files} - referred
+                referred_files = {path for paths in images for path in paths}
+                yield from referred_files if are_referred_to else {*sequence.files} - referred_files
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -325,8 +327,8 @@ class SequenceSource(ScannedSource):
                         file=str(self._places[info.key]),
                     )
                 return np.arange(info.num_frames) / info.fps
-            since = column.array - column.array[0]
-            return np.asarray(since * (size_in(column.unit, "s") or 1.0), np.float64)
+            elapsed = column.array - column.array[0]
+            return np.asarray(elapsed * (size_in(column.unit, "s") or 1.0), np.float64)
 
     @cached_property
     def _folders(self) -> dict[Path, Mapping[str, Path]]:
@@ -337,22 +339,22 @@ class SequenceSource(ScannedSource):
     @cached_property
     def _places(self) -> dict[str, Path]:
         """Arguments of `open` by key."""
-        return by_key(item for found in self._folders.values() for item in found.items())
+        return by_key(pair for sequences in self._folders.values() for pair in sequences.items())
 
-    def scan(self, found: Scan) -> None:
+    def scan(self, scan: Scan) -> None:
         if not self._places:
             raise SourceError("no sequence found", file=str(self.root), expected=self.expected)
         for key, folder in self._places.items():
-            with found.unless_broken(EpisodeInfo(key, 0)):
+            with scan.unless_broken(EpisodeInfo(key, 0)):
                 sequence = self.open(folder)
-                found.specs += [
+                scan.specs += [
                     sequence.columns[name].spec(name, self)
                     for name in (sequence.columns if self.features is None else self.features)
                     if name in sequence.columns
                 ]
-                found.offered |= dict.fromkeys(sequence.places)
+                scan.offered |= dict.fromkeys(sequence.places)
                 facts = (sequence.metadata, sequence.fps, sequence.split)
-                found.episodes.append(EpisodeInfo(key, sequence.num_frames, *facts))
+                scan.episodes.append(EpisodeInfo(key, sequence.num_frames, *facts))
 
     def account(self) -> Account:
         """Report all sequences. Reads their lists again; broken sequences are skipped."""
@@ -360,7 +362,7 @@ class SequenceSource(ScannedSource):
         counts, notes, unselected = (Counter[str]() for _ in range(3))
         unread: list[Path] = []
         for folder, sequences in self._folders.items():
-            known, hidden = set[Path](), set[str]()
+            known_files, hidden_patterns = set[Path](), set[str]()
             for place in sequences.values():
                 with skipping_unreadable():
                     sequence = self.open(place)
@@ -368,12 +370,12 @@ class SequenceSource(ScannedSource):
                     facts = sequence.metadata.items()
                     counts.update({name: n for name, n in facts if _WITHOUT_PARTNER.search(name)})
                     notes.update(sequence.notes)
-                    out = [name for name in sequence.places if not self.wants(name)]
-                    unselected.update(out)
-                    hidden.update(sequence.places[name] for name in out)
-                    known.update(sequence.files)
-            if known or not sequences:
-                unread += unread_paths(folder, _taker(folder, known, hidden))
+                    excluded_names = [name for name in sequence.places if not self.wants(name)]
+                    unselected.update(excluded_names)
+                    hidden_patterns.update(sequence.places[name] for name in excluded_names)
+                    known_files.update(sequence.files)
+            if known_files or not sequences:
+                unread += unread_paths(folder, _taker(folder, known_files, hidden_patterns))
         unread += unread_paths(
             self.path,
             lambda path: path.parent in self._folders or self.is_beside(path),
@@ -391,13 +393,13 @@ class SequenceSource(ScannedSource):
 
 
 def _taker(
-    folder: Path, known: Collection[Path], hidden: Collection[str]
+    folder: Path, known_files: Collection[Path], hidden_patterns: Collection[str]
 ) -> Callable[[Path], bool]:
     """Return a filter for files that are read or belong to features not selected."""
 
     def is_taken(path: Path) -> bool:
-        return path in known or any(
-            fnmatchcase(path.relative_to(folder).as_posix(), pattern) for pattern in hidden
+        return path in known_files or any(
+            fnmatchcase(path.relative_to(folder).as_posix(), pattern) for pattern in hidden_patterns
         )
 
     return is_taken

@@ -34,11 +34,11 @@ def feature_name(path: str) -> str:
 
 
 def feature_spec(
-    name: str, dtype: np.dtype[Any], shape: Sequence[int | None], path: Path, **more: Any
+    name: str, dtype: np.dtype[Any], shape: Sequence[int | None], path: Path, **properties: Any
 ) -> FeatureSpec:
     """Create a feature spec. Raises `UnsupportedError` for an invalid name or dtype."""
     try:
-        return FeatureSpec(name, dtype, tuple(shape), **more)
+        return FeatureSpec(name, dtype, tuple(shape), **properties)
     except SchemaError as error:
         remedy = "; rename the file or its folder" if "name" in error.message else ""
         raise UnsupportedError(
@@ -62,10 +62,10 @@ def kind_of(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> str
     """
     if (kind := pixel_kind(name, dtype, shape)) is not None:
         return kind
-    *above, last = parts = name.lower().split(".")
+    *parents, leaf = parts = name.lower().split(".")
     if parts[0].startswith("action"):
         return "action"
-    is_state = _STATES & {last, *above} or last.startswith(_PARTS_OF_STATES)
+    is_state = _STATES & {leaf, *parents} or leaf.startswith(_PARTS_OF_STATES)
     return "state" if is_state else None
 
 
@@ -76,22 +76,25 @@ def frame_rate(value: object) -> float | None:
     return float(value) if 0 < value < 1e6 else None
 
 
-def widened(known: FeatureSpec, other: FeatureSpec) -> FeatureSpec:
+def merge_specs(first_spec: FeatureSpec, second_spec: FeatureSpec) -> FeatureSpec:
     """Merge two specs of a feature: dimensions that differ become variable, codecs cover both.
 
-    If dtype or number of dimensions differ, `known` is returned; reading the other episode then
-    fails.
+    If dtype or number of dimensions differ, `first_spec` is returned; reading the other episode
+    then fails.
     """
-    if known.dtype != other.dtype or len(known.shape) != len(other.shape):
-        return known
+    if first_spec.dtype != second_spec.dtype or len(first_spec.shape) != len(second_spec.shape):
+        return first_spec
     shape = tuple(
-        one if one == two else None for one, two in zip(known.shape, other.shape, strict=True)
+        first_size if first_size == second_size else None
+        for first_size, second_size in zip(first_spec.shape, second_spec.shape, strict=True)
     )
-    return replace(known, shape=shape, codec=passthrough_of_both(known.codec, other.codec))
+    return replace(
+        first_spec, shape=shape, codec=passthrough_of_both(first_spec.codec, second_spec.codec)
+    )
 
 
-def chosen_schema(
-    found: Iterable[FeatureSpec],
+def select_schema(
+    readable_specs: Iterable[FeatureSpec],
     features: Sequence[str] | None,
     root: Path,
     offered: Iterable[str] = (),
@@ -99,35 +102,37 @@ def chosen_schema(
     """Merge specs by name into a schema of the selected `features`, in that order; all by default.
 
     Raises `SourceError` if no feature is left, or if a selected one does not exist. The message
-    lists the names in `found` and `offered`.
+    lists the names in `readable_specs` and `offered`.
     """
     specs: dict[str, FeatureSpec] = {}
-    for spec in found:
-        specs[spec.name] = widened(specs.get(spec.name, spec), spec)
-    names = chosen_names(specs, features, root, "no such feature", offered)
+    for spec in readable_specs:
+        specs[spec.name] = merge_specs(specs.get(spec.name, spec), spec)
+    names = select_names(specs, features, root, "no such feature", offered)
     return Schema([specs[name] for name in names])
 
 
-def chosen_names(
-    known: Iterable[str],
+def select_names(
+    known_names: Iterable[str],
     features: Sequence[str] | None,
     root: Path,
     message: str,
     offered: Iterable[str] = (),
 ) -> list[str]:
-    """Return `features`, by default all `known` names. Raises `SourceError` for unknown names."""
-    every = list(known)
-    if not every and features is None:
+    """Return `features`, by default all `known_names` names. Raises `SourceError` for unknown
+    names.
+    """
+    available = list(known_names)
+    if not available and features is None:
         raise SourceError(
             "no supported feature found", file=str(root), expected="1 or more", got="none"
         )
-    names = every if features is None else list(features)
-    unknown = [name for name in names if name not in every]
+    names = available if features is None else list(features)
+    unknown = [name for name in names if name not in available]
     if unknown or not names:
         raise SourceError(
             message,
             file=str(root),
-            expected=f"names among {', '.join(dict.fromkeys([*every, *offered])) or 'none'}",
+            expected=f"names among {', '.join(dict.fromkeys([*available, *offered])) or 'none'}",
             got=", ".join(unknown) or None,
         )
     return names

@@ -43,18 +43,18 @@ def hdf5_spec(spec: FeatureSpec, dataset: Any, path: Path) -> FeatureSpec:
     """
     from h5py import h5d, h5t
 
-    plan, why = dataset.id.get_create_plist(), ""
+    plan, reason = dataset.id.get_create_plist(), ""
     if plan.get_nfilters():
-        why = _FILTERED
+        reason = _FILTERED
     elif dataset.chunks is not None and dataset.chunks[1:] != dataset.shape[1:]:
-        why = _PARTS
+        reason = _PARTS
     elif (
         plan.get_layout() not in (h5d.CONTIGUOUS, h5d.CHUNKED)
         or dataset.file.userblock_size  # library versions disagree on offsets
         or not dataset.id.get_type().equal(h5t.py_create(dataset.dtype, logical=True))
     ):
-        why = _OTHERWISE
-    return _with_codec(spec, dataset.dtype.byteorder == ">", why, path)
+        reason = _OTHERWISE
+    return _with_codec(spec, dataset.dtype.byteorder == ">", reason, path)
 
 
 def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
@@ -72,9 +72,9 @@ def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
             begins[0] = offset
     else:
         length = dataset.chunks[0]
-        found: list[Any] = []
-        dataset.id.chunk_iter(found.append)
-        for chunk in found:
+        chunks: list[Any] = []
+        dataset.id.chunk_iter(chunks.append)
+        for chunk in chunks:
             if chunk.size != length * nbytes or any(chunk.chunk_offset[1:]):
                 raise SourceError(
                     "a chunk has another size or position than the others",
@@ -85,58 +85,59 @@ def hdf5_rows(dataset: Any, path: Path, spec: FeatureSpec) -> _Rows:
                 )
             begins[chunk.chunk_offset[0]] = chunk.byte_offset
     for row in range(len(dataset)):
-        inside = row % length
-        begin = begins.get(row - inside)
+        row_in_chunk = row % length
+        begin = begins.get(row - row_in_chunk)
         if begin is None:
             yield np.asarray(dataset[row], spec.dtype)
         else:
-            yield _row(path, begin + inside * nbytes, nbytes, size)
+            yield _row(path, begin + row_in_chunk * nbytes, nbytes, size)
 
 
 def zarr_spec(spec: FeatureSpec, array: Any, path: Path) -> FeatureSpec:
     """Like `hdf5_spec`, for an array of the group at `path`."""
-    is_big, why = array.dtype.byteorder == ">", ""
+    is_big, reason = array.dtype.byteorder == ">", ""
     metadata, files = array.metadata, (array.shards or array.chunks)
     if is_file(path):
-        why = "it is inside a ZIP file"
+        reason = "it is inside a ZIP file"
     elif (array.chunks[1:], files[1:]) != (array.shape[1:], array.shape[1:]):
-        why = _PARTS
+        reason = _PARTS
     elif metadata.zarr_format == 2:
         is_filtered = metadata.filters or metadata.compressor
-        why = _FILTERED if is_filtered else _OTHERWISE if metadata.order != "C" else ""
+        reason = _FILTERED if is_filtered else _OTHERWISE if metadata.order != "C" else ""
     else:
         from zarr.codecs import BytesCodec
 
-        first, *others = metadata.codecs
+        main_codec, *other_codecs = metadata.codecs
         if array.shards is not None:
-            if [codec.to_dict() for codec in first.index_codecs] != _SHARD_INDEX:
-                why = _OTHERWISE
-            first, *others = first.codecs
-        if others or not isinstance(first, BytesCodec):
-            why = _FILTERED
+            if [codec.to_dict() for codec in main_codec.index_codecs] != _SHARD_INDEX:
+                reason = _OTHERWISE
+            main_codec, *other_codecs = main_codec.codecs
+        if other_codecs or not isinstance(main_codec, BytesCodec):
+            reason = _FILTERED
         else:
-            is_big = getattr(first.endian, "value", "little") == "big"
-    return _with_codec(spec, is_big, why, path)
+            is_big = getattr(main_codec.endian, "value", "little") == "big"
+    return _with_codec(spec, is_big, reason, path)
 
 
-def zarr_rows(array: Any, folder: Path, wanted: range, spec: FeatureSpec) -> _Rows:
-    """Yield the byte range of each `wanted` row of an array in `folder`, or values of missing rows.
+def zarr_rows(array: Any, folder: Path, row_range: range, spec: FeatureSpec) -> _Rows:
+    """Yield the byte range of each `row_range` row of an array in `folder`, or values of missing
+    rows.
 
     Raises `SourceError` for a chunk or shard index that differs from its declaration.
     """
     nbytes, length, are_files = _row_bytes(array), array.chunks[0], _are_whole_files(array)
-    for number, rows in groupby(wanted, lambda row: row // _rows_of_file(array)):
+    for number, rows in groupby(row_range, lambda row: row // _rows_of_file(array)):
         path = folder / array.metadata.encode_chunk_key((number, *[0] * (array.ndim - 1)))
         begins, size = _begins(array, path)
         for row in rows:
-            inside = row % _rows_of_file(array)
-            begin = begins[inside // length]
+            row_in_file = row % _rows_of_file(array)
+            begin = begins[row_in_file // length]
             if begin is None:
                 yield np.asarray(array[row], spec.dtype)
             elif are_files:
                 yield ReferencedFile(str(path))
             else:
-                yield _row(path, begin + inside % length * nbytes, nbytes, size)
+                yield _row(path, begin + row_in_file % length * nbytes, nbytes, size)
 
 
 def zarr_files(root: Path, array: Any, folder: Path) -> dict[str, ExternalFile]:
@@ -146,23 +147,23 @@ def zarr_files(root: Path, array: Any, folder: Path) -> dict[str, ExternalFile]:
     return external_files(root, find_files(folder, lambda _: True))
 
 
-def check_stored_alike(found: FeatureSpec, spec: FeatureSpec) -> None:
+def check_stored_alike(array_spec: FeatureSpec, spec: FeatureSpec) -> None:
     """Raise `SourceError` if an array's codec differs from the first array's."""
-    if spec.codec != found.codec:
+    if spec.codec != array_spec.codec:
         raise SourceError(
             "the array is stored differently from the first one, so it cannot be read "
             "in place; pack it with `seqrecord write --src`",
             expected=spec.codec[0]["format"],
-            got=found.codec[0]["format"] if found.codec else "chunks of another kind",
+            got=array_spec.codec[0]["format"] if array_spec.codec else "chunks of another kind",
         )
 
 
-def _with_codec(spec: FeatureSpec, is_big: bool, why: str, path: Path) -> FeatureSpec:
-    if spec.nbytes < SMALL_ARRAY or (why and spec.nbytes <= MOST_COPIED):
+def _with_codec(spec: FeatureSpec, is_big: bool, reason: str, path: Path) -> FeatureSpec:
+    if spec.nbytes < SMALL_ARRAY or (reason and spec.nbytes <= MOST_COPIED):
         return spec
-    if why:
+    if reason:
         raise UnsupportedError(
-            f"cannot read the array in place: {why}; pack it with "
+            f"cannot read the array in place: {reason}; pack it with "
             "`seqrecord write --src`, or exclude the feature (--features)",
             file=str(path),
             feature=spec.name,
@@ -209,18 +210,18 @@ def _begins(array: Any, path: Path) -> tuple[list[int | None], int]:
     except OSError as error:
         raise unreadable(path, error) from error
     if array.shards is None:
-        found = [[0, size]]
+        ranges = [[0, size]]
     else:  # https://zarr-specs.readthedocs.io/en/latest/v3/codecs/sharding-indexed/
         is_first = array.metadata.codecs[0].index_location.value == "start"
         with opened(path) as stream:
             stream.seek(0 if is_first else max(0, size - 16 * count - 4))
             index = stream.read(16 * count + 4)
-        stored = int.from_bytes(index[-4:], "little")
-        if len(index) != 16 * count + 4 or crc32c(index[:-4]) != stored:
+        stored_crc = int.from_bytes(index[-4:], "little")
+        if len(index) != 16 * count + 4 or crc32c(index[:-4]) != stored_crc:
             raise SourceError("truncated or damaged shard index", file=str(path))
-        found = np.frombuffer(index[:-4], "<u8").reshape(-1, 2).tolist()
+        ranges = np.frombuffer(index[:-4], "<u8").reshape(-1, 2).tolist()
     begins: list[int | None] = []
-    for begin, nbytes in found:
+    for begin, nbytes in ranges:
         is_there = (begin, nbytes) != (_NOT_THERE, _NOT_THERE)
         if is_there and nbytes != chunk:
             raise SourceError(

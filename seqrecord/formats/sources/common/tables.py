@@ -53,20 +53,20 @@ class Rows:
     separator: str | None = None
 
     def numbers(
-        self, columns: int, first: int = 0, parse: Callable[[str], Any] = float
+        self, columns: int, first_word: int = 0, parse: Callable[[str], Any] = float
     ) -> npt.NDArray[Any]:
-        """Parse exactly `columns` finite numbers per row, from word `first` on: [T, columns].
+        """Parse exactly `columns` finite numbers per row, from word `first_word` on: [T, columns].
 
         `parse` converts words: `int` gives int64. Raises `SourceError` for other rows.
         """
         values = []
         for words, line in zip(self.words, self.lines, strict=True):
             try:
-                row = parsed(words[first:], parse)
+                row = parse_numbers(words[first_word:], parse)
             except ValueError:
                 row = []
             if len(row) != columns or not all(map(math.isfinite, row)):
-                raise self.invalid(line, words[first:], counted(columns, "finite number"))
+                raise self.invalid(line, words[first_word:], counted(columns, "finite number"))
             values.append(row)
         try:
             dtype = np.int64 if parse is int else np.float64
@@ -76,8 +76,8 @@ class Rows:
 
     def times(self, parse: Callable[[str], Any] = float) -> npt.NDArray[Any]:
         """Parse the first column. Raises `SourceError` if a time is before the previous one."""
-        first = Rows(self.path, [words[:1] for words in self.words], self.lines)
-        times = first.numbers(1, 0, parse)[:, 0]
+        time_rows = Rows(self.path, [words[:1] for words in self.words], self.lines)
+        times = time_rows.numbers(1, 0, parse)[:, 0]
         for row in np.flatnonzero(np.diff(times) < 0)[:1].tolist():
             raise SourceError(
                 "timestamps are not ascending",
@@ -97,7 +97,7 @@ class Rows:
         return invalid_row(line, words, expected, file=str(self.path))
 
 
-def parsed(words: Sequence[str], parse: Callable[[str], Any] = float) -> list[Any]:
+def parse_numbers(words: Sequence[str], parse: Callable[[str], Any] = float) -> list[Any]:
     """Convert words to numbers. Raises `ValueError` for other text.
 
     `1_000` and digits of other scripts are numbers in Python alone.
@@ -161,14 +161,18 @@ def read_rows(
     separator = _separator(line for _, line in lines)
     for number, line in lines if separator else ():
         words = [word.strip() for word in line.split(";" if ";" in line else None)]
-        found = [word for word in words if _DECIMAL_COMMA.fullmatch(word)]
-        if found and len(words) > 1 and all(w in found or is_number(w) for w in words):
+        decimal_commas = [word for word in words if _DECIMAL_COMMA.fullmatch(word)]
+        if (
+            decimal_commas
+            and len(words) > 1
+            and all(w in decimal_commas or is_number(w) for w in words)
+        ):
             raise SourceError(
                 f"decimal comma in line {number}; replace commas by points, e.g. "
                 "`sed -i 's/,/./g' FILE`",
                 file=str(path),
                 expected="numbers such as 0.25",
-                got=found[0][:120],
+                got=decimal_commas[0][:120],
             )
     words_of_lines = [_split(line, separator) for _, line in lines]
     return Rows(path, words_of_lines, [number for number, _ in lines], separator)
@@ -235,9 +239,9 @@ class NumberTable:
         for place, values in self.exact.items():
             name = self.names[place] if self.names else "timestamp" if place == 0 else f"c{place}"
             parts["" if width == 1 else name] = values
-        others = [place for place in range(width) if place not in self.exact]
-        if others:
-            parts[""] = self.values[:, 0] if width == 1 else self.values[:, others]
+        plain_columns = [place for place in range(width) if place not in self.exact]
+        if plain_columns:
+            parts[""] = self.values[:, 0] if width == 1 else self.values[:, plain_columns]
         return parts
 
     def matrix(self) -> npt.NDArray[np.float64]:
@@ -245,8 +249,8 @@ class NumberTable:
         if self.exact:
             raise SourceError("integers that float64 cannot represent", file=str(self.path))
         values = self.values
-        found: npt.NDArray[np.float64] = values if len(values) > 1 else values.squeeze()
-        return found
+        numbers: npt.NDArray[np.float64] = values if len(values) > 1 else values.squeeze()
+        return numbers
 
 
 def read_numbers(path: Path) -> NumberTable:
@@ -290,32 +294,34 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
     including 0. Pose matrices (3x4, 4x4) have a fixed shape; empty files are frames without a pose.
     Raises `SourceError` for files that are not numeric or differ in columns.
     """
-    found = {path: _frame_shape(path) for path in sampled(files)}
-    shapes = {*found.values()}
-    filled = shapes - {_BLANK}
-    if len(filled) == 1 and (len(shapes) == 1 or filled <= _POSES):
-        return filled.pop()
-    columns = {path: shape[-1] if shape else 1 for path, shape in found.items() if shape != _BLANK}
+    shape_of_file = {path: _frame_shape(path) for path in sampled(files)}
+    shapes = {*shape_of_file.values()}
+    filled_shapes = shapes - {_BLANK}
+    if len(filled_shapes) == 1 and (len(shapes) == 1 or filled_shapes <= _POSES):
+        return filled_shapes.pop()
+    columns = {
+        path: shape[-1] if shape else 1 for path, shape in shape_of_file.items() if shape != _BLANK
+    }
     counts = Counter(columns.values())
     if not counts:
         raise _no_numbers(files[0], "no rows")
-    most = max(counts, key=lambda width: counts[width])
-    if odd := [path for path, width in columns.items() if width != most]:
-        like = next(path for path, width in columns.items() if width == most)
+    usual_width = max(counts, key=lambda width: counts[width])
+    if odd_files := [path for path, width in columns.items() if width != usual_width]:
+        usual_file = next(path for path, width in columns.items() if width == usual_width)
         raise SourceError(
             "number of columns differs between files",
-            file=str(odd[0]),
-            expected=f"{most} columns, as in {like.name}",
-            got=columns[odd[0]],
+            file=str(odd_files[0]),
+            expected=f"{usual_width} columns, as in {usual_file.name}",
+            got=columns[odd_files[0]],
         )
-    return None, most
+    return None, usual_width
 
 
 def is_numeric(files: Sequence[Path]) -> bool:
     """Return whether most of a sample of the files are numeric."""
-    found = [_shape_or_none(path) for path in sampled(files)]
-    filled = [shape for shape in found if shape != _BLANK]
-    return 2 * sum(shape is not None for shape in filled) > len(filled)
+    shapes = [_shape_or_none(path) for path in sampled(files)]
+    filled_shapes = [shape for shape in shapes if shape != _BLANK]
+    return 2 * sum(shape is not None for shape in filled_shapes) > len(filled_shapes)
 
 
 def _shape_or_none(path: Path) -> tuple[int, ...] | None:
@@ -351,9 +357,9 @@ def _separator(lines: Iterable[str]) -> str | None:
     """
     counts: Counter[str | None] = Counter()
     for line in lines:
-        separator = next((each for each in (";", ",") if each in line), None)
+        separator = next((candidate for candidate in (";", ",") if candidate in line), None)
         counts[separator] = counts.pop(separator, 0) + 1  # the latest one is the last key
-    return max(reversed(counts), key=lambda each: counts[each], default=None)
+    return max(reversed(counts), key=lambda key: counts[key], default=None)
 
 
 def _split(line: str, separator: str | None) -> list[str]:

@@ -52,9 +52,9 @@ def read_yaml(path: Path, limit: int) -> Any:
         return _Builder(str(path)).document(yaml.parse(data, loader))
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
-        where = "" if mark is None else f" in line {mark.line + 1}"
+        place = "" if mark is None else f" in line {mark.line + 1}"
         problem = getattr(error, "problem", None) or " ".join(str(error).split())
-        raise SourceError(f"invalid YAML{where}", file=str(path), got=f"{problem}"[:200]) from error
+        raise SourceError(f"invalid YAML{place}", file=str(path), got=f"{problem}"[:200]) from error
 
 
 @dataclass

@@ -65,41 +65,41 @@ def read_frames(
     name the columns of `.bin` files.
     """
     labels: dict[str, tuple[str, ...]] = {}  # columns of points
-    own = look(path)
-    if METADATA in own.names:
+    listing = look(path)
+    if METADATA in listing.names:
         read_metadata(path / METADATA)
-    if DESCRIPTION in own.names:
-        found = _find_exported(path, schema, read_description(path))
+    if DESCRIPTION in listing.names:
+        episode_data = _find_exported(path, schema, read_description(path))
     else:
-        found = _find(path, own, schema, sparse)
+        episode_data = _find_features(path, listing, schema, sparse)
         if not allow_gaps:
-            check_numbers(list(found.order), path)
-    for index, (key, file) in enumerate(found.order.items()):
+            check_numbers(list(episode_data.order), path)
+    for index, (key, file) in enumerate(episode_data.order.items()):
         name_values: dict[str, Any] = {
             FRAME_NUMBER: np.array(key if isinstance(key, int) else index, np.int64),
             FRAME_NAME: Path(file or str(key)).stem,
         }
-        if found.times:
-            name_values[TIMESTAMP] = np.array(found.times[index], np.int64)
+        if episode_data.times:
+            name_values[TIMESTAMP] = np.array(episode_data.times[index], np.int64)
         frame: dict[str, Any] = {}
         for name, spec in schema.items():
-            if name in found.arrays:
-                frame[name] = np.array(found.arrays[name][index], spec.dtype, order="C")
-            elif name in found.files:
-                feature = found.files[name]
+            if name in episode_data.arrays:
+                frame[name] = np.array(episode_data.arrays[name][index], spec.dtype, order="C")
+            elif name in episode_data.files:
+                feature = episode_data.files[name]
                 if key not in feature.files.names:
                     continue
-                path_of = path / feature.folder / feature.files.names[key]
+                frame_path = path / feature.folder / feature.files.names[key]
                 if in_place and page_kind(spec).may_refer(spec):
-                    frame[name] = ReferencedFile(str(path_of))
+                    frame[name] = ReferencedFile(str(frame_path))
                 else:
                     with located(SourceError, feature=name, frame=index):
-                        are_points = path_of.suffix.lower() in POINT_ENDINGS and not spec.codec
+                        are_points = frame_path.suffix.lower() in POINT_ENDINGS and not spec.codec
                         if are_points and spec.value == "array":
-                            points = read_points(path_of, columns).get(feature.member or "")
-                            frame[name] = check_columns(labels, points, spec, path_of)
+                            points = read_points(frame_path, columns).get(feature.member or "")
+                            frame[name] = check_columns(labels, points, spec, frame_path)
                         else:
-                            frame[name] = _read_frame(path_of, spec, exif, feature.member)
+                            frame[name] = _read_frame(frame_path, spec, exif, feature.member)
             elif spec.kind in name_values:
                 frame[name] = name_values[spec.kind]
         yield frame
@@ -118,54 +118,64 @@ class _EpisodeData:
     times: Sequence[int] = ()  # of the file names, in nanoseconds
 
 
-def _find(path: Path, own: Listing, schema: Schema, sparse: Collection[str]) -> _EpisodeData:
+def _find_features(
+    path: Path, listing: Listing, schema: Schema, sparse: Collection[str]
+) -> _EpisodeData:
     """Find the features of an episode by its files and folders."""
     arrays = {
         name: _open_array(path / file, schema[name])
-        for name, file in own.arrays.items()
+        for name, file in listing.arrays.items()
         if name in schema
     }
-    every, row_files = name_features(path, own, look_inside(path, own.subfolders), sparse)
-    files = {name: found for name, found in every.items() if name in schema}
+    all_features, row_files = name_features(
+        path, listing, look_inside(path, listing.subfolders), sparse
+    )
+    files = {name: folder for name, folder in all_features.items() if name in schema}
     dense = [name for name in files if name not in sparse]
     if not dense:  # the frames must not depend on the selected features
-        dense = [name for name in every if name not in sparse][:1]
+        dense = [name for name in all_features if name not in sparse][:1]
     for name in {**dict.fromkeys(dense), **files}:
-        every[name].files.check(path / every[name].folder, name)
-    _check_lengths(path, arrays, {name: every[name] for name in (*dense, *files)}, dense)
+        all_features[name].files.check(path / all_features[name].folder, name)
+    _check_lengths(path, arrays, {name: all_features[name] for name in (*dense, *files)}, dense)
     order: Mapping[int | str, str] = {}
     times: Sequence[int] = ()
     if dense:
-        first = every[dense[0]].files
-        order, times = first.names, first.times.values if first.times else ()
-    elif own.arrays:
-        one = next(iter(arrays.values()), None) or NpyFile(path / next(iter(own.arrays.values())))
-        check_time_axis(one.shape, path)
-        order = dict.fromkeys(range(len(one)), "")
-    is_known = bool(dense or own.arrays)
-    taken = {*every, *own.arrays}
-    rows = find_rows(path, row_files, taken, len(order) if is_known else None)
-    chosen = {name: each for name, each in rows.features.items() if name in schema}
-    for name, each in chosen.items():
-        check_spec(each.dtype, each.shape, schema[name], path / each.file)
-    loaded = {name: each.load(path) for name, each in chosen.items()}
+        first_files = all_features[dense[0]].files
+        order, times = first_files.names, first_files.times.values if first_files.times else ()
+    elif listing.arrays:
+        first_array = next(iter(arrays.values()), None) or NpyFile(
+            path / next(iter(listing.arrays.values()))
+        )
+        check_time_axis(first_array.shape, path)
+        order = dict.fromkeys(range(len(first_array)), "")
+    is_known = bool(dense or listing.arrays)
+    used_names = {*all_features, *listing.arrays}
+    rows = find_rows(path, row_files, used_names, len(order) if is_known else None)
+    row_features = {
+        name: row_feature for name, row_feature in rows.features.items() if name in schema
+    }
+    for name, row_feature in row_features.items():
+        check_spec(row_feature.dtype, row_feature.shape, schema[name], path / row_feature.file)
+    row_arrays = {name: row_feature.load(path) for name, row_feature in row_features.items()}
     order = order or dict.fromkeys(range(rows.num_frames), "")
-    if not order or not (arrays or files or loaded):
+    if not order or not (arrays or files or row_arrays):
         raise SourceError(
             "the episode has no frames of the selected features",
             file=str(path),
             expected=f"files of {', '.join(schema)}",
             got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
         )
-    return _EpisodeData(order, {**arrays, **loaded}, files, times)
+    return _EpisodeData(order, {**arrays, **row_arrays}, files, times)
 
 
 def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:
     """Yield the files of these features in an episode's folder, if they have one file per frame."""
-    own = look(path)
-    named, _ = name_features(path, own, look_inside(path, own.subfolders), sparse)
-    for name in named.keys() & names:
-        yield from (path / named[name].folder / file for file in named[name].files.names.values())
+    listing = look(path)
+    features, _ = name_features(path, listing, look_inside(path, listing.subfolders), sparse)
+    for name in features.keys() & names:
+        yield from (
+            path / features[name].folder / file for file in features[name].files.names.values()
+        )
 
 
 def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _EpisodeData:
@@ -173,26 +183,29 @@ def _find_exported(path: Path, schema: Schema, episode: ExportedEpisode) -> _Epi
     order: dict[int | str, str] = dict.fromkeys(episode.frames, "")
     arrays: dict[str, NpyFile] = {}
     files: dict[str, FeatureFolder] = {}
-    chosen = [feature for feature in episode.features if feature.spec.name in schema]
-    if not chosen:
+    features = [feature for feature in episode.features if feature.spec.name in schema]
+    if not features:
         raise SourceError("the episode has no frames of the selected features", file=str(path))
-    for feature in chosen:
+    for feature in features:
         name, place = feature.spec.name, path / feature.path
         if feature.is_array:
             arrays[name] = _open_array(place, schema[name])
             if len(arrays[name]) != len(order):
-                wanted = f"{len(order)} frames, as in {DESCRIPTION}"
-                raise _disagrees(place, name, wanted, f"{len(arrays[name])} frames")
+                expected_frames = f"{len(order)} frames, as in {DESCRIPTION}"
+                raise _frames_error(place, name, expected_frames, f"{len(arrays[name])} frames")
         elif feature.num_frames:
-            there = _exported_frames(place, schema[name])
-            files[name] = FeatureFolder(feature.path, there)
-            if len(there.names) != feature.num_frames or not there.names.keys() <= order.keys():
+            exported_files = _exported_frames(place, schema[name])
+            files[name] = FeatureFolder(feature.path, exported_files)
+            if (
+                len(exported_files.names) != feature.num_frames
+                or not exported_files.names.keys() <= order.keys()
+            ):
                 raise SourceError(
                     "exported files are missing, or files were added",
                     file=str(place),
                     feature=name,
                     expected=f"{feature.num_frames} of the frames in {DESCRIPTION}",
-                    got=f"{len(there.names)} files",
+                    got=f"{len(exported_files.names)} files",
                 )
     return _EpisodeData(order, arrays, files)
 
@@ -222,9 +235,9 @@ def _check_lengths(
 
     Other files may lack frames, but must not have additional ones.
     """
-    both = arrays.keys() & files.keys()
-    if both:
-        name = min(both)
+    duplicates = arrays.keys() & files.keys()
+    if duplicates:
+        name = min(duplicates)
         raise SourceError(
             "duplicate feature; remove the folder or the file",
             file=str(path),
@@ -232,30 +245,40 @@ def _check_lengths(
             got=f"{name}/ and {name}.npy",
         )
     places = {name: path / f"{name}.npy" for name in arrays}
-    places |= {name: path / one.folder for name, one in files.items()}
+    places |= {name: path / folder.folder for name, folder in files.items()}
     lengths = {name: files[name].files.num_frames for name in dense}
     lengths |= {name: len(array) for name, array in arrays.items()}
     if not any(lengths.values()):
         return
-    first, num_frames = next(iter(lengths.items()))
-    origin = f"as in {first}{'/' if dense else '.npy'}"
+    first_name, num_frames = next(iter(lengths.items()))
+    origin = f"as in {first_name}{'/' if dense else '.npy'}"
     for name, length in lengths.items():
         if length != num_frames:
-            wanted = f"{num_frames} frames, {origin}"
-            fewer = name if length < num_frames else first
-            if {first, name} <= files.keys() and places[first] == places[name]:
-                shown = " and ".join(files[each].files.first for each in (first, name))
-                wanted += f"; if {shown} belong to two recordings, move one to another folder"
-            raise _disagrees(places[name], name, wanted, f"{length} frames", fewer)
-    frames = {*(files[first].files.names if dense else range(num_frames))}
-    for name, one in files.items():
-        if more := one.files.names.keys() - frames:
-            wanted = f"{_least(frames - one.files.names.keys())}, {origin}"
-            raise _disagrees(places[name], name, wanted, _least(more))
+            expected = f"{num_frames} frames, {origin}"
+            shorter_name = name if length < num_frames else first_name
+            if {first_name, name} <= files.keys() and places[first_name] == places[name]:
+                file_names = " and ".join(
+                    files[feature].files.first for feature in (first_name, name)
+                )
+                expected += (
+                    f"; if {file_names} belong to two recordings, move one to another folder"
+                )
+            raise _frames_error(places[name], name, expected, f"{length} frames", shorter_name)
+    frames = {*(files[first_name].files.names if dense else range(num_frames))}
+    for name, folder in files.items():
+        if extra_frames := folder.files.names.keys() - frames:
+            expected = f"{_first_frame(frames - folder.files.names.keys())}, {origin}"
+            raise _frames_error(places[name], name, expected, _first_frame(extra_frames))
 
 
-def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "") -> SourceError:
-    hint = f"; to let frames lack {fewer}, set sparse={fewer} (--source-option)" if fewer else ""
+def _frames_error(
+    path: Path, feature: str, expected: str, got: str, shorter_name: str = ""
+) -> SourceError:
+    hint = (
+        f"; to let frames lack {shorter_name}, set sparse={shorter_name} (--source-option)"
+        if shorter_name
+        else ""
+    )
     return SourceError(
         "the features have different frames",
         file=str(path),
@@ -265,7 +288,7 @@ def _disagrees(path: Path, feature: str, expected: str, got: str, fewer: str = "
     )
 
 
-def _least(frames: Collection[int | str]) -> str:
+def _first_frame(frames: Collection[int | str]) -> str:
     return str(min(frames, key=str, default="none"))
 
 

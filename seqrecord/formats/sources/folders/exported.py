@@ -103,14 +103,14 @@ def read_description(folder: Path) -> ExportedEpisode:
 
 def _parse(value: Any) -> ExportedEpisode:
     keys = ("version", "frames", "features")
-    found = JsonObject(value, keys, "a description", optional=("fps", "split"))
-    found.integer("version", _VERSION, _VERSION)
-    frames, fps = found.list("frames", maximum=_MAX_BYTES), value.get("fps")
+    description = JsonObject(value, keys, "a description", optional=("fps", "split"))
+    description.integer("version", _VERSION, _VERSION)
+    frames, fps = description.list("frames", maximum=_MAX_BYTES), value.get("fps")
     if not all(type(number) is int for number in frames):
         raise ValueError("frames are not a list of numbers")
-    if any(one >= other for one, other in pairwise([-1, *frames])):
+    if any(number >= next_number for number, next_number in pairwise([-1, *frames])):
         raise ValueError("frames are not in ascending order")
-    features = tuple(_feature(feature, len(frames)) for feature in found.list("features"))
+    features = tuple(_feature(feature, len(frames)) for feature in description.list("features"))
     if len({feature.spec.name for feature in features}) < len(features):
         raise ValueError("duplicate feature")
     if fps is not None and not (type(fps) in (int, float) and 0 < fps < 1e300):
@@ -121,10 +121,10 @@ def _parse(value: Any) -> ExportedEpisode:
 
 
 def _feature(value: Any, num_frames: int) -> ExportedFeature:
-    found = JsonObject(value, (*_SPEC_KEYS, "layout", "path", "num_frames"), "a feature")
+    description = JsonObject(value, (*_SPEC_KEYS, "layout", "path", "num_frames"), "a feature")
     spec = FeatureSpec.from_json(
         {**{key: value[key] for key in _SPEC_KEYS}, "codec": [], "group": 0}
     )
-    is_array = found.text("layout", _LAYOUT) == "array"
-    count = found.integer("num_frames", num_frames if is_array else 0, num_frames)
-    return ExportedFeature(spec, found.text("path", _FILE_NAME), is_array, count)
+    is_array = description.text("layout", _LAYOUT) == "array"
+    count = description.integer("num_frames", num_frames if is_array else 0, num_frames)
+    return ExportedFeature(spec, description.text("path", _FILE_NAME), is_array, count)

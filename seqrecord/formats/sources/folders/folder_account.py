@@ -47,31 +47,31 @@ class EpisodeFiles:
 
 def account_of(
     root: Path,
-    found: Sequence[EpisodeFiles],
+    episode_files: Sequence[EpisodeFiles],
     features: Collection[str],
     notes: Iterable[str],
     *,
     are_chosen: bool,
 ) -> Account:
     """Return the account of a tree. `features` are packed; `are_chosen` if the user chose them."""
-    first = found[0].episode
+    first_episode = episode_files[0].episode
     places = dict.fromkeys((FRAME_NUMBER, FRAME_NAME, TIMESTAMP), "file names")
-    for each in found:
-        for name in each.features:
-            places.setdefault(name, _place(root, each, name))
-    example = next((places[name] for name in sorted(found[0].features)), METADATA)
-    episodes = counted(len(found), "episode folder")
-    reason = f"{episodes}, such as {_key(root, first)} with {example}"
-    offered = sorted({name for each in found for name in each.features} - {*features})
-    of_rows = _reasons(root, [(each.episode, each.rows.reasons) for each in found])
+    for files in episode_files:
+        for name in files.features:
+            places.setdefault(name, _place(root, files, name))
+    example = next((places[name] for name in sorted(episode_files[0].features)), METADATA)
+    episode_count = counted(len(episode_files), "episode folder")
+    reason = f"{episode_count}, such as {_key(root, first_episode)} with {example}"
+    offered = sorted({name for files in episode_files for name in files.features} - {*features})
+    row_reasons = _reasons(root, [(files.episode, files.rows.reasons) for files in episode_files])
     left_out = [
-        *(replace(each, is_data=not are_chosen) for each in of_rows),
-        *_reasons(root, [(each.episode, each.cameras) for each in found]),
-        *unread_files(root, _Taken(found)),
+        *(replace(line, is_data=not are_chosen) for line in row_reasons),
+        *_reasons(root, [(files.episode, files.cameras) for files in episode_files]),
+        *unread_files(root, _TakenFiles(episode_files)),
         *(not_selected(f"feature {name}") for name in offered),
     ]
-    packed = {name: place for name, place in places.items() if name in features}
-    return Account(reason, packed, tuple(left_out), tuple(notes))
+    packed_places = {name: place for name, place in places.items() if name in features}
+    return Account(reason, packed_places, tuple(left_out), tuple(notes))
 
 
 def camera_of(episode: EpisodeFolder) -> tuple[dict[str, Any] | None, dict[str, str]]:
@@ -91,11 +91,11 @@ def encoding_notes(
 ) -> Iterator[str]:
     """Yield notes on images whose values may encode other data, by feature."""
     for name, spec in specs.items():
-        places = (each.folders.get(name) for each in episodes)
-        first = next((place.files.first for place in places if place is not None), "")
-        if Path(first).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
+        places = (episode.folders.get(name) for episode in episodes)
+        first_file = next((place.files.first for place in places if place is not None), "")
+        if Path(first_file).suffix.lower() not in IMAGE_ENDINGS or spec.unit:
             continue
-        if text := encoding_note(f"{name} {first}", spec.dtype, spec.shape):
+        if text := encoding_note(f"{name} {first_file}", spec.dtype, spec.shape):
             yield f"feature {name}: {text}"
 
 
@@ -103,59 +103,65 @@ def _key(root: Path, episode: EpisodeFolder) -> str:
     return episode.path.relative_to(root).as_posix() if episode.path != root else root.name
 
 
-def _place(root: Path, each: EpisodeFiles, name: str) -> str:
+def _place(root: Path, files: EpisodeFiles, name: str) -> str:
     """Return the pattern of a feature's files below the root."""
-    above = "" if each.episode.path == root else "*/"
-    if (folder := each.episode.folders.get(name)) is not None:
+    prefix = "" if files.episode.path == root else "*/"
+    if (folder := files.episode.folders.get(name)) is not None:
         stem, ending = Path(folder.first).stem, Path(folder.first).suffix
         file = f"{_DIGITS.sub('*', stem) if any(map(str.isdigit, stem)) else '*'}{ending}"
-        inside = f"{folder.folder}/{file}".lstrip("/")
-        return f"{above}{inside}" + (f": {folder.member}" if folder.member else "")
-    if (rows := each.rows.features.get(name)) is not None:
-        return f"{above}{rows.file}" + (f": {rows.member}" if rows.member else "")
-    return f"{above}{each.episode.arrays.get(name, name)}"
+        pattern = f"{folder.folder}/{file}".lstrip("/")
+        return f"{prefix}{pattern}" + (f": {folder.member}" if folder.member else "")
+    if (rows := files.rows.features.get(name)) is not None:
+        return f"{prefix}{rows.file}" + (f": {rows.member}" if rows.member else "")
+    return f"{prefix}{files.episode.arrays.get(name, name)}"
 
 
-def _reasons(root: Path, found: Iterable[tuple[EpisodeFolder, Mapping[str, str]]]) -> list[LeftOut]:
+def _reasons(
+    root: Path, reasons_by_episode: Iterable[tuple[EpisodeFolder, Mapping[str, str]]]
+) -> list[LeftOut]:
     """Group files that are not packed by pattern; the reason is the first one."""
-    grouped: dict[str, list[str]] = {}
-    for episode, reasons in found:
-        above = "" if episode.path == root else "*/"
+    reasons_by_pattern: dict[str, list[str]] = {}
+    for episode, reasons in reasons_by_episode:
+        prefix = "" if episode.path == root else "*/"
         for file, reason in reasons.items():
-            grouped.setdefault(above + _DIGITS.sub("*", file), []).append(reason)
+            reasons_by_pattern.setdefault(prefix + _DIGITS.sub("*", file), []).append(reason)
     return [
-        LeftOut(pattern, len(each), each[0] + ("" if len({*each}) == 1 else ", …"))
-        for pattern, each in grouped.items()
+        LeftOut(
+            pattern,
+            len(group_reasons),
+            group_reasons[0] + ("" if len({*group_reasons}) == 1 else ", …"),
+        )
+        for pattern, group_reasons in reasons_by_pattern.items()
     ]
 
 
-class _Taken:
+class _TakenFiles:
     """Return whether a file belongs to a feature, or has its own reason in the inventory."""
 
-    def __init__(self, found: Sequence[EpisodeFiles]) -> None:
+    def __init__(self, tree_files: Sequence[EpisodeFiles]) -> None:
         self._files: set[Path] = set()
         self._folders: dict[Path, list[FeatureFolder]] = {}
         self._exported: set[Path] = set()
-        for each in found:
-            path = each.episode.path
-            if each.episode.is_exported:
+        for episode_files in tree_files:
+            path = episode_files.episode.path
+            if episode_files.episode.is_exported:
                 self._exported.add(path)
                 continue
-            rows = (feature.file for feature in each.rows.features.values())
-            reasons = (file.partition(": ")[0] for file in each.rows.reasons)
-            arrays = each.episode.arrays.values()
-            files = (METADATA, *arrays, *each.episode.cameras, *rows, *reasons)
+            rows = (feature.file for feature in episode_files.rows.features.values())
+            reasons = (file.partition(": ")[0] for file in episode_files.rows.reasons)
+            arrays = episode_files.episode.arrays.values()
+            files = (METADATA, *arrays, *episode_files.episode.cameras, *rows, *reasons)
             self._files.update(path / file for file in files)
-            for folder in each.episode.folders.values():
+            for folder in episode_files.episode.folders.values():
                 self._folders.setdefault(path / folder.folder, []).append(folder)
 
     def __call__(self, path: Path) -> bool:
         if path in self._files or not self._exported.isdisjoint((path.parent, path.parent.parent)):
             return True
-        return any(_is_of(each, path.name) for each in self._folders.get(path.parent, ()))
+        return any(_is_frame_of(folder, path.name) for folder in self._folders.get(path.parent, ()))
 
 
-def _is_of(folder: FeatureFolder, name: str) -> bool:
+def _is_frame_of(folder: FeatureFolder, name: str) -> bool:
     """Return whether a file name is that of a frame of the feature."""
     path = Path(name)
     if path.suffix.lower() not in folder.files.endings or not (

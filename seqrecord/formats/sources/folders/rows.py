@@ -66,18 +66,18 @@ class RowFiles:
 
 
 def find_rows(
-    folder: Path, files: Sequence[str], taken: Collection[str], num_frames: int | None
+    folder: Path, files: Sequence[str], used_names: Collection[str], num_frames: int | None
 ) -> RowFiles:
-    """Find the features in row files. A name that is already `taken` gets the file's ending.
+    """Find the features in row files. A name that is already `used_names` gets the file's ending.
 
     Without `num_frames`, the most frequent length of the npz arrays is used.
     """
     arrays = {file: _arrays(folder / file) for file in files if file.lower().endswith(NPZ)}
     if num_frames is None:
         headers = (header for members in arrays.values() for header in members.values())
-        lengths = Counter(one.shape[0] for one in headers if not isinstance(one, str))
+        lengths = Counter(header.shape[0] for header in headers if not isinstance(header, str))
         num_frames = max(lengths, key=lambda n: (lengths[n], n), default=0)
-    found = RowFiles(num_frames)
+    row_files = RowFiles(num_frames)
     for file in files:
         if file in arrays:
             is_alone = len(arrays[file]) == 1
@@ -90,33 +90,37 @@ def find_rows(
                     stem = Path(file).with_suffix("").as_posix() if is_alone else member
                     dtype = header.dtype.newbyteorder("<")
                     rows = RowFeature(file, dtype, header.shape[1:], member)
-                    _add(found, taken, stem, file, rows)
+                    _add(row_files, used_names, stem, file, rows)
                     continue
-                found.reasons[file if is_alone else f"{file}: {member}"] = problem
+                row_files.reasons[file if is_alone else f"{file}: {member}"] = problem
         elif (is_camera := is_camera_name(Path(file).name)) and num_frames <= _MATRIX_ROWS:
             continue
         elif isinstance(table := _table(folder / file, num_frames), NumberTable):
-            _add_table(found, taken, file, table)
+            _add_table(row_files, used_names, file, table)
         elif table and not is_camera:
-            found.reasons[file] = table
-    return found
+            row_files.reasons[file] = table
+    return row_files
 
 
-def _add_table(found: RowFiles, taken: Collection[str], file: str, table: NumberTable) -> None:
+def _add_table(
+    row_files: RowFiles, used_names: Collection[str], file: str, table: NumberTable
+) -> None:
     parts = table.columns()
     stem = Path(file).with_suffix("").as_posix()
     for part, values in parts.items():
         rows = RowFeature(file, values.dtype, values.shape[1:], None, values)
-        name = _add(found, taken, f"{stem}/{part}".rstrip("/"), file, rows)
+        name = _add(row_files, used_names, f"{stem}/{part}".rstrip("/"), file, rows)
         if not part and table.names:
-            found.columns[name] = [each for each in table.names if each not in parts]
+            row_files.columns[name] = [column for column in table.names if column not in parts]
 
 
-def _add(found: RowFiles, taken: Collection[str], stem: str, file: str, rows: RowFeature) -> str:
+def _add(
+    row_files: RowFiles, used_names: Collection[str], stem: str, file: str, rows: RowFeature
+) -> str:
     name = feature_name(stem)
-    if name in taken or name in found.features:
+    if name in used_names or name in row_files.features:
         name = feature_name(f"{file}/{rows.member}" if rows.member else file)
-    found.features[name] = rows
+    row_files.features[name] = rows
     return name
 
 
@@ -127,18 +131,18 @@ def _arrays(path: Path) -> dict[str, ArrayHeader | str]:
     except SourceError as error:
         kind = file_type(path)
         return {"": error.message + (f"; the file is {kind}" if kind else "")}
-    found: dict[str, ArrayHeader | str] = {}
+    headers: dict[str, ArrayHeader | str] = {}
     for name in names:
         try:
             header = array_header(path, name)
         except SourceError as error:
-            found[name] = error.message
+            headers[name] = error.message
             continue
         is_number = header.dtype.kind in "biuf"
-        found[name] = header if is_number else f"dtype {header.dtype}"
+        headers[name] = header if is_number else f"dtype {header.dtype}"
         if not header.shape:
-            found[name] = "no time axis"
-    return found
+            headers[name] = "no time axis"
+    return headers
 
 
 def _table(path: Path, num_frames: int) -> NumberTable | str:
@@ -173,19 +177,21 @@ def find_camera(
     `sizes` are the images' (height, width). Exactly one file must be a camera, and all images must
     have the same size.
     """
-    found = {file: pinhole(folder / file) for file in files}
+    pinholes = {file: pinhole(folder / file) for file in files}
     reasons = dict.fromkeys(files, "camera file: not fx, fy, cx, cy or a camera matrix")
-    known = [file for file in files if found[file] is not None]
-    for file in known:
+    camera_files = [file for file in files if pinholes[file] is not None]
+    for file in camera_files:
         reasons[file] = "camera file: several cameras or image sizes, or no images"
-    if len(known) != 1 or len({*sizes}) != 1:
+    if len(camera_files) != 1 or len({*sizes}) != 1:
         return None, reasons
-    fx, fy, cx, cy = found[known[0]] or (0, 0, 0, 0)
+    fx, fy, cx, cy = pinholes[camera_files[0]] or (0, 0, 0, 0)
     [(height, width)] = {*sizes}
     if not (0 < cx < width and 0 < cy < height):
-        reasons[known[0]] = f"camera file: its centre is outside of the {width}x{height} images"
+        reasons[camera_files[0]] = (
+            f"camera file: its centre is outside of the {width}x{height} images"
+        )
         return None, reasons
-    del reasons[known[0]]
+    del reasons[camera_files[0]]
     camera = {"fx": fx, "fy": fy, "cx": cx, "cy": cy, "width": width, "height": height}
     return camera, reasons
 
@@ -214,8 +220,8 @@ def pinhole(path: Path) -> tuple[float, float, float, float] | None:
         return None
     try:
         if path.suffix.lower() == ".json":
-            found: Any = json.loads(read_bytes(path, _MAX_BYTES))
-            values = [found[name] for name in _FIELDS] if isinstance(found, dict) else []
+            content: Any = json.loads(read_bytes(path, _MAX_BYTES))
+            values = [content[name] for name in _FIELDS] if isinstance(content, dict) else []
             numbers = np.array(values, np.float64)
         else:
             numbers = np.asarray(read_numbers(path).matrix())

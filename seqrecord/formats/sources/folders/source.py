@@ -31,7 +31,7 @@ from seqrecord.formats.sources.common.originals import (
     key_of,
 )
 from seqrecord.formats.sources.common.point_files import POINT_ENDINGS, read_points
-from seqrecord.formats.sources.common.specs import feature_name, feature_spec, widened
+from seqrecord.formats.sources.common.specs import feature_name, feature_spec, merge_specs
 from seqrecord.formats.sources.common.tables import frames_shape
 from seqrecord.formats.sources.folders.encodings import kind_of_values, known_meaning
 from seqrecord.formats.sources.folders.episode_frames import check_time_axis, files_of, read_frames
@@ -137,7 +137,7 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     columns: Sequence[str] | None = None
 
-    unpickled = ("_found", "_rows")
+    unpickled = ("_found_episodes", "_rows")
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -146,33 +146,37 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the folders of files that frames may reference, see `external_folders`."""
-        kept = referable_features(self.schema())
+        referable_names = referable_features(self.schema())
         folders = {
-            episode.path / each.folder
+            episode.path / folder.folder
             for episode in self._episodes
-            for name, each in episode.folders.items()
-            if name in kept
+            for name, folder in episode.folders.items()
+            if name in referable_names
         }
         return external_folders(self.path, sorted(folders))
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return all files except referenced ones: an index copies values from them."""
-        kept = referable_features(self.schema())
-        referred = {
-            path for each in self._episodes for path in files_of(each.path, kept, self.sparse)
+        referable_names = referable_features(self.schema())
+        referenced_files = {
+            path
+            for episode in self._episodes
+            for path in files_of(episode.path, referable_names, self.sparse)
         }
-        paths = (path for each in self._episodes for path in find_files(each.path, is_file))
-        copied = (p for p in paths if p not in referred and not is_document(p.name))
-        return external_files(self.path, copied)
+        paths = (path for episode in self._episodes for path in find_files(episode.path, is_file))
+        copied_paths = (p for p in paths if p not in referenced_files and not is_document(p.name))
+        return external_files(self.path, copied_paths)
 
     def account(self) -> Account:
         """Report places of features, files that are not packed with reasons, and assumptions."""
-        found = [
+        episode_files = [
             EpisodeFiles(episode, self._rows[episode.path], camera_of(episode)[1])
             for episode in self._episodes
         ]
         names, notes = self.schema().keys(), self.scan_result.notes
-        return account_of(self.path, found, names, notes, are_chosen=self.features is not None)
+        return account_of(
+            self.path, episode_files, names, notes, are_chosen=self.features is not None
+        )
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -187,24 +191,27 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def exists(self) -> bool:
         """Return whether there is an episode below `root`."""
-        return bool(self._found)
+        return bool(self._found_episodes)
 
     @cached_property
-    def _found(self) -> list[EpisodeFolder]:
+    def _found_episodes(self) -> list[EpisodeFolder]:
         return find_episodes(self.path, self.sparse)
 
     @cached_property
     def _rows(self) -> dict[Path, RowFiles]:
         """Row files by episode folder, without values; none of exported and broken episodes."""
-        every = {episode.path: RowFiles(0) for episode in self._episodes}
+        rows_by_episode = {episode.path: RowFiles(0) for episode in self._episodes}
         for episode in self._plain:
             with skipping_unreadable():
-                taken, num_frames = {*episode.folders, *episode.arrays}, self._num_frames(episode)
-                found = find_rows(episode.path, episode.rows, taken, num_frames)
-                for name, rows in found.features.items():
-                    found.features[name] = replace(rows, values=None)
-                every[episode.path] = found
-        return every
+                used_names, num_frames = (
+                    {*episode.folders, *episode.arrays},
+                    self._num_frames(episode),
+                )
+                row_files = find_rows(episode.path, episode.rows, used_names, num_frames)
+                for name, rows in row_files.features.items():
+                    row_files.features[name] = replace(rows, values=None)
+                rows_by_episode[episode.path] = row_files
+        return rows_by_episode
 
     @property
     def _episodes(self) -> list[EpisodeFolder]:
@@ -215,56 +222,64 @@ class FolderSource(NumberedFrames, ScannedSource):
                 expected="folders with FEATURE/000000.png (or another image, npy, npz, flo, exr), "
                 "or with FEATURE.npy",
             )
-        return self._found
+        return self._found_episodes
 
     @property
     def _plain(self) -> list[EpisodeFolder]:
         """Episodes that are not exported."""
         return [episode for episode in self._episodes if not episode.is_exported]
 
-    def scan(self, found: Scan) -> None:
+    def scan(self, scan: Scan) -> None:
         """Find the features of all episodes; exported ones come first, the others by name."""
         specs: dict[str, FeatureSpec] = {}
         errors: defaultdict[str, FirstError] = defaultdict(FirstError)  # by feature; "": episodes
-        exported: dict[str, FeatureSpec] = {}
+        exported_specs: dict[str, FeatureSpec] = {}
         for episode in self._episodes:
-            key, described = self._key(episode.path), dict[str, ExportedFeature]()
+            key, exported_features = self._key(episode.path), dict[str, ExportedFeature]()
             with errors[""].skipped(episode=key):
                 if episode.is_exported:
                     features = read_description(episode.path).features
-                    described = {feature.spec.name: feature for feature in features}
-                exported |= {name: described[name].spec for name in described if self._wants(name)}
+                    exported_features = {feature.spec.name: feature for feature in features}
+                exported_specs |= {
+                    name: exported_features[name].spec
+                    for name in exported_features
+                    if self._wants(name)
+                }
                 rows = self._rows[episode.path].features
-                own = {*episode.folders, *episode.arrays, *rows}
-                offered = {*described} if episode.is_exported else own
-                found.offered |= dict.fromkeys(offered)
+                file_names = {*episode.folders, *episode.arrays, *rows}
+                offered = {*exported_features} if episode.is_exported else file_names
+                scan.offered |= dict.fromkeys(offered)
                 for name in filter(self._wants, offered):
                     with errors[name].skipped(episode=key, feature=name):
                         if not episode.is_exported:
                             spec = self._from_first_file(episode, name)
-                        elif (folder := episode.folders.get(described[name].path)) is not None:
+                        elif (
+                            folder := episode.folders.get(exported_features[name].path)
+                        ) is not None:
                             codec = self._codec(episode.path / folder.first, folder)
-                            spec = replace(described[name].spec, codec=codec)
+                            spec = replace(exported_features[name].spec, codec=codec)
                         else:
                             continue  # no file tells a codec
-                        specs[name] = widened(specs.get(name, spec), spec)
-        specs = {**exported, **specs}
+                        specs[name] = merge_specs(specs.get(name, spec), spec)
+        specs = {**exported_specs, **specs}
         for name in sorted(errors.keys() - specs.keys()):
             if (error := errors[name].first) is not None and not specs:
                 raise error
             if error is not None and name:
                 with self.unless_unreadable(name):
                     raise error
-        every = {spec.name: spec for spec in self._name_specs() if spec.name not in found.offered}
-        every |= specs
-        names = [*exported, *sorted(every.keys() - exported.keys())]
-        found.specs += [every[name] for name in names]
-        found.offered |= dict.fromkeys(names)
-        for name in {*(self.features or ())} - found.offered.keys():
+        all_specs = {
+            spec.name: spec for spec in self._name_specs() if spec.name not in scan.offered
+        }
+        all_specs |= specs
+        names = [*exported_specs, *sorted(all_specs.keys() - exported_specs.keys())]
+        scan.specs += [all_specs[name] for name in names]
+        scan.offered |= dict.fromkeys(names)
+        for name in {*(self.features or ())} - scan.offered.keys():
             self._check_rows(name)
-        found.episodes += [self._info(episode, names) for episode in self._episodes]
-        found.notes += self._notes(specs)
-        for note in found.notes:
+        scan.episodes += [self._info(episode, names) for episode in self._episodes]
+        scan.notes += self._notes(specs)
+        for note in scan.notes:
             _logger.warning("%s: %s", self.path, note)
 
     def _wants(self, name: str) -> bool:
@@ -286,10 +301,10 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def _notes(self, specs: Mapping[str, FeatureSpec]) -> list[str]:
         plain = self._plain
-        firsts = (each for episode in plain for each in self._dense(episode)[:1])
-        units = Counter(each.files.times.unit for each in firsts if each.files.times)
-        of = counted(len(plain), "episode")
-        times = [f"{time_note(unit)} ({count} of {of})" for unit, count in units.items()]
+        first_folders = (folder for episode in plain for folder in self._dense(episode)[:1])
+        units = Counter(folder.files.times.unit for folder in first_folders if folder.files.times)
+        total = counted(len(plain), "episode")
+        times = [f"{time_note(unit)} ({count} of {total})" for unit, count in units.items()]
         return [*times, *encoding_notes(specs, plain)]
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
@@ -314,8 +329,8 @@ class FolderSource(NumberedFrames, ScannedSource):
                     load_imagecodecs(path)
                 dtype, shape = image.dtype, shape_of(image, self.exif, is_kept=bool(codec))
             elif ending_of(path.name) in POINT_ENDINGS:
-                found = read_points(path, self.columns)[folder.member or ""].values
-                dtype, shape, meaning = found.dtype, (None, *found.shape[1:]), {"kind": "points"}
+                points = read_points(path, self.columns)[folder.member or ""].values
+                dtype, shape, meaning = points.dtype, (None, *points.shape[1:]), {"kind": "points"}
             elif is_text_name(path.name):
                 dtype, shape = np.dtype("<f8"), frames_shape(files_like(path))
             else:
@@ -336,9 +351,9 @@ class FolderSource(NumberedFrames, ScannedSource):
 
     def _name_specs(self) -> list[FeatureSpec]:
         """Return the specs of file name features, unless all episodes are exported."""
-        firsts = [each for episode in self._plain for each in self._dense(episode)[:1]]
-        are_named = any(each.files.pattern is None for each in firsts)
-        are_times = any(each.files.times for each in firsts)
+        first_folders = [folder for episode in self._plain for folder in self._dense(episode)[:1]]
+        are_named = any(folder.files.pattern is None for folder in first_folders)
+        are_times = any(folder.files.times for folder in first_folders)
         specs = name_specs(self.path, are_named=are_named, are_times=are_times)
         return specs if self._plain else []
 
@@ -364,8 +379,8 @@ class FolderSource(NumberedFrames, ScannedSource):
         num_frames, fps, split = 0, None, None
         with skipping_unreadable():  # raised by `frames`
             if episode.is_exported:
-                described = read_description(episode.path)
-                num_frames, fps, split = len(described.frames), described.fps, described.split
+                description = read_description(episode.path)
+                num_frames, fps, split = len(description.frames), description.fps, description.split
             else:  # `frames` checks that all features have as many
                 num_frames = self._num_frames(episode) or self._rows[episode.path].num_frames
                 metadata = self._files(episode, num_frames, names)
@@ -378,27 +393,31 @@ class FolderSource(NumberedFrames, ScannedSource):
         self, episode: EpisodeFolder, num_frames: int, names: Collection[str]
     ) -> dict[str, Any]:
         """Return file patterns and counts of missing frames, for the metadata."""
-        chosen = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
-        files = {name: each.path_of_number for name, each in chosen.items() if each.files.pattern}
-        lacking = {
-            f"frames_without_{name}": num_frames - chosen[name].files.num_frames
-            for name in self.sparse
-            if name in chosen
+        selected_folders = {n: episode.folders[n] for n in sorted(episode.folders.keys() & names)}
+        files = {
+            name: folder.path_of_number
+            for name, folder in selected_folders.items()
+            if folder.files.pattern
         }
-        return {"files": files, **lacking} if files else lacking
+        missing_counts = {
+            f"frames_without_{name}": num_frames - selected_folders[name].files.num_frames
+            for name in self.sparse
+            if name in selected_folders
+        }
+        return {"files": files, **missing_counts} if files else missing_counts
 
     def _text_metadata(self, episode: EpisodeFolder, names: Collection[str]) -> dict[str, Any]:
         """Return the camera and the column names of tables, for the metadata."""
         camera, _ = camera_of(episode)
         metadata: dict[str, Any] = {} if camera is None else {"camera": camera}
         columns = {**self._rows[episode.path].columns}
-        for name, each in episode.folders.items():
-            if ending_of(each.first) in POINT_ENDINGS:
+        for name, folder in episode.folders.items():
+            if ending_of(folder.first) in POINT_ENDINGS:
                 with skipping_unreadable():  # raised by `frames`
-                    found = read_points(episode.path / each.first, self.columns)
-                    columns[name] = list(found[each.member or ""].names)
-        chosen = {name: columns[name] for name in sorted(columns.keys() & names)}
-        return {**metadata, "columns": chosen} if chosen else metadata
+                    points = read_points(episode.path / folder.first, self.columns)
+                    columns[name] = list(points[folder.member or ""].names)
+        selected_columns = {name: columns[name] for name in sorted(columns.keys() & names)}
+        return {**metadata, "columns": selected_columns} if selected_columns else metadata
 
     def _num_frames(self, episode: EpisodeFolder) -> int | None:
         """Return the number of frames from files or an npy array; `None` without both."""

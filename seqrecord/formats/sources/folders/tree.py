@@ -141,7 +141,7 @@ def look(folder: Path) -> Listing:
     groups = files_by_feature(frames)
     numeric: dict[str, FrameFiles] = {}
     for words, files in files_by_feature(texts).items():
-        if files.num_frames == 1 and all(each.num_frames > 1 for each in groups.values()):
+        if files.num_frames == 1 and all(group.num_frames > 1 for group in groups.values()):
             rows.append(files.first)
         elif is_numeric([folder / name for name in files.names.values()]):
             (numeric if words in groups or not groups else groups)[words] = files
@@ -153,76 +153,82 @@ def look(folder: Path) -> Listing:
 
 def look_inside(path: Path, folders: Sequence[str]) -> dict[str, Listing]:
     """List an episode's subfolders, by path below the episode's folder."""
-    found = {}
+    listings = {}
     for name in folders:
-        listed = look(path / name)
-        if listed.wrapped and (inner := look(path / name / listed.wrapped)).is_leaf:
-            name, listed = f"{name}/{listed.wrapped}", inner
-        found[name] = listed
-    return found
+        listing = look(path / name)
+        if listing.wrapped and (inner_listing := look(path / name / listing.wrapped)).is_leaf:
+            name, listing = f"{name}/{listing.wrapped}", inner_listing
+        listings[name] = listing
+    return listings
 
 
 def name_features(
     path: Path,
-    own: Listing,
-    inside: Mapping[str, Listing],
+    listing: Listing,
+    sub_listings: Mapping[str, Listing],
     sparse: Collection[str] = (),
 ) -> tuple[dict[str, FeatureFolder], list[str]]:
     """Return an episode's features by name, and the files that may have a row per frame.
 
-    `own` lists the episode's folder at `path`, `inside` its subfolders. Text files for fewer than
-    half of the frames count as row files, unless the feature is `sparse`.
+    `listing` lists the episode's folder at `path`, `sub_listings` its subfolders. Text files for
+    fewer than half of the frames count as row files, unless the feature is `sparse`.
     """
-    listed = {n: part for n, part in inside.items() if part.groups}
+    parts = {n: part for n, part in sub_listings.items() if part.groups}
     # A single group of files without numbers beside features is an unrelated picture.
-    is_alone = not listed and all(each.pattern for each in own.groups.values())
-    if len(own.groups) > 1 or is_alone:
-        listed = {"": own, **listed}
-    found: dict[str, FeatureFolder] = {}
-    for folder, part in listed.items():
+    is_alone = not parts and all(group.pattern for group in listing.groups.values())
+    if len(listing.groups) > 1 or is_alone:
+        parts = {"": listing, **parts}
+    features: dict[str, FeatureFolder] = {}
+    for folder, part in parts.items():
         for words, files in part.groups.items():
             name = feature_of(folder, words, is_alone=len(part.groups) == 1)
             for member in _members(path / folder / files.first):
                 place = name if member is None else feature_name(member)
                 if member is not None and ending_of(files.first) in POINT_ENDINGS:
                     place = f"{name}.{member}".rstrip(".")
-                if place in found:
+                if place in features:
                     place = f"{name}.{place}"
-                found[place] = FeatureFolder(folder, files, member)
+                features[place] = FeatureFolder(folder, files, member)
     rows: list[str] = []
-    for folder, leaf in {"": own, **inside}.items():
-        if leaf is not own and not leaf.is_leaf:
+    for folder, leaf in {"": listing, **sub_listings}.items():
+        if leaf is not listing and not leaf.is_leaf:
             continue
         for words, files in leaf.texts.items():
             name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
-            found[f"{name}.txt" if name in found else name] = FeatureFolder(folder, files)
+            features[f"{name}.txt" if name in features else name] = FeatureFolder(folder, files)
         rows += leaf.row_files(folder)
-    is_text = {name: is_text_name(each.files.first) for name, each in found.items()}
-    counts = [each.files.num_frames for name, each in found.items() if not is_text[name]]
-    for name in [name for name in found if is_text[name] and name not in sparse]:
-        if 2 * found[name].files.num_frames < max(counts, default=0):
-            feature = found.pop(name)
-            every = files_like(path / feature.first)
-            rows += [file.relative_to(path).as_posix() for file in every]
-    return found, rows
+    is_text = {
+        name: is_text_name(feature_folder.files.first) for name, feature_folder in features.items()
+    }
+    counts = [
+        feature_folder.files.num_frames
+        for name, feature_folder in features.items()
+        if not is_text[name]
+    ]
+    for name in [name for name in features if is_text[name] and name not in sparse]:
+        if 2 * features[name].files.num_frames < max(counts, default=0):
+            feature = features.pop(name)
+            paths = files_like(path / feature.first)
+            rows += [file.relative_to(path).as_posix() for file in paths]
+    return features, rows
 
 
-def files_like(first: Path) -> list[Path]:
-    """Return the text or array files of the feature whose first file is `first`."""
-    listed = look(first.parent)
-    groups = (*listed.groups.values(), *listed.texts.values())
-    names = next((each.names.values() for each in groups if each.first == first.name), ())
-    return [first.parent / name for name in names] or [first]
+def files_like(first_file: Path) -> list[Path]:
+    """Return the text or array files of the feature whose first file is `first_file`."""
+    listing = look(first_file.parent)
+    groups = (*listing.groups.values(), *listing.texts.values())
+    names = next((group.names.values() for group in groups if group.first == first_file.name), ())
+    return [first_file.parent / name for name in names] or [first_file]
 
 
 def find_episodes(root: Path, sparse: Collection[str] = ()) -> list[EpisodeFolder]:
     """Return all episodes from `root` down, in path order. See `name_features` for `sparse`."""
-    found: list[EpisodeFolder] = []
-    spare: list[EpisodeFolder] = []
-    part = _visit(root, 0, sparse, found, spare)
+    episodes: list[EpisodeFolder] = []
+    fallback_episodes: list[EpisodeFolder] = []
+    part = _visit(root, 0, sparse, episodes, fallback_episodes)
     if part is not None and len(part.groups) + bool(part.rows or part.texts) > 1:
-        found.append(_whole(root, part, {}, sparse))
-    return sorted(found or spare, key=lambda episode: episode.path.parts)
+        episodes.append(_make_episode(root, part, {}, sparse))
+    return sorted(episodes or fallback_episodes, key=lambda episode: episode.path.parts)
 
 
 def feature_of(folder: str, words: str, *, is_alone: bool) -> str:
@@ -243,62 +249,67 @@ def _visit(
     path: Path,
     depth: int,
     sparse: Collection[str],
-    found: list[EpisodeFolder],
-    spare: list[EpisodeFolder],
+    episodes: list[EpisodeFolder],
+    fallback_episodes: list[EpisodeFolder],
 ) -> Listing | None:
     """Search `path` for episodes; return its entries, or `None` if it is an episode itself.
 
-    Episodes are appended to `found`. Folders with npz files are appended to `spare`; they are
-    episodes only if `found` stays empty.
+    Episodes are appended to `episodes`. Folders with npz files are appended to `fallback_episodes`;
+    they are episodes only if `episodes` stays empty.
 
     Each folder is listed once; file names of frames are not kept. A folder with one feature is a
     feature of the folder above. A folder with several features is an episode, unless a folder
     beside it has one feature with other words: then both belong to the folder above.
     """
     check_depth(path, depth)
-    here = look(path)
-    here = replace(here, groups=_summaries(here.groups), texts=_summaries(here.texts))
-    visited = {
-        name: _visit(path / name, depth + 1, sparse, found, spare) for name in here.subfolders
+    listing = look(path)
+    listing = replace(listing, groups=_summaries(listing.groups), texts=_summaries(listing.texts))
+    part_of_folder = {
+        name: _visit(path / name, depth + 1, sparse, episodes, fallback_episodes)
+        for name in listing.subfolders
     }
-    inside = {
+    sub_listings = {
         f"{name}/{part.inner}".rstrip("/"): part
-        for name, part in visited.items()
+        for name, part in part_of_folder.items()
         if part is not None
     }
-    if depth and here.wrapped and (part := inside.get(here.wrapped)) and part.is_leaf:
-        return replace(part, inner=here.wrapped)
-    parts = {name: part for name, part in inside.items() if part.groups}
-    several = (part.groups for part in parts.values() if len(part.groups) > 1)
-    shared = {words for groups in several for words in groups if words}
-    alone = (part.groups.keys() for part in parts.values() if len(part.groups) == 1)
-    if here.arrays or DESCRIPTION in here.names or any(not words & shared for words in alone):
-        found.append(_whole(path, here, inside, sparse))
+    if depth and listing.wrapped and (part := sub_listings.get(listing.wrapped)) and part.is_leaf:
+        return replace(part, inner=listing.wrapped)
+    parts = {name: part for name, part in sub_listings.items() if part.groups}
+    several_groups = (part.groups for part in parts.values() if len(part.groups) > 1)
+    shared_words = {words for groups in several_groups for words in groups if words}
+    single_words = (part.groups.keys() for part in parts.values() if len(part.groups) == 1)
+    if (
+        listing.arrays
+        or DESCRIPTION in listing.names
+        or any(not words & shared_words for words in single_words)
+    ):
+        episodes.append(_make_episode(path, listing, sub_listings, sparse))
         return None
-    found.extend(_whole(path / name, part, {}, sparse) for name, part in parts.items())
-    if any(name.lower().endswith(NPZ) for name in here.rows):
-        spare.append(_whole(path, here, inside, sparse))
-    return here
+    episodes.extend(_make_episode(path / name, part, {}, sparse) for name, part in parts.items())
+    if any(name.lower().endswith(NPZ) for name in listing.rows):
+        fallback_episodes.append(_make_episode(path, listing, sub_listings, sparse))
+    return listing
 
 
-def _whole(
+def _make_episode(
     path: Path,
-    here: Listing,
-    inside: Mapping[str, Listing],
+    listing: Listing,
+    sub_listings: Mapping[str, Listing],
     sparse: Collection[str],
 ) -> EpisodeFolder:
     """Return the episode with the features of its folders."""
-    folders, rows = name_features(path, here, inside, sparse)
-    leaves = {name: part for name, part in inside.items() if part.is_leaf}
+    folders, rows = name_features(path, listing, sub_listings, sparse)
+    leaves = {name: part for name, part in sub_listings.items() if part.is_leaf}
     cameras = [f"{name}/{file}" for name, part in leaves.items() for file in part.cameras]
     return EpisodeFolder(
         path,
         folders,
-        dict(here.arrays),
+        dict(listing.arrays),
         tuple(rows),
-        (*here.cameras, *cameras),
-        METADATA in here.names,
-        DESCRIPTION in here.names,
+        (*listing.cameras, *cameras),
+        METADATA in listing.names,
+        DESCRIPTION in listing.names,
     )
 
 
@@ -306,15 +317,15 @@ def _summaries(groups: Mapping[str, FrameFiles]) -> dict[str, FrameFiles]:
     return {words: files.summary() for words, files in groups.items()}
 
 
-def _members(first: Path) -> Sequence[str | None]:
+def _members(first_file: Path) -> Sequence[str | None]:
     """Return the names of several arrays in an npz file or a file of points, else `None`."""
-    ending, found = first.suffix.lower(), list[str]()
+    ending, names = first_file.suffix.lower(), list[str]()
     with skipping_unreadable():  # raised by the reader
         if ending == NPZ:
-            found = npz_names(first)
+            names = npz_names(first_file)
         elif ending in POINT_ENDINGS:
-            found = [*read_points(first)]
-    return found if len(found) > 1 else (None,)
+            names = [*read_points(first_file)]
+    return names if len(names) > 1 else (None,)
 
 
 def is_frame(name: str) -> bool:

@@ -45,11 +45,11 @@ def open_hdf5(path: Path) -> Iterator[Any]:
     """Open a file. Raises `SourceError` with the file for invalid files and errors of the block."""
     h5py = load_h5py()
     try:
-        where = openable(path)
-        remote = nullcontext() if isinstance(where, Path) else where
+        openable_file = openable(path)
+        remote = nullcontext() if isinstance(openable_file, Path) else openable_file
         # Locks fail on read-only mounts.
-        more = {"locking": False} if isinstance(where, Path) else {}
-        file = h5py.File(where, "r", **more)
+        options = {"locking": False} if isinstance(openable_file, Path) else {}
+        file = h5py.File(openable_file, "r", **options)
     except OSError as error:
         raise SourceError(
             "invalid or unreadable HDF5 file", file=str(path), got=first_line(error)
@@ -72,34 +72,34 @@ def reading_hdf5(path: Path) -> Iterator[None]:
 
 def datasets(group: Any) -> dict[str, Any]:
     """Return the datasets below a group by relative path, in the order of names."""
-    found: dict[str, Any] = {}
-    _collect(group, "", 0, found)
-    return found
+    datasets_by_path: dict[str, Any] = {}
+    _collect(group, "", 0, datasets_by_path)
+    return datasets_by_path
 
 
-def _collect(group: Any, prefix: str, depth: int, found: dict[str, Any]) -> None:
+def _collect(group: Any, prefix: str, depth: int, datasets_by_path: dict[str, Any]) -> None:
     h5py = load_h5py()
     if depth > _MAX_DEPTH:
         raise SourceError("groups nested too deeply", expected=f"at most {_MAX_DEPTH}", got=prefix)
     for name in group:
-        where = f"{prefix}{name}"
+        dataset_path = f"{prefix}{name}"
         if isinstance(group.get(name, getlink=True), h5py.ExternalLink):
-            raise SourceError("external link, which is not followed", got=where)
-        item = group[name]
-        if isinstance(item, h5py.Dataset):
-            if item.external or item.is_virtual:
+            raise SourceError("external link, which is not followed", got=dataset_path)
+        child = group[name]
+        if isinstance(child, h5py.Dataset):
+            if child.external or child.is_virtual:
                 raise SourceError(
-                    f"the values of {where} are in another file, which is not followed"
+                    f"the values of {dataset_path} are in another file, which is not followed"
                 )
-            _check_chunks(item, where)
-            found[where] = item
-        elif isinstance(item, h5py.Group):
-            _collect(item, f"{where}/", depth + 1, found)
-        if len(found) > _MAX_DATASETS:
+            _check_chunks(child, dataset_path)
+            datasets_by_path[dataset_path] = child
+        elif isinstance(child, h5py.Group):
+            _collect(child, f"{dataset_path}/", depth + 1, datasets_by_path)
+        if len(datasets_by_path) > _MAX_DATASETS:
             raise SourceError("too many datasets", expected=f"at most {_MAX_DATASETS}")
 
 
-def _check_chunks(dataset: Any, where: str) -> None:
+def _check_chunks(dataset: Any, dataset_path: str) -> None:
     """Raise `SourceError` if a chunk stores far more bytes than it declares.
 
     HDF5 decodes a chunk completely: deflate expands up to a thousand times.
@@ -111,7 +111,7 @@ def _check_chunks(dataset: Any, where: str) -> None:
     dataset.id.chunk_iter(lambda chunk: sizes.append(chunk.size))
     if max(sizes) > 2 * declared + _CHUNK_EXTRA:
         raise SourceError(
-            f"a chunk of {where} stores more bytes than it declares",
+            f"a chunk of {dataset_path} stores more bytes than it declares",
             expected=f"{declared} bytes at most",
             got=f"{max(sizes)} bytes, compressed",
         )
@@ -156,12 +156,12 @@ def text_of(value: object) -> str | None:
 
 def attributes(item: Any, *, without: tuple[str, ...] = ()) -> dict[str, Any]:
     """Return short attributes as JSON, without non-finite numbers."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for name in item.attrs:
-        plain = None if name in without else _json_value(item.attrs[name])
-        if plain is not None:
-            found[name] = plain
-    return found
+        json_value = None if name in without else _json_value(item.attrs[name])
+        if json_value is not None:
+            values[name] = json_value
+    return values
 
 
 def _json_value(value: Any) -> Any:

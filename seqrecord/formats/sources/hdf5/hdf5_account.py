@@ -43,33 +43,33 @@ class Hdf5Account:
     _videos: set[Path] = field(default_factory=set)
     left_out: Counter[tuple[str, str, bool]] = field(default_factory=Counter)
 
-    def add_episode(self, one: Hdf5Episode, group: str, selected: Container[str]) -> None:
+    def add_episode(self, episode: Hdf5Episode, group: str, selected: Container[str]) -> None:
         """Count an episode's datasets; `selected` are the names of its selected features."""
-        self.layouts[one.layout] += 1
-        feature_of = {item.name: name for name, item in one.stored.items()}
-        for place, item in one.datasets.items():
+        self.layouts[episode.layout] += 1
+        feature_of = {dataset.name: name for name, dataset in episode.stored.items()}
+        for place, dataset in episode.datasets.items():
             pattern = _pattern(group, place)
-            feature = feature_of.get(item.name)
+            feature = feature_of.get(dataset.name)
             if feature in selected:
                 assert feature is not None
                 self.places.setdefault(feature, f"/{pattern}")
-                if item.shape:
-                    count = unwritten_rows(item)
-                    self.unwritten.add(feature, count, item.shape[0], "row", _fill(item))
-            elif feature in one.optional:
+                if dataset.shape:
+                    count = unwritten_rows(dataset)
+                    self.unwritten.add(feature, count, dataset.shape[0], "row", _fill(dataset))
+            elif feature in episode.optional:
                 reason = f"observations of the next frame, {NOT_SELECTED}"
-                several = f"{pattern.partition('next_obs/')[0]}next_obs/*"
-                self._leave_out(several, reason, is_data=not self.is_chosen)
+                group_pattern = f"{pattern.partition('next_obs/')[0]}next_obs/*"
+                self._leave_out(group_pattern, reason, is_data=not self.is_chosen)
             elif feature is not None:
                 self._leave_out(pattern, NOT_SELECTED)
-            elif place in one.left_out:
+            elif place in episode.left_out:
                 self._leave_out(pattern, "not one value or text per frame", is_data=True)
-            elif one.is_mapped:
+            elif episode.is_mapped:
                 self._leave_out(pattern, "not named by map=")
             elif place in AUXILIARY:
                 self._leave_out(pattern, "lengths of encoded images")
-        self._videos |= {*one.videos.values()}
-        for feature in one.videos:
+        self._videos |= {*episode.videos.values()}
+        for feature in episode.videos:
             if feature in selected:
                 self.places.setdefault(feature, "*/recordings/MP4/*.mp4")
             else:
@@ -82,19 +82,19 @@ class Hdf5Account:
         self.files += 1
         if [*demos] == ["/"]:
             return
-        taken = {*demos, "/mask", "/data"}
+        counted_places = {*demos, "/mask", "/data"}
         for parent in ("/", "/data"):
             for child in file[parent]:
                 place = f"{parent.rstrip('/')}/{child}"
-                if place not in taken:
+                if place not in counted_places:
                     self._add_beside(file, parent, child, name)
-        known = {demo.rpartition("/")[2] for demo in demos}
-        for mask, named in mask_lists(file).items():
-            if missing := sorted({*named} - known):
-                shown = ", ".join(missing[:_SHOWN])
+        demo_names = {demo.rpartition("/")[2] for demo in demos}
+        for mask, mask_names in mask_lists(file).items():
+            if missing_names := sorted({*mask_names} - demo_names):
+                shown = ", ".join(missing_names[:_SHOWN])
                 self.notes.append(
-                    f"{name}: {len(missing)} of {counted(len(named), 'demonstration')} of "
-                    f"mask/{mask} missing: {shown}"
+                    f"{name}: {len(missing_names)} of {counted(len(mask_names), 'demonstration')} "
+                    f"of mask/{mask} missing: {shown}"
                 )
 
     def reason(self) -> str:
@@ -111,13 +111,13 @@ class Hdf5Account:
         """Count datasets outside of demonstrations."""
         group = group_of(file[parent], child)
         try:
-            found = [*datasets(group)] if group is not None else [""]
+            dataset_names = [*datasets(group)] if group is not None else [""]
         except SourceError as error:
             self.notes.append(f"{name}: cannot list /{child}: {first_line(error)}")
             return
         reason = "a group without actions" if parent == "/data" else "outside of demonstrations"
-        for each in found:
-            self._leave_out(_pattern(f"{parent}/{child}", each), reason, is_data=True)
+        for dataset_name in dataset_names:
+            self._leave_out(_pattern(f"{parent}/{child}", dataset_name), reason, is_data=True)
 
     def _leave_out(self, pattern: str, reason: str, *, is_data: bool = False) -> None:
         self.left_out[(pattern, reason, is_data)] += 1
@@ -131,22 +131,22 @@ def check_total(file: Any, demos: Sequence[str]) -> None:
     if [*demos] == ["/"]:
         return
     data = file["data"]
-    every = [group for name in data if (group := group_of(data, name)) is not None]
-    rows = sum(map(_rows, every))
-    _check(data, "num_demos", [len(every)], "demonstration")
+    groups = [group for name in data if (group := group_of(data, name)) is not None]
+    rows = sum(map(_rows, groups))
+    _check(data, "num_demos", [len(groups)], "demonstration")
     if whole_number(data, "total") != rows:
         # Reading raises for a demonstration whose rows differ from its own attribute.
-        _check(data, "total", [rows, sum(declared_rows(each) or 0 for each in every)], "frame")
+        _check(data, "total", [rows, sum(declared_rows(demo) or 0 for demo in groups)], "frame")
 
 
-def _check(data: Any, name: str, found: Sequence[int], noun: str) -> None:
+def _check(data: Any, name: str, counts: Sequence[int], noun: str) -> None:
     declared = whole_number(data, name)
-    if declared is not None and declared not in found:
+    if declared is not None and declared not in counts:
         raise SourceError(
             f"data.attrs[{name!r}] disagrees with the demonstrations; correct the attribute, or "
             "ignore it (--skip-bad-episodes)",
             expected=counted(declared, noun),
-            got=f"{counted(found[0], noun)} in the groups of /data",
+            got=f"{counted(counts[0], noun)} in the groups of /data",
         )
 
 
@@ -172,10 +172,12 @@ def unwritten_rows(dataset: Any) -> int:
     grid = [-(-size // chunk) for size, chunk in zip(dataset.shape, dataset.chunks, strict=True)]
     if dataset.id.get_num_chunks() == math.prod(grid):
         return 0
-    found: Counter[int] = Counter()
-    dataset.id.chunk_iter(lambda chunk: found.update([chunk.chunk_offset[0]]))
-    length, others = dataset.chunks[0], math.prod(grid[1:])
-    written = (min(length, count - start) for start, n in found.items() if n == others)
+    chunks_by_row: Counter[int] = Counter()
+    dataset.id.chunk_iter(lambda chunk: chunks_by_row.update([chunk.chunk_offset[0]]))
+    length, chunks_per_row = dataset.chunks[0], math.prod(grid[1:])
+    written = (
+        min(length, count - start) for start, n in chunks_by_row.items() if n == chunks_per_row
+    )
     return int(count - sum(rows for rows in written if rows > 0))
 
 
@@ -189,5 +191,5 @@ def _fill(dataset: Any) -> str:
 
 def _pattern(group: str, place: str) -> str:
     """Return the path in the file with `*` for the episode's number: `data/demo_*/obs/x`."""
-    above = re.sub(r"[0-9]+$", "*", group.strip("/"))
-    return "/".join(filter(None, (above, place)))
+    prefix = re.sub(r"[0-9]+$", "*", group.strip("/"))
+    return "/".join(filter(None, (prefix, place)))

@@ -181,7 +181,7 @@ class EpisodeRows:
             *(columns,),
             features=self._schema,
             rows=self._batch_rows,
-            first=first,
+            first_row=first,
             numbers=numbers,
         )
 
@@ -243,7 +243,7 @@ class _Episodes:
 def image_bytes(path: Path, name: str, row: int) -> bytes:
     """Return a row's image of a column."""
     with located(SourceError, file=str(path)):
-        for batch in ParquetTable(path).batches([name], rows=1, first=row):
+        for batch in ParquetTable(path).batches([name], rows=1, first_row=row):
             return _image(batch.column(0), 0)
         raise SourceError(f"Parquet file without row {row}")
 

@@ -16,7 +16,7 @@ import numpy.typing as npt
 from seqrecord.errors import SchemaError, SourceError, located
 from seqrecord.formats.sources.common.embedded import embedded_spec
 from seqrecord.formats.sources.common.originals import FirstError, InPlace, files_below
-from seqrecord.formats.sources.common.specs import UnsupportedError, chosen_names, text_spec
+from seqrecord.formats.sources.common.specs import UnsupportedError, select_names, text_spec
 from seqrecord.formats.sources.inventory import Account
 from seqrecord.formats.sources.lerobot.counts import (
     check_tasks,
@@ -302,7 +302,7 @@ class LeRobotSource(InPlace):
         chosen = self.features
         if chosen is None and self.without_video:
             chosen = [name for name in offered if name not in self._info.videos]
-        names = chosen_names(offered, chosen, self.path / INFO, "no such feature")
+        names = select_names(offered, chosen, self.path / INFO, "no such feature")
         specs = self.specs_of({n: offered[n] for n in names}, lambda _, each: self._spec(each))
         self.check_any(specs)
         return Schema(specs)

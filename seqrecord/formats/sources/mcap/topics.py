@@ -10,7 +10,7 @@ import numpy as np
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.aligning import ALIGNMENTS
 from seqrecord.formats.sources.common.originals import FirstError, Originals
-from seqrecord.formats.sources.common.specs import chosen_schema, feature_name
+from seqrecord.formats.sources.common.specs import feature_name, select_schema
 from seqrecord.formats.sources.mcap.bags import Topic
 from seqrecord.formats.sources.mcap.cameras import CAMERA_INFO, ImageCameras
 from seqrecord.formats.sources.mcap.features import TopicFeatures
@@ -159,7 +159,7 @@ class TopicSource(Originals):
         specs |= {spec.name: spec for spec in self.cameras.specs}
         name = self.time_name
         specs[name] = FeatureSpec(name, np.dtype("<i8"), (), kind="timestamp", unit="ns")
-        return chosen_schema(specs.values(), self.features or None, self.path)
+        return select_schema(specs.values(), self.features or None, self.path)
 
     def schema(self) -> Schema:
         return self._schema

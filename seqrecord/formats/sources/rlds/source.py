@@ -17,9 +17,9 @@ from seqrecord.formats.sources.common.embedded import embedded_spec, embedded_va
 from seqrecord.formats.sources.common.originals import FirstError, Originals, has_file
 from seqrecord.formats.sources.common.specs import (
     UnsupportedError,
-    chosen_names,
     feature_spec,
     kind_of,
+    select_names,
     text_spec,
 )
 from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
@@ -140,7 +140,7 @@ class RldsSource(Originals):
     @cached_property
     def _chosen(self) -> tuple[RldsFeature, ...]:
         path, offered = self._folder / FEATURES, {each.name: each for each in self._features.steps}
-        names = chosen_names(offered, self.features, path, "no such feature")
+        names = select_names(offered, self.features, path, "no such feature")
         readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
         chosen = []
         for each in map(offered.__getitem__, names):

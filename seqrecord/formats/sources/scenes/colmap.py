@@ -15,7 +15,7 @@ import numpy as np
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.cameras import Camera, known_pose_of, rotation_of
-from seqrecord.formats.sources.common.tables import is_row, parsed, row_of, text_lines
+from seqrecord.formats.sources.common.tables import is_row, parse_numbers, row_of, text_lines
 from seqrecord.formats.sources.scenes.views import Layout, Scene, View, inside, well_formed
 from seqrecord.in_place.files import is_directory, is_file, list_folder, opened
 from seqrecord.store.clips.distortion import FISHEYE, OPENCV
@@ -127,8 +127,8 @@ def _text_cameras(file: BinaryIO) -> _Cameras:
         if is_row(text):
             with row_of(line, text, "CAMERA_ID MODEL WIDTH HEIGHT PARAMETERS"):
                 words = text.split()
-                number, width, height = parsed([words[0], words[2], words[3]], int)
-                parameters = parsed(words[4:])
+                number, width, height = parse_numbers([words[0], words[2], words[3]], int)
+                parameters = parse_numbers(words[4:])
                 if words[1] in _KNOWN and len(parameters) != _num_parameters(words[1]):
                     raise ValueError(f"{len(parameters)} parameters of {words[1]}")
             yield number, words[1], (width, height), parameters
@@ -142,13 +142,17 @@ def _text_images(file: BinaryIO) -> _Images:
             continue
         with row_of(line, text, "IMAGE_ID QW QX QY QZ TX TY TZ CAMERA_ID NAME"):
             words = text.split(maxsplit=9)
-            _, camera = parsed([words[0], words[8]], int)
-            pose, name = parsed(words[1:8]), words[9]
+            _, camera = parse_numbers([words[0], words[8]], int)
+            pose, name = parse_numbers(words[1:8]), words[9]
         line, text = next(lines, (0, ""))
         expected = "points of the image above, X Y POINT3D_ID of each, or an empty line"
         with row_of(line, text, expected):
             numbers = text.split()
-            parsed(numbers[::3]), parsed(numbers[1::3]), parsed(numbers[2::3], int)
+            (
+                parse_numbers(numbers[::3]),
+                parse_numbers(numbers[1::3]),
+                parse_numbers(numbers[2::3], int),
+            )
             if len(numbers) % 3:
                 raise ValueError(f"{len(numbers)} numbers")
         yield pose, camera, name

@@ -32,7 +32,7 @@ from seqrecord.formats.sources.common.tables import (
     Rows,
     is_number,
     is_row,
-    parsed,
+    parse_numbers,
     read_numbers,
     read_rows,
     timed_values,
@@ -110,7 +110,7 @@ def _read_arkit(folder: Path) -> Scene:
 
 def _seconds(stem: str) -> float:
     with well_formed(Path(stem), "names such as 41069021_305.365"):
-        [seconds] = parsed([stem.rpartition("_")[2]])
+        [seconds] = parse_numbers([stem.rpartition("_")[2]])
         if not 0 <= seconds < _MOST_SECONDS:
             raise ValueError(f"{seconds} seconds")
     return float(seconds)
@@ -164,7 +164,7 @@ def _has_rows(path: Path) -> bool:
 def _is_re10k_row(words: Sequence[str]) -> bool:
     """Return whether all words are numbers, the first one a time in microseconds."""
     try:
-        parsed(words)
+        parse_numbers(words)
     except ValueError:
         return False
     return _MICROSECONDS.fullmatch(words[0]) is not None

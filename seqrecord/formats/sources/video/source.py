@@ -19,7 +19,7 @@ from seqrecord.formats.sources.common.originals import (
     has_file,
     key_of,
 )
-from seqrecord.formats.sources.common.specs import chosen_names, feature_spec
+from seqrecord.formats.sources.common.specs import feature_spec, select_names
 from seqrecord.formats.sources.inventory import Account, LeftOut, not_selected, unread_files
 from seqrecord.formats.sources.video.file_bytes import COPY
 from seqrecord.formats.sources.video.files import VIDEO_ENDINGS, VideoFile
@@ -236,7 +236,7 @@ class VideoSource(InPlace):
     @cached_property
     def _schema(self) -> Schema:
         offered = dict.fromkeys([*(n for files in self._files.values() for n in files), _TIME])
-        names = chosen_names(offered, self.features or None, self.path, "no such feature")
+        names = select_names(offered, self.features or None, self.path, "no such feature")
         return Schema([self._spec(name) for name in names])
 
     def _spec(self, name: str) -> FeatureSpec:
