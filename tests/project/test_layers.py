@@ -44,7 +44,7 @@ COMPLEX = {
     "formats.sources.scenes.nerfstudio._read",
     "formats.sources.scenes.views._camera_columns",
     "formats.sources.scenes.views.sequence_of",
-    "formats.sources.video.order._checked",
+    "formats.sources.video.order._check_group",
     "formats.sources.webdataset.source._frames",
     "formats.sources.webdataset.source.scan",
     "robots.lerobot.dataset._select",

@@ -105,17 +105,21 @@ def read_episode(
     """
     if group != "/" and group_of(file, group) is None:
         raise SourceError(f"missing group {group}")
-    found = datasets(file[group])
+    datasets_by_path = datasets(file[group])
     if group != "/":
-        one = _robomimic(file, path, group, {} if places else found)
+        episode = _robomimic(file, path, group, {} if places else datasets_by_path)
     elif places:
-        one = Hdf5Episode("mapped", {}, num_frames=declared_rows(file), metadata=attributes(file))
+        episode = Hdf5Episode(
+            "mapped", {}, num_frames=declared_rows(file), metadata=attributes(file)
+        )
     elif group_of(file, "action") is not None and group_of(file, "observation") is not None:
-        one = _droid(file, found, path)
-    elif "action" in found and any(name.startswith("observations/") for name in found):
-        one = _aloha(file, found, path)
+        episode = _droid(file, datasets_by_path, path)
+    elif "action" in datasets_by_path and any(
+        name.startswith("observations/") for name in datasets_by_path
+    ):
+        episode = _aloha(file, datasets_by_path, path)
     else:
-        shown = [f"/{name} {list(found[name].shape)}" for name in found]
+        shown = [f"/{name} {list(datasets_by_path[name].shape)}" for name in datasets_by_path]
         raise SourceError(
             "unknown layout of an HDF5 file",
             expected="ALOHA (/action, /observations/…), robomimic (/data/demo_0/actions), DROID "
@@ -123,62 +127,68 @@ def read_episode(
             got=", ".join(shown[:_SHOWN]) or "no datasets",
         )
     if places:
-        one = replace(one, stored=_mapped(found, places), is_mapped=True)
-    return replace(one, datasets=found)
+        episode = replace(episode, stored=_map_features(datasets_by_path, places), is_mapped=True)
+    return replace(episode, datasets=datasets_by_path)
 
 
-def _aloha(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
-    one = _sorted_out("ALOHA", found, path, attributes(file))
-    stored = {
-        name.replace("/", "."): item for name, item in one.stored.items() if name not in AUXILIARY
+def _aloha(file: Any, datasets_by_path: Mapping[str, Any], path: Path) -> Hdf5Episode:
+    episode = _sort_datasets("ALOHA", datasets_by_path, path, attributes(file))
+    feature_datasets = {
+        name.replace("/", "."): dataset
+        for name, dataset in episode.stored.items()
+        if name not in AUXILIARY
     }
-    return replace(one, stored=stored, num_frames=declared_rows(file))
+    return replace(episode, stored=feature_datasets, num_frames=declared_rows(file))
 
 
-def _robomimic(file: Any, path: Path, group: str, found: Mapping[str, Any]) -> Hdf5Episode:
+def _robomimic(
+    file: Any, path: Path, group: str, datasets_by_path: Mapping[str, Any]
+) -> Hdf5Episode:
     demo = group.rpartition("/")[2]
-    own = {"demonstration": demo, **attributes(file[group], without=("model_file",))}
-    one = _sorted_out("robomimic", found, path, own)
-    stored = {name.replace("/", "."): item for name, item in one.stored.items()}
+    metadata = {"demonstration": demo, **attributes(file[group], without=("model_file",))}
+    episode = _sort_datasets("robomimic", datasets_by_path, path, metadata)
+    feature_datasets = {name.replace("/", "."): dataset for name, dataset in episode.stored.items()}
     environment = _environment(file["data"])
     if isinstance(environment.get("env_name"), str):
-        one.metadata["env_name"] = environment["env_name"]
+        episode.metadata["env_name"] = environment["env_name"]
     if masks := [mask for mask, demos in mask_lists(file).items() if demo in demos]:
-        one.metadata["masks"] = masks
+        episode.metadata["masks"] = masks
     arguments = environment.get("env_kwargs")
     return replace(
-        one,
-        stored=stored,
+        episode,
+        stored=feature_datasets,
         # Repeats `obs` of the next frame; only the last row is new.
-        optional=frozenset(feature for feature in stored if feature.startswith("next_obs.")),
+        optional=frozenset(
+            feature for feature in feature_datasets if feature.startswith("next_obs.")
+        ),
         num_frames=declared_rows(file[group]),
         # robosuite's control frequency in Hz
         fps=frame_rate(arguments.get("control_freq")) if isinstance(arguments, dict) else None,
     )
 
 
-def _droid(file: Any, found: Mapping[str, Any], path: Path) -> Hdf5Episode:
+def _droid(file: Any, datasets_by_path: Mapping[str, Any], path: Path) -> Hdf5Episode:
     """Return a DROID episode; serial numbers of cameras become wrist, ext1 and ext2."""
-    about = _droid_metadata(path.parent)
+    metadata = _droid_metadata(path.parent)
     serials = {
-        str(about[f"{camera}_cam_serial"]): camera
+        str(metadata[f"{camera}_cam_serial"]): camera
         for camera in _CAMERAS
-        if about.get(f"{camera}_cam_serial")
+        if metadata.get(f"{camera}_cam_serial")
     }
-    one = _sorted_out("DROID", found, path, attributes(file))
-    stored: dict[str, Any] = {}
-    left_out = list(one.left_out)
-    for name, item in one.stored.items():
-        *above, last = name.split("/")
-        if "controller_info" in above or "videos" in above:
+    episode = _sort_datasets("DROID", datasets_by_path, path, attributes(file))
+    feature_datasets: dict[str, Any] = {}
+    left_out = list(episode.left_out)
+    for name, dataset in episode.stored.items():
+        *parents, leaf = name.split("/")
+        if "controller_info" in parents or "videos" in parents:
             left_out.append(name)  # DROID's reader ignores their rows too
             continue
-        head, _, tail = last.partition("_")
-        last = "_".join(filter(None, (serials.get(head, head), tail)))
-        stored[".".join([*above, last])] = item
-    one.metadata.update(about)
+        head, _, tail = leaf.partition("_")
+        leaf = "_".join(filter(None, (serials.get(head, head), tail)))
+        feature_datasets[".".join([*parents, leaf])] = dataset
+    episode.metadata.update(metadata)
     videos = _droid_videos(path.parent, serials)
-    return replace(one, stored=stored, left_out=left_out, videos=videos)
+    return replace(episode, stored=feature_datasets, left_out=left_out, videos=videos)
 
 
 def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
@@ -187,13 +197,15 @@ def _droid_videos(folder: Path, serials: Mapping[str, str]) -> dict[str, Path]:
     if not is_directory(place):
         return {}
     names = sorted(name for name, is_folder in list_folder(place) if not is_folder)
-    found = {
+    videos_by_camera = {
         serials.get(stem, stem): place / name
         for name in names
         if (stem := name.removesuffix(".mp4")) != name and "-" not in stem
     }
-    order = [each for each in (*_CAMERAS, *found) if each in found]
-    return {f"observation.image.{camera}": found[camera] for camera in dict.fromkeys(order)}
+    order = [camera for camera in (*_CAMERAS, *videos_by_camera) if camera in videos_by_camera]
+    return {
+        f"observation.image.{camera}": videos_by_camera[camera] for camera in dict.fromkeys(order)
+    }
 
 
 def is_droid_metadata(name: str) -> bool:
@@ -217,57 +229,64 @@ def _is_json_scalar(value: object) -> bool:
     return isinstance(value, (int, float)) and math.isfinite(value)
 
 
-def _mapped(found: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
-    stored = {}
+def _map_features(datasets_by_path: Mapping[str, Any], places: Mapping[str, str]) -> dict[str, Any]:
+    feature_datasets = {}
     for feature, place in places.items():
-        if place.strip("/") not in found:
+        if place.strip("/") not in datasets_by_path:
             raise SourceError(
                 f"missing dataset {place}",
                 feature=feature,
-                expected="one of " + ", ".join(f"/{name}" for name in list(found)[:_SHOWN]),
+                expected="one of "
+                + ", ".join(f"/{name}" for name in list(datasets_by_path)[:_SHOWN]),
             )
-        stored[feature] = found[place.strip("/")]
-    return stored
+        feature_datasets[feature] = datasets_by_path[place.strip("/")]
+    return feature_datasets
 
 
-def _sorted_out(
-    layout: str, found: Mapping[str, Any], path: Path, own: Mapping[str, Any]
+def _sort_datasets(
+    layout: str,
+    datasets_by_path: Mapping[str, Any],
+    path: Path,
+    episode_attributes: Mapping[str, Any],
 ) -> Hdf5Episode:
     """Sort datasets: with a value, image or text per frame; single values; and all others.
 
-    The metadata are the episode's `own` and the single values; `stored` has datasets by path.
+    The metadata are the episode's `episode_attributes` and the single values; `stored` has datasets
+    by path.
     """
     frames: dict[str, Any] = {}
     texts: dict[str, Any] = {}
     values: dict[str, Any] = {}
     left_out: list[str] = []
-    for name, item in found.items():
-        if item.shape == () and item.dtype.kind in "biuf":
-            if np.isfinite(item[()]):
-                values[name] = item[()].item()
-        elif item.size == 1 and (text := _only_text(item)) is not None:
+    for name, dataset in datasets_by_path.items():
+        if dataset.shape == () and dataset.dtype.kind in "biuf":
+            if np.isfinite(dataset[()]):
+                values[name] = dataset[()].item()
+        elif dataset.size == 1 and (text := _only_text(dataset)) is not None:
             values[name] = text[:_MAX_TEXT]
-        elif item.shape and (item.dtype.kind in "biufc" or first_image(item, path) is not None):
-            frames[name] = item
-        elif is_text(item):
-            texts[name] = item
+        elif dataset.shape and (
+            dataset.dtype.kind in "biufc" or first_image(dataset, path) is not None
+        ):
+            frames[name] = dataset
+        elif is_text(dataset):
+            texts[name] = dataset
         else:
             left_out.append(name)
     rows = [frames[name].shape[:1] for name in ("action", "actions", *frames) if name in frames]
-    for name, item in texts.items():  # other lists of texts are not per frame
-        if rows[:1] == [item.shape]:
-            frames[name] = item
+    for name, dataset in texts.items():  # other lists of texts are not per frame
+        if rows[:1] == [dataset.shape]:
+            frames[name] = dataset
         else:
             left_out.append(name)
-    metadata = {"layout": layout, **own, **values}
+    metadata = {"layout": layout, **episode_attributes, **values}
     return Hdf5Episode(layout, frames, left_out, metadata=metadata)
 
 
-def _only_text(item: Any) -> str | None:
+def _only_text(dataset: Any) -> str | None:
     """Return a dataset's single value if it is text."""
-    if not is_text(item) or item.dtype.itemsize > _MAX_JSON:
+    if not is_text(dataset) or dataset.dtype.itemsize > _MAX_JSON:
         return None
-    value = item[(0,) * item.ndim]
+    value = dataset[(0,) * dataset.ndim]
     return None if encoded_row(value) is not None else text_of(value)
 
 
@@ -293,10 +312,12 @@ def mask_lists(file: Any) -> dict[str, list[str]]:
     masks = group_of(file, "mask")
     if masks is None:
         return {}
-    found = {name: masks[name] for name in masks if isinstance(masks[name], load_h5py().Dataset)}
+    mask_datasets = {
+        name: masks[name] for name in masks if isinstance(masks[name], load_h5py().Dataset)
+    }
     return {
-        name: [text for each in demos[()] if (text := text_of(each)) is not None]
-        for name, demos in found.items()
+        name: [text for demo in demos[()] if (text := text_of(demo)) is not None]
+        for name, demos in mask_datasets.items()
         if demos.ndim == 1 and demos.nbytes <= _MAX_JSON
     }
 
@@ -306,14 +327,14 @@ def declared_rows(group: Any) -> int | None:
     return next(filter(lambda n: n is not None, (whole_number(group, n) for n in _LENGTHS)), None)
 
 
-def whole_number(item: Any, name: str) -> int | None:
+def whole_number(group: Any, name: str) -> int | None:
     """Return an attribute of any numeric type as int; `None` if it is missing or not whole.
 
     Raises `SourceError` for an invalid `num_samples`.
     """
-    if name not in item.attrs:
+    if name not in group.attrs:
         return None
-    value: npt.NDArray[Any] = np.asarray(item.attrs[name])
+    value: npt.NDArray[Any] = np.asarray(group.attrs[name])
     is_number = value.size == 1 and value.dtype.kind in "iuf" and bool(np.isfinite(value).all())
     if is_number and value.item() == int(value.item()):
         return int(value.item())
@@ -321,6 +342,6 @@ def whole_number(item: Any, name: str) -> int | None:
         raise SourceError(
             "invalid num_samples",
             expected="a whole number",
-            got=repr_of(item.attrs[name]),
+            got=repr_of(group.attrs[name]),
         )
     return None

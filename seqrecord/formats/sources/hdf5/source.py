@@ -115,23 +115,23 @@ class Hdf5Source(ScannedSource):
         return external_files(self.path, find_files(self.path, _is_copied))
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
-        with self._opened(info) as (one, path):
-            yield from self._read(one, path)
+        with self._open_episode(info) as (episode, path):
+            yield from self._read(episode, path)
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
         """Return the GOPs of a DROID episode's cameras; its frames omit these features."""
         schema = {n: spec for n, spec in self.schema().items() if VideoConfig.of(spec) is not None}
         if not schema:
             return {}
-        with self._opened(info) as (one, _):
+        with self._open_episode(info) as (episode, _):
             return {
                 name: _gops(info, schema[name], video, in_place=self.in_place)
-                for name, video in one.videos.items()
+                for name, video in episode.videos.items()
                 if name in schema
             }
 
     @contextmanager
-    def _opened(self, info: EpisodeInfo) -> Iterator[tuple[Hdf5Episode, Path]]:
+    def _open_episode(self, info: EpisodeInfo) -> Iterator[tuple[Hdf5Episode, Path]]:
         """Open the episode and its file."""
         path = self._folder / str(info.metadata.get("file", ""))
         if ".." in path.parts or not is_hdf5_name(path):
@@ -147,42 +147,44 @@ class Hdf5Source(ScannedSource):
         root = self.path
         return root.parent if is_file(root) else root
 
-    def scan(self, found: Scan) -> None:
+    def scan(self, scan: Scan) -> None:
         paths = find_files(self.path, is_hdf5_name)
         if not paths:
             raise SourceError("no HDF5 file found", file=str(self.root), expected="*.hdf5 or *.h5")
-        counts = found.details = Hdf5Account(bool(self.features))
+        counts = scan.details = Hdf5Account(bool(self.features))
         for path in paths:
-            with found.unless_broken(self._place(path, "/")), open_hdf5(path) as file:
+            with scan.unless_broken(self._place(path, "/")), open_hdf5(path) as file:
                 demos = groups(file)
                 for group in demos:
                     place = self._place(path, group)
-                    with found.unless_broken(place), reading_hdf5(path):
-                        one = read_episode(file, path, group, self.map)
-                        found.offered |= dict.fromkeys([*one.stored, *one.videos])
-                        specs = list(self._specs(one, path))
-                        if one.videos:
-                            known = {spec.name for spec in [*found.specs, *specs]}
-                            specs += self._video_specs(one, known)
-                        metadata = {**one.metadata, **place.metadata}
-                        info = EpisodeInfo(place.key, _num_frames(one), metadata, one.fps)
-                        found.episodes.append(info)
-                        found.specs += specs
-                        wanted = {spec.name for spec in specs}
-                        wanted |= {name for name in one.videos if self._is_wanted_video(name)}
-                        counts.add_episode(one, group, wanted)
+                    with scan.unless_broken(place), reading_hdf5(path):
+                        episode = read_episode(file, path, group, self.map)
+                        scan.offered |= dict.fromkeys([*episode.stored, *episode.videos])
+                        specs = list(self._specs(episode, path))
+                        if episode.videos:
+                            known_names = {spec.name for spec in [*scan.specs, *specs]}
+                            specs += self._video_specs(episode, known_names)
+                        metadata = {**episode.metadata, **place.metadata}
+                        info = EpisodeInfo(place.key, _num_frames(episode), metadata, episode.fps)
+                        scan.episodes.append(info)
+                        scan.specs += specs
+                        selected_names = {spec.name for spec in specs}
+                        selected_names |= {
+                            name for name in episode.videos if self._is_wanted_video(name)
+                        }
+                        counts.add_episode(episode, group, selected_names)
                 counts.add_file(file, path.name, demos)
                 check_total(file, demos)
 
     def account(self) -> Account:
-        found, counts = self.scan_result, self.scan_result.details
+        scan, counts = self.scan_result, self.scan_result.details
         requested = (*(self.features or ()), *(self.map or ()))
         counts.unwritten.check({name: name for name in requested}, str(self.root))
         left_out = left_out_by_pattern(counts.left_out, "datasets")
-        for each in unread_files(self.path, counts.is_taken):
-            is_stereo = each.pattern.endswith("-stereo.mp4")
-            left_out.append(replace(each, reason="both lenses in one frame") if is_stereo else each)
-        notes = (*found.notes, *counts.notes, *counts.unwritten.notes())
+        for line in unread_files(self.path, counts.is_taken):
+            is_stereo = line.pattern.endswith("-stereo.mp4")
+            left_out.append(replace(line, reason="both lenses in one frame") if is_stereo else line)
+        notes = (*scan.notes, *counts.notes, *counts.unwritten.notes())
         return Account(counts.reason(), counts.places, tuple(left_out), notes)
 
     def _place(self, path: Path, group: str) -> EpisodeInfo:
@@ -196,24 +198,24 @@ class Hdf5Source(ScannedSource):
         name = group.rpartition("/")[2]
         return EpisodeInfo(f"{key}/{name}", 0, {"file": file, "group": group})
 
-    def _specs(self, one: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
-        for name, dataset in self._wanted(one).items():
+    def _specs(self, episode: Hdf5Episode, path: Path) -> Iterator[FeatureSpec]:
+        for name, dataset in self._selected_datasets(episode).items():
             with self.unless_unreadable(name):
-                yield self._spec(name, dataset, one, path)
+                yield self._spec(name, dataset, episode, path)
 
-    def _wanted(self, one: Hdf5Episode) -> dict[str, Any]:
-        chosen = self.features
+    def _selected_datasets(self, episode: Hdf5Episode) -> dict[str, Any]:
+        selection = self.features
         return {
             name: dataset
-            for name, dataset in one.stored.items()
-            if (name in chosen if chosen else name not in one.optional)
+            for name, dataset in episode.stored.items()
+            if (name in selection if selection else name not in episode.optional)
         }
 
-    def _video_specs(self, one: Hdf5Episode, known: Container[str]) -> list[FeatureSpec]:
+    def _video_specs(self, episode: Hdf5Episode, known_names: Container[str]) -> list[FeatureSpec]:
         """Return specs of videos that no earlier episode has."""
         specs = []
-        for name, path in one.videos.items():
-            if self._is_wanted_video(name) and name not in known:
+        for name, path in episode.videos.items():
+            if self._is_wanted_video(name) and name not in known_names:
                 with self.unless_unreadable(name), VideoFile(path) as video:
                     specs.append(video_spec(name, video))
         return specs
@@ -221,14 +223,14 @@ class Hdf5Source(ScannedSource):
     def _is_wanted_video(self, name: str) -> bool:
         return name in self.features if self.features else not self.without_video
 
-    def _spec(self, name: str, dataset: Any, one: Hdf5Episode, path: Path) -> FeatureSpec:
+    def _spec(self, name: str, dataset: Any, episode: Hdf5Episode, path: Path) -> FeatureSpec:
         if dataset.shape == ():
             raise SourceError("dataset without a time axis", feature=name, expected="[T, …]")
         data = first_image(dataset, path)
         if data is not None:
-            keep = self.keep_encoded and not self._is_bgr(data, one, path)
+            keep = self.keep_encoded and not self._is_bgr(data, episode, path)
             return embedded_spec(name, data, path, keep_encoded=keep, exif=self.exif)
-        if one.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
+        if episode.metadata.get("compress") and "images" in name.split(".") and dataset.ndim == 2:
             raise SourceError(
                 "the first row of a compressed dataset is not an image",
                 feature=name,
@@ -239,23 +241,29 @@ class Hdf5Source(ScannedSource):
             return text_spec(name, path)
         dtype, shape = dataset.dtype, dataset.shape[1:]
         spec = feature_spec(name, dtype, shape, path, kind=kind_of(name, dtype, shape))
-        return hdf5_spec(spec, dataset, path) if self.in_place and not one.videos else spec
+        return hdf5_spec(spec, dataset, path) if self.in_place and not episode.videos else spec
 
-    def _is_bgr(self, data: bytes, one: Hdf5Episode, path: Path) -> bool:
-        order = self.jpeg_order or ("bgr" if one.layout == "ALOHA" else "rgb")
+    def _is_bgr(self, data: bytes, episode: Hdf5Episode, path: Path) -> bool:
+        order = self.jpeg_order or ("bgr" if episode.layout == "ALOHA" else "rgb")
         return order == "bgr" and image_format(data, path) == "jpeg"
 
-    def _read(self, one: Hdf5Episode, path: Path) -> Iterator[Frame]:
-        num_frames, declared, stored = _num_frames(one), 0, 0
+    def _read(self, episode: Hdf5Episode, path: Path) -> Iterator[Frame]:
+        num_frames, declared_bytes, stored_bytes = _num_frames(episode), 0, 0
         readers: dict[str, Iterator[Any]] = {}
-        wanted = self._wanted(one).items()  # raises like schema()
-        there = {n: self._spec(n, v, one, path) for n, v in wanted if n not in self.unreadable}
+        selected_datasets = self._selected_datasets(episode).items()  # raises like schema()
+        episode_specs = {
+            n: self._spec(n, v, episode, path)
+            for n, v in selected_datasets
+            if n not in self.unreadable
+        }
         for name, spec in self.schema().items():
-            if name in there:
-                dataset = one.stored[name]
+            if name in episode_specs:
+                dataset = episode.stored[name]
                 if dataset.shape[0] != num_frames:
                     declared_by = (
-                        "" if one.num_frames is None else ", as the episode's attributes declare"
+                        ""
+                        if episode.num_frames is None
+                        else ", as the episode's attributes declare"
                     )
                     raise SourceError(
                         "the number of rows differs from the episode's frames",
@@ -263,15 +271,15 @@ class Hdf5Source(ScannedSource):
                         expected=f"{num_frames} rows{declared_by}",
                         got=f"{dataset.shape[0]} rows",
                     )
-                declared += dataset.dtype.itemsize * math.prod(dataset.shape)
-                stored += dataset.id.get_storage_size()
+                declared_bytes += dataset.dtype.itemsize * math.prod(dataset.shape)
+                stored_bytes += dataset.id.get_storage_size()
                 if self.in_place and page_kind(spec).may_refer(spec):
-                    readers[name] = _referred(dataset, there[name], spec, path)
+                    readers[name] = _row_references(dataset, episode_specs[name], spec, path)
                 else:
-                    readers[name] = self._values(dataset, spec, one, path, num_frames)
+                    readers[name] = self._values(dataset, spec, episode, path, num_frames)
         check_frames(num_frames)
-        check_decoded(declared, stored)
-        if not (readers or one.videos) or not num_frames:
+        check_decoded(declared_bytes, stored_bytes)
+        if not (readers or episode.videos) or not num_frames:
             raise SourceError("the episode has no frames of the selected features")
         for _ in range(num_frames):
             yield {name: next(values) for name, values in readers.items()}
@@ -280,7 +288,7 @@ class Hdf5Source(ScannedSource):
         self,
         dataset: Any,
         spec: FeatureSpec,
-        one: Hdf5Episode,
+        episode: Hdf5Episode,
         path: Path,
         num_frames: int,
     ) -> Iterator[Any]:
@@ -297,7 +305,7 @@ class Hdf5Source(ScannedSource):
                 if is_array:
                     yield np.asarray(row, spec.dtype)
                 else:
-                    yield self._image(row, spec, one, path) if is_image else _text(row)
+                    yield self._image(row, spec, episode, path) if is_image else _text(row)
                 number = None  # a later error may be in the next block
         except SourceError as error:
             error.located(feature=spec.name)
@@ -306,13 +314,13 @@ class Hdf5Source(ScannedSource):
             raise
 
     def _image(
-        self, row: Any, spec: FeatureSpec, one: Hdf5Episode, path: Path
+        self, row: Any, spec: FeatureSpec, episode: Hdf5Episode, path: Path
     ) -> npt.NDArray[Any] | EncodedImage:
         data = encoded_row(row)
         if data is None:
             raise SourceError("the row is not an image", expected="a JPEG or a PNG")
         value = embedded_value(data, spec, path, self.exif)
-        if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, one, path):
+        if isinstance(value, np.ndarray) and value.ndim == 3 and self._is_bgr(data, episode, path):
             return np.ascontiguousarray(value[..., ::-1])
         return value
 
@@ -335,11 +343,13 @@ def _is_referred_to(path: Path) -> bool:
     return is_hdf5_name(path) or path.suffix.lower() in VIDEO_ENDINGS
 
 
-def _referred(dataset: Any, found: FeatureSpec, spec: FeatureSpec, path: Path) -> Iterator[Any]:
+def _row_references(
+    dataset: Any, episode_spec: FeatureSpec, spec: FeatureSpec, path: Path
+) -> Iterator[Any]:
     """Yield the byte ranges of a feature's rows, or values of rows never written."""
     with located(SourceError, feature=spec.name):
         check_spec(dataset.dtype, dataset.shape[1:], spec, path)
-        check_stored_alike(found, spec)
+        check_stored_alike(episode_spec, spec)
         yield from hdf5_rows(dataset, path, spec)
 
 
@@ -349,12 +359,12 @@ def _gops(
     with located(SourceError, episode=info.key, feature=spec.name):
         with VideoFile(path) as video:
             config, count = own_config(video, spec), 0
-            kept: Iterable[Gop | ReferencedGops | DecodedFrame] = (
+            gops: Iterable[Gop | ReferencedGops | DecodedFrame] = (
                 [read_references(video, read_table(video), config=config)]
                 if in_place
                 else read_gops(video, config=config)
             )
-            for gop in kept:
+            for gop in gops:
                 count += int(np.sum(gop.num_frames))
                 yield gop
         if count != info.num_frames:
@@ -366,13 +376,13 @@ def _gops(
             )
 
 
-def _num_frames(one: Hdf5Episode) -> int:
+def _num_frames(episode: Hdf5Episode) -> int:
     """Return the declared number of frames, or the rows of the actions or of the first dataset."""
-    if one.num_frames is not None:
-        return one.num_frames
-    for name in ("action", "actions", *one.stored):
-        if name in one.stored and one.stored[name].shape:
-            return int(one.stored[name].shape[0])
+    if episode.num_frames is not None:
+        return episode.num_frames
+    for name in ("action", "actions", *episode.stored):
+        if name in episode.stored and episode.stored[name].shape:
+            return int(episode.stored[name].shape[0])
     raise SourceError("episode without frames")
 
 

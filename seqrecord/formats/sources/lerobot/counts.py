@@ -30,16 +30,16 @@ def wrong_totals(
     """
     table = EPISODES[info.version]
     yield from _wrong_total(root, info, "total_episodes", len(episodes), table)
-    if all(each.error is None for each in episodes):
-        frames = sum(each.length for each in episodes)
+    if all(episode.error is None for episode in episodes):
+        frames = sum(episode.length for episode in episodes)
         yield from _wrong_total(root, info, "total_frames", frames, table)
-    last = max((each.index for each in episodes), default=-1)
+    last_number = max((episode.index for episode in episodes), default=-1)
     for name, numbers in info.splits.items():
-        if numbers.stop > last + 1:
+        if numbers.stop > last_number + 1:
             yield SourceError(
                 f"the split {name} has episodes beyond the listed ones",
                 file=str(root / INFO),
-                expected=f"episodes up to {last}",
+                expected=f"episodes up to {last_number}",
                 got=f"{numbers.start}:{numbers.stop}",
             )
 
@@ -55,12 +55,12 @@ def frames_in_files(
     episodes: Collection[LeRobotEpisode], file_of: Callable[[LeRobotEpisode], str]
 ) -> dict[str, int]:
     """Count rows or frames of episodes by file; empty if an episode is broken."""
-    found = Counter[str]()
-    for each in episodes:
-        if each.error is not None:
+    counts = Counter[str]()
+    for episode in episodes:
+        if episode.error is not None:
             return {}
-        found[file_of(each)] += each.length
-    return found
+        counts[file_of(episode)] += episode.length
+    return counts
 
 
 def limits_in_videos(
@@ -71,27 +71,27 @@ def limits_in_videos(
     The end is half a frame before the file's next episode. Last episodes of a file have no entry.
     """
     by_file: dict[str, list[tuple[float, str]]] = {}
-    for each in episodes:
-        if each.error is None and each.length:
-            video = each.videos[name]
-            by_file.setdefault(video.file, []).append((video.begin, each.key))
+    for episode in episodes:
+        if episode.error is None and episode.length:
+            video = episode.videos[name]
+            by_file.setdefault(video.file, []).append((video.begin, episode.key))
     return {
-        one[1]: following[0] - 0.5 / info.fps
+        place[1]: next_place[0] - 0.5 / info.fps
         for places in by_file.values()
-        for one, following in pairwise(sorted(places))
+        for place, next_place in pairwise(sorted(places))
     }
 
 
 def _wrong_total(
-    root: Path, info: LeRobotInfo, name: str, found: int, table: str
+    root: Path, info: LeRobotInfo, name: str, count: int, table: str
 ) -> Iterator[SourceError]:
-    """Yield an error if `info.json` declares another number than `found`."""
-    declared = info.totals.get(name, found)
-    if declared != found:
+    """Yield an error if `info.json` declares another number than `count`."""
+    declared = info.totals.get(name, count)
+    if declared != count:
         yield SourceError(
             f"{name} disagrees with {table}: the dataset is incomplete or still being recorded, "
             "or info.json is wrong; `seqrecord doctor PATH` lists all differences",
             file=str(root / INFO),
             expected=f"{name} {declared}",
-            got=found,
+            got=count,
         )

@@ -64,25 +64,28 @@ class Resolver:
         if isinstance(text, Resolver):
             return text
         match = _EXPRESSION.fullmatch(text.strip()) if isinstance(text, str) else None
-        given = [part.strip() for part in match[2].split(",")] if match else []
-        pairs = [part.partition("=") for part in given if part not in ("", "t")]
+        parts = [part.strip() for part in match[2].split(",")] if match else []
+        pairs = [part.partition("=") for part in parts if part not in ("", "t")]
         values = {key.strip(): value.strip(" \"'") for key, _, value in pairs}
-        known = _SELECTORS if match and match[1].startswith("nth") else _SELECTORS[:-1]
-        if match is None or not all(key in known and value for key, value in values.items()):
-            raise _not_resolver(feature, f"keys {', '.join(known)}", text)
+        keys = _SELECTORS if match and match[1].startswith("nth") else _SELECTORS[:-1]
+        if match is None or not all(key in keys and value for key, value in values.items()):
+            raise _not_resolver(feature, f"keys {', '.join(keys)}", text)
         offset = values.pop("offset", "1")
         if not re.fullmatch(r"-?[1-9]\d{0,8}", offset):
             raise _not_resolver(feature, "an offset other than 0", text)
-        found = cls(match[1], **values, offset=int(offset))
-        is_of_all = found.name == "emitted_at"
-        styles = [style for style, one in _STYLES.items() if is_of_all or one == PERSISTENT]
-        if found.style not in ([*styles, None] if is_of_all else styles):
+        resolver = cls(match[1], **values, offset=int(offset))
+        is_of_all = resolver.name == "emitted_at"
+        styles = [style for style, column in _STYLES.items() if is_of_all or column == PERSISTENT]
+        if resolver.style not in ([*styles, None] if is_of_all else styles):
             raise _not_resolver(feature, f"a style among {', '.join(styles)}", text)
-        return found
+        return resolver
 
     def __str__(self) -> str:
-        selectors = [(one.name, getattr(self, one.name), one.default) for one in fields(self)[1:]]
-        texts = [f"{name}={value}" for name, value, usual in selectors if value != usual]
+        selectors = [
+            (selector.name, getattr(self, selector.name), selector.default)
+            for selector in fields(self)[1:]
+        ]
+        texts = [f"{name}={value}" for name, value, default in selectors if value != default]
         return f"{self.name}({', '.join(['t', *texts])})"
 
     @property
@@ -105,24 +108,24 @@ class Resolver:
         """
         if self.is_of_events:
             return [self._text([*filter(self._matches, rows or ())]) for rows in events or ()]
-        mine = sorted(filter(self._matches, persistent or ()), key=_order)
-        stamps = [row["timestamp"] for row in mine]
-        return [self._text(self._at(time, mine, stamps)) for time in times]
+        matching_rows = sorted(filter(self._matches, persistent or ()), key=_order)
+        stamps = [row["timestamp"] for row in matching_rows]
+        return [self._text(self._at(time, matching_rows, stamps)) for time in times]
 
     def _at(
         self, time: float, rows: Sequence[dict[str, Any]], stamps: Sequence[float]
     ) -> Sequence[dict[str, Any]]:
         if self.name == "emitted_at":
             return [row for row in rows if abs(row["timestamp"] - time) <= _TOLERANCE]
-        behind = bisect_right(stamps, time)
+        num_past = bisect_right(stamps, time)
         if self.name == "active_at":
-            return rows[bisect_left(stamps, stamps[behind - 1]) : behind] if behind else []
+            return rows[bisect_left(stamps, stamps[num_past - 1]) : num_past] if num_past else []
         step = self.offset if self.name == "nth_next" else -self.offset
-        place = behind - 1 + step if behind or step > 0 else -1
+        place = num_past - 1 + step if num_past or step > 0 else -1
         return rows[place : place + 1] if place >= 0 else []
 
     def _matches(self, row: Mapping[str, Any]) -> bool:
-        tools = (one.get("function") for one in row["tool_calls"] or () if isinstance(one, dict))
+        tools = (call.get("function") for call in row["tool_calls"] or () if isinstance(call, dict))
         return (
             self.style in (None, row["style"])
             and self.role in (None, row["role"])
@@ -161,28 +164,34 @@ def _order(row: Mapping[str, Any]) -> tuple[float, str, str]:
     return row["timestamp"], row["style"] or "", row["role"] or ""
 
 
-def parse_resolvers(given: object) -> dict[str, Resolver]:
+def parse_resolvers(option: object) -> dict[str, Resolver]:
     """Check the option `language`: resolvers by feature, or the same as JSON."""
-    if isinstance(given, str):
+    if isinstance(option, str):
         with suppress(ValueError):  # refused below
-            given = json.loads(given)
-    if not isinstance(given, Mapping) or not all(isinstance(name, str) for name in given):
+            option = json.loads(option)
+    if not isinstance(option, Mapping) or not all(isinstance(name, str) for name in option):
         raise SourceError(
             "language is not valid",
             expected='resolvers by feature, such as {"subtask": "active_at(t, style=subtask)"}',
-            got=repr_of(given, 200),
+            got=repr_of(option, 200),
         )
-    return {name: Resolver.parse(name, text) for name, text in given.items()}
+    return {name: Resolver.parse(name, text) for name, text in option.items()}
 
 
 def rows_of_frames(column: pa.Array, name: str) -> list[Rows]:
     """Return the rows of each frame of a language column, with timestamps of float32."""
-    names = [each for each in _FIELDS if name == PERSISTENT or each != "timestamp"]
-    found: list[Rows] = []
+    names = [
+        field_name for field_name in _FIELDS if name == PERSISTENT or field_name != "timestamp"
+    ]
+    rows_by_frame: list[Rows] = []
     for rows in python_values(column):
         try:
-            found.append(
-                rows and [{each: _value(each, row[each]) for each in names} for row in rows]
+            rows_by_frame.append(
+                rows
+                and [
+                    {field_name: _value(field_name, row[field_name]) for field_name in names}
+                    for row in rows
+                ]
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SourceError(
@@ -191,7 +200,7 @@ def rows_of_frames(column: pa.Array, name: str) -> list[Rows]:
                 expected=f"a list of {', '.join(names)}",
                 got=repr_of(rows, 200),
             ) from error
-    return found
+    return rows_by_frame
 
 
 def _value(name: str, value: Any) -> Any:
@@ -214,7 +223,7 @@ def persistent_rows(path: Path) -> Iterator[tuple[int, Rows | SourceError]]:
 
     An episode whose rows cannot be read, or whose frames differ, has an error, also after rows.
     """
-    last, first, bad = -1, pa.array([]), set[int]()
+    last_number, first_rows, bad = -1, pa.array([]), set[int]()
     facts: dict[str, Any] = {"file": str(path), "feature": PERSISTENT}
     for numbers, column in _by_group(ParquetTable(path)):
         ends = [*np.flatnonzero(np.diff(numbers)).tolist(), len(numbers) - 1]
@@ -224,11 +233,13 @@ def persistent_rows(path: Path) -> Iterator[tuple[int, Rows | SourceError]]:
             try:
                 if isinstance(column, SourceError):
                     raise column
-                if number != last and number not in bad:
-                    last, first = number, column.slice(begin, 1)
-                    yield number, rows_of_frames(first, PERSISTENT)[0]
-                same = column.slice(begin + 1, count).equals(column.slice(begin, count))
-                if number == last and not (same and column.slice(begin, 1).equals(first)):
+                if number != last_number and number not in bad:
+                    last_number, first_rows = number, column.slice(begin, 1)
+                    yield number, rows_of_frames(first_rows, PERSISTENT)[0]
+                is_same = column.slice(begin + 1, count).equals(column.slice(begin, count))
+                if number == last_number and not (
+                    is_same and column.slice(begin, 1).equals(first_rows)
+                ):
                     raise SourceError(
                         "frames of an episode have different persistent rows of language",
                         expected="equal rows in all frames of an episode",

@@ -62,19 +62,19 @@ class LeRobotFeature:
         unit = self.depth.get("depth_unit")
         return {"kind": "depth", "unit": unit if unit in ("m", "mm") else None}
 
-    def check_size(self, found: FeatureSpec, path: Path) -> None:
+    def check_size(self, file_spec: FeatureSpec, path: Path) -> None:
         """Raise `SourceError` if images in a file have another size than declared.
 
         The declared shape may be [C, H, W].
         """
-        if math.prod(n or 1 for n in found.shape) != math.prod(self.shape):
+        if math.prod(n or 1 for n in file_spec.shape) != math.prod(self.shape):
             noun = "video" if self.dtype == "video" else "image"
             raise SourceError(
                 f"the {noun} size differs from info.json",
                 file=str(path),
                 feature=self.name,
                 expected=list(self.shape),
-                got=list(found.shape),
+                got=list(file_spec.shape),
             )
 
 
@@ -100,7 +100,7 @@ class LeRobotInfo:
     @property
     def videos(self) -> list[str]:
         """Names of features stored as video."""
-        return [name for name, each in self.features.items() if each.dtype == "video"]
+        return [name for name, feature in self.features.items() if feature.dtype == "video"]
 
 
 @dataclass(frozen=True)
@@ -143,25 +143,25 @@ def read_info(root: Path) -> LeRobotInfo:
                 got=repr_of(version, 50),
             )
         fps = frame_rate(info.get("fps"))
-        size, where = info.get("chunks_size", 1000), info.get("data_path")
+        size, data_path = info.get("chunks_size", 1000), info.get("data_path")
         if fps is None:
-            raise _wrong("fps", "a number above 0", info.get("fps"))
+            raise _invalid_value("fps", "a number above 0", info.get("fps"))
         if not _is_count(size) or size < 1:
-            raise _wrong("chunks_size", "1 or more", size)
-        if not isinstance(where, str):
-            raise _wrong("data_path", "text", where)
+            raise _invalid_value("chunks_size", "1 or more", size)
+        if not isinstance(data_path, str):
+            raise _invalid_value("data_path", "text", data_path)
         features = _features(info.get("features"))
         videos = info.get("video_path")
-        has_video = any(each.dtype == "video" for each in features.values())
+        has_video = any(feature.dtype == "video" for feature in features.values())
         if not isinstance(videos, str) and (has_video or videos is not None):
-            raise _wrong("video_path", "text", videos)
+            raise _invalid_value("video_path", "text", videos)
         robot = info.get("robot_type")
         splits, other_splits = _splits(info.get("splits"))
         return LeRobotInfo(
             version=int(version[1]),
             fps=fps,
             features=features,
-            data_path=where,
+            data_path=data_path,
             video_path=videos,
             chunks_size=size,
             robot_type=robot if isinstance(robot, str) else None,
@@ -176,14 +176,14 @@ def read_episodes(root: Path, info: LeRobotInfo) -> list[LeRobotEpisode]:
     place = root / EPISODES[info.version]
     with located(SourceError, file=str(place)):
         tables = episode_tables(root, info)
-        episodes = [each for path in tables for each in listed_episodes(path, info)]
-        first = episodes[0].error if episodes else None
-        if first is not None and all(each.error is not None for each in episodes):
-            raise first  # all episodes fail
+        episodes = [episode for path in tables for episode in listed_episodes(path, info)]
+        first_error = episodes[0].error if episodes else None
+        if first_error is not None and all(episode.error is not None for episode in episodes):
+            raise first_error  # all episodes fail
         episodes.sort(key=lambda episode: episode.index)
-        for one, two in pairwise(episodes):
-            if one.index == two.index:
-                raise SourceError("the episode is listed twice", episode=one.key)
+        for episode, next_episode in pairwise(episodes):
+            if episode.index == next_episode.index:
+                raise SourceError("the episode is listed twice", episode=episode.key)
     return episodes
 
 
@@ -203,7 +203,7 @@ def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
     videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(path)):
         for row in _rows(path, [*_COLUMNS, *videos], info.totals.get("total_episodes")):
-            yield _listed(row, info, path)
+            yield _listed_episode(row, info, path)
 
 
 def listed_columns(root: Path, info: LeRobotInfo) -> list[str]:
@@ -224,8 +224,8 @@ def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
         columns |= {"subtask": SUBTASK_INDEX} if is_file(root / SUBTASKS) else {}
     annotations = [
         name
-        for name, each in info.features.items()
-        if name.startswith(_ANNOTATION) and "int" in each.dtype
+        for name, feature in info.features.items()
+        if name.startswith(_ANNOTATION) and "int" in feature.dtype
     ]
     if annotations and is_file(root / MODALITY):
         columns |= {name: name for name in annotations}
@@ -239,12 +239,12 @@ def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
     place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])
     with located(SourceError, file=str(place)):
         texts = {}
-        most = None if text == "subtask" else info.totals.get("total_tasks")
-        for row in _rows(place, most=most):
+        max_rows = None if text == "subtask" else info.totals.get("total_tasks")
+        for row in _rows(place, max_rows=max_rows):
             # pandas stores the text as the index, named `__index_level_0__` or like the column.
             key, value = row.get(number), row.get(text, row.get("__index_level_0__"))
             if not isinstance(key, int) or not isinstance(value, str):
-                raise _wrong(text, "a number and a text", row)
+                raise _invalid_value(text, "a number and a text", row)
             texts[key] = value
         return texts
 
@@ -261,7 +261,7 @@ _COLUMNS = ("episode_index", "length", "tasks", "data/chunk_index", "data/file_i
 _VIDEO_COLUMNS = ("chunk_index", "file_index", "from_timestamp")
 
 
-def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
+def _listed_episode(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEpisode:
     """Return the episode of a row. An invalid row gives an episode with its number and an error."""
     index = row.get("episode_index")
     try:
@@ -276,20 +276,20 @@ def _listed(row: Mapping[str, Any], info: LeRobotInfo, place: Path) -> LeRobotEp
 def _episode(row: Mapping[str, Any], info: LeRobotInfo) -> LeRobotEpisode:
     index, length = row.get("episode_index"), row.get("length")
     if not _is_count(index) or not _is_count(length):
-        raise _wrong("episode", "episode_index and length, 0 or more", row)
+        raise _invalid_value("episode", "episode_index and length, 0 or more", row)
     tasks = row.get("tasks") or ()
     if not isinstance(tasks, (list, tuple)) or not all(isinstance(task, str) for task in tasks):
-        raise _wrong("tasks", "a list of text", tasks)
-    found = {}
+        raise _invalid_value("tasks", "a list of text", tasks)
+    videos = {}
     for name in info.videos:
         begin = row.get(f"videos/{name}/from_timestamp", 0.0 if info.version == 2 else None)
         if not isinstance(begin, (int, float)) or not 0 <= begin < math.inf:
-            raise _wrong(f"videos/{name}/from_timestamp"[:150], "seconds", begin)
+            raise _invalid_value(f"videos/{name}/from_timestamp"[:150], "seconds", begin)
         values = {**_numbers(row, f"videos/{name}", info), "video_key": name}
         assert info.video_path is not None
-        found[name] = LeRobotVideo(_fill("video_path", info.video_path, values), float(begin))
+        videos[name] = LeRobotVideo(_fill("video_path", info.video_path, values), float(begin))
     file = _fill("data_path", info.data_path, _numbers(row, "data", info))
-    return LeRobotEpisode(index, length, tuple(tasks), file, found)
+    return LeRobotEpisode(index, length, tuple(tasks), file, videos)
 
 
 def _numbers(row: Mapping[str, Any], prefix: str, info: LeRobotInfo) -> dict[str, Any]:
@@ -309,71 +309,76 @@ def _fill(field: str, template: str, values: Mapping[str, Any]) -> str:
         if isinstance(number, str) and not match[2]:
             return number
         if not isinstance(number, int) or number < 0:
-            raise _wrong(match[1], f"a number for {field}", number)
+            raise _invalid_value(match[1], f"a number for {field}", number)
         return f"{number:0{match[2] or 1}d}"
 
     path = _FIELD.sub(value, template)
     if {"{", "}"} & {*path} or path.startswith("/") or ".." in path.split("/"):
-        raise _wrong(field, "a path below the dataset", template)
+        raise _invalid_value(field, "a path below the dataset", template)
     return path
 
 
 def _features(value: object) -> dict[str, LeRobotFeature]:
     if not isinstance(value, dict) or not value:
-        raise _wrong("features", "an object of features", value)
+        raise _invalid_value("features", "an object of features", value)
     features = {}
-    for name, each in value.items():
-        shape = each.get("shape") if isinstance(each, dict) else None
+    for name, description in value.items():
+        shape = description.get("shape") if isinstance(description, dict) else None
         if (
             not isinstance(shape, list)
             or not all(isinstance(n, int) and not isinstance(n, bool) for n in shape)
-            or not isinstance(each.get("dtype"), str)
+            or not isinstance(description.get("dtype"), str)
         ):
-            raise _wrong(f"features.{name}"[:100], "an object of dtype and shape", each)
-        infos = (each.get("video_info"), each.get("info"))  # of earlier versions, and of later ones
-        known = {k: v for info in infos if isinstance(info, dict) for k, v in info.items()}
+            raise _invalid_value(
+                f"features.{name}"[:100], "an object of dtype and shape", description
+            )
+        infos = (
+            description.get("video_info"),
+            description.get("info"),
+        )  # of earlier versions, and of later ones
+        facts = {k: v for info in infos if isinstance(info, dict) for k, v in info.items()}
         features[name] = LeRobotFeature(
-            *(name, each["dtype"], tuple(shape), each.get("names")),
-            depth=known if _is_depth(known) else None,
-            video_fps=frame_rate(known.get("video.fps")),
+            *(name, description["dtype"], tuple(shape), description.get("names")),
+            depth=facts if _is_depth(facts) else None,
+            video_fps=frame_rate(facts.get("video.fps")),
         )
     return features
 
 
-def _is_depth(known: Mapping[str, Any]) -> bool:
+def _is_depth(facts: Mapping[str, Any]) -> bool:
     """Return whether a feature's `info` declares a video of 12-bit depth codes."""
     return bool(
-        known.get("is_depth_map")
-        or known.get("video.is_depth_map")
-        or str(known.get("video.pix_fmt")).startswith("gray1")
-        or any(str(key).startswith("video.depth") for key in known)
+        facts.get("is_depth_map")
+        or facts.get("video.is_depth_map")
+        or str(facts.get("video.pix_fmt")).startswith("gray1")
+        or any(str(key).startswith("video.depth") for key in facts)
     )
 
 
 def _splits(value: object) -> tuple[dict[str, range], dict[str, str]]:
     """Parse splits, `{"train": "0:50"}`: ranges of episodes by name, and other values as text."""
-    found, others = {}, {}
-    for name, each in value.items() if isinstance(value, dict) else ():
-        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", each) if isinstance(each, str) else None
+    ranges, other_splits = {}, {}
+    for name, split in value.items() if isinstance(value, dict) else ():
+        match = re.fullmatch(r"(\d{1,9}):(\d{1,9})", split) if isinstance(split, str) else None
         if match:
-            found[str(name)] = range(int(match[1]), int(match[2]))
+            ranges[str(name)] = range(int(match[1]), int(match[2]))
         else:
-            others[str(name)[:80]] = repr_of(each, 80)
-    return found, others
+            other_splits[str(name)[:80]] = repr_of(split, 80)
+    return ranges, other_splits
 
 
 def _rows(
-    place: Path, columns: Sequence[str] | None = None, most: int | None = None
+    place: Path, columns: Sequence[str] | None = None, max_rows: int | None = None
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of a JSON Lines file, or of a table that should have `most` rows."""
+    """Yield the rows of a JSON Lines file, or of a table that should have `max_rows` rows."""
     if place.suffix == ".jsonl":
         for number, line in enumerate(read_bytes(place, _MAX_LINES_BYTES).splitlines()):
             if line.strip():
                 yield json_object(line, f" in line {number + 1}")
         return
     table = ParquetTable(place)
-    if most is not None:
-        table.check_rows(most, INFO, _SPARE_ROWS)
+    if max_rows is not None:
+        table.check_rows(max_rows, INFO, _SPARE_ROWS)
     for batch in table.batches(columns):
         yield from python_values(batch)
 
@@ -382,5 +387,5 @@ def _is_count(value: object) -> TypeGuard[int]:
     return isinstance(value, int) and not isinstance(value, bool) and value >= 0
 
 
-def _wrong(field: str, expected: str, got: object) -> SourceError:
+def _invalid_value(field: str, expected: str, got: object) -> SourceError:
     return SourceError(f"invalid {field}", expected=expected, got=repr_of(got))

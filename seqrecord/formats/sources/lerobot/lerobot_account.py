@@ -61,9 +61,11 @@ def account_of(
         language: resolver by text feature.
         jitter: takes the episodes of all videos.
     """
-    good = [each for each in episodes if each.error is None]
-    num_frames = sum(each.length for each in good)
-    files = {each.file for each in good} | {v.file for each in good for v in each.videos.values()}
+    good_episodes = [episode for episode in episodes if episode.error is None]
+    num_frames = sum(episode.length for episode in good_episodes)
+    files = {episode.file for episode in good_episodes} | {
+        v.file for episode in good_episodes for v in episode.videos.values()
+    }
     files |= {path.relative_to(root).as_posix() for path in episode_tables(root, info)}
     files |= {INFO, TASKS[info.version], STATS, EPISODES_STATS}
     if SUBTASK_INDEX in numbered.values():
@@ -71,7 +73,7 @@ def account_of(
     if any(name == column for name, column in numbered.items()):  # GR00T's annotations
         files.add(MODALITY)
     left_out = unread_files(root, lambda path: path.relative_to(root).as_posix() in files)
-    if len(good) < len(episodes):  # the files of broken episodes are unknown
+    if len(good_episodes) < len(episodes):  # the files of broken episodes are unknown
         left_out = []
     reason = "recomputed"
     left_out += [
@@ -85,14 +87,14 @@ def account_of(
         reason = "follows from the frame's position"
         left_out.append(LeftOut(shown, len(positions), reason, "features", is_data=False))
     offered = dict.fromkeys([*info.features, *numbered, *language])
-    hidden = {PERSISTENT, *derived, *numbered.values()} - {*numbered}
+    hidden_names = {PERSISTENT, *derived, *numbered.values()} - {*numbered}
     for name in offered:
-        if name not in schema and name not in hidden:
+        if name not in schema and name not in hidden_names:
             also = " or without_video="
             left_out.append(not_selected(f"feature {name}", num_frames, "frames", also=also))
     left_out += [
         LeftOut(f"column {name} of data/", num_frames, "not declared in meta/info.json", "rows")
-        for name in _columns(root, good)
+        for name in _columns(root, good_episodes)
         if name not in info.features and not name.startswith("__index_level_")
     ]
     left_out += [
@@ -106,12 +108,12 @@ def account_of(
     irregular = FileNotes()
     for name in info.videos:
         if name in schema:
-            places = _by_file(good, name)
+            places = _by_file(good_episodes, name)
             if remote_files(root) is not None:  # opening takes a request per file
                 notes.append(f"{name}: frames outside of episodes are not counted on a URL")
                 continue
             extra = _extra_frames(root, places, irregular, partial(jitter.add, name))
-            if extra and len(good) == len(episodes):
+            if extra and len(good_episodes) == len(episodes):
                 left_out.append(
                     LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
                 )
@@ -126,9 +128,9 @@ def account_of(
 def _by_file(episodes: Iterable[LeRobotEpisode], name: str) -> dict[str, list[LeRobotEpisode]]:
     """Return the episodes of each file of a video feature."""
     places: dict[str, list[LeRobotEpisode]] = {}
-    for each in episodes:
-        if name in each.videos:
-            places.setdefault(each.videos[name].file, []).append(each)
+    for episode in episodes:
+        if name in episode.videos:
+            places.setdefault(episode.videos[name].file, []).append(episode)
     return places
 
 
@@ -166,8 +168,8 @@ def _places(
 ) -> dict[str, str]:
     def place(name: str) -> str:
         if name in info.videos:
-            inside = f"{name}/*" if info.version == 3 else f"*/{name}"
-            return f"videos/{inside}/*.mp4"
+            folder = f"{name}/*" if info.version == 3 else f"*/{name}"
+            return f"videos/{folder}/*.mp4"
         if name in numbered:
             texts = SUBTASKS if name == "subtask" else TASKS[info.version]
             return f"data/*/*.parquet, column {numbered[name]}; {texts}"

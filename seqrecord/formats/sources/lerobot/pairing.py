@@ -33,8 +33,8 @@ def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool
         tolerance: seconds.
     """
     after = np.searchsorted(frames, times).clip(1, len(frames)) - 1
-    before, after = frames[after], frames[(after + 1).clip(0, len(frames) - 1)]
-    away = np.minimum(np.abs(before - times), np.abs(after - times))
+    previous_times, after = frames[after], frames[(after + 1).clip(0, len(frames) - 1)]
+    away = np.minimum(np.abs(previous_times - times), np.abs(after - times))
     return bool(away.max(initial=0) < tolerance)
 
 
@@ -54,22 +54,29 @@ def pair_in_order(
         step: seconds between frames.
     """
     count = len(times)
-    first = int(np.searchsorted(frames, begin - _MOST_SPREAD * step))
-    own = frames[first : first + count]
-    if not count or len(own) < count or abs(own[0] - begin) > _MOST_SPREAD * step:
+    first_frame = int(np.searchsorted(frames, begin - _MOST_SPREAD * step))
+    episode_frames = frames[first_frame : first_frame + count]
+    if (
+        not count
+        or len(episode_frames) < count
+        or abs(episode_frames[0] - begin) > _MOST_SPREAD * step
+    ):
         return None
-    away = times - own
-    if not np.ptp(away) < _MOST_SPREAD * step or not abs(np.median(away)) < _MOST_MEDIAN:
+    differences = times - episode_frames
+    if (
+        not np.ptp(differences) < _MOST_SPREAD * step
+        or not abs(np.median(differences)) < _MOST_MEDIAN
+    ):
         return None
-    return own, float(np.abs(away).max())
+    return episode_frames, float(np.abs(differences).max())
 
 
-def jitter_note(where: str, largest: float) -> str:
+def jitter_note(place: str, largest: float) -> str:
     """Return a note on rows that jitter; `largest` is in seconds."""
-    enough = (math.floor(largest * 1e4 + 0.5) + 1) / 1e4
+    tolerance = (math.floor(largest * 1e4 + 0.5) + 1) / 1e4
     return (
-        f"times of rows jitter in {where}, by up to {1e3 * largest:.1f} ms; each row has the frame "
-        f"of its number; lerobot-train needs --tolerance_s={enough:.4g}"
+        f"times of rows jitter in {place}, by up to {1e3 * largest:.1f} ms; each row has the frame "
+        f"of its number; lerobot-train needs --tolerance_s={tolerance:.4g}"
     )
 
 
@@ -106,11 +113,11 @@ class Jitter:
         times = self._times_of(episode) + begin
         if not len(frames) or have_frames(times, frames, TOLERANCE):
             return
-        if (paired := pair_in_order(times, frames, begin, self._step)) is not None:
+        if (pair := pair_in_order(times, frames, begin, self._step)) is not None:
             self._episodes.add(episode.key)
-            self._largest = max(self._largest, paired[1])
+            self._largest = max(self._largest, pair[1])
 
     def lines(self) -> list[str]:
         """Return a note if there is jitter."""
-        where = counted(len(self._episodes), "episode")
-        return [jitter_note(where, self._largest)] if self._episodes else []
+        place = counted(len(self._episodes), "episode")
+        return [jitter_note(place, self._largest)] if self._episodes else []

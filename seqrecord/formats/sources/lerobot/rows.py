@@ -61,12 +61,12 @@ class EpisodeRows:
         has_images = any(spec.kind in PIXEL_KINDS for spec in schema.values())
         self._batch_rows = _ROWS_OF_IMAGES if has_images else _ROWS
         if all(spec.is_fixed or name in texts for name, spec in schema.items()):
-            fitting = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
-            self._batch_rows = max(self._batch_rows, min(fitting, _MOST_ROWS))
+            max_rows = _BYTES // max(1, sum(spec.nbytes for spec in schema.values()))
+            self._batch_rows = max(self._batch_rows, min(max_rows, _MOST_ROWS))
         self._episodes: dict[str, _Episodes] = {}  # of the last file
         self._file: _Episodes | None = None  # the open file
         self._batches: Iterator[pa.RecordBatch] = iter(())
-        self._rest: pa.RecordBatch | None = None  # rows read ahead, of a later episode
+        self._unread_rows: pa.RecordBatch | None = None  # rows read ahead, of a later episode
         self._row = 0  # number of the first row in `_rest`, or of the next one to read
 
     def blocks(self, episode: LeRobotEpisode) -> Iterator[Block]:
@@ -103,20 +103,24 @@ class EpisodeRows:
         self, batch: pa.RecordBatch, times: list[float], persistent: Rows
     ) -> dict[str, list[str | None]]:
         """The texts of language columns and resolvers, by feature."""
-        found: dict[str, list[str | None]] = {}
+        texts: dict[str, list[str | None]] = {}
         has_events = EVENTS in batch.schema.names
         events = rows_of_frames(batch.column(EVENTS), EVENTS) if has_events else None
         if events is not None and EVENTS in self._schema:
-            found[EVENTS] = [
+            texts[EVENTS] = [
                 "" if rows == [] else json.dumps(rows, ensure_ascii=False) for rows in events
             ]
         for name, resolver in self._language.items():
             with located(SourceError, feature=name):
-                found[name] = resolver.texts(times, persistent, events)
-        return found
+                texts[name] = resolver.texts(times, persistent, events)
+        return texts
 
     def _blocks(
-        self, batch: pa.RecordBatch, path: Path, first: int, texts: Mapping[str, list[str | None]]
+        self,
+        batch: pa.RecordBatch,
+        path: Path,
+        first_frame: int,
+        texts: Mapping[str, list[str | None]],
     ) -> Iterator[Block]:
         columns: dict[str, Any] = {}
         images: dict[str, pa.Array] = {}
@@ -133,44 +137,48 @@ class EpisodeRows:
                 columns[name] = array_of(batch.column(name), spec)
         block = Block(batch.num_rows, columns)
         if not images:
-            yield from _complete(block, self._language)
+            yield from _split_incomplete(block, self._language)
             return
-        for row, others in enumerate(block.frames()):
+        for row, row_values in enumerate(block.frames()):
             frame: dict[str, Any] = {}
             for name, spec in self._schema.items():
                 if name not in images:
-                    if others[name] is not None:
-                        frame[name] = others[name]
+                    if row_values[name] is not None:
+                        frame[name] = row_values[name]
                     continue
-                with located(SourceError, feature=name, frame=first + row):
+                with located(SourceError, feature=name, frame=first_frame + row):
                     frame[name] = embedded_value(_image(images[name], row), spec, path, self._exif)
             yield Block.of(frame)
 
     def _rows(self, file: _Episodes, begin: int, end: int) -> Iterator[pa.RecordBatch]:
         """Yield rows `begin` to `end` (exclusive) of a file in batches."""
         if file is not self._file or begin < self._row:
-            self._batches, self._rest, self._row = self._opened(file, begin), None, begin
+            self._batches, self._unread_rows, self._row = (
+                self._open_batches(file, begin),
+                None,
+                begin,
+            )
         while begin < end:
-            batch, self._rest = self._rest, None
+            batch, self._unread_rows = self._unread_rows, None
             if batch is None:
                 self._file = None  # until the next batch is read
                 batch = next(self._batches, None)
                 if batch is None:
                     raise SourceError("columns differ in length", expected=f"{end} rows or more")
                 self._file = file
-            skipped = min(begin - self._row, batch.num_rows)
-            mine = batch.slice(skipped, end - begin)
-            used = skipped + mine.num_rows
-            self._rest = batch.slice(used) if used < batch.num_rows else None
-            self._row += used
-            begin += mine.num_rows
-            yield mine
+            num_skipped = min(begin - self._row, batch.num_rows)
+            episode_rows = batch.slice(num_skipped, end - begin)
+            num_used = num_skipped + episode_rows.num_rows
+            self._unread_rows = batch.slice(num_used) if num_used < batch.num_rows else None
+            self._row += num_used
+            begin += episode_rows.num_rows
+            yield episode_rows
 
-    def _opened(self, file: _Episodes, first: int) -> Iterator[pa.RecordBatch]:
-        stands_for = {name: each.column for name, each in self._numbered.items()}
+    def _open_batches(self, file: _Episodes, first_row: int) -> Iterator[pa.RecordBatch]:
+        stored_columns = {name: texts.column for name, texts in self._numbered.items()}
         for name, resolver in self._language.items():
-            stands_for[name] = EVENTS if resolver.is_of_events else _ORDER[0]
-        features = [stands_for.get(name, name) for name in self._schema]
+            stored_columns[name] = EVENTS if resolver.is_of_events else _ORDER[0]
+        features = [stored_columns.get(name, name) for name in self._schema]
         columns = [*dict.fromkeys(features)] or [*_ORDER[:1]]
         numbers = {
             name: math.prod(n or 0 for n in spec.shape)
@@ -181,7 +189,7 @@ class EpisodeRows:
             *(columns,),
             features=self._schema,
             rows=self._batch_rows,
-            first_row=first,
+            first_row=first_row,
             numbers=numbers,
         )
 
@@ -189,12 +197,14 @@ class EpisodeRows:
 class _Episodes:
     """Row ranges and times of the episodes in a file."""
 
-    def __init__(self, path: Path, listed: int | None) -> None:
+    def __init__(self, path: Path, listed_rows: int | None) -> None:
         self.path, self.table = path, ParquetTable(path)
-        if listed is not None and self.table.num_rows > listed:  # fewer raise for an episode
+        if (
+            listed_rows is not None and self.table.num_rows > listed_rows
+        ):  # fewer raise for an episode
             raise SourceError(
                 "the file has more rows than meta/episodes lists",
-                expected=f"{listed} rows",
+                expected=f"{listed_rows} rows",
                 got=f"{self.table.num_rows} rows",
             )
         batches = list(self.table.batches(_ORDER))
@@ -203,9 +213,11 @@ class _Episodes:
             for name in _ORDER
         ]
         # One pass over the column; a search per episode would read it each time.
-        found, *places = np.unique(self._columns[0], return_index=True, return_counts=True)
-        pairs = zip(*(each.tolist() for each in places), strict=True)
-        self._places = dict(zip(found.tolist(), pairs, strict=True))
+        episode_numbers, *places = np.unique(
+            self._columns[0], return_index=True, return_counts=True
+        )
+        pairs = zip(*(column.tolist() for column in places), strict=True)
+        self._places = dict(zip(episode_numbers.tolist(), pairs, strict=True))
 
     def rows_of(self, episode: LeRobotEpisode) -> tuple[int, npt.NDArray[np.float64]]:
         """Return an episode's first row, and the timestamps of its rows, float64 [rows] in seconds.
@@ -223,12 +235,12 @@ class _Episodes:
                 expected=f"frame_index {frame}",
                 got=int(numbers[frame]),
             )
-        before = np.concatenate([[-np.inf], times])[:-1]
-        for frame in np.flatnonzero(~(times > before))[:1].tolist():
+        previous_times = np.concatenate([[-np.inf], times])[:-1]
+        for frame in np.flatnonzero(~(times > previous_times))[:1].tolist():
             raise SourceError(
                 "timestamps are not ascending",
                 frame=frame,
-                expected=f"more than {before[frame]} s",
+                expected=f"more than {previous_times[frame]} s",
                 got=f"{times[frame]} s",
             )
         if count != episode.length:
@@ -284,7 +296,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
     while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         # `flatten` would import pyarrow.compute, which takes 0.1 s.
         if values.null_count:
-            raise _misshapen(spec, "lists that differ in length, or nulls")
+            raise _shape_error(spec, "lists that differ in length, or nulls")
         if isinstance(values, pa.FixedSizeListArray):
             size = values.type.list_size
             begin = values.offset * size
@@ -292,20 +304,20 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
             offsets = to_numpy(values.offsets)
             begin, size = (int(offsets[0]), int(offsets[1] - offsets[0])) if len(values) else (0, 0)
             if (offsets[1:] - offsets[:-1] != size).any():
-                raise _misshapen(spec, "lists that differ in length, or nulls")
+                raise _shape_error(spec, "lists that differ in length, or nulls")
         sizes.append(size)
         values = values.values.slice(begin, len(values) * size)
     if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
-        raise _misshapen(spec, f"{values.type} {sizes}")
+        raise _shape_error(spec, f"{values.type} {sizes}")
     if values.null_count or not (
         pa.types.is_integer(values.type)
         or pa.types.is_floating(values.type)
         or pa.types.is_boolean(values.type)
     ):
-        raise _misshapen(spec, f"{values.type} with {values.null_count} nulls")
+        raise _shape_error(spec, f"{values.type} with {values.null_count} nulls")
     array = to_numpy(values)
     if array.dtype != spec.dtype:
-        raise _misshapen(spec, array.dtype.name)
+        raise _shape_error(spec, array.dtype.name)
     return np.ascontiguousarray(array).reshape(rows, *(n or 1 for n in spec.shape))
 
 
@@ -323,7 +335,7 @@ def _numbered_texts(batch: pa.RecordBatch, feature: str, numbered: NumberedTexts
     return [texts[number] for number in numbers]
 
 
-def _complete(block: Block, sparse: Mapping[str, Any]) -> Iterator[Block]:
+def _split_incomplete(block: Block, sparse: Mapping[str, Any]) -> Iterator[Block]:
     """Divide a block into blocks without the features that are `None` in some frames."""
     if not sparse:
         yield block
@@ -331,18 +343,20 @@ def _complete(block: Block, sparse: Mapping[str, Any]) -> Iterator[Block]:
     lacks = [{n for n in sparse if block.columns[n][i] is None} for i in range(block.num_frames)]
     ends = [i for i in range(1, block.num_frames) if lacks[i] != lacks[i - 1]]
     for begin, end in pairwise([0, *ends, block.num_frames]):
-        kept = ((name, each) for name, each in block.columns.items() if name not in lacks[begin])
-        yield Block(end - begin, {name: each[begin:end] for name, each in kept})
+        complete_columns = (
+            (name, values) for name, values in block.columns.items() if name not in lacks[begin]
+        )
+        yield Block(end - begin, {name: values[begin:end] for name, values in complete_columns})
 
 
 def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
     is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
     if column.null_count or not is_text:
-        raise _misshapen(spec, f"{column.type} with {column.null_count} nulls")
+        raise _shape_error(spec, f"{column.type} with {column.null_count} nulls")
     return python_values(column)
 
 
-def _misshapen(spec: FeatureSpec, got: str) -> SourceError:
+def _shape_error(spec: FeatureSpec, got: str) -> SourceError:
     return SourceError(
         "the column differs from its declaration in info.json",
         feature=spec.name,

@@ -173,18 +173,19 @@ class LeRobotSource(InPlace):
     def _files(self, *folders: str) -> Iterator[Path]:
         return filter(is_file, chain.from_iterable(files_below(self.path / f) for f in folders))
 
-    def content(self, before: str = "") -> str:
+    def content(self, previous_content: str = "") -> str:
         """Return a number of episodes and a hash of their content, except video files.
 
-        `before` is an earlier result: its number of episodes is used; by default all episodes.
+        `previous_content` is an earlier result: its number of episodes is used; by default all
+        episodes.
         """
-        count = int(before.partition(" ")[0] or len(self._episodes))
+        count = int(previous_content.partition(" ")[0] or len(self._episodes))
         episodes = [*self._episodes.values()][:count]
-        tables = dict.fromkeys(each.file for each in episodes if each.error is None)
+        tables = dict.fromkeys(episode.file for episode in episodes if episode.error is None)
         paths = (self.path / table for table in tables)
         files = external_files(self.path, filter(is_file, paths)).values()
         facts = (
-            *(self.schema().to_json(), [self._info_of(each) for each in episodes], episodes),
+            *(self.schema().to_json(), [self._info_of(episode) for episode in episodes], episodes),
             [self._texts(column) for column in self._numbered.values()],
             [(file.path, file.size, file.identity) for file in files],
         )
@@ -192,8 +193,10 @@ class LeRobotSource(InPlace):
 
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the video files that GOPs may reference, by path."""
-        good = [each for each in self._episodes.values() if each.error is None]
-        files = dict.fromkeys(each.videos[name].file for each in good for name in self._videos)
+        good_episodes = [episode for episode in self._episodes.values() if episode.error is None]
+        files = dict.fromkeys(
+            episode.videos[name].file for episode in good_episodes for name in self._videos
+        )
         return external_files(self.path, [self.path / file for file in files])
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
@@ -228,7 +231,7 @@ class LeRobotSource(InPlace):
         episodes = read_episodes(self.path, self._info)
         for error in wrong_totals(self.path, self._info, episodes) if episodes else ():
             raise error
-        return {each.key: each for each in episodes}
+        return {episode.key: episode for episode in episodes}
 
     @cached_property
     def _rows(self) -> EpisodeRows:
@@ -239,18 +242,18 @@ class LeRobotSource(InPlace):
             if name in schema
         }
         columns = {n: spec for n, spec in schema.items() if n not in self._info.videos}
-        num_rows = frames_in_files(self._episodes.values(), lambda each: each.file)
+        num_rows = frames_in_files(self._episodes.values(), lambda episode: episode.file)
         return EpisodeRows(
             *(self.path, columns, texts),
             num_rows=num_rows,
             exif=self.exif,
-            language={n: each for n, each in self._resolvers.items() if n in schema},
+            language={n: resolver for n, resolver in self._resolvers.items() if n in schema},
             persistent=self._persistent_of,
         )
 
     def _persistent_of(self, episode: LeRobotEpisode) -> Rows:
-        found = self._persistent.get(episode.index)
-        return None if isinstance(found, SourceError) else found
+        rows = self._persistent.get(episode.index)
+        return None if isinstance(rows, SourceError) else rows
 
     @property
     def _resolvers(self) -> Mapping[str, Resolver]:
@@ -259,12 +262,12 @@ class LeRobotSource(InPlace):
     @cached_property
     def _persistent(self) -> dict[int, Rows | SourceError]:
         """Persistent rows of each episode, by number."""
-        found: dict[int, Rows | SourceError] = {}
-        files = {each.file for each in self._episodes.values() if each.error is None}
+        rows_by_episode: dict[int, Rows | SourceError] = {}
+        files = {episode.file for episode in self._episodes.values() if episode.error is None}
         for file in sorted(files) if PERSISTENT in self._info.features else ():
             with skipping_unreadable():  # raised by reading the rows
-                found |= persistent_rows(self.path / file)
-        return found
+                rows_by_episode |= persistent_rows(self.path / file)
+        return rows_by_episode
 
     def _texts(self, column: str) -> dict[int, str]:
         texts = read_texts(self.path, self._info, column)
@@ -279,10 +282,10 @@ class LeRobotSource(InPlace):
 
     @cached_property
     def _videos(self) -> dict[str, LeRobotVideos]:
-        known, schema, episodes = self._info.features, self.schema(), self._episodes.values()
+        features, schema, episodes = self._info.features, self.schema(), self._episodes.values()
         return {
             name: LeRobotVideos(
-                *(self.path, known[name], schema[name], self.tolerance),
+                *(self.path, features[name], schema[name], self.tolerance),
                 fps=self._info.fps,
                 limits=limits_in_videos(episodes, self._info, name),
                 in_place=self.in_place,
@@ -293,17 +296,21 @@ class LeRobotSource(InPlace):
 
     @cached_property
     def _schema(self) -> Schema:
-        replaced = {*_NO_FEATURES, *self._numbered.values()}
-        offered = {n: each for n, each in self._info.features.items() if n not in replaced}
+        replaced_names = {*_NO_FEATURES, *self._numbered.values()}
+        offered = {
+            n: feature for n, feature in self._info.features.items() if n not in replaced_names
+        }
         # Text features, stored as numbers in the rows.
         offered |= {n: LeRobotFeature(n, "string", (1,), None) for n in self._numbered}
         self._check_language(offered)
         offered |= {n: LeRobotFeature(n, "language", (1,), None) for n in self.language}
-        chosen = self.features
-        if chosen is None and self.without_video:
-            chosen = [name for name in offered if name not in self._info.videos]
-        names = select_names(offered, chosen, self.path / INFO, "no such feature")
-        specs = self.specs_of({n: offered[n] for n in names}, lambda _, each: self._spec(each))
+        selection = self.features
+        if selection is None and self.without_video:
+            selection = [name for name in offered if name not in self._info.videos]
+        names = select_names(offered, selection, self.path / INFO, "no such feature")
+        specs = self.specs_of(
+            {n: offered[n] for n in names}, lambda _, feature: self._spec(feature)
+        )
         self.check_any(specs)
         return Schema(specs)
 
@@ -347,26 +354,26 @@ class LeRobotSource(InPlace):
         A file of many episodes may be damaged in one of them.
         """
         is_video = feature.dtype == "video"
-        errors, tried, rows = FirstError(), Counter[str](), Counter[str]()
+        errors, num_tried, rows = FirstError(), Counter[str](), Counter[str]()
         for episode in self._episodes.values():
             if episode.error is not None:  # without files
                 continue
             file = episode.videos[feature.name].file if is_video else episode.file
-            first = rows[file]
+            first_row = rows[file]
             rows[file] += episode.length
             # A video has one table for all its episodes; a table has images of each.
-            if tried[file] >= (1 if is_video else _MOST_TRIED):
+            if num_tried[file] >= (1 if is_video else _MOST_TRIED):
                 continue
-            tried[file] += 1
+            num_tried[file] += 1
             path = self.path / file
             with errors.skipped(episode=episode.key, feature=feature.name):
                 if is_video:
                     spec = read_spec(feature, path, self.path / INFO)
                 else:
-                    data = image_bytes(path, feature.name, first)
-                    keep = self.keep_encoded
+                    data = image_bytes(path, feature.name, first_row)
+                    keep_encoded = self.keep_encoded
                     spec = embedded_spec(
-                        feature.name, data, path, keep_encoded=keep, exif=self.exif
+                        feature.name, data, path, keep_encoded=keep_encoded, exif=self.exif
                     )
                     spec = replace(spec, **feature.depth_meaning)
                 feature.check_size(spec, path)
@@ -389,11 +396,11 @@ class LeRobotSource(InPlace):
     @cached_property
     def _names(self) -> dict[str, Any]:
         """Names of features' elements, except names of image axes."""
-        known = self._info.features
-        found = {name: known[name].names for name in self.schema() if name in known}
+        features = self._info.features
+        element_names = {name: features[name].names for name in self.schema() if name in features}
         return {
             name: names
-            for name, names in found.items()
+            for name, names in element_names.items()
             if names and not (isinstance(names, list) and _AXES.issuperset(map(str, names)))
         }
 

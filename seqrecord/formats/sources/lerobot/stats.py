@@ -13,13 +13,15 @@ from seqrecord.store.statistics.moments import Moments
 NAMES = ("min", "max", "mean", "std")
 
 
-def add_moments(totals: dict[str, list[Moments]], name: str, more: list[Moments]) -> None:
+def add_moments(totals: dict[str, list[Moments]], name: str, moments: list[Moments]) -> None:
     """Add a feature's moments to `totals`. Raises `SourceError` if their lengths differ."""
-    if len(before := totals.setdefault(name, more)) != len(more):
-        raise SourceError("statistics differ in size", expected=len(before), got=len(more))
-    if before is not more:
-        for one, other in zip(before, more, strict=True):
-            one.add_moments(other)
+    if len(feature_totals := totals.setdefault(name, moments)) != len(moments):
+        raise SourceError(
+            "statistics differ in size", expected=len(feature_totals), got=len(moments)
+        )
+    if feature_totals is not moments:
+        for total, addition in zip(feature_totals, moments, strict=True):
+            total.add_moments(addition)
 
 
 def stored_moments(raw: Mapping[str, Any], count: int) -> list[Moments]:
@@ -37,5 +39,6 @@ def stored_moments(raw: Mapping[str, Any], count: int) -> list[Moments]:
         expected = f"{', '.join(NAMES)} and count"
         raise SourceError("invalid statistics", expected=expected, got=str(error)[:200]) from error
     return [
-        Moments(count=count, **dict(zip(NAMES, each, strict=True))) for each in elements.tolist()
+        Moments(count=count, **dict(zip(NAMES, element, strict=True)))
+        for element in elements.tolist()
     ]

@@ -59,38 +59,38 @@ class LeRobotVideos:
         self._limits, self._reference = limits, in_place
         self._is_depth = feature.depth is not None
         self._file: VideoFile | None = None
-        self._opened_last = ""
+        self._open_place = ""
         self._table: PacketTable | None = None
         self._ticks: list[int] | None = None
-        self._how: dict[str, Any] = {}  # tolerance, and the file's configuration
+        self._gop_options: dict[str, Any] = {}  # tolerance, and the file's configuration
 
     def gops(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
     ) -> Iterator[Gop | ReferencedGops | DecodedFrame]:
         """Yield the GOPs of an episode's rows with these timestamps."""
         with located(SourceError, episode=episode.key, feature=self._spec.name):
-            file, begin = self._opened(episode, times)
-            wanted = self._paired(file, times + begin, begin)
+            file, begin = self._open_video(episode, times)
+            frame_times = self._pair_times(file, times + begin, begin)
             if self._table is None:
-                yield from read_gops(file, wanted, **self._how)
+                yield from read_gops(file, frame_times, **self._gop_options)
             else:
-                yield read_references(file, self._table, wanted, **self._how)
+                yield read_references(file, self._table, frame_times, **self._gop_options)
 
-    def _paired(
+    def _pair_times(
         self, file: VideoFile, times: npt.NDArray[np.float64], begin: float
     ) -> npt.NDArray[np.float64]:
         """Return the times of the rows' frames if the rows' times jitter, else `times`."""
         if self._tolerance is not None or not (frames := self._frame_times(file, times - begin)):
             return times
-        shown = np.array(frames) * file.tick
-        if have_frames(times, shown, TOLERANCE):
+        shown_times = np.array(frames) * file.tick
+        if have_frames(times, shown_times, TOLERANCE):
             return times
-        if (paired := pair_in_order(times, shown, begin, self._step)) is None:
+        if (pair := pair_in_order(times, shown_times, begin, self._step)) is None:
             return times
         if remote_files(self._root) is not None and not self._has_jitter:  # else the account tells
             self._has_jitter = True
-            _logger.warning("%s: %s", file.path, jitter_note("the first such episode", paired[1]))
-        return paired[0]
+            _logger.warning("%s: %s", file.path, jitter_note("the first such episode", pair[1]))
+        return pair[0]
 
     def _frame_times(self, file: VideoFile, times: npt.NDArray[np.float64]) -> list[int]:
         """Return ticks of all frames in ascending order; empty if they are not needed.
@@ -100,16 +100,16 @@ class LeRobotVideos:
         """
         if self._table is not None:
             return [int(tick) for tick in self._table.ticks[self._table.shown]]
-        away = times - np.round(times / self._step) * self._step
-        if remote_files(self._root) is not None and np.abs(away).max() < TOLERANCE:
+        differences = times - np.round(times / self._step) * self._step
+        if remote_files(self._root) is not None and np.abs(differences).max() < TOLERANCE:
             return []
         if self._ticks is None:
             entries = file.entries()
-            shown = sorted(each.timestamp for each in entries if not each.is_discard)
-            self._ticks = shown or file.ticks()
+            shown_ticks = sorted(entry.timestamp for entry in entries if not entry.is_discard)
+            self._ticks = shown_ticks or file.ticks()
         return self._ticks
 
-    def _opened(
+    def _open_video(
         self, episode: LeRobotEpisode, times: npt.NDArray[np.float64]
     ) -> tuple[VideoFile, float]:
         """Return an episode's open file, and the time of its first frame in the file."""
@@ -122,8 +122,8 @@ class LeRobotVideos:
                 expected=f"rows from {place.begin:.3f} s to less than {limit:.3f} s",
                 got=f"{len(times)} rows to {end:.3f} s",
             )
-        if self._file is None or self._opened_last != place.file:
-            self._opened_last = ""
+        if self._file is None or self._open_place != place.file:
+            self._open_place = ""
             if self._file is not None:
                 self._file.close()
             self._file = VideoFile(self._root / place.file)
@@ -131,10 +131,10 @@ class LeRobotVideos:
                 _check_pixels(self._file)
             config = own_config(self._file, self._spec)
             tolerance = TOLERANCE if self._tolerance is None else self._tolerance
-            self._how = {"tolerance": tolerance, "config": config}
+            self._gop_options = {"tolerance": tolerance, "config": config}
             self._ticks = None
             self._table = read_table(self._file) if self._reference else None
-            self._opened_last = place.file
+            self._open_place = place.file
         return self._file, place.begin
 
 

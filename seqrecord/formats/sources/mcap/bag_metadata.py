@@ -33,34 +33,36 @@ class BagMetadata:
     by_topic: Mapping[str, int]
     by_file: Mapping[str, int]
 
-    def check(self, found: Mapping[str, int], by_file: Mapping[str, int]) -> None:
+    def check(self, counts: Mapping[str, int], by_file: Mapping[str, int]) -> None:
         """Raise `SourceError` if numbers of messages by topic or file differ from declared ones."""
         remedy = "`ros2 bag reindex` rewrites the metadata for the existing files"
         with located(SourceError, file=str(self.path)):
             files = {name: count for name, count in by_file.items() if name in self.by_file}
-            listed = {name: count for name, count in self.by_file.items() if name in files}
-            check_counts("recording's metadata", remedy, listed, files)
-            check_counts("recording's metadata", remedy, self.by_topic, found, self.messages)
+            declared_files = {name: count for name, count in self.by_file.items() if name in files}
+            check_counts("recording's metadata", remedy, declared_files, files)
+            check_counts("recording's metadata", remedy, self.by_topic, counts, self.messages)
 
 
 def check_counts(
     origin: str,
     remedy: str,
     declared: Mapping[str, int],
-    found: Mapping[str, int],
+    counts: Mapping[str, int],
     total: int | None = None,
 ) -> None:
     """Raise `SourceError` if numbers of messages by topic, or their sum, differ from declared ones.
 
     Without any declared topic only the sum is compared, if it is declared.
     """
-    pairs = [(f" of {n}", declared.get(n, 0), found.get(n, 0)) for n in sorted({*declared, *found})]
-    sums = [] if total is None else [(" of all topics", total, sum(found.values()))]
-    for of, expected, got in (*(pairs if declared else ()), *sums):
+    pairs = [
+        (f" of {n}", declared.get(n, 0), counts.get(n, 0)) for n in sorted({*declared, *counts})
+    ]
+    sums = [] if total is None else [(" of all topics", total, sum(counts.values()))]
+    for subject, expected, got in (*(pairs if declared else ()), *sums):
         if expected != got:
             raise SourceError(
                 f"the number of messages differs from the {origin}; {remedy}",
-                expected=f"{expected} messages{of}",
+                expected=f"{expected} messages{subject}",
                 got=got,
             )
 
@@ -77,20 +79,22 @@ def read_metadata(path: Path) -> BagMetadata:
         problem = f"invalid metadata of a rosbag2 recording; {remedy}: {error.message}"
         raise SourceError(problem, **error.context()) from error
     try:
-        about = value[_ROOT]
-        compression = about.get("compression_mode") or ""
-        found = BagMetadata(
+        information = value[_ROOT]
+        compression = information.get("compression_mode") or ""
+        metadata = BagMetadata(
             path,
-            tuple(Path(_text(name)).name for name in about.get("relative_file_paths") or ()),
-            None if about.get("message_count") is None else _count(about["message_count"]),
+            tuple(Path(_text(name)).name for name in information.get("relative_file_paths") or ()),
+            None
+            if information.get("message_count") is None
+            else _count(information["message_count"]),
             {
-                _text(each["topic_metadata"]["name"]): _count(each["message_count"])
-                for each in about.get("topics_with_message_count") or ()
+                _text(topic_entry["topic_metadata"]["name"]): _count(topic_entry["message_count"])
+                for topic_entry in information.get("topics_with_message_count") or ()
             },
             {
-                Path(_text(each["path"])).name: _count(each["message_count"])
-                for each in about.get("files") or ()
-                if each.get("message_count") is not None
+                Path(_text(file_entry["path"])).name: _count(file_entry["message_count"])
+                for file_entry in information.get("files") or ()
+                if file_entry.get("message_count") is not None
             },
         )
     except (LookupError, TypeError, ValueError, AttributeError) as error:  # any other YAML
@@ -106,9 +110,9 @@ def read_metadata(path: Path) -> BagMetadata:
             "OUT.yaml`",
             file=str(path),
             expected="no compression",
-            got=f"{about.get('compression_format')} of each {str(compression).lower()}"[:100],
+            got=f"{information.get('compression_format')} of each {str(compression).lower()}"[:100],
         )
-    return found
+    return metadata
 
 
 def _text(value: object) -> str:

@@ -89,39 +89,39 @@ class _Mcap:
         else:
             schemas = {0: None, **self.summary.schemas}
             channels = {n: (schemas[c.schema_id], c) for n, c in self.summary.channels.items()}
-        found: dict[str, Topic] = {}
+        topics: dict[str, Topic] = {}
         for schema, channel in channels.values():
             name, type_ = channel.topic, "" if schema is None else schema.name
             definition = (b"", "") if schema is None else (schema.data, schema.encoding)
             if definition[1] == "ros1msg" and type_.count("/") == 1:
                 type_ = type_.replace("/", "/msg/")  # as in ROS 2
             topic = Topic(name, type_, channel.message_encoding, *definition)
-            if found.setdefault(name, topic) != topic:
-                two = f"{name}: {found[name].type}, {type_}"
-                raise SourceError("the topic has two types", got=two)
-        return found
+            if topics.setdefault(name, topic) != topic:
+                types = f"{name}: {topics[name].type}, {type_}"
+                raise SourceError("the topic has two types", got=types)
+        return topics
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         """Return the messages' log times in ns by topic, ascending."""
         times = {}
         for topic, runs in self._times().items():
-            joined = np.concatenate([*runs, np.empty(0, np.uint64)])
-            if len(joined) and joined.max() >= 1 << 63:
+            log_times = np.concatenate([*runs, np.empty(0, np.uint64)])
+            if len(log_times) and log_times.max() >= 1 << 63:
                 raise SourceError("log time after the year 2262")
-            ordered = joined.astype(np.int64)
+            sorted_times = log_times.astype(np.int64)
             if self.summary is not None:
-                ordered.sort()
-            elif np.any(np.diff(ordered) < 0):
+                sorted_times.sort()
+            elif np.any(np.diff(sorted_times) < 0):
                 raise SourceError(
                     "timestamps are not ascending in a file without an index",
                     expected="a file written by `mcap recover` or `mcap sort`",
                     got=topic,
                 )
-            times[topic] = ordered
-        self._check_statistics({topic: len(each) for topic, each in times.items()})
+            times[topic] = sorted_times
+        self._check_statistics({topic: len(topic_times) for topic, topic_times in times.items()})
         return times
 
-    def _check_statistics(self, found: Mapping[str, int]) -> None:
+    def _check_statistics(self, counts: Mapping[str, int]) -> None:
         """Raise `SourceError` if the numbers of messages differ from the file's statistics."""
         if (statistics := self.statistics) is None:
             return
@@ -133,7 +133,7 @@ class _Mcap:
         if sum(declared.values()) != statistics.message_count:
             declared = {}
         remedy = "`mcap recover` writes a file of the existing messages"
-        check_counts("file's statistics", remedy, declared, found, statistics.message_count)
+        check_counts("file's statistics", remedy, declared, counts, statistics.message_count)
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
         """Yield topic and bytes of each message of these topics, ordered by time per topic."""
@@ -149,13 +149,13 @@ class _Mcap:
             yield from self._seeking.iter_messages(topics)
             return
         self._stream.seek(0)
-        whole = self._library.NonSeekingReader(self._stream, **self._limits)
-        yield from whole.iter_messages(topics, log_time_order=False)
+        reader = self._library.NonSeekingReader(self._stream, **self._limits)
+        yield from reader.iter_messages(topics, log_time_order=False)
 
     def _times(self) -> dict[str, list[npt.NDArray[np.uint64]]]:
         """Return log times from the message indexes, or from messages if a chunk has no index."""
         chunks = [] if self.summary is None else self.summary.chunk_indexes
-        if self.summary is not None and all(each.message_index_offsets for each in chunks):
+        if self.summary is not None and all(chunk.message_index_offsets for chunk in chunks):
             channels = self.summary.channels
             runs: dict[str, list[npt.NDArray[np.uint64]]]
             runs = {channel.topic: [] for channel in channels.values()}
@@ -167,7 +167,7 @@ class _Mcap:
         scanned: dict[str, list[int]] = {}
         for _, channel, message in self._messages():
             scanned.setdefault(channel.topic, []).append(message.log_time)
-        return {topic: [np.array(each, np.uint64)] for topic, each in scanned.items()}
+        return {topic: [np.array(log_times, np.uint64)] for topic, log_times in scanned.items()}
 
     def _message_index(self, offset: int, channel_id: int) -> npt.NDArray[np.uint64]:
         """Return the times in the MessageIndex record at `offset`."""
@@ -228,12 +228,12 @@ class _Sqlite:
         return {}
 
     def topics(self) -> dict[str, Topic]:
-        found = {}
+        topics = {}
         for row in self._rows("SELECT name, type, serialization_format FROM topics"):
             if not all(isinstance(word, str) for word in row):
                 raise SourceError("a topic is not described by text", got=repr_of(row, 100))
-            found[row[0]] = Topic(*row)
-        return found
+            topics[row[0]] = Topic(*row)
+        return topics
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         times = {}
@@ -266,33 +266,43 @@ class _Rosbag1:
 
     def __init__(self, reader: Any) -> None:
         self._reader = reader
-        found = {"": sum(map(len, reader.indexes.values()))}
+        counts = {"": sum(map(len, reader.indexes.values()))}
         remedy = "`rosbag reindex` writes it"
-        check_counts("bag's index", remedy, {}, found, reader.message_count)
+        check_counts("bag's index", remedy, {}, counts, reader.message_count)
         for place, chunk in reader.chunks.items():
-            reader.chunks[place] = _limited(reader.bio, place, chunk)
+            reader.chunks[place] = _limit_chunk(reader.bio, place, chunk)
 
     def extras(self) -> dict[str, int]:
         return {}
 
     def topics(self) -> dict[str, Topic]:
-        found: dict[str, Topic] = {}
-        for each in self._reader.connections:
-            topic = Topic(each.topic, each.msgtype, "ros1", each.msgdef.data.encode(), "ros1msg")
-            if found.setdefault(each.topic, topic).type != topic.type:
-                raise SourceError("the topic has two types", got=each.topic)
-        return found
+        topics: dict[str, Topic] = {}
+        for connection in self._reader.connections:
+            topic = Topic(
+                connection.topic,
+                connection.msgtype,
+                "ros1",
+                connection.msgdef.data.encode(),
+                "ros1msg",
+            )
+            if topics.setdefault(connection.topic, topic).type != topic.type:
+                raise SourceError("the topic has two types", got=connection.topic)
+        return topics
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         times: dict[str, list[int]] = {}
-        for each in self._reader.connections:
-            entries = self._reader.indexes[each.id]
-            times.setdefault(each.topic, []).extend(entry.time for entry in entries)
-        return {topic: np.sort(np.array(each, np.int64)) for topic, each in times.items()}
+        for connection in self._reader.connections:
+            entries = self._reader.indexes[connection.id]
+            times.setdefault(connection.topic, []).extend(entry.time for entry in entries)
+        return {
+            topic: np.sort(np.array(topic_times, np.int64)) for topic, topic_times in times.items()
+        }
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        wanted = [each for each in self._reader.connections if each.topic in topics]
-        for connection, _, data in self._reader.messages(wanted) if wanted else ():
+        connections = [
+            connection for connection in self._reader.connections if connection.topic in topics
+        ]
+        for connection, _, data in self._reader.messages(connections) if connections else ():
             yield connection.topic, data
 
 
@@ -302,7 +312,7 @@ def _check_chunk(size: int) -> None:
         raise SourceError("chunk too large", expected=limit, got=size)
 
 
-def _limited(file: BinaryIO, place: int, chunk: Any) -> Any:
+def _limit_chunk(file: BinaryIO, place: int, chunk: Any) -> Any:
     """Return the ROS 1 chunk at `place` with a decompressor that stops at its declared size."""
     import bz2  # optional in Python builds
 
@@ -312,16 +322,16 @@ def _limited(file: BinaryIO, place: int, chunk: Any) -> Any:
     size = int.from_bytes(head.partition(b"size=")[2][:4], "little")
     _check_chunk(max(chunk.datasize, size))
     kinds = {b"=bz2": bz2.BZ2Decompressor, b"=lz4": lz4.LZ4FrameDecompressor}
-    kind = next((kinds[each] for each in kinds if each in head), None)
+    kind = next((kinds[mark] for mark in kinds if mark in head), None)
     if kind is None:
         return chunk
 
     def unpack(data: bytes) -> bytes:
         stream = kind()
-        found: bytes = stream.decompress(data, size + 1)
-        if len(found) != size or not stream.eof:
+        content: bytes = stream.decompress(data, size + 1)
+        if len(content) != size or not stream.eof:
             raise SourceError("a chunk has another size than its header declares", expected=size)
-        return found
+        return content
 
     return chunk._replace(decompressor=unpack)
 

@@ -22,7 +22,7 @@ from seqrecord.store.schema import FeatureSpec
 CAMERA_INFO = "sensor_msgs/msg/CameraInfo"
 
 _TRANSPORTS = ("compressed", "compressedDepth")  # last parts of topics of image_transport
-_SAME = slice(12, None)  # bytes of a message after its time
+_CONTENT = slice(12, None)  # bytes of a message after its time
 
 
 class ImageCameras:
@@ -46,13 +46,13 @@ class ImageCameras:
         self._is_constant = is_constant
         self.topics: dict[str, dict[str, tuple[str, int, int]]] = {}  # matrix, height and width
         for topic, specs in images.items():
-            above, _, last = topic.rpartition("/")
-            if last in _TRANSPORTS:
-                above, _, last = above.rpartition("/")
-            info = f"{above}/camera_info"
+            parent, _, leaf = topic.rpartition("/")
+            if leaf in _TRANSPORTS:
+                parent, _, leaf = parent.rpartition("/")
+            info = f"{parent}/camera_info"
             for spec in specs if info in offered and offered[info].type == CAMERA_INFO else ():
                 if spec.kind in PIXEL_KINDS and spec.is_fixed:
-                    matrix = "p" if last.startswith("image_rect") else "k"
+                    matrix = "p" if leaf.startswith("image_rect") else "k"
                     height, width = (int(n or 0) for n in spec.shape[:2])
                     self.topics.setdefault(info, {})[spec.name] = matrix, height, width
 
@@ -61,78 +61,93 @@ class ImageCameras:
         """Features of intrinsics per frame."""
         for images in self.topics.values():
             for name in () if self._is_constant else images:
-                own, dtype = f"{name}{OWN_INTRINSICS}", np.dtype("<f8")
-                yield FeatureSpec(own, dtype, (4,), kind="intrinsics", unit="px")
+                intrinsics_name, dtype = f"{name}{OWN_INTRINSICS}", np.dtype("<f8")
+                yield FeatureSpec(intrinsics_name, dtype, (4,), kind="intrinsics", unit="px")
 
     def frame(self, topic: Topic, data: bytes, path: Path) -> dict[str, Any]:
         """Return the values of `specs` in a message."""
-        found = self._cameras(topic, data, path)
-        return {f"{n}{OWN_INTRINSICS}": np.array(c.intrinsics) for n, c in found.items() if c}
+        cameras = self._cameras(topic, data, path)
+        return {f"{n}{OWN_INTRINSICS}": np.array(c.intrinsics) for n, c in cameras.items() if c}
 
     def metadata(self, recording: Recording) -> dict[str, Any]:
         """Return `camera` of the first messages, and `camera_unknown` with reasons."""
-        every = self._first(recording)
-        known = {name: each for name, each in every.items() if isinstance(each, Camera)}
-        camera = {n: c.to_json() if self._is_constant else c.distortion for n, c in known.items()}
-        unknown = {name: each for name, each in every.items() if name not in known}
-        found = {"camera": camera if any(camera.values()) else {}, "camera_unknown": unknown}
-        return {name: each for name, each in found.items() if each}
+        first_cameras = self._first_cameras(recording)
+        known_cameras = {
+            name: first_camera
+            for name, first_camera in first_cameras.items()
+            if isinstance(first_camera, Camera)
+        }
+        camera = {
+            n: c.to_json() if self._is_constant else c.distortion for n, c in known_cameras.items()
+        }
+        reasons = {
+            name: reason for name, reason in first_cameras.items() if name not in known_cameras
+        }
+        metadata = {"camera": camera if any(camera.values()) else {}, "camera_unknown": reasons}
+        return {name: content for name, content in metadata.items() if content}
 
-    def checked(
+    def check_messages(
         self, recording: Recording, messages: Iterator[tuple[str, bytes, Path]]
     ) -> Iterator[tuple[str, bytes, Path]]:
         """Yield the messages. Raises `SourceError` if the metadata does not hold for one of them.
 
         A CameraInfo is decoded only if its bytes differ from the message before.
         """
-        known = self._first(recording)
-        last: dict[str, bytes] = {}
+        first_cameras = self._first_cameras(recording)
+        previous_data: dict[str, bytes] = {}
         for topic, data, path in messages:
-            if topic in self.topics and last.get(topic) != data[_SAME]:
-                last[topic] = data[_SAME]
-                if any(isinstance(known[name], Camera) for name in self.topics[topic]):
-                    now = self._cameras(recording.topics[topic], data, path)
-                    for name, camera in now.items():
-                        self._check(name, known[name], camera, path)
+            if topic in self.topics and previous_data.get(topic) != data[_CONTENT]:
+                previous_data[topic] = data[_CONTENT]
+                if any(isinstance(first_cameras[name], Camera) for name in self.topics[topic]):
+                    cameras = self._cameras(recording.topics[topic], data, path)
+                    for name, camera in cameras.items():
+                        self._check(name, first_cameras[name], camera, path)
             yield topic, data, path
 
-    def _check(self, name: str, first: Camera | str, now: Camera | None, path: Path) -> None:
-        if isinstance(first, str) or (now is None and not self._is_constant):
+    def _check(
+        self, name: str, first_camera: Camera | str, camera: Camera | None, path: Path
+    ) -> None:
+        if isinstance(first_camera, str) or (camera is None and not self._is_constant):
             return
-        is_same = now is not None and now.distortion == first.distortion
-        if not is_same or (self._is_constant and now != first):
+        is_same = camera is not None and camera.distortion == first_camera.distortion
+        if not is_same or (self._is_constant and camera != first_camera):
             raise SourceError(
                 "the camera changes within the recording; --source-option intrinsics=frames "
                 "packs intrinsics per frame, of one distortion",
                 file=str(path),
                 feature=name,
-                expected=f"{first}, the first message"[:300],
-                got=str(now)[:300],
+                expected=f"{first_camera}, the first message"[:300],
+                got=str(camera)[:300],
             )
 
-    def _first(self, recording: Recording) -> dict[str, Camera | str]:
+    def _first_cameras(self, recording: Recording) -> dict[str, Camera | str]:
         """Return the cameras in the first messages, or why they are unknown."""
-        found: dict[str, Camera | str] = {}
+        cameras: dict[str, Camera | str] = {}
         for topic, images in self.topics.items():
-            found |= dict.fromkeys(images, f"{topic} has no message")
+            cameras |= dict.fromkeys(images, f"{topic} has no message")
             try:
                 for _, data, path in islice(recording.messages([topic]), 1):
-                    first = self._cameras(recording.topics[topic], data, path)
-                    found |= {name: each or f"K of {topic} is 0" for name, each in first.items()}
+                    message_cameras = self._cameras(recording.topics[topic], data, path)
+                    cameras |= {
+                        name: camera or f"K of {topic} is 0"
+                        for name, camera in message_cameras.items()
+                    }
             except SourceError as error:
-                found |= dict.fromkeys(images, f"{topic}: {error.message}, got {error.got}")
-        return found
+                cameras |= dict.fromkeys(images, f"{topic}: {error.message}, got {error.got}")
+        return cameras
 
     def _cameras(self, topic: Topic, data: bytes, path: Path) -> dict[str, Camera | None]:
         """Return the cameras of images, scaled to their size; `None` if K or P is 0."""
-        found = _decoded(topic, data, path)
+        cameras_by_matrix = _decode_info(topic, data, path)
         return {
-            name: found[matrix].scaled(height, width, path) if matrix in found else None
+            name: cameras_by_matrix[matrix].scaled(height, width, path)
+            if matrix in cameras_by_matrix
+            else None
             for name, (matrix, height, width) in self.topics[topic.name].items()
         }
 
 
-def _decoded(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
+def _decode_info(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
     """Decode a CameraInfo: cameras by matrix, `k` of raw and `p` of rectified images, unless 0.
 
     https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg: K refers
@@ -155,12 +170,12 @@ def _decoded(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
             expected="K of the whole image, without skew",
             got=f"binning {message.binning_x}, region {crop} of {size}, skew {k[1]}",
         )
-    named = message.distortion_model
-    model = MODELS.get(named, named or OPENCV) if d.any() else None
-    how = {"k": {"model": model, "coefficients": d.tolist()}, "p": {}}
+    model_name = message.distortion_model
+    model = MODELS.get(model_name, model_name or OPENCV) if d.any() else None
+    options = {"k": {"model": model, "coefficients": d.tolist()}, "p": {}}
     numbers = {"k": k[[0, 4, 2, 5]], "p": p[[0, 5, 2, 6]]}
     return {
-        matrix: Camera.of(each.tolist(), size, path, **how[matrix])
-        for matrix, each in numbers.items()
-        if each[:2].all()
+        matrix: Camera.of(values.tolist(), size, path, **options[matrix])
+        for matrix, values in numbers.items()
+        if values[:2].all()
     }

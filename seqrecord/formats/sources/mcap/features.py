@@ -20,25 +20,25 @@ from seqrecord.store.schema import EncodedImage, FeatureSpec
 
 
 class TopicFeatures:
-    """The features of one topic from its first message, restricted to `wanted` if given."""
+    """The features of one topic from its first message, restricted to `selected_names` if given."""
 
     def __init__(
         self,
         prefix: str,
         message: Message,
         path: Path,
-        wanted: Container[str] | None,
-        **how: Any,
+        selected_names: Container[str] | None,
+        **image_options: Any,
     ) -> None:
         self.names = {suffix: value.names for suffix, value in message.items() if value.names}
         self.specs: dict[str, FeatureSpec] = {}
         for suffix, value in message.items():
             name = f"{prefix}.{suffix}" if suffix else prefix
-            if wanted is not None and name not in wanted:
+            if selected_names is not None and name not in selected_names:
                 continue
             data, kind, unit = value.data, value.kind, value.unit
             if isinstance(data, Encoded):
-                spec = embedded_spec(name, data.data, path, **how)
+                spec = embedded_spec(name, data.data, path, **image_options)
                 if kind == "depth":
                     _check_depth(spec, path)
                     dtype = np.dtype("<f4") if data.inverse else spec.dtype
@@ -94,20 +94,20 @@ class TopicFeatures:
 
     def _order(self, value: Value, suffix: str, path: Path) -> list[int] | None:
         """Return indices that reorder named elements like the first message; `None` if equal."""
-        known, names = self.names.get(suffix, ()), value.names
-        if names == known:
+        first_names, names = self.names.get(suffix, ()), value.names
+        if names == first_names:
             return None
         places = {name: i for i, name in enumerate(names)}
-        if places.keys() != {*known} or len(places) != len(names):
+        if places.keys() != {*first_names} or len(places) != len(names):
             raise SourceError(
                 f"the message has other {'joints' if value.kind == 'state' else 'columns'} than "
                 "the first one",
                 file=str(path),
                 feature=self.specs[suffix].name,
-                expected=", ".join(known)[:200],
+                expected=", ".join(first_names)[:200],
                 got=", ".join(names)[:200],
             )
-        return [places[name] for name in known]
+        return [places[name] for name in first_names]
 
 
 def _check_depth(spec: FeatureSpec, path: Path) -> None:

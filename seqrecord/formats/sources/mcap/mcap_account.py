@@ -31,22 +31,22 @@ _COVARIANCES = ("/Imu", "/Odometry")  # ends of type names
 def account_of(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Account:
     """Report topics that are not read, unused messages, and other files."""
     recordings = [*source.recordings.values()]
-    folders = sum(each.metadata is not None for each in recordings)
+    folders = sum(recording.metadata is not None for recording in recordings)
     kinds = [("rosbag2 folder", folders), ("file", len(recordings) - folders)]
     reason = " and ".join(counted(n, kind) for kind, n in kinds if n)
     places = {source.time_name: f"{source.clock_topic}: {source.time} time"}
     places |= {n: f"/tf: {frame} in {source.root_frame}" for n, frame in source.frame_ids.items()}
-    for topic, each in source.topics.items():
-        for suffix, spec in each.specs.items():
+    for topic, features in source.topics.items():
+        for suffix, spec in features.specs.items():
             places[spec.name] = f"{topic} {suffix}".rstrip()
     return Account(
         f"{reason} of messages",
         places,
         (*_topics(source, episodes), *_records(source), *_files(source)),
         (
-            *_dropped(source, episodes),
+            *_dropped_notes(source, episodes),
             *lacking_poses(source, episodes),
-            *_assumed(source, episodes),
+            *_assumptions(source, episodes),
         ),
     )
 
@@ -59,19 +59,19 @@ def _topics(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[Le
         if "topics" in info.metadata:  # else it cannot be read
             types |= source.recordings[info.key].topics
             counts.update(info.metadata.get("topics_not_read", {}))
-    for topic, each in sorted(types.items()):
-        is_pose = bool(source.poses) and has_transforms(each)
+    for topic, declaration in sorted(types.items()):
+        is_pose = bool(source.poses) and has_transforms(declaration)
         if topic in source.topics or topic in source.cameras.topics or is_pose:
             continue
         reason, is_data = "missing in the first recording", True
         if not counts[topic]:
             reason, is_data = "empty topic", False
-        elif each.type == CAMERA_INFO:
+        elif declaration.type == CAMERA_INFO:
             reason, is_data = "the camera of no packed image", False
-        elif each.type in TRANSFORMS:
+        elif declaration.type in TRANSFORMS:
             reason = "choose frames by --source-option poses=FRAME,… and root_frame=FRAME"
-        elif not can_read(each):
-            reason = f"no reader for {type_of(each)}"
+        elif not can_read(declaration):
+            reason = f"no reader for {type_of(declaration)}"
             is_data = source.map is None and source.features is None and topic not in _OF_ROS
         elif topic in source.offered:
             reason, is_data = f"{NOT_SELECTED} or map=", False
@@ -89,25 +89,27 @@ def _records(source: TopicSource) -> Iterator[LeftOut]:
 
 
 def _files(source: TopicSource) -> Iterator[LeftOut]:
-    taken = {path for each in source.recordings.values() for path in each.paths}
-    taken |= {each.metadata for each in source.recordings.values() if each.metadata}
-    unlisted = [path for each in source.recordings.values() for path in each.unlisted]
+    used_paths = {path for recording in source.recordings.values() for path in recording.paths}
+    used_paths |= {
+        recording.metadata for recording in source.recordings.values() if recording.metadata
+    }
+    unlisted = [path for recording in source.recordings.values() for path in recording.unlisted]
     yield from group_names(unlisted, source.path, "not listed in metadata.yaml")
-    taken |= {Path(f"{path}{ending}") for path in taken for ending in _SIDE_FILES}
-    yield from unread_files(source.path, lambda path: path in taken or path in unlisted)
+    used_paths |= {Path(f"{path}{ending}") for path in used_paths for ending in _SIDE_FILES}
+    yield from unread_files(source.path, lambda path: path in used_paths or path in unlisted)
 
 
-def _dropped(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:
+def _dropped_notes(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:
     counts = [info.metadata["topics"] for info in episodes if "topics" in info.metadata]
     for topic in source.topics:
-        dropped, total, without = (
-            sum(each[topic][key] for each in counts)
+        num_dropped, total, num_without = (
+            sum(topic_counts[topic][key] for topic_counts in counts)
             for key in ("dropped", "messages", "frames_without")
         )
-        if dropped:
-            yield f"{dropped:,} of {total:,} messages of {topic} dropped: in no frame"
-        if without:
-            yield f"{without:,} frames lack {topic}"
+        if num_dropped:
+            yield f"{num_dropped:,} of {total:,} messages of {topic} dropped: in no frame"
+        if num_without:
+            yield f"{num_without:,} frames lack {topic}"
 
 
 def lacking_poses(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:
@@ -123,7 +125,7 @@ def lacking_poses(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Itera
             )
 
 
-def _assumed(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:
+def _assumptions(source: TopicSource, episodes: Sequence[EpisodeInfo]) -> Iterator[str]:
     if source.time == "log":
         yield "times are log times; --source-option time=header uses header stamps"
     for topic in source.topics if source.time == "header" else ():

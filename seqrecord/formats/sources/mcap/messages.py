@@ -143,10 +143,11 @@ def check_definition(topic: Topic) -> None:
     if not topic.definition or topic.definition_encoding not in ("ros1msg", "ros2msg"):
         return
     store, version = _store(topic.encoding), 2 if topic.encoding == "cdr" else 1
-    want = _fields(store.generate_msgdef(topic.type, ros_version=version)[0])
-    if (got := _fields(topic.definition.decode(errors="replace"))) != want:
+    expected_fields = _fields(store.generate_msgdef(topic.type, ros_version=version)[0])
+    if (got := _fields(topic.definition.decode(errors="replace"))) != expected_fields:
         raise ValueError(
-            f"the definition of {topic.type} differs from ROS's: got {got[:200]}, expected {want}"
+            f"the definition of {topic.type} differs from ROS's: got {got[:200]}, expected "
+            f"{expected_fields}"
         )
 
 
@@ -168,8 +169,8 @@ def stamp_reader(topic: Topic) -> Callable[[bytes], int] | None:
         if len(data) < 12:
             raise ValueError(f"truncated message of {topic.name}")
         is_big = topic.encoding == "cdr" and data[1] % 2 == 0
-        seconds, rest = struct.unpack_from(">iI" if is_big else "<iI", data, at)
-        if (time := seconds * 10**9 + rest) <= 0:
+        seconds, nanoseconds = struct.unpack_from(">iI" if is_big else "<iI", data, at)
+        if (time := seconds * 10**9 + nanoseconds) <= 0:
             raise ValueError(f"unset time in a header of {topic.name}")
         return int(time)
 
@@ -183,32 +184,34 @@ def header_times(recording: Recording, topics: Collection[str]) -> dict[str, npt
     """
     offered = recording.topics
     readers = {name: stamp_reader(offered[name]) for name in offered.keys() & topics}
-    stamped = {name: (read, array("q")) for name, read in readers.items() if read}
-    for topic, data, path in recording.messages([*stamped]):
-        read, known = stamped[topic]
+    stamp_readers = {
+        name: (read_stamp, array("q")) for name, read_stamp in readers.items() if read_stamp
+    }
+    for topic, data, path in recording.messages([*stamp_readers]):
+        read_stamp, stamps = stamp_readers[topic]
         try:
-            known.append(read(data))
+            stamps.append(read_stamp(data))
         except ValueError as error:
             raise SourceError(f"{error}; omit time=header", file=str(path)) from error
-        if known[-1] < known[max(len(known) - 2, 0)]:
+        if stamps[-1] < stamps[max(len(stamps) - 2, 0)]:
             raise SourceError(
                 "header stamps are not ascending; omit time=header",
                 file=str(path),
-                expected=f"{topic} at {known[-2]} ns or later",
-                got=f"{known[-1]} ns",
+                expected=f"{topic} at {stamps[-2]} ns or later",
+                got=f"{stamps[-1]} ns",
             )
-    return {topic: np.array(known, np.int64) for topic, (_, known) in stamped.items()}
+    return {topic: np.array(stamps, np.int64) for topic, (_, stamps) in stamp_readers.items()}
 
 
 def _fields(definition: str) -> str:
     """Return the fields as text: `Header header; uint32 height`."""
-    found = []
+    declarations = []
     for raw in definition.split("=" * 20)[0].splitlines():
         line = raw.partition("#")[0]
         words = line.split()
         if len(words) >= 2 and "=" not in line:  # else a constant
-            found.append(f"{words[0].split('/')[-1]} {words[1]}")
-    return "; ".join(found)
+            declarations.append(f"{words[0].split('/')[-1]} {words[1]}")
+    return "; ".join(declarations)
 
 
 STORES = {"cdr": "ROS2_HUMBLE", "ros1": "ROS1_NOETIC"}
@@ -262,15 +265,15 @@ def _video(data: bytes, name: Any) -> Message:
 def _point_cloud(message: Any) -> Message:
     """Return all points in the order of the message, those without coordinates included."""
     order, width = ">" if message.is_bigendian else "<", message.width * message.point_step
-    if not message.fields or not {each.datatype for each in message.fields} <= {*_POINT_TYPES}:
+    if not message.fields or not {field.datatype for field in message.fields} <= {*_POINT_TYPES}:
         raise ValueError("points without fields, or with fields of an unknown datatype")
-    kinds = [f"{order}{_POINT_TYPES[each.datatype]}" for each in message.fields]
-    shapes = [(max(each.count, 1),) for each in message.fields]
+    kinds = [f"{order}{_POINT_TYPES[field.datatype]}" for field in message.fields]
+    shapes = [(max(field.count, 1),) for field in message.fields]
     dtype = np.dtype(
         {
-            "names": [each.name for each in message.fields],
+            "names": [field.name for field in message.fields],
             "formats": [*zip(kinds, shapes, strict=True)],
-            "offsets": [each.offset for each in message.fields],
+            "offsets": [field.offset for field in message.fields],
             "itemsize": message.point_step,
         }
     )
@@ -279,10 +282,10 @@ def _point_cloud(message: Any) -> Message:
         sizes = f"{message.height} rows of {step} bytes, {message.width} points in each"
         raise ValueError(f"truncated points: {len(message.data)} bytes, {sizes}")
     rows = message.data[: message.height * step].reshape(message.height, step)[:, :width]
-    found = split_points(np.ascontiguousarray(rows).reshape(-1).view(dtype))
+    points = split_points(np.ascontiguousarray(rows).reshape(-1).view(dtype))
     return {
-        suffix: Value(each.values, "points", names=each.names, is_ragged=True)
-        for suffix, each in found.items()
+        suffix: Value(part.values, "points", names=part.names, is_ragged=True)
+        for suffix, part in points.items()
     }
 
 
@@ -349,7 +352,7 @@ def _scalar(dtype: str) -> Callable[[Any], Message]:
 def _multi_array(message: Any) -> Message:
     """Return an array with the shape of its layout; [N] without dimensions."""
     values = message.data
-    shape = [each.size for each in message.layout.dim]
+    shape = [dimension.size for dimension in message.layout.dim]
     if message.layout.data_offset:
         raise ValueError("unsupported array with an offset")
     if shape and math.prod(shape) != len(values):
@@ -414,16 +417,16 @@ def decode_foxglove(
 
     `numbers` maps field numbers of the protocol buffer to names; `None` for JSON.
     """
-    found = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
-    image = found.get("data", b"")
+    message = _json(data) if numbers is None else _protobuf(memoryview(data), numbers)
+    image = message.get("data", b"")
     if type_name == "foxglove.CompressedImage":
         return {"": Value(Encoded(bytes(image)), "image")}
     if type_name == VIDEOS[1]:
-        return _video(bytes(image), str(found.get("format", "")))
-    sizes = {name: found.get(name, 0) for name in ("width", "height", "step")}
+        return _video(bytes(image), str(message.get("format", "")))
+    sizes = {name: message.get(name, 0) for name in ("width", "height", "step")}
     if not all(isinstance(size, int) for size in sizes.values()):
         raise ValueError(f"expected integer sizes, got {sizes}"[:200])
-    encoding = str(found.get("encoding", ""))
+    encoding = str(message.get("encoding", ""))
     array = pixels(memoryview(image), encoding=encoding, big_endian=False, **sizes)
     return {"": Value(array, "image", _DEPTH_UNITS.get(encoding))}
 
@@ -440,35 +443,35 @@ def field_numbers(descriptors: bytes, type_name: str) -> dict[int, str]:
             continue
         for message in _children(file, 4):
             if _string(message, 1) == name:
-                found = {}
-                for each in _children(message, 2):
-                    number = next((v for n, _, v in fields(each) if n == 3), None)
+                names_by_number = {}
+                for field in _children(message, 2):
+                    number = next((v for n, _, v in fields(field) if n == 3), None)
                     if isinstance(number, int):
-                        found[number] = _string(each, 1)
-                if set(FOXGLOVE_TYPES[type_name]) <= {*found.values()}:
-                    return found
+                        names_by_number[number] = _string(field, 1)
+                if set(FOXGLOVE_TYPES[type_name]) <= {*names_by_number.values()}:
+                    return names_by_number
     raise ValueError(f"missing definition of {type_name}, {', '.join(FOXGLOVE_TYPES[type_name])}")
 
 
 def _protobuf(data: memoryview, numbers: dict[int, str]) -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for number, _, value in fields(data):
         name = numbers.get(number)
         if name in ("encoding", "format"):
             value = bytes(value).decode() if isinstance(value, memoryview) else ""  # type: ignore[assignment]
         if name is not None:
-            found[name] = value
-    if not isinstance(found.get("data", b""), (bytes, memoryview)):
+            values[name] = value
+    if not isinstance(values.get("data", b""), (bytes, memoryview)):
         raise ValueError("expected bytes in the field data")
-    return found
+    return values
 
 
 def _json(data: bytes | memoryview) -> dict[str, Any]:
     try:
-        found = json.loads(bytes(data))
-        if not isinstance(found, dict):
+        message = json.loads(bytes(data))
+        if not isinstance(message, dict):
             raise ValueError("not an object")
-        return {**found, "data": base64.b64decode(found.get("data", ""), validate=True)}
+        return {**message, "data": base64.b64decode(message.get("data", ""), validate=True)}
     except (TypeError, RecursionError) as error:
         raise ValueError(f"invalid JSON message: {error}") from error
 
@@ -478,8 +481,8 @@ def _children(message: memoryview, number: int) -> list[memoryview]:
 
 
 def _string(message: memoryview, number: int) -> str:
-    found = _children(message, number)
-    return bytes(found[-1]).decode() if found else ""
+    texts = _children(message, number)
+    return bytes(texts[-1]).decode() if texts else ""
 
 
 READABLE = f"{', '.join(ROS_TYPES)} (cdr, ros1), {', '.join(FOXGLOVE_TYPES)} (protobuf, json)"

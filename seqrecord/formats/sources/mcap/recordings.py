@@ -39,27 +39,27 @@ class Recording:
     @cached_property
     def topics(self) -> dict[str, Topic]:
         """All topics in the order of names. Raises `SourceError` if files disagree on a type."""
-        found: dict[str, Topic] = {}
+        topics: dict[str, Topic] = {}
         for path in self.paths:
             for name, topic in self.topics_of[path].items():
-                known = found.setdefault(name, topic)
-                if (known.type, known.encoding) != (topic.type, topic.encoding):
+                earlier_topic = topics.setdefault(name, topic)
+                if (earlier_topic.type, earlier_topic.encoding) != (topic.type, topic.encoding):
                     raise SourceError(
                         "the topic has two types",
                         file=str(path),
-                        expected=f"{name}: {known.type}",
+                        expected=f"{name}: {earlier_topic.type}",
                         got=topic.type,
                     )
-        return dict(sorted(found.items()))
+        return dict(sorted(topics.items()))
 
     @cached_property
     def topics_of(self) -> dict[Path, dict[str, Topic]]:
         """Topics of each file, with the file's own definitions of their types."""
-        found = {}
+        topics_by_file = {}
         for path in self.paths:
             with open_bag(path) as file:
-                found[path] = file.topics()
-        return found
+                topics_by_file[path] = file.topics()
+        return topics_by_file
 
     def times(self) -> dict[str, npt.NDArray[np.int64]]:
         """Return the messages' log times in ns by topic, ascending.
@@ -68,14 +68,14 @@ class Recording:
         metadata.
         """
         declared = None if self.metadata is None else read_metadata(self.metadata)
-        found: dict[str, list[npt.NDArray[np.int64]]] = {}
+        runs_by_topic: dict[str, list[npt.NDArray[np.int64]]] = {}
         by_file: dict[str, int] = {}
         for path in self.paths:
             with open_bag(path) as file:
                 times_of = file.times()
             by_file[path.name] = sum(map(len, times_of.values()))
             for topic, times in times_of.items():
-                runs = found.setdefault(topic, [])
+                runs = runs_by_topic.setdefault(topic, [])
                 if runs and len(runs[-1]) and len(times) and times[0] < runs[-1][-1]:
                     raise SourceError(
                         "timestamps are not ascending across files",
@@ -84,18 +84,20 @@ class Recording:
                         got=f"{times[0]} ns",
                     )
                 runs.append(times)
-        joined = {topic: np.concatenate(runs) for topic, runs in found.items()}
+        times_by_topic = {topic: np.concatenate(runs) for topic, runs in runs_by_topic.items()}
         if declared is not None:
-            declared.check({topic: len(each) for topic, each in joined.items()}, by_file)
-        return joined
+            declared.check(
+                {topic: len(topic_times) for topic, topic_times in times_by_topic.items()}, by_file
+            )
+        return times_by_topic
 
     def extras(self) -> Counter[str]:
         """Return the numbers of attachments and metadata records."""
-        found = Counter[str]()
+        counts = Counter[str]()
         for path in self.paths:
             with open_bag(path) as file:
-                found.update(file.extras())
-        return found
+                counts.update(file.extras())
+        return counts
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
         """Yield topic, bytes and file of all messages of these topics."""
@@ -119,19 +121,21 @@ def find_recordings(root: Path) -> list[Recording]:
     parents = {path.parent for path in paths}
     marks = find_files(root, lambda path: path.name == METADATA)
     folders = {mark.parent for mark in marks if mark.parent in parents or _is_bag(mark)}
-    found: dict[Path, list[Path]] = {folder: [] for folder in sorted(folders)}
+    files_by_place: dict[Path, list[Path]] = {folder: [] for folder in sorted(folders)}
     for path in paths:
-        outermost = next((each for each in reversed(path.parents) if each in folders), None)
+        outermost = next((folder for folder in reversed(path.parents) if folder in folders), None)
         if outermost in (None, path.parent):
-            found.setdefault(outermost or path, []).append(path)
+            files_by_place.setdefault(outermost or path, []).append(path)
     recordings = [
-        _listed(key_of(place, root, ending=True), place, files)
+        _folder_recording(key_of(place, root, ending=True), place, files)
         if place in folders
         else Recording(key_of(place, root), tuple(files))
-        for place, files in found.items()
-        if files or not any(above in folders for above in place.parents)
+        for place, files in files_by_place.items()
+        if files or not any(parent in folders for parent in place.parents)
     ]
-    by_key((each.key, each.metadata or each.paths[0]) for each in recordings)  # checks keys
+    by_key(
+        (recording.key, recording.metadata or recording.paths[0]) for recording in recordings
+    )  # checks keys
     return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 
@@ -143,7 +147,7 @@ def _is_bag(path: Path) -> bool:
         return False
 
 
-def _listed(key: str, folder: Path, files: Sequence[Path]) -> Recording:
+def _folder_recording(key: str, folder: Path, files: Sequence[Path]) -> Recording:
     """Return the recording of a folder, with the files listed in its metadata, in that order.
 
     Reading the recording raises for missing files.

@@ -27,7 +27,7 @@ from seqrecord.formats.sources.mcap.messages import (
 from seqrecord.formats.sources.mcap.recordings import Recording
 from seqrecord.formats.sources.mcap.topics import LAYOUT, TopicSource, is_video, type_of
 from seqrecord.formats.sources.mcap.transforms import read_poses
-from seqrecord.formats.sources.mcap.videos import TopicVideo, decoded, num_before_start
+from seqrecord.formats.sources.mcap.videos import TopicVideo, decode_videos, num_before_start
 from seqrecord.in_place.boundary import reader_boundary
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
@@ -104,26 +104,32 @@ class McapSource(TopicSource):
                 raise SourceError("no such episode", file=str(path))
             recording = self.recordings[info.key]
             aligned = self._aligned(recording)
-            every = recording.messages([*self.topics, *self.cameras.topics])
-            checked = self.cameras.checked(recording, every)
+            all_messages = recording.messages([*self.topics, *self.cameras.topics])
+            checked_messages = self.cameras.check_messages(recording, all_messages)
             videos = {
                 topic: TopicVideo(recording, topic, self.topics[topic].specs[""])
                 for topic in self.videos_of(recording)
             }
             read = self._reader(recording, videos)
-            picked = (each for each in checked if each[0] in aligned.picks)
-            messages = decoded(picked, videos)
+            picked_messages = (
+                message for message in checked_messages if message[0] in aligned.picks
+            )
+            messages = decode_videos(picked_messages, videos)
             poses = self._poses_of(recording, aligned)
-            lost = Counter[str]()
+            lost_counts = Counter[str]()
             for row, values in enumerate(aligned.frames(messages, read)):
                 frame: dict[str, Any] = {self.time_name: np.array(aligned.clock[row], "<i8")}
-                frame |= {n: each[row] for n, each in poses.items() if np.isfinite(each[row]).all()}
-                for topic, each in values.items():
-                    frame |= each
+                frame |= {
+                    n: feature_poses[row]
+                    for n, feature_poses in poses.items()
+                    if np.isfinite(feature_poses[row]).all()
+                }
+                for topic, topic_values in values.items():
+                    frame |= topic_values
                     if topic in self.topics:
-                        lost.update(self.topics[topic].poses - each.keys())
+                        lost_counts.update(self.topics[topic].poses - topic_values.keys())
                 yield {name: frame[name] for name in self.schema() if name in frame}
-            for name, count in lost.items():
+            for name, count in lost_counts.items():
                 _logger.warning(
                     "%s: %d of %d frames of %s lack %s: translations that are not finite",
                     *(self.root, count, len(aligned.clock), info.key, name),
@@ -154,7 +160,7 @@ class McapSource(TopicSource):
         for topic in self.topics:
             if topic not in offered:
                 continue
-            kinds = {is_video(each[topic]) for each in (self.offered, offered)}
+            kinds = {is_video(topics[topic]) for topics in (self.offered, offered)}
             if not can_read(offered[topic]) or len(kinds) > 1:
                 raise SourceError(
                     "the topic's type differs from the first recording",
@@ -192,18 +198,18 @@ class McapSource(TopicSource):
         times = recording.times()
         if self.time == "log":
             return times
-        stamped = header_times(recording, {*self._aligned_topics, self.clock_topic})
-        if self.clock_topic in times and self.clock_topic not in stamped:
+        header_stamps = header_times(recording, {*self._aligned_topics, self.clock_topic})
+        if self.clock_topic in times and self.clock_topic not in header_stamps:
             raise SourceError(
                 "messages of the clock have no header; choose another clock, or omit time=header",
                 file=str(recording.paths[0]),
                 got=self.clock_topic,
             )
-        return {**times, **stamped}
+        return {**times, **header_stamps}
 
     @cached_property
     def _episodes(self) -> list[EpisodeInfo]:
-        found, dropped, total = [], 0, 0
+        episodes, num_dropped, num_messages = [], 0, 0
         self.schema()  # raises for unknown features
         clock = self.clock_topic  # raises for the source as a whole
         for recording in self.recordings.values():
@@ -211,32 +217,34 @@ class McapSource(TopicSource):
                 with reader_boundary():
                     aligned = self._aligned(recording)
                     topics = {topic: aligned.counts(topic) for topic in self._aligned_topics}
-                    found.append(self._info(recording, aligned, topics))
+                    episodes.append(self._info(recording, aligned, topics))
             except SourceError as error:  # raised by `frames`
-                found.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
+                episodes.append(EpisodeInfo(recording.key, 1, {"error": error.message}))
                 continue
-            dropped += sum(each["dropped"] for each in topics.values())
-            total += sum(each["messages"] for each in topics.values())
-        if dropped:
+            num_dropped += sum(counts["dropped"] for counts in topics.values())
+            num_messages += sum(counts["messages"] for counts in topics.values())
+        if num_dropped:
             _logger.warning(
                 "%s: %d of %d messages dropped: frames are at the times of %s, with "
                 "one message per topic, the %s one within %g s",
-                self.root, dropped, total, clock, self.align, self.tolerance,
+                self.root, num_dropped, num_messages, clock, self.align, self.tolerance,
             )  # fmt: skip
-        for note in lacking_poses(self, found):
+        for note in lacking_poses(self, episodes):
             _logger.warning("%s: %s", self.root, note)
-        return found
+        return episodes
 
     def _info(
         self, recording: Recording, aligned: AlignedMessages, topics: dict[str, dict[str, int]]
     ) -> EpisodeInfo:
-        taken = {*topics, *self.cameras.topics}
-        others = {t: n for t, n in aligned.num_messages.items() if t not in taken and n}
+        read_topics = {*topics, *self.cameras.topics}
+        unread_counts = {
+            t: n for t, n in aligned.num_messages.items() if t not in read_topics and n
+        }
         names = {
-            each.specs[suffix].name: list(names)
-            for each in self.topics.values()
-            for suffix, names in each.names.items()
-            if suffix in each.specs
+            features.specs[suffix].name: list(names)
+            for features in self.topics.values()
+            for suffix, names in features.names.items()
+            if suffix in features.specs
         }
         metadata: dict[str, Any] = {
             "files": [path.name for path in recording.paths],
@@ -245,11 +253,14 @@ class McapSource(TopicSource):
             "topics": topics,
         }
         poses = self._poses_of(recording, aligned)
-        lacking = {n: int((~np.isfinite(each).all(axis=1)).sum()) for n, each in poses.items()}
-        if any(lacking.values()):
-            metadata["frames_without_pose"] = lacking
-        if others:
-            metadata["topics_not_read"] = others
+        missing_poses = {
+            n: int((~np.isfinite(feature_poses).all(axis=1)).sum())
+            for n, feature_poses in poses.items()
+        }
+        if any(missing_poses.values()):
+            metadata["frames_without_pose"] = missing_poses
+        if unread_counts:
+            metadata["topics_not_read"] = unread_counts
         if names:
             metadata["names"] = names
         metadata |= self.cameras.metadata(recording)

@@ -52,24 +52,28 @@ class TopicSource(Originals):
             object.__setattr__(self, "poses", tuple(self.poses.split(",")))
         if bool(self.poses) != bool(self.root_frame):
             raise SourceError("poses= and root_frame= need each other", expected="frame ids of /tf")
-        limited = (("align", ALIGNMENTS), ("intrinsics", _INTRINSICS), ("time", _TIMES))
-        for name, values in limited:
+        choices = (("align", ALIGNMENTS), ("intrinsics", _INTRINSICS), ("time", _TIMES))
+        for name, values in choices:
             if (value := getattr(self, name)) not in values:
                 raise SourceError(
                     f"invalid {name}", expected=" or ".join(values), got=repr_of(value, 50)
                 )
-        given: object = self.tolerance
-        if isinstance(given, bool) or not isinstance(given, (int, float)) or not 0 <= given < 1e9:
+        tolerance: object = self.tolerance
+        if (
+            isinstance(tolerance, bool)
+            or not isinstance(tolerance, (int, float))
+            or not 0 <= tolerance < 1e9
+        ):
             raise SourceError(
                 "invalid tolerance", expected="seconds, 0 or more", got=repr_of(self.tolerance, 50)
             )
 
     @cached_property
     def recordings(self) -> dict[str, Recording]:
-        found = {recording.key: recording for recording in find_recordings(self.path)}
-        if not found:
+        recordings = {recording.key: recording for recording in find_recordings(self.path)}
+        if not recordings:
             raise SourceError("no recording found", file=str(self.root), expected=LAYOUT)
-        return found
+        return recordings
 
     @property
     def time_name(self) -> str:
@@ -89,51 +93,57 @@ class TopicSource(Originals):
     def _prefixes(self) -> dict[str, str]:
         """Topics to read, with the name or name prefix of their features."""
         if self.map is not None:
-            chosen = {topic: name for name, topic in self.map.items()}
-            if unknown := [topic for topic in chosen if topic not in self.offered]:
-                raise self._refused("no such topic", ", ".join(unknown))
+            prefixes = {topic: name for name, topic in self.map.items()}
+            if unknown := [topic for topic in prefixes if topic not in self.offered]:
+                raise self._topic_error("no such topic", ", ".join(unknown))
         else:
-            chosen = {
+            prefixes = {
                 name: feature_name(name)
                 for name, topic in self.offered.items()
                 if topic.type != CAMERA_INFO
             }
-        refused = {topic: None for topic in chosen if not can_read(self.offered[topic])}
-        if self.map is None and len(refused) < len(chosen):
-            chosen = {topic: name for topic, name in chosen.items() if topic not in refused}
-        elif refused:
-            types = (f"{topic} ({type_of(self.offered[topic])})" for topic in refused)
-            raise self._refused(
+        unsupported = {topic: None for topic in prefixes if not can_read(self.offered[topic])}
+        if self.map is None and len(unsupported) < len(prefixes):
+            prefixes = {topic: name for topic, name in prefixes.items() if topic not in unsupported}
+        elif unsupported:
+            types = (f"{topic} ({type_of(self.offered[topic])})" for topic in unsupported)
+            raise self._topic_error(
                 "unsupported types of topics; select the topics to read by --map NAME=TOPIC, or "
                 "their features by --features",
                 ", ".join(types),
             )
-        return chosen
+        return prefixes
 
     @cached_property
     def topics(self) -> dict[str, TopicFeatures]:
         """Features of each selected topic, from its first message."""
-        found: dict[str, TopicFeatures] = {}
+        features_by_topic: dict[str, TopicFeatures] = {}
         names = self.features or ()
         for topic, prefix in self._prefixes.items():
             if names and not any(n == prefix or n.startswith(f"{prefix}.") for n in names):
                 continue
             features = None
             with self.unless_unreadable(prefix):
-                features = self._first(topic, prefix)
+                features = self._first_features(topic, prefix)
             if features is not None:
-                found[topic] = features
+                features_by_topic[topic] = features
             elif self.map is not None or names:
-                raise self._refused("the selected topic has no messages", topic)
-        offered = [spec.name for each in found.values() for spec in each.specs.values()]
-        if twice := sorted({name for name in offered if offered.count(name) > 1}):
-            raise self._refused(
+                raise self._topic_error("the selected topic has no messages", topic)
+        offered_names = [
+            spec.name
+            for topic_features in features_by_topic.values()
+            for spec in topic_features.specs.values()
+        ]
+        if duplicate_names := sorted(
+            {name for name in offered_names if offered_names.count(name) > 1}
+        ):
+            raise self._topic_error(
                 "two topics give the same feature name; rename by --map NAME=TOPIC",
-                ", ".join(twice),
+                ", ".join(duplicate_names),
             )
-        return {topic: features for topic, features in found.items() if features.specs}
+        return {topic: features for topic, features in features_by_topic.items() if features.specs}
 
-    def _first(self, topic: str, prefix: str) -> TopicFeatures | None:
+    def _first_features(self, topic: str, prefix: str) -> TopicFeatures | None:
         """Return features from the first readable message; `None` if there is no message."""
         errors = FirstError()
         for recording in self.recordings.values():
@@ -143,8 +153,10 @@ class TopicSource(Originals):
                     message = decoder(recording, topic)(data, path)
                     if not is_start(message):
                         continue
-                    how = {"keep_encoded": self.keep_encoded, "exif": self.exif}
-                    return TopicFeatures(prefix, message, path, self.features or None, **how)
+                    image_options = {"keep_encoded": self.keep_encoded, "exif": self.exif}
+                    return TopicFeatures(
+                        prefix, message, path, self.features or None, **image_options
+                    )
                 if path is not None:
                     raise SourceError("video without a keyframe", file=str(path), got=topic)
         if errors.first is not None:
@@ -153,7 +165,9 @@ class TopicSource(Originals):
 
     @cached_property
     def _schema(self) -> Schema:
-        specs = {spec.name: spec for each in self.topics.values() for spec in each.specs.values()}
+        specs = {
+            spec.name: spec for features in self.topics.values() for spec in features.specs.values()
+        }
         for name in self.frame_ids:
             specs[name] = FeatureSpec(name, np.dtype("<f8"), (7,), kind="pose", unit="m")
         specs |= {spec.name: spec for spec in self.cameras.specs}
@@ -175,7 +189,7 @@ class TopicSource(Originals):
 
     @cached_property
     def cameras(self) -> ImageCameras:
-        images = {topic: [*each.specs.values()] for topic, each in self.topics.items()}
+        images = {topic: [*features.specs.values()] for topic, features in self.topics.items()}
         return ImageCameras(self.offered, images, is_constant=self.intrinsics == "constant")
 
     @cached_property
@@ -187,23 +201,27 @@ class TopicSource(Originals):
     def clock_topic(self) -> str:
         if self.clock is not None:
             if self.clock not in self.offered:
-                raise self._refused("no such clock topic", self.clock)
+                raise self._topic_error("no such clock topic", self.clock)
             return self.clock
         images = [t for t in self.topics if self.offered[t].type.endswith(_IMAGES)]
         for candidates in (images, [*self.topics]):
             if len(candidates) == 1:
                 return candidates[0]
-        raise self._refused(
+        raise self._topic_error(
             "no clock topic; choose the one that makes frames (--source-option clock=TOPIC)",
             ", ".join(self.topics) or "no topic with messages",
         )
 
-    def _refused(self, message: str, got: str) -> SourceError:
-        works = ", ".join(f"{t} ({type_of(o)})" for t, o in self.offered.items() if can_read(o))
+    def _topic_error(self, message: str, got: str) -> SourceError:
+        readable_topics = ", ".join(
+            f"{t} ({type_of(o)})" for t, o in self.offered.items() if can_read(o)
+        )
         return SourceError(
             message,
             file=str(self.root),
-            expected=f"topics among {works}" if works else f"topics of type {READABLE}",
+            expected=f"topics among {readable_topics}"
+            if readable_topics
+            else f"topics of type {READABLE}",
             got=got[:500],
         )
 

@@ -44,14 +44,16 @@ def read_poses(
     `TransformTree.poses` for `within`.
     """
     topics = {name: topic for name, topic in recording.topics.items() if has_transforms(topic)}
-    times = {name: iter(each.tolist()) for name, each in recording.times().items()}
+    times = {name: iter(log_times.tolist()) for name, log_times in recording.times().items()}
     tree, path = TransformTree(), recording.paths[0]
     for name, data, path in recording.messages([*topics]):
-        logged = None if name.endswith("_static") else next(times[name])
+        log_time = None if name.endswith("_static") else next(times[name])
         with located(SourceError, file=str(path)):
             try:
-                for each in _transforms(topics[name], data):
-                    tree.add(each if by_header and logged else each._replace(time=logged))
+                for transform in _transforms(topics[name], data):
+                    tree.add(
+                        transform if by_header and log_time else transform._replace(time=log_time)
+                    )
             except ValueError as error:
                 raise SourceError(str(error), got=name) from error
     with located(SourceError, file=str(path)):
@@ -98,11 +100,12 @@ class TransformTree:
         linearly and rotations along the shortest arc. Raises `SourceError` if the frames are not
         connected.
         """
-        up, down = self._above(frame), self._above(root)
-        while up and down and up[-1] == down[-1]:
-            up, down = up[:-1], down[:-1]
+        frame_path, root_path = self._ancestors(frame), self._ancestors(root)
+        while frame_path and root_path and frame_path[-1] == root_path[-1]:
+            frame_path, root_path = frame_path[:-1], root_path[:-1]
         tops = {
-            self._parents[path[-1]] if path else end for path, end in ((up, frame), (down, root))
+            self._parents[path[-1]] if path else end
+            for path, end in ((frame_path, frame), (root_path, root))
         }
         if len(tops) > 1:
             raise SourceError(
@@ -110,18 +113,18 @@ class TransformTree:
                 expected=f"{frame} and {root} in one tree",
                 got=f"frames {', '.join(sorted({*self._parents, *self._parents.values()}))}"[:300],
             )
-        pose, base = (self._chain(path, times, within) for path in (up, down))
+        pose, base = (self._chain(path, times, within) for path in (frame_path, root_path))
         return _compose(_inverse(base), pose)
 
-    def _above(self, frame: str) -> list[str]:
+    def _ancestors(self, frame: str) -> list[str]:
         """Return the frame and all above it that have a parent."""
-        found = []
+        frames = []
         while frame in self._parents:
-            found.append(frame)
+            frames.append(frame)
             frame = self._parents[frame]
-            if len(found) > _MAX_DEPTH:
-                raise SourceError("transforms form a loop", got=", ".join(found[:5]))
-        return found
+            if len(frames) > _MAX_DEPTH:
+                raise SourceError("transforms form a loop", got=", ".join(frames[:5]))
+        return frames
 
     def _chain(self, path: Sequence[str], times: npt.NDArray[np.int64], within: int) -> Floats:
         pose = np.tile([0.0, 0, 0, 0, 0, 0, 1], (len(times), 1))
@@ -134,64 +137,85 @@ class TransformTree:
             pose = np.tile(np.array(self._fixed[child], float), (len(times), 1))
             return _between(pose, pose, np.zeros(len(times)))
         backwards, poses = np.array(self._times[child])[::-1], np.array(self._poses[child])
-        known, places = np.unique(backwards, return_index=True)  # the last one of equal times
+        sample_times, places = np.unique(
+            backwards, return_index=True
+        )  # the last one of equal times
         poses = poses.reshape(-1, 7)[len(backwards) - 1 - places]
-        after = np.searchsorted(known, times, "left")
-        inside = after < len(known)
-        after = np.minimum(after, len(known) - 1)
-        before = np.where(known[after] == times, after, np.maximum(after - 1, 0))
-        to, since = known[after] - times, times - known[before]
-        inside &= (since >= 0) & (since <= within) & (to <= within)
-        found = _between(poses[before], poses[after], since / np.maximum(to + since, 1))
-        found[~inside] = np.nan
-        return found
+        next_rows = np.searchsorted(sample_times, times, "left")
+        is_between = next_rows < len(sample_times)
+        next_rows = np.minimum(next_rows, len(sample_times) - 1)
+        previous_rows = np.where(
+            sample_times[next_rows] == times, next_rows, np.maximum(next_rows - 1, 0)
+        )
+        time_to_next, time_since = (
+            sample_times[next_rows] - times,
+            times - sample_times[previous_rows],
+        )
+        is_between &= (time_since >= 0) & (time_since <= within) & (time_to_next <= within)
+        interpolated = _between(
+            poses[previous_rows],
+            poses[next_rows],
+            time_since / np.maximum(time_to_next + time_since, 1),
+        )
+        interpolated[~is_between] = np.nan
+        return interpolated
 
 
-def _between(one: Floats, other: Floats, share: Floats) -> Floats:
+def _between(first_poses: Floats, second_poses: Floats, share: Floats) -> Floats:
     """Interpolate linearly and by slerp (Shoemake 1985); `share` [N] from 0 to 1."""
     share = share[:, None]
-    moved = (1 - share) * one[:, :3] + share * other[:, :3]
-    first, second = one[:, 3:] / _length(one[:, 3:]), other[:, 3:] / _length(other[:, 3:])
-    second = np.where((first * second).sum(1)[:, None] < 0, -second, second)
-    angle = 2 * np.arctan2(_length(first - second), _length(first + second))
-    before, after = ((angle * part, part) for part in (1 - share, share))
+    translations = (1 - share) * first_poses[:, :3] + share * second_poses[:, :3]
+    first_turns, second_turns = (
+        first_poses[:, 3:] / _length(first_poses[:, 3:]),
+        second_poses[:, 3:] / _length(second_poses[:, 3:]),
+    )
+    second_turns = np.where(
+        (first_turns * second_turns).sum(1)[:, None] < 0, -second_turns, second_turns
+    )
+    angle = 2 * np.arctan2(_length(first_turns - second_turns), _length(first_turns + second_turns))
+    first_weight, second_weight = ((angle * part, part) for part in (1 - share, share))
     is_turn = angle > _LEAST_ANGLE
-    weights = [np.where(is_turn, np.sin(turn), part) for turn, part in (before, after)]
-    turned = weights[0] * first + weights[1] * second
-    return np.hstack([moved, turned / _length(turned)])
+    weights = [
+        np.where(is_turn, np.sin(turn), part) for turn, part in (first_weight, second_weight)
+    ]
+    rotations = weights[0] * first_turns + weights[1] * second_turns
+    return np.hstack([translations, rotations / _length(rotations)])
 
 
 def _length(vectors: Floats) -> Floats:
-    found: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
-    return found
+    lengths: Floats = np.linalg.norm(vectors, axis=1, keepdims=True)
+    return lengths
 
 
-def _compose(one: Floats, other: Floats) -> Floats:
-    """Return the pose `other`, given in the frame of pose `one`, in the frame above."""
-    p, q = one[:, 3:6], one[:, 6:]
-    v, w = other[:, 3:6], other[:, 6:]
-    turned = np.hstack([q * v + w * p + np.cross(p, v), q * w - (p * v).sum(1)[:, None]])
-    return np.hstack([one[:, :3] + _rotated(one, other[:, :3]), turned])
+def _compose(base: Floats, pose: Floats) -> Floats:
+    """Return the pose `pose`, given in the frame of pose `base`, in the frame above."""
+    p, q = base[:, 3:6], base[:, 6:]
+    v, w = pose[:, 3:6], pose[:, 6:]
+    rotations = np.hstack([q * v + w * p + np.cross(p, v), q * w - (p * v).sum(1)[:, None]])
+    return np.hstack([base[:, :3] + _rotate(base, pose[:, :3]), rotations])
 
 
 def _inverse(pose: Floats) -> Floats:
     back = pose * [0, 0, 0, -1, -1, -1, 1]
-    return np.hstack([-_rotated(back, pose[:, :3]), back[:, 3:]])
+    return np.hstack([-_rotate(back, pose[:, :3]), back[:, 3:]])
 
 
-def _rotated(pose: Floats, points: Floats) -> Floats:
+def _rotate(pose: Floats, points: Floats) -> Floats:
     vector, scalar = pose[:, 3:6], pose[:, 6:]
-    once = np.cross(vector, points)
-    found: Floats = points + 2 * (scalar * once + np.cross(vector, once))
-    return found
+    cross = np.cross(vector, points)
+    rotated: Floats = points + 2 * (scalar * cross + np.cross(vector, cross))
+    return rotated
 
 
 def _transforms(topic: Topic, data: bytes) -> list[Transform]:
     message = ros_message(topic, data)
     return [
         Transform(
-            *(each.header.frame_id.lstrip("/"), each.child_frame_id.lstrip("/")),
-            *(each.header.stamp.sec * 10**9 + each.header.stamp.nanosec, pose_of(each.transform)),
+            *(transform.header.frame_id.lstrip("/"), transform.child_frame_id.lstrip("/")),
+            *(
+                transform.header.stamp.sec * 10**9 + transform.header.stamp.nanosec,
+                pose_of(transform.transform),
+            ),
         )
-        for each in getattr(message, "transforms", [message])
+        for transform in getattr(message, "transforms", [message])
     ]

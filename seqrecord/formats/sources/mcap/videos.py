@@ -37,9 +37,9 @@ def describe(packet: Packet, path: Path) -> tuple[VideoConfig, tuple[int, ...]]:
 
 def is_start(message: Message) -> bool:
     """Return whether a message can be decoded without the one before."""
-    packets = [each.data for each in message.values() if isinstance(each.data, Packet)]
-    starts = [packet_format(each.codec, b"").start(each.data) for each in packets]
-    return all(each.is_closed or each.may_lead for each in starts)
+    packets = [value.data for value in message.values() if isinstance(value.data, Packet)]
+    starts = [packet_format(packet.codec, b"").start(packet.data) for packet in packets]
+    return all(start.is_closed or start.may_lead for start in starts)
 
 
 def num_before_start(recording: Recording, topic: str) -> int:
@@ -121,14 +121,14 @@ class TopicVideo:
             ) from error
 
 
-def decoded(
+def decode_videos(
     messages: Iterator[tuple[str, bytes, Path]], videos: Mapping[str, TopicVideo]
 ) -> Iterator[tuple[str, Any, Path]]:
     """Yield the messages, those of videos as frames; a frame may come some messages later."""
     path = Path()
     for topic, data, path in messages:
-        for each in videos[topic].frames(data, path) if topic in videos else (data,):
-            yield topic, each, path
+        for content in videos[topic].frames(data, path) if topic in videos else (data,):
+            yield topic, content, path
     for topic, video in videos.items():
-        for each in video.frames(None, path):
-            yield topic, each, path
+        for content in video.frames(None, path):
+            yield topic, content, path

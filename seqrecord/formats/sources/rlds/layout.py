@@ -70,13 +70,13 @@ class RldsFeature:
     @property
     def per_step(self) -> int:
         """Number of values per step in the Example."""
-        one_by_one = self.kind == "tensor" and self.encoding == "none"
-        return max(math.prod(self.shape), 1) if one_by_one else 1
+        is_flat = self.kind == "tensor" and self.encoding == "none"
+        return max(math.prod(self.shape), 1) if is_flat else 1
 
     def count(self, values: Values) -> int:
         """Return the number of steps of these values. Raises `ValueError` for a partial step."""
-        steps, rest = divmod(len(values), self.per_step)
-        if rest:
+        steps, remainder = divmod(len(values), self.per_step)
+        if remainder:
             raise ValueError(
                 f"{self.key}: expected a multiple of {self.per_step} values, got {len(values)}"
             )
@@ -100,9 +100,9 @@ class RldsFeature:
         if self.kind == "label":
             if isinstance(values, list) or values.dtype.kind != "i":
                 raise ValueError(f"{self.key}: expected label numbers")
-            if len(wrong := values[(values < -1) | (values >= len(self.labels))]):
+            if len(invalid_labels := values[(values < -1) | (values >= len(self.labels))]):
                 raise ValueError(
-                    f"{self.key}: expected labels below {len(self.labels)}, got {wrong[0]}"
+                    f"{self.key}: expected labels below {len(self.labels)}, got {invalid_labels[0]}"
                 )
             return [self.labels[number] if number >= 0 else "" for number in values.tolist()]
         if not isinstance(values, list):
@@ -117,7 +117,7 @@ class RldsFeature:
             if not isinstance(values, list):
                 raise ValueError(f"{self.key}: expected encoded tensors, got numbers")
             size = math.prod(self.shape) * dtype.itemsize
-            rows = [_decoded(value, self.encoding, size) for value in values]
+            rows = [_decode_tensor(value, self.encoding, size) for value in values]
             return np.frombuffer(b"".join(rows), dtype.newbyteorder("<")).reshape(-1, *self.shape)
         if not isinstance(values, np.ndarray):
             raise ValueError(f"{self.key}: expected {self.dtype}, got bytes")
@@ -141,24 +141,24 @@ def read_features(path: Path) -> RldsFeatures:
     """Read features.json. Raises `SourceError` for an invalid file or one without steps."""
     try:
         tree = json.loads(read_bytes(path, _MAX_BYTES))
-        found = [_labelled(feature, path.parent) for feature in _walk(tree, "", 0)]
+        features = [_add_labels(feature, path.parent) for feature in _walk(tree, "", 0)]
     except (ValueError, RecursionError) as error:
         raise SourceError("invalid features.json", file=str(path), got=str(error)[:200]) from error
-    steps = tuple(f for f in found if f.key.startswith(f"{_STEPS}/"))
+    steps = tuple(f for f in features if f.key.startswith(f"{_STEPS}/"))
     if not steps:
         raise SourceError(
             "TFDS dataset without episodes (RLDS)",
             file=str(path),
             expected="a feature `steps` of type Dataset",
-            got=", ".join(f.key for f in found)[:200],
+            got=", ".join(f.key for f in features)[:200],
         )
     names = [feature.name for feature in steps]
-    if twice := sorted({name for name in names if names.count(name) > 1}):
-        raise SourceError("duplicate feature names", file=str(path), got=", ".join(twice))
-    return RldsFeatures(steps, tuple(f for f in found if not f.key.startswith(f"{_STEPS}/")))
+    if duplicate_names := sorted({name for name in names if names.count(name) > 1}):
+        raise SourceError("duplicate feature names", file=str(path), got=", ".join(duplicate_names))
+    return RldsFeatures(steps, tuple(f for f in features if not f.key.startswith(f"{_STEPS}/")))
 
 
-def _labelled(feature: RldsFeature, folder: Path) -> RldsFeature:
+def _add_labels(feature: RldsFeature, folder: Path) -> RldsFeature:
     """Add a label's texts. Without a file of texts, the label is a number."""
     place = folder / feature.labels_file
     if feature.kind != "label":
@@ -219,7 +219,7 @@ def _tensor(tensor: dict[str, Any], key: str, name: str) -> RldsFeature:
     return RldsFeature(key, name, "tensor", dtype, dimensions, encoding)
 
 
-def _decoded(value: memoryview, encoding: str, size: int) -> bytes:
+def _decode_tensor(value: memoryview, encoding: str, size: int) -> bytes:
     data = bytes(value)
     if encoding == "zlib":
         stream = zlib.decompressobj()
@@ -250,24 +250,24 @@ class Shard:
 
 def find_dataset(root: Path) -> Path | None:
     """Return the folder of `features.json`: `root`, or the only such folder below it."""
-    found = _find(root, _MAX_FOLDERS)
-    if len(found) > 1:
+    folders = _find_folders(root, _MAX_FOLDERS)
+    if len(folders) > 1:
         raise SourceError(
             "several TFDS datasets; choose a single folder",
             file=str(root),
             expected=f"one {FEATURES}",
-            got=", ".join(str(path.relative_to(root)) for path in found)[:200],
+            got=", ".join(str(path.relative_to(root)) for path in folders)[:200],
         )
-    return found[0] if found else None
+    return folders[0] if folders else None
 
 
-def _find(folder: Path, depth: int) -> list[Path]:
+def _find_folders(folder: Path, depth: int) -> list[Path]:
     if is_file(folder / FEATURES):
         return [folder]
     if not depth:
         return []
     names = sorted(name for name, is_folder in list_folder(folder) if is_folder)
-    return [path for name in names for path in _find(folder / name, depth - 1)]
+    return [path for name in names for path in _find_folders(folder / name, depth - 1)]
 
 
 def find_shards(folder: Path) -> list[Shard]:
@@ -276,49 +276,61 @@ def find_shards(folder: Path) -> list[Shard]:
     Raises `SourceError` for missing shards and for shards that `dataset_info.json` does not
     declare.
     """
-    declared = read_splits(folder)
-    found: dict[str, dict[int, str]] = {}
+    declared_splits = read_splits(folder)
+    files_by_split: dict[str, dict[int, str]] = {}
     totals: dict[str, int] = {}
     for name, is_folder in sorted(list_folder(folder)):
         match = None if is_folder else _SHARD.fullmatch(name)
         if match is None:
             continue
         split, number, total = match[1], int(match[2]), int(match[3])
-        if totals.setdefault(split, total) != total or number in found.get(split, {}):
+        if totals.setdefault(split, total) != total or number in files_by_split.get(split, {}):
             raise SourceError(
                 "the shards do not belong to one dataset",
                 file=str(folder / name),
                 expected=f"one file per shard, {totals[split]} shards of {split}",
                 got=f"shard {number} of {total}",
             )
-        found.setdefault(split, {})[number] = name
-    if not found:
+        files_by_split.setdefault(split, {})[number] = name
+    if not files_by_split:
         raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
     shards = []
-    for split in sorted({*found, *declared}, key=lambda name: (name != "train", name)):
-        files, total, lengths = found.get(split, {}), totals.get(split, 0), declared.get(split)
-        wanted = total if lengths is None else len(lengths)
-        absent = next((number for number in range(wanted) if number not in files), None)
+    for split in sorted(
+        {*files_by_split, *declared_splits}, key=lambda name: (name != "train", name)
+    ):
+        files, total, lengths = (
+            files_by_split.get(split, {}),
+            totals.get(split, 0),
+            declared_splits.get(split),
+        )
+        num_declared = total if lengths is None else len(lengths)
+        absent_number = next(
+            (number for number in range(num_declared) if number not in files), None
+        )
         is_empty = lengths is not None and not total and not any(n != 0 for n in lengths)
-        if (absent is not None or total != wanted) and not is_empty:
+        if (absent_number is not None or total != num_declared) and not is_empty:
             records = sum(number or 0 for number in lengths or ())
             raise SourceError(
                 f"missing shards, or more than {INFO} declares; download the split again",
                 file=str(folder),
-                expected=f"{split}: {counted(wanted, 'file')}"
+                expected=f"{split}: {counted(num_declared, 'file')}"
                 + (f", {counted(records, 'record')}" if records else ""),
                 got=counted(len(files), "file")
-                + (f", without number {absent}" if files and absent is not None else ""),
+                + (
+                    f", without number {absent_number}"
+                    if files and absent_number is not None
+                    else ""
+                ),
             )
         shards += [Shard(split, files[n], lengths[n] if lengths else None) for n in range(total)]
-    if declared and (undeclared := {*found} - {*declared}):
+    if declared_splits and (undeclared_splits := {*files_by_split} - {*declared_splits}):
         raise SourceError(
             f"{INFO} does not declare all splits; move the files of the others to another "
             "folder, or declare them",
             file=str(folder),
-            expected=", ".join(declared),
+            expected=", ".join(declared_splits),
             got=", ".join(
-                f"{name} ({counted(totals[name], 'shard')})" for name in sorted(undeclared)
+                f"{name} ({counted(totals[name], 'shard')})" for name in sorted(undeclared_splits)
             ),
         )
     return shards
@@ -335,7 +347,7 @@ def read_splits(folder: Path) -> Mapping[str, Sequence[int | None]]:
     try:
         info = json.loads(read_bytes(path, _MAXINFO_BYTES))
         kind = info.get("fileFormat", "tfrecord")
-        splits = {str(each["name"]): _declared(each) for each in info.get("splits", [])}
+        splits = {str(split["name"]): _shard_lengths(split) for split in info.get("splits", [])}
     except (ValueError, RecursionError, AttributeError, KeyError, TypeError) as error:
         raise SourceError(f"invalid {INFO}", file=str(path), got=str(error)[:200]) from error
     if kind not in ("tfrecord", ""):
@@ -348,7 +360,7 @@ def read_splits(folder: Path) -> Mapping[str, Sequence[int | None]]:
     return splits
 
 
-def _declared(split: dict[str, Any]) -> list[int] | list[None]:
+def _shard_lengths(split: dict[str, Any]) -> list[int] | list[None]:
     lengths = [int(length) for length in split.get("shardLengths", [])]
     if min(lengths, default=0) < 0:
         raise ValueError(f"negative shard length {min(lengths)}")

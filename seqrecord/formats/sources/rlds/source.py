@@ -91,18 +91,18 @@ class RldsSource(Originals):
         return self._schema
 
     def episodes(self) -> Sequence[EpisodeInfo]:
-        found: list[EpisodeInfo] = []
+        episodes: list[EpisodeInfo] = []
         ordinal, split = 0, None
         for shard in find_shards(self._folder):
             if shard.split != split:
                 ordinal, split = 0, shard.split
             infos = self._infos(shard, ordinal)
             ordinal += len(infos)
-            found += infos
-        if not found:
+            episodes += infos
+        if not episodes:
             raise SourceError("TFDS dataset without episodes", file=str(self._folder))
-        self._seen[:] = found
-        return found
+        self._seen[:] = episodes
+        return episodes
 
     def account(self) -> Account:
         infos = self._seen or self.episodes()
@@ -138,27 +138,30 @@ class RldsSource(Originals):
         return read_features(self._folder / FEATURES)
 
     @cached_property
-    def _chosen(self) -> tuple[RldsFeature, ...]:
-        path, offered = self._folder / FEATURES, {each.name: each for each in self._features.steps}
+    def _selected_features(self) -> tuple[RldsFeature, ...]:
+        path, offered = (
+            self._folder / FEATURES,
+            {feature.name: feature for feature in self._features.steps},
+        )
         names = select_names(offered, self.features, path, "no such feature")
-        readable = ", ".join(name for name, each in offered.items() if each.can_be_read)
-        chosen = []
-        for each in map(offered.__getitem__, names):
-            with self.unless_unreadable(each.name):
-                if not each.can_be_read:
+        readable = ", ".join(name for name, feature in offered.items() if feature.can_be_read)
+        features = []
+        for feature in map(offered.__getitem__, names):
+            with self.unless_unreadable(feature.name):
+                if not feature.can_be_read:
                     raise UnsupportedError(
                         "unsupported kind of feature; select others (--features)",
                         file=str(path),
                         expected=f"features among {readable}",
-                        got=f"{each.name} ({each.kind})"[:300],
+                        got=f"{feature.name} ({feature.kind})"[:300],
                     )
-                chosen.append(each)
-        self.check_any(chosen)
-        return tuple(chosen)
+                features.append(feature)
+        self.check_any(features)
+        return tuple(features)
 
     @cached_property
     def _schema(self) -> Schema:
-        return Schema([self._spec(feature) for feature in self._chosen])
+        return Schema([self._spec(feature) for feature in self._selected_features])
 
     def _spec(self, feature: RldsFeature) -> FeatureSpec:
         path = self._folder / FEATURES
@@ -175,18 +178,18 @@ class RldsSource(Originals):
         errors = FirstError()
         for shard in find_shards(self._folder):
             path = self._folder / shard.file
-            before = errors.count
+            previous_count = errors.count
             with errors.skipped(), TfRecordFile(path) as file:
                 for record in file.records():
                     with errors.skipped():
                         with _examples(path, record.offset):
                             values = parse_example(file.read(record)).get(feature.key)
                         if isinstance(values, list) and values:
-                            data, keep = bytes(values[0]), self.keep_encoded
+                            data, keep_encoded = bytes(values[0]), self.keep_encoded
                             return embedded_spec(
-                                feature.name, data, path, keep_encoded=keep, exif=self.exif
+                                feature.name, data, path, keep_encoded=keep_encoded, exif=self.exif
                             )
-                    if errors.count - before >= _MOST_TRIED:
+                    if errors.count - previous_count >= _MOST_TRIED:
                         break
         raise errors.first or SourceError("no image", file=str(self._folder), feature=feature.name)
 
@@ -212,34 +215,37 @@ class RldsSource(Originals):
                     add(record.offset, *self._read_info(file, record))
         except SourceError as error:
             damage = error
-        found = len(infos)
-        declared = found if shard.num_records is None else shard.num_records
+        num_records = len(infos)
+        num_declared = num_records if shard.num_records is None else shard.num_records
         # After damage the rest of the file is lost: the declared number of records, at least one.
         end = (damage.offset or 0) if damage else size_of(path)
-        for _ in range(max(declared - found, 1 if damage else 0)):
+        for _ in range(max(num_declared - num_records, 1 if damage else 0)):
             add(end + RECORD_HEAD, 1, {})
-        for number in range(min(declared, found), found if damage else len(infos)):
-            numbers = {_DECLARED: [declared, found]}
+        for number in range(min(num_declared, num_records), num_records if damage else len(infos)):
+            numbers = {_DECLARED: [num_declared, num_records]}
             infos[number] = replace(infos[number], metadata={**infos[number].metadata, **numbers})
         return infos
 
     def _read_info(self, file: TfRecordFile, record: TfRecord) -> tuple[int, dict[str, Any]]:
         """Return a record's number of steps, 0 if unknown, and the episode's metadata."""
-        about = {
-            each.key: each
-            for each in self._features.episode
-            if each.kind in ("text", "label") or (each.kind == "tensor" and each.can_be_read)
+        described_features = {
+            feature.key: feature
+            for feature in self._features.episode
+            if feature.kind in ("text", "label")
+            or (feature.kind == "tensor" and feature.can_be_read)
         }
-        counted = min(self._features.steps, key=_bytes_per_step)
+        counted_feature = min(self._features.steps, key=_bytes_per_step)
         try:
-            values = parse_example(file.unread(record), {*about, counted.key})
+            values = parse_example(file.unread(record), {*described_features, counted_feature.key})
         except ValueError:
             return 0, {}
         try:
-            steps = counted.count(values.get(counted.key, []))
+            steps = counted_feature.count(values.get(counted_feature.key, []))
         except ValueError:
             steps = 0
-        return steps, _metadata({key: values[key] for key in about if key in values}, about)
+        return steps, _metadata(
+            {key: values[key] for key in described_features if key in values}, described_features
+        )
 
     # --- frames -----------------------------------------------------------------------------
 
@@ -247,7 +253,7 @@ class RldsSource(Originals):
         """Return the steps' values by feature; the numbers of steps must be equal."""
         columns: dict[str, Any] = {}
         steps: dict[str, int] = {}
-        for feature in self._chosen:
+        for feature in self._selected_features:
             if feature.key not in values:
                 raise ValueError(f"the record lacks {feature.key}")
             steps[feature.key] = feature.count(values[feature.key])
@@ -257,7 +263,7 @@ class RldsSource(Originals):
         return columns
 
     def _frames(self, columns: Mapping[str, Any], path: Path) -> Iterator[Frame]:
-        images = {each.name for each in self._chosen if each.kind == "image"}
+        images = {feature.name for feature in self._selected_features if feature.kind == "image"}
         for number in range(len(next(iter(columns.values())))):
             frame: dict[str, Any] = {}
             for name, column in columns.items():
@@ -290,15 +296,15 @@ def _check_declared(info: EpisodeInfo, path: Path) -> None:
     numbers = info.metadata.get(_DECLARED)
     if not isinstance(numbers, (list, tuple)) or len(numbers) != 2:
         return
-    declared, found = numbers
+    num_declared, num_records = numbers
     raise SourceError(
         "more records than dataset_info.json declares"
-        if found > declared
+        if num_records > num_declared
         else "truncated TFRecord file: fewer records than dataset_info.json declares",
         file=str(path),
         offset=info.metadata["offset"],
-        expected=counted(declared, "record"),
-        got=counted(found, "record"),
+        expected=counted(num_declared, "record"),
+        got=counted(num_records, "record"),
     )
 
 
@@ -311,32 +317,32 @@ def _bytes_per_step(feature: RldsFeature) -> tuple[bool, bool, float]:
 
 def _metadata(values: Mapping[str, Values], features: Mapping[str, RldsFeature]) -> dict[str, Any]:
     """Return short texts and numbers of the episode as JSON, nested like their names."""
-    result: dict[str, Any] = {}
-    for key, found in values.items():
+    metadata: dict[str, Any] = {}
+    for key, feature_values in values.items():
         feature = features[key]
-        if len(found) != feature.per_step or len(found) > _MAX_VALUES:
+        if len(feature_values) != feature.per_step or len(feature_values) > _MAX_VALUES:
             continue
         value: Any
-        if isinstance(found, list):
-            if feature.kind != "text" or len(found[0]) > _MAX_TEXT:
+        if isinstance(feature_values, list):
+            if feature.kind != "text" or len(feature_values[0]) > _MAX_TEXT:
                 continue
-            value = bytes(found[0]).decode(errors="replace")
+            value = bytes(feature_values[0]).decode(errors="replace")
         else:
             try:
-                [value] = feature.column(found)
+                [value] = feature.column(feature_values)
             except ValueError:  # differs from its declaration
                 continue
             if not isinstance(value, str):
                 if not np.isfinite(value).all():
                     continue
                 value = value.tolist()
-        *outer, last = key.split("/")
-        place = result
-        for name in outer:
-            inner = place.setdefault(name, {})
-            place = inner if isinstance(inner, dict) else {}  # a name contains `/`
-        place.setdefault(last, value)
-    return result
+        *parents, leaf = key.split("/")
+        place = metadata
+        for name in parents:
+            child = place.setdefault(name, {})
+            place = child if isinstance(child, dict) else {}  # a name contains `/`
+        place.setdefault(leaf, value)
+    return metadata
 
 
 @contextmanager
@@ -358,21 +364,27 @@ def _account_of(
 ) -> Account:
     """Return the account of a dataset, from file names and sizes; `infos` are all episodes."""
     shards = find_shards(folder)
-    taken = {folder / name for name in (FEATURES, INFO, *(shard.file for shard in shards))}
-    taken |= {folder / each.labels_file for each in (*features.steps, *features.episode)}
+    used_files = {folder / name for name in (FEATURES, INFO, *(shard.file for shard in shards))}
+    used_files |= {folder / feature.labels_file for feature in (*features.steps, *features.episode)}
     steps = sum(info.num_frames for info in infos)
     left_out, places = list[LeftOut](), dict[str, str]()
-    for each in features.steps:
-        if each.name in schema:
-            places[each.name] = f"*.tfrecord-*, feature {each.key}"
+    for feature in features.steps:
+        if feature.name in schema:
+            places[feature.name] = f"*.tfrecord-*, feature {feature.key}"
         else:
-            also = "" if each.can_be_read else f", no reader ({each.kind})"
-            left_out.append(not_selected(f"feature {each.name}", steps, "steps", also=also))
-    for each in features.episode:
-        if absent := sum(not _has(info.metadata, each.key) for info in infos):
-            reason = "not short text or numbers" if each.can_be_read else f"no reader ({each.kind})"
-            left_out.append(LeftOut(f"episode feature {each.key}", absent, reason, "episodes"))
-    left_out += unread_files(root, lambda path: path in taken)
+            suffix = "" if feature.can_be_read else f", no reader ({feature.kind})"
+            left_out.append(not_selected(f"feature {feature.name}", steps, "steps", also=suffix))
+    for feature in features.episode:
+        if num_absent := sum(not _has(info.metadata, feature.key) for info in infos):
+            reason = (
+                "not short text or numbers"
+                if feature.can_be_read
+                else f"no reader ({feature.kind})"
+            )
+            left_out.append(
+                LeftOut(f"episode feature {feature.key}", num_absent, reason, "episodes")
+            )
+    left_out += unread_files(root, lambda path: path in used_files)
     splits = Counter(shard.split for shard in shards)
     numbers = [f"{counted(count, 'shard')} of {split}" for split, count in splits.items()]
     reason = f"{FEATURES} with steps, {', '.join(numbers)}"

@@ -157,26 +157,26 @@ Values: TypeAlias = "list[memoryview] | npt.NDArray[np.float32] | npt.NDArray[np
 """Values of a feature: bytes, floats or integers."""
 
 
-def parse_example(data: Span, wanted: Container[str] | None = None) -> dict[str, Values]:
+def parse_example(data: Span, names: Container[str] | None = None) -> dict[str, Values]:
     """Return the features of an Example or a SequenceExample, by default all.
 
-    Of features not in `wanted` only name and size are read. Raises `ValueError` for invalid data.
+    Of features not in `names` only name and size are read. Raises `ValueError` for invalid data.
     """
-    found: dict[str, Values] = {}
+    features: dict[str, Values] = {}
     for number, part in _parts(data, 1, 2):
         for _, entry in _parts(part, 1):  # map entries: key and value
-            named = dict(_parts(entry, 1, 2))
-            key = named[1].tobytes().decode() if 1 in named else ""
-            if wanted is not None and key not in wanted:
+            entry_fields = dict(_parts(entry, 1, 2))
+            key = entry_fields[1].tobytes().decode() if 1 in entry_fields else ""
+            if names is not None and key not in names:
                 continue
-            if key in found:
+            if key in features:
                 raise ValueError(f"duplicate feature {key}")
-            value: memoryview = _in_memory(named.get(2, memoryview(b"")))
+            value: memoryview = _in_memory(entry_fields.get(2, memoryview(b"")))
             if number == 1:
-                found[key] = _parse_feature(value)
+                features[key] = _parse_feature(value)
             else:
-                found[key] = _concatenated([_parse_feature(step) for _, step in _parts(value, 1)])
-    return found
+                features[key] = _concatenate([_parse_feature(step) for _, step in _parts(value, 1)])
+    return features
 
 
 def _parse_feature(data: memoryview) -> Values:
@@ -221,7 +221,7 @@ def _integers(part: memoryview) -> npt.NDArray[np.int64]:
     return np.concatenate(runs) if runs else np.empty(0, np.int64)
 
 
-def _concatenated(steps: list[Values]) -> Values:
+def _concatenate(steps: list[Values]) -> Values:
     arrays = [step for step in steps if isinstance(step, np.ndarray)]
     if not arrays:
         return [value for step in steps if isinstance(step, list) for value in step]
@@ -229,5 +229,5 @@ def _concatenated(steps: list[Values]) -> Values:
         raise ValueError("feature list with both bytes and numbers")
     if len({array.dtype for array in arrays}) > 1:
         raise ValueError("feature list with both floats and integers")
-    joined: Values = np.concatenate(arrays)  # type: ignore[assignment]
-    return joined
+    values: Values = np.concatenate(arrays)  # type: ignore[assignment]
+    return values

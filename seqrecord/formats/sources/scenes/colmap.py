@@ -52,17 +52,19 @@ def _fits(names: set[str]) -> bool:
 
 
 def _places(folder: Path) -> Mapping[str, Path]:
-    for below in ("", "sparse", "colmap/sparse", "colmap"):
-        model = folder / below
-        if below and not is_directory(model):
+    for subfolder in ("", "sparse", "colmap/sparse", "colmap"):
+        model = folder / subfolder
+        if subfolder and not is_directory(model):
             continue
         if _ending(model):
             return {"": model}
         names = (name for name, is_folder in list_folder(model) if is_folder)
-        inner = [name for name in names if name.isascii() and name.isdigit()]
-        found = {name: model / name for name in sorted(inner, key=int) if _ending(model / name)}
-        if below and found:
-            return {"": next(iter(found.values()))} if len(found) == 1 else found
+        number_names = [name for name in names if name.isascii() and name.isdigit()]
+        models = {
+            name: model / name for name in sorted(number_names, key=int) if _ending(model / name)
+        }
+        if subfolder and models:
+            return {"": next(iter(models.values()))} if len(models) == 1 else models
     return {}
 
 
@@ -78,7 +80,7 @@ def _read(model: Path) -> Scene:
     read_cameras, read_images = (_bin_cameras, _bin_images) if ending == ".bin" else (
         _text_cameras, _text_images
     )  # fmt: skip
-    folders = (above / name for above in (model, *model.parents[:3]) for name in _IMAGES)
+    folders = (parent / name for parent in (model, *model.parents[:3]) for name in _IMAGES)
     folder = next(filter(is_directory, folders), model)
     cameras, views = {}, []
     with opened(paths[1]) as file, well_formed(paths[1], "a camera's ID, model, size, parameters"):
@@ -159,28 +161,28 @@ def _text_images(file: BinaryIO) -> _Images:
 
 
 def _bin_cameras(file: BinaryIO) -> _Cameras:
-    for _ in range(_unpacked(file, struct.Struct("<Q"))[0]):
-        number, model, width, height = _unpacked(file, _CAMERA)
+    for _ in range(_unpack(file, struct.Struct("<Q"))[0]):
+        number, model, width, height = _unpack(file, _CAMERA)
         name, focal, _, names = (
             _MODELS[model] if 0 <= model < len(_MODELS) else (f"{model}", 0, None, "")
         )
         count = focal + 2 + len(names.split())
-        yield number, name, (width, height), [*_unpacked(file, struct.Struct(f"<{count}d"))]
+        yield number, name, (width, height), [*_unpack(file, struct.Struct(f"<{count}d"))]
 
 
 def _bin_images(file: BinaryIO) -> _Images:
-    for _ in range(_unpacked(file, struct.Struct("<Q"))[0]):
-        _, *numbers, camera = _unpacked(file, _IMAGE)
+    for _ in range(_unpack(file, struct.Struct("<Q"))[0]):
+        _, *numbers, camera = _unpack(file, _IMAGE)
         name = bytearray()
-        while (byte := _unpacked(file, struct.Struct("c"))[0]) != b"\0":
+        while (byte := _unpack(file, struct.Struct("c"))[0]) != b"\0":
             name += byte
-        file.seek(_unpacked(file, struct.Struct("<Q"))[0] * _POINT, 1)
+        file.seek(_unpack(file, struct.Struct("<Q"))[0] * _POINT, 1)
         yield numbers, camera, name.decode()
     if (place := file.tell()) != (size := file.seek(0, 2)):
         raise SourceError("truncated file, or data behind it", expected=place, got=size)
 
 
-def _unpacked(file: BinaryIO, values: struct.Struct) -> tuple[Any, ...]:
+def _unpack(file: BinaryIO, values: struct.Struct) -> tuple[Any, ...]:
     data = file.read(values.size)
     if len(data) < values.size:
         raise SourceError(

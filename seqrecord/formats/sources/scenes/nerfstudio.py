@@ -59,10 +59,10 @@ def _has_frames(path: Path) -> bool:
 
 
 def _read(path: Path) -> Scene:
-    folder, found = path.parent, read_json(path)
+    folder, content = path.parent, read_json(path)
     with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
-        frames = [{**frame} for frame in found["frames"]]
-        shared = {name: value for name, value in found.items() if name in _CAMERA}
+        frames = [{**frame} for frame in content["frames"]]
+        shared_values = {name: value for name, value in content.items() if name in _CAMERA}
     files: dict[tuple[int, str], Path] = {}
     for at, frame in enumerate(frames):
         if not isinstance(frame.get("file_path"), str):
@@ -81,47 +81,51 @@ def _read(path: Path) -> Scene:
         if place[1] == "file_path" and not file.suffix:
             files[place] = file.with_suffix(".png")
     images = [files[at, "file_path"] for at in range(len(frames))]
-    there = existing_files(images)
-    size = next((image_size(image) for image in images if image in there), None)
+    existing_images = existing_files(images)
+    size = next((image_size(image) for image in images if image in existing_images), None)
     views = []
     cameras: dict[str, Camera | None] = {}
     for at, frame in enumerate(frames):
-        own = {name: value for name, value in frame.items() if name in _CAMERA}
-        if both := [n for n in own.keys() & shared.keys() if own[n] != shared[n]]:
+        frame_values = {name: value for name, value in frame.items() if name in _CAMERA}
+        if conflicts := [
+            n
+            for n in frame_values.keys() & shared_values.keys()
+            if frame_values[n] != shared_values[n]
+        ]:
             raise SourceError(
                 "a frame's intrinsics contradict those of the whole scene; remove one of them",
                 file=str(path),
                 frame=at,
-                expected=f"{min(both)} {shared[min(both)]}",
-                got=own[min(both)],
+                expected=f"{min(conflicts)} {shared_values[min(conflicts)]}",
+                got=frame_values[min(conflicts)],
             )
         with well_formed(path, "numbers fl_x, fl_y, cx, cy, w, h, or camera_angle_x"):
-            if (key := repr(own)) not in cameras:
-                cameras[key] = _camera({**shared, **own}, size, path)
+            if (key := repr(frame_values)) not in cameras:
+                cameras[key] = _camera({**shared_values, **frame_values}, size, path)
             pose = known_pose_of(frame["transform_matrix"], path, flip="yz")
         names = {DEPTH: "depth_file_path", "mask": "mask_path"}
-        others = {name: files[at, key] for name, key in names.items() if (at, key) in files}
-        views.append(View(images[at], cameras[key], pose, others))
-    return _scene(path, found, frames, views)
+        other_files = {name: files[at, key] for name, key in names.items() if (at, key) in files}
+        views.append(View(images[at], cameras[key], pose, other_files))
+    return _scene(path, content, frames, views)
 
 
-def _scene(path: Path, found: dict[str, Any], frames: list[Any], views: list[View]) -> Scene:
-    has_depth = any(DEPTH in view.others for view in views)
-    kept = {
-        name: v for name, v in found.items() if name not in (*_CAMERA, "frames") and _is_kept(v)
+def _scene(path: Path, content: dict[str, Any], frames: list[Any], views: list[View]) -> Scene:
+    has_depth = any(DEPTH in view.other_files for view in views)
+    kept_values = {
+        name: v for name, v in content.items() if name not in (*_CAMERA, "frames") and _is_kept(v)
     }
     notes = []
-    depth_unit = "mm" if has_depth and _DEPTH_SCALE not in found else None
+    depth_unit = "mm" if has_depth and _DEPTH_SCALE not in content else None
     if depth_unit is not None:
         notes.append("unit of depth assumed: mm, and so m for poses, as by nerfstudio's reader")
-    if unread := sorted({name for frame in frames for name in frame} - _FRAME):
-        notes.append(f"values of frames that are not packed: {', '.join(unread)}")
-    if unread := sorted(found.keys() - kept.keys() - _CAMERA - {"frames"}):
-        notes.append(f"values of the scene that are not packed: {', '.join(unread)}")
+    if unread_names := sorted({name for frame in frames for name in frame} - _FRAME):
+        notes.append(f"values of frames that are not packed: {', '.join(unread_names)}")
+    if unread_names := sorted(content.keys() - kept_values.keys() - _CAMERA - {"frames"}):
+        notes.append(f"values of the scene that are not packed: {', '.join(unread_names)}")
     return Scene(
         "camera-to-world, OpenGL axes: x right, y up, z backward; first pixel's middle at 0.5",
         *(views, [path], "m" if depth_unit else None, depth_unit),
-        metadata={"transforms": kept} if kept else {},
+        metadata={"transforms": kept_values} if kept_values else {},
         notes=notes,
         split=_SPLITS.get(path.name),
     )

@@ -62,12 +62,12 @@ def _places(path: Path) -> Iterator[tuple[int, int]]:
         at, end = 0, file.seek(0, os.SEEK_END)
         while at < end:
             file.seek(at)
-            size, most = int.from_bytes(file.read(4), "little"), min(_MOST_BYTES, end - at - 4)
-            if not 0 < size <= most:
+            size, max_size = int.from_bytes(file.read(4), "little"), min(_MOST_BYTES, end - at - 4)
+            if not 0 < size <= max_size:
                 raise SourceError(
                     f"damaged or truncated depth; {_REMEDY}",
                     offset=at,
-                    expected=f"the size of a frame, at most {most}",
+                    expected=f"the size of a frame, at most {max_size}",
                     got=size,
                 )
             yield at + 4, size
@@ -84,9 +84,9 @@ def _frame(path: Path, start: int, size: int) -> tuple[_Depth, bool]:
         file.seek(start)
         data = file.read(size)
         depth = np.empty(_SIZE, np.uint16)
-        sized = depth.nbytes.to_bytes(4, "little") + data  # as numcodecs has it
+        sized_data = depth.nbytes.to_bytes(4, "little") + data  # as numcodecs has it
         with suppress(*ERRORS):
-            Lz4().decode_into(memoryview(sized), depth.reshape(-1).view(np.uint8))
+            Lz4().decode_into(memoryview(sized_data), depth.reshape(-1).view(np.uint8))
             return depth, False
         try:
             stream = zlib.decompressobj(-zlib.MAX_WBITS)

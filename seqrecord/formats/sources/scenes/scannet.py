@@ -48,11 +48,11 @@ def _read_scannet(folder: Path) -> Scene:
     colors, depths = (images_in(folder / name) for name in ("color", "depth"))
     cameras: dict[str, Camera] = {}
     files = []
-    for feature, name, found in ((IMAGE, "color", colors), (DEPTH, "depth", depths)):
+    for feature, name, images in ((IMAGE, "color", colors), (DEPTH, "depth", depths)):
         path = folder / "intrinsic" / f"intrinsic_{name}.txt"
-        if found and is_file(path):
+        if images and is_file(path):
             files.append(path)
-            height, width = image_size(next(iter(found.values())))
+            height, width = image_size(next(iter(images.values())))
             matrix = read_numbers(path).matrix()
             cameras[feature] = camera_of_matrix(matrix, (width, height), path)
     color, views = cameras.pop(IMAGE, None), []
@@ -61,8 +61,8 @@ def _read_scannet(folder: Path) -> Scene:
         if is_file(path):
             files.append(path)
             pose = _pose(path)
-        others = {DEPTH: depths[stem]} if stem in depths else {}
-        views.append(View(image, color, pose, others))
+        other_files = {DEPTH: depths[stem]} if stem in depths else {}
+        views.append(View(image, color, pose, other_files))
     return Scene(_CONVENTION, views, files or [folder / "pose"], "m", "mm", cameras)
 
 
@@ -87,9 +87,9 @@ def _read_iphone(folder: Path) -> Scene:
             image = images.get(stem, folder / "rgb" / f"{stem}.jpg")
             matrix = np.reshape(frame["intrinsic"], (3, 3))
         camera = camera_of_matrix(matrix, size, path) if images else None
-        found = ((DEPTH, depth_of), ("mask", masks))
-        others = {name: paths[stem] for name, paths in found if stem in paths}
-        views.append(View(image, camera, pose, others))
+        files_by_feature = ((DEPTH, depth_of), ("mask", masks))
+        other_files = {name: paths[stem] for name, paths in files_by_feature if stem in paths}
+        views.append(View(image, camera, pose, other_files))
     return Scene(_CONVENTION, views, [path], "m", "mm", notes=notes)
 
 

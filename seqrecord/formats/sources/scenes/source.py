@@ -90,9 +90,9 @@ class SceneSource(SequenceSource):
     def open(self, folder: Path) -> SequenceFrames:
         if (error := self._unlisted.get(folder)) is not None:
             raise type(error)(error.message, **error.context()) from error
-        name, above = self._layouts[folder]
+        name, parent = self._layouts[folder]
         with located(SourceError, file=str(folder)):
-            return sequence_of(LAYOUTS[name].read(folder), name, above, self.wants)
+            return sequence_of(LAYOUTS[name].read(folder), name, parent, self.wants)
 
     @property
     def _allowed(self) -> Iterable[Layout]:

@@ -81,16 +81,16 @@ def _read_arkit(folder: Path) -> Scene:
     )
     confidences = confidences or images_in(folder / "confidence")
     cameras = folder / "lowres_wide_intrinsics"
-    named = {name.removesuffix(".pincam") for name, _ in list_folder(cameras)}
+    camera_names = {name.removesuffix(".pincam") for name, _ in list_folder(cameras)}
     path, views = folder / _TRAJECTORY, []
     times, rows = timed_values(path, (6,))
     stems = sorted(images, key=_seconds)
     clock = np.array([round(_seconds(stem) * _NS) for stem in stems], np.int64)
-    near = align(clock, np.rint(times * _NS).astype(np.int64), "nearest", _NEAR)
+    pose_rows = align(clock, np.rint(times * _NS).astype(np.int64), "nearest", _NEAR)
     files = [path]
-    for stem, row in zip(stems, near.tolist(), strict=True):
+    for stem, row in zip(stems, pose_rows.tolist(), strict=True):
         camera, pose = None, None
-        if (name := _near_name(stem, named)) is not None:
+        if (name := _near_name(stem, camera_names)) is not None:
             files.append(cameras / f"{name}.pincam")
             camera = _pincam(files[-1])
         if row != NONE:
@@ -99,9 +99,9 @@ def _read_arkit(folder: Path) -> Scene:
             axis = rows[row, :3] / (angle or 1.0) * np.sin(angle / 2)
             pose[:3, :3], pose[:3, 3] = rotation_of([np.cos(angle / 2), *axis]), rows[row, 3:]
             pose = pose_of(pose, path, inverse=True)
-        found = ((DEPTH, depths), ("confidence", confidences))
-        others = {name: paths[stem] for name, paths in found if stem in paths}
-        views.append(View(images[stem], camera, pose, others))
+        files_by_feature = ((DEPTH, depths), ("confidence", confidences))
+        other_files = {name: paths[stem] for name, paths in files_by_feature if stem in paths}
+        views.append(View(images[stem], camera, pose, other_files))
     return Scene(
         "world-to-camera, axis-angle, OpenCV axes, metres; first pixel's middle at 0 (ARKitScenes)",
         *(views, files, "m", "mm"),
@@ -119,8 +119,8 @@ def _seconds(stem: str) -> float:
 def _near_name(stem: str, names: set[str]) -> str | None:
     """Return the name with the same time, or a millisecond away, as ARKitScenes' loader does."""
     video, _, time = stem.rpartition("_")
-    near = (f"{video}_{float(time) + ms / 1000:.3f}" for ms in (-1, 1))
-    return next((name for name in (stem, *near) if name in names), None)
+    near_names = (f"{video}_{float(time) + ms / 1000:.3f}" for ms in (-1, 1))
+    return next((name for name in (stem, *near_names) if name in names), None)
 
 
 def _pincam(path: Path) -> Camera:
@@ -225,12 +225,12 @@ def _annotations(path: Path) -> dict[str, list[Any]]:
 
 @lru_cache(maxsize=1)  # each sequence of a category asks for them
 def _annotations_of(path: Path, _version: Hashable) -> dict[str, list[Any]]:
-    found: dict[str, list[Any]] = {}
+    frames_by_sequence: dict[str, list[Any]] = {}
     with (
         well_formed(path, "a gzip file of a JSON list of frames"),
         located(SourceError, file=str(path)),
     ):
-        for frame in _elements(_unzipped(path)):
+        for frame in _elements(_unzip(path)):
             name = frame["sequence_name"]
             if not isinstance(name, str) or not _NAME.fullmatch(name) or name in (".", ".."):
                 raise SourceError(
@@ -238,12 +238,12 @@ def _annotations_of(path: Path, _version: Hashable) -> dict[str, list[Any]]:
                     expected="a name without /",
                     got=repr_of(name, 100),
                 )
-            kept = {key: frame.get(key) for key in ("image", "viewpoint", "mask", "depth")}
-            found.setdefault(name, []).append(kept)
-    return found
+            description = {key: frame.get(key) for key in ("image", "viewpoint", "mask", "depth")}
+            frames_by_sequence.setdefault(name, []).append(description)
+    return frames_by_sequence
 
 
-def _unzipped(path: Path) -> str:
+def _unzip(path: Path) -> str:
     """Decompress a list of annotations, within a budget: its frames take more memory than text."""
     limit = max(_FREE_BYTES, _MOST_RATIO * size_of(path))
     with opened(path) as file:
@@ -281,7 +281,7 @@ def _after(text: str, at: int, mark: str) -> int:
 
 
 def _read_co3d(place: Path) -> Scene:
-    path, views, missing = place.parent / _ANNOTATIONS, [], set[str]()
+    path, views, missing_names = place.parent / _ANNOTATIONS, [], set[str]()
     for frame in _annotations(path)[place.name]:
         with well_formed(path, "image, viewpoint and mask of each frame"):
             height, width = frame["image"]["size"]
@@ -299,26 +299,28 @@ def _read_co3d(place: Path) -> Scene:
             matrix = np.column_stack([np.transpose(view["R"]), view["T"]])
             root = place.parent.parent
             mask, depth = frame.get("mask") or {}, frame.get("depth") or {}
-            named = {"mask": mask.get("path"), "depth_mask": depth.get("mask_path")}
-            named[DEPTH] = depth.get("path")
-            others: dict[str, Path | DecodedFile] = {}
-            for name, file in named.items():
-                found = None if file is None else inside(root, file, path)
-                if found is not None and not is_directory(found.parent):
-                    missing.add(name)
-                elif found is not None and name == DEPTH:
-                    read = partial(_co3d_depth, found, float(depth["scale_adjustment"]))
-                    others[name] = DecodedFile(found, "<f4", partial(image_size, found), read)
-                elif found is not None:
-                    others[name] = found
+            listed_paths = {"mask": mask.get("path"), "depth_mask": depth.get("mask_path")}
+            listed_paths[DEPTH] = depth.get("path")
+            other_files: dict[str, Path | DecodedFile] = {}
+            for name, file in listed_paths.items():
+                file_path = None if file is None else inside(root, file, path)
+                if file_path is not None and not is_directory(file_path.parent):
+                    missing_names.add(name)
+                elif file_path is not None and name == DEPTH:
+                    read_depth = partial(_co3d_depth, file_path, float(depth["scale_adjustment"]))
+                    other_files[name] = DecodedFile(
+                        file_path, "<f4", partial(image_size, file_path), read_depth
+                    )
+                elif file_path is not None:
+                    other_files[name] = file_path
             image = inside(root, frame["image"]["path"], path)
         views.append(
-            View(image, camera, known_pose_of(matrix, path, inverse=True, flip="xy"), others)
+            View(image, camera, known_pose_of(matrix, path, inverse=True, flip="xy"), other_files)
         )
     return Scene(
         "world-to-camera, PyTorch3D axes: x left, y up, z forward; no scale (Co3D)",
         *(views, [path]),
-        notes=[f"{name}: listed, but its folder does not exist" for name in sorted(missing)],
+        notes=[f"{name}: listed, but its folder does not exist" for name in sorted(missing_names)],
     )
 
 

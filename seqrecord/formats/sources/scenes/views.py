@@ -47,13 +47,13 @@ _WRONG_VALUES = (
 class View:
     """An image with its camera and pose, camera-to-world, float64 [4, 4]; `None` if unknown.
 
-    `others` are its further files by feature, such as `depth`; `time` is in nanoseconds.
+    `other_files` are its further files by feature, such as `depth`; `time` is in nanoseconds.
     """
 
     image: Path
     camera: Camera | None = None
     pose: FloatArray | None = None
-    others: Mapping[str, Path | DecodedFile] = field(default_factory=dict)
+    other_files: Mapping[str, Path | DecodedFile] = field(default_factory=dict)
     time: int | None = None
 
 
@@ -106,10 +106,10 @@ def sequence_of(
     scene: Scene, layout: str, folder: Path, wants: Callable[..., bool]
 ) -> SequenceFrames:
     """Make the columns of a scene, in the order of the images' names."""
-    views, names, notes = _ordered(_existing(scene))
+    views, names, notes = _order_views(_existing_views(scene))
     files: dict[str, list[Path | DecodedFile | None]] = {IMAGE: [view.image for view in views]}
-    for name in dict.fromkeys(name for view in views for name in view.others):
-        files[name] = [view.others.get(name) for view in views]
+    for name in dict.fromkeys(name for view in views for name in view.other_files):
+        files[name] = [view.other_files.get(name) for view in views]
     metadata: dict[str, Any] = {"dataset": layout, **scene.metadata}
     metadata["convention"] = {"pose": POSE, "original": scene.convention}
     metadata["views_without_image"] = len(scene.views) - len(views)
@@ -117,26 +117,26 @@ def sequence_of(
     cameras: dict[str, list[Camera | None]] = {}
     for name, paths in files.items():
         metadata[f"frames_without_{name}"] = paths.count(None)
-        own = scene.cameras.get(name)
-        of_views = [view.camera if own is None else own for view in views]
+        file_camera = scene.cameras.get(name)
+        view_cameras = [view.camera if file_camera is None else file_camera for view in views]
         samples: dict[
             tuple[int, int] | None, Path | DecodedFile
         ] = {}  # files of cameras may differ in size
-        for path, camera in zip(paths, of_views, strict=True):
+        for path, camera in zip(paths, view_cameras, strict=True):
             if path is not None:
                 samples.setdefault(camera.size if camera else None, path)
-        cameras[name] = _scaled(of_views, samples)
+        cameras[name] = _scale_cameras(view_cameras, samples)
         unit = scene.depth_unit if name == DEPTH else None
         columns[name] = Images(paths, _KINDS.get(name), unit, [*samples.values()])
-    camera_columns, cameras_found = _camera_columns(cameras, scene)
+    camera_columns, camera_metadata = _camera_columns(cameras, scene)
     columns |= camera_columns
-    if cameras_found:
-        metadata["camera"] = cameras_found
-    there = np.array([view.pose is not None for view in views], np.bool_)
-    metadata["frames_without_pose"] = int(np.count_nonzero(~there))
-    if there.any():
+    if camera_metadata:
+        metadata["camera"] = camera_metadata
+    has_pose = np.array([view.pose is not None for view in views], np.bool_)
+    metadata["frames_without_pose"] = int(np.count_nonzero(~has_pose))
+    if has_pose.any():
         poses = np.stack([np.eye(4) if view.pose is None else view.pose for view in views])
-        columns["pose"] = Values(poses, "pose", scene.unit, there)
+        columns["pose"] = Values(poses, "pose", scene.unit, has_pose)
     if all(view.time is not None for view in views):
         times = np.array([view.time for view in views], np.int64)
         columns[TIMESTAMP] = Values(times, TIMESTAMP, "ns")
@@ -164,9 +164,9 @@ def inside(folder: Path, name: object, path: Path) -> Path:
     Raises `SourceError` for paths that lead out of the folder.
     """
     if isinstance(name, str):
-        found = os.path.normpath(name)
-        if name and not found.startswith(("/", "..")):
-            return folder / found
+        relative_path = os.path.normpath(name)
+        if name and not relative_path.startswith(("/", "..")):
+            return folder / relative_path
     raise SourceError(
         "the path leads out of the scene's folder; correct the list",
         file=str(path),
@@ -198,35 +198,37 @@ def well_formed(path: Path, expected: str) -> Iterator[None]:
 def images_in(folder: Path) -> dict[str, Path]:
     """Return the images in a folder by name without ending; none if the folder is missing."""
     names = list_folder(folder) if is_directory(folder) else ()
-    found = (folder / name for name, is_folder in names if not is_folder)
-    return {path.stem: path for path in found if path.suffix.lower() in IMAGE_ENDINGS}
+    paths = (folder / name for name, is_folder in names if not is_folder)
+    return {path.stem: path for path in paths if path.suffix.lower() in IMAGE_ENDINGS}
 
 
 def existing_files(paths: Collection[Path]) -> set[Path]:
     """Return the paths that exist, from one listing of each folder."""
     folders = filter(is_directory, {path.parent for path in paths})
-    names = ((above, *entry) for above in folders for entry in list_folder(above))
-    return {above / name for above, name, is_folder in names if not is_folder}.intersection(paths)
+    names = ((folder, *entry) for folder in folders for entry in list_folder(folder))
+    return {folder / name for folder, name, is_folder in names if not is_folder}.intersection(paths)
 
 
-def _existing(scene: Scene) -> list[View]:
+def _existing_views(scene: Scene) -> list[View]:
     """Return the views whose images exist. Raises `SourceError` if none does, or for duplicates."""
-    there = existing_files([view.image for view in scene.views])
-    views = [view for view in scene.views if view.image in there]
+    existing_images = existing_files([view.image for view in scene.views])
+    views = [view for view in scene.views if view.image in existing_images]
     path = str(next(iter(scene.files)))
     if not views:
-        first = next((str(view.image) for view in scene.views), "no image")
-        raise SourceError("no image of the list exists", file=path, expected=first, got="no file")
+        first_image = next((str(view.image) for view in scene.views), "no image")
+        raise SourceError(
+            "no image of the list exists", file=path, expected=first_image, got="no file"
+        )
     for image, count in Counter(view.image for view in views).items():
         if count > 1:
             raise SourceError("an image is listed twice", file=path, got=str(image))
     return views
 
 
-def _ordered(views: Sequence[View]) -> tuple[list[View], dict[str, Column], list[str]]:
+def _order_views(views: Sequence[View]) -> tuple[list[View], dict[str, Column], list[str]]:
     """Sort views by the names of their images; return also columns of the names, and notes."""
-    above = Path(os.path.commonpath([view.image.parent for view in views]))
-    by_name = {view.image.relative_to(above).as_posix(): view for view in views}
+    root = Path(os.path.commonpath([view.image.parent for view in views]))
+    by_name = {view.image.relative_to(root).as_posix(): view for view in views}
     notes = ["the order of frames is that of the images' names"]
     files = frame_files(by_name) if all("/" not in name for name in by_name) else None
     if files is None or len(files.names) < len(views):
@@ -240,25 +242,25 @@ def _ordered(views: Sequence[View]) -> tuple[list[View], dict[str, Column], list
         stems = [Path(name).stem for name in files.names.values()]
         columns[FRAME_NAME] = Values(np.array(stems), FRAME_NAME)
     if files.times is not None:
-        files.check(above, IMAGE)
+        files.check(root, IMAGE)
         columns[TIMESTAMP] = Values(np.array(files.times.values), TIMESTAMP, "ns")
         notes.append(time_note(files.times.unit))
     return [by_name[name] for name in files.names.values()], columns, notes
 
 
-def _scaled(
+def _scale_cameras(
     cameras: Sequence[Camera | None], samples: Mapping[tuple[int, int] | None, Path | DecodedFile]
 ) -> list[Camera | None]:
     """Return the cameras of files that have the size of the `samples`, by size of the camera."""
     sizes = {key: image_size(path) for key, path in samples.items()}
-    known: dict[Camera | None, Camera | None] = {None: None}
+    scaled_cameras: dict[Camera | None, Camera | None] = {None: None}
     for camera in cameras:
-        if camera is not None and camera not in known:
+        if camera is not None and camera not in scaled_cameras:
             path = samples.get(camera.size)
-            known[camera] = (
+            scaled_cameras[camera] = (
                 camera if path is None else camera.scaled(*sizes[camera.size], path_of(path))
             )
-    return [known[camera] for camera in cameras]
+    return [scaled_cameras[camera] for camera in cameras]
 
 
 def _camera_columns(
@@ -268,20 +270,22 @@ def _camera_columns(
 
     Cameras that all features share have no prefix.
     """
-    are_shared = all(each == cameras[IMAGE] for each in cameras.values())
+    are_shared = all(feature_cameras == cameras[IMAGE] for feature_cameras in cameras.values())
     columns: dict[str, Column] = {}
     metadata: dict[str, Any] = {}
-    for name, each in {"": cameras[IMAGE]}.items() if are_shared else cameras.items():
-        known = list(dict.fromkeys(camera for camera in each if camera is not None))
-        if len(known) == 1 and None not in each:
-            metadata[name] = known[0].to_json()
-        elif known and (name in ("", IMAGE) or each != cameras[IMAGE]):
+    for name, feature_cameras in {"": cameras[IMAGE]}.items() if are_shared else cameras.items():
+        distinct_cameras = list(
+            dict.fromkeys(camera for camera in feature_cameras if camera is not None)
+        )
+        if len(distinct_cameras) == 1 and None not in feature_cameras:
+            metadata[name] = distinct_cameras[0].to_json()
+        elif distinct_cameras and (name in ("", IMAGE) or feature_cameras != cameras[IMAGE]):
             prefix = f"{name}_" if name else ""
-            there = np.array([camera is not None for camera in each], np.bool_)
-            filled = [camera or known[0] for camera in each]
-            values = np.array([camera.intrinsics for camera in filled], np.float64)
-            columns[f"{prefix}intrinsics"] = Values(values, "intrinsics", "px", there)
-            models = {camera.model for camera in known}
+            has_camera = np.array([camera is not None for camera in feature_cameras], np.bool_)
+            filled_cameras = [camera or distinct_cameras[0] for camera in feature_cameras]
+            values = np.array([camera.intrinsics for camera in filled_cameras], np.float64)
+            columns[f"{prefix}intrinsics"] = Values(values, "intrinsics", "px", has_camera)
+            models = {camera.model for camera in distinct_cameras}
             if len(models) > 1 and FISHEYE in models:
                 raise SourceError(
                     "cameras of several distortion models; undistort them, or split the scene",
@@ -289,20 +293,22 @@ def _camera_columns(
                     expected=f"{OPENCV} or {FISHEYE} for all images",
                     got=", ".join(sorted(str(model or "pinhole") for model in models)),
                 )
-            count = max(len(camera.coefficients) for camera in known)
-            padded = [[*camera.coefficients, *[0.0] * count][:count] for camera in filled]
+            count = max(len(camera.coefficients) for camera in distinct_cameras)
+            padded_coefficients = [
+                [*camera.coefficients, *[0.0] * count][:count] for camera in filled_cameras
+            ]
             if count:
                 metadata[name] = {"distortion_model": max(models, key=str)}
-                if all(row == padded[0] for row in padded):
-                    metadata[name]["distortion_coefficients"] = padded[0]
+                if all(row == padded_coefficients[0] for row in padded_coefficients):
+                    metadata[name]["distortion_coefficients"] = padded_coefficients[0]
                 else:
                     columns[f"{prefix}distortion"] = Values(
-                        np.array(padded), "distortion", None, there
+                        np.array(padded_coefficients), "distortion", None, has_camera
                     )
     return columns, metadata.get("", metadata)
 
 
 def _pattern(items: Sequence[Path | DecodedFile | None], folder: Path) -> str:
-    there = [path_of(item) for item in items if item is not None]
-    above = os.path.relpath(os.path.commonpath([path.parent for path in there]), folder)
-    return os.path.normpath(f"{above}/*{there[0].suffix}")
+    paths = [path_of(item) for item in items if item is not None]
+    parent = os.path.relpath(os.path.commonpath([path.parent for path in paths]), folder)
+    return os.path.normpath(f"{parent}/*{paths[0].suffix}")

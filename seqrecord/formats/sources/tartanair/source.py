@@ -111,82 +111,85 @@ class TartanAirSource(SequenceSource):
         return any(not layout.names.isdisjoint(names) for layout in LAYOUTS)
 
     def wants(self, *names: str) -> bool:
-        mine = self._of_cameras(names)
-        return bool(mine) and super().wants(*mine)
+        camera_names = self._of_cameras(names)
+        return bool(camera_names) and super().wants(*camera_names)
 
     def open(self, folder: Path) -> SequenceFrames:
         trajectory = Trajectory(folder)
         count, layout = len(trajectory.frames.ids), trajectory.layout
         assert layout is not None  # else it has no frames
-        found = SequenceFrames(
+        frames = SequenceFrames(
             count, metadata=_metadata(trajectory, layout), fps=layout.fps, notes=[layout.note]
         )
         for files in trajectory.pixels:
             if not trajectory.lacks(files):
-                found.places |= dict.fromkeys(files.features, files.shown)
+                frames.places |= dict.fromkeys(files.features, files.shown)
                 if self.wants(*files.features):
                     paths = trajectory.paths(files)
-                    found.files += [path for path in paths if path is not None]
-                    found.columns |= files.columns(paths)
+                    frames.files += [path for path in paths if path is not None]
+                    frames.columns |= files.columns(paths)
         for name in layout.poses:
             if (file := f"{name}.txt") in trajectory.entries:
-                found.places[name] = file
+                frames.places[name] = file
                 if self.wants(name):
-                    found.files.append(folder / file)
-                    found.columns[name] = Values(_poses(folder / file, name, count), "pose", "m")
+                    frames.files.append(folder / file)
+                    frames.columns[name] = Values(_poses(folder / file, name, count), "pose", "m")
         for name, (file, unit) in layout.imu.items():
             path = folder / "imu" / file
             shapes = [(IMU_ROWS * n, 3) for n in (count - 1, count)]
             if not is_file(path):
                 continue
             if (shape := array_header(path).shape) not in shapes:
-                least, most = (rows for rows, _ in shapes)
-                found.notes.append(
-                    f"imu/{file} not packed: {list(shape)}, expected [{least}, 3] or [{most}, 3], "
-                    f"{IMU_ROWS} samples from each frame to the next"
+                min_rows, max_rows = (rows for rows, _ in shapes)
+                frames.notes.append(
+                    f"imu/{file} not packed: {list(shape)}, expected [{min_rows}, 3] or "
+                    f"[{max_rows}, 3], {IMU_ROWS} samples from each frame to the next"
                 )
             else:
-                found.places[name] = f"imu/{file}"
+                frames.places[name] = f"imu/{file}"
                 if self.wants(name):
-                    found.files.append(path)
+                    frames.files.append(path)
                     samples = read_array(path).reshape(-1, IMU_ROWS, 3)
-                    there = np.arange(count) < len(samples)
-                    found.columns[name] = Values(samples, "imu", unit, there)
-        return found
+                    has_samples = np.arange(count) < len(samples)
+                    frames.columns[name] = Values(samples, "imu", unit, has_samples)
+        return frames
 
-    def scan(self, found: Scan) -> None:
-        super().scan(found)
-        found.offered = dict.fromkeys(self._of_cameras(found.offered))
+    def scan(self, scan: Scan) -> None:
+        super().scan(scan)
+        scan.offered = dict.fromkeys(self._of_cameras(scan.offered))
 
     def _of_cameras(self, names: Iterable[str]) -> list[str]:
         return [name for name in names if camera_of(name) in (None, *self.cameras)]
 
     def account(self) -> Account:
         """Report all trajectories. Reads their lists again; broken trajectories are skipped."""
-        found, others = super().account(), len(self._found) - len(self._folders)
-        if not others:
-            return found
+        account, num_unselected = super().account(), len(self._trajectories) - len(self._folders)
+        if not num_unselected:
+            return account
         reason = f"not selected by difficulty={self.difficulty}"
-        left_out = LeftOut("trajectories", others, reason, "episodes", is_data=False)
-        return replace(found, left_out=(*found.left_out, left_out))
+        left_out = LeftOut("trajectories", num_unselected, reason, "episodes", is_data=False)
+        return replace(account, left_out=(*account.left_out, left_out))
 
     @cached_property
-    def _found(self) -> list[Trajectory]:
-        found = find_trajectories(self.path, self.path)
-        return sorted(found, key=lambda trajectory: trajectory.key(self.path))
+    def _trajectories(self) -> list[Trajectory]:
+        trajectories = find_trajectories(self.path, self.path)
+        return sorted(trajectories, key=lambda trajectory: trajectory.key(self.path))
 
     @cached_property
     def _folders(self) -> dict[Path, Mapping[str, Path]]:
-        found = [t for t in self._found if self.difficulty in (None, t.difficulty)]
-        if not any(trajectory.layout for trajectory in found):
+        trajectories = [t for t in self._trajectories if self.difficulty in (None, t.difficulty)]
+        if not any(trajectory.layout for trajectory in trajectories):
             level = f"{self.difficulty} " if self.difficulty else ""
             raise SourceError(
                 f"no {level}TartanAir trajectory found",
                 file=str(self.root),
                 expected=self.expected,
-                got=f"{len(found)} folders without files" if found else None,
+                got=f"{len(trajectories)} folders without files" if trajectories else None,
             )
-        return {each.path: {each.key(self.path): each.path} for each in found}
+        return {
+            trajectory.path: {trajectory.key(self.path): trajectory.path}
+            for trajectory in trajectories
+        }
 
 
 FORMAT = SourceFormat(
@@ -213,7 +216,7 @@ def _poses(path: Path, feature: str, count: int) -> npt.NDArray[np.float64]:
 
 def _metadata(trajectory: Trajectory, layout: TartanAirLayout) -> dict[str, Any]:
     """Return the metadata; the camera's field of view is 90 degrees, so fx = fy = width / 2."""
-    ids, _, first = trajectory.frames
+    ids, _, first_file = trajectory.frames
     metadata: dict[str, Any] = {
         "dataset": f"TartanAir {layout.version}",
         "env": trajectory.environment,
@@ -222,8 +225,8 @@ def _metadata(trajectory: Trajectory, layout: TartanAirLayout) -> dict[str, Any]
         "first_frame_id": ids[0],
     }
     with skipping_unreadable():  # raised by reading
-        if first is not None:
-            height, width = image_size(first)
+        if first_file is not None:
+            height, width = image_size(first_file)
             x, y = width / 2, height / 2
             camera = Camera(x, x, x - layout.centre, y - layout.centre, width, height)
             metadata["camera"] = camera.to_json()

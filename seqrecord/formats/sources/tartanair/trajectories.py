@@ -41,15 +41,17 @@ class Trajectory:
     """
 
     def __init__(self, path: Path) -> None:
-        listed = dict(list_folder(path))
-        self.path, self.entries = path, frozenset(listed)
-        self.folders = frozenset(name for name, is_folder in listed.items() if is_folder)
+        folder_entries = dict(list_folder(path))
+        self.path, self.entries = path, frozenset(folder_entries)
+        self.folders = frozenset(name for name, is_folder in folder_entries.items() if is_folder)
         self._files: dict[PixelFiles, dict[int, str]] = {}
-        fits = [layout for layout in LAYOUTS if not self.entries.isdisjoint(layout.names)]
+        fitting_layouts = [
+            layout for layout in LAYOUTS if not self.entries.isdisjoint(layout.names)
+        ]
         if DESCRIPTION in self.entries:  # an exported episode with any feature names
-            fits = []
-        sound = filter(self.has_files, fits if len(fits) > 1 else ())
-        self.layout: TartanAirLayout | None = (*sound, *fits, None)[0]
+            fitting_layouts = []
+        sound_layouts = filter(self.has_files, fitting_layouts if len(fitting_layouts) > 1 else ())
+        self.layout: TartanAirLayout | None = (*sound_layouts, *fitting_layouts, None)[0]
 
     @property
     def difficulty(self) -> str | None:
@@ -109,18 +111,18 @@ class Trajectory:
         Its feature may be unselected: the frames must not depend on the selected features. Raises
         `SourceError` for no frames and for a gap in the ids.
         """
-        found = self._frames()
-        if not found.ids:
+        frames = self._frames()
+        if not frames.ids:
             raise SourceError("trajectory without frames", file=str(self.path))
-        for one, other in pairwise(found.ids):
-            if other != one + 1:
+        for frame, next_frame in pairwise(frames.ids):
+            if next_frame != frame + 1:
                 raise SourceError(
                     "gap in the frame ids; the download may be incomplete",
                     file=str(self.path),
-                    expected=f"frame {one + 1} {found.origin}",
-                    got=f"frame {other} after {one}",
+                    expected=f"frame {frame + 1} {frames.origin}",
+                    got=f"frame {next_frame} after {frame}",
                 )
-        return found
+        return frames
 
     def _frames(self) -> FrameIds:
         for files in sorted(self.pixels, key=lambda files: files.between):
@@ -128,8 +130,8 @@ class Trajectory:
                 ids = list(names)
                 if files.between and self._num_poses()[0] != len(ids):
                     ids.append(ids[-1] + 1)
-                first = self.path / files.folder / names[ids[0]]
-                return FrameIds(ids, f"as in {files.folder}/", first)
+                first_file = self.path / files.folder / names[ids[0]]
+                return FrameIds(ids, f"as in {files.folder}/", first_file)
         count, origin = self._num_poses()
         return FrameIds(range(count), origin)
 
@@ -145,8 +147,8 @@ class Trajectory:
 
         For example, optical flow and its mask share a folder and are downloaded separately.
         """
-        shared = (other for other in self.pixels if other.folder == files.folder)
-        return not self._names(files) and any(map(self._names, shared))
+        neighbours = (neighbour for neighbour in self.pixels if neighbour.folder == files.folder)
+        return not self._names(files) and any(map(self._names, neighbours))
 
     def paths(self, files: PixelFiles) -> list[Path | None]:
         """Return the files of all frames. Raises `SourceError` for missing and additional ones.
@@ -156,41 +158,43 @@ class Trajectory:
         """
         names, (ids, origin, _) = self._names(files), self.frames
         folder = self.path / files.folder
-        want = ids if not files.between or ids[-1] in names else ids[:-1]
-        missing, extra = (sorted(set(a).difference(b)) for a, b in ((want, names), (names, want)))
-        if missing or extra:
-            span = f"frames {want[0]} to {want[-1]}" if want else "no frame"
+        expected_ids = ids if not files.between or ids[-1] in names else ids[:-1]
+        missing_ids, extra_ids = (
+            sorted(set(a).difference(b)) for a, b in ((expected_ids, names), (names, expected_ids))
+        )
+        if missing_ids or extra_ids:
+            span = f"frames {expected_ids[0]} to {expected_ids[-1]}" if expected_ids else "no frame"
             facts = [f"{len(names)} files"]
-            facts += [f"frame {missing[0]} missing"] if missing else []
-            facts += [f"frame {extra[0]} too many"] if extra else []
+            facts += [f"frame {missing_ids[0]} missing"] if missing_ids else []
+            facts += [f"frame {extra_ids[0]} too many"] if extra_ids else []
             raise SourceError(
                 "the features have different frames",
                 file=str(folder),
-                expected=f"{len(want)} files, {span}, {origin}",
+                expected=f"{len(expected_ids)} files, {span}, {origin}",
                 got=", ".join(facts),
             )
-        return [folder / names[each] if each in names else None for each in ids]
+        return [folder / names[frame] if frame in names else None for frame in ids]
 
     def _names(self, files: PixelFiles) -> dict[int, str]:
         """Return file names by frame id, ascending; for pairs of frames by the first id."""
         if files not in self._files:
-            found: dict[int, str] = {}
+            names: dict[int, str] = {}
             for name, _ in list_folder(self.path / files.folder):
                 if (match := files.pattern.fullmatch(name)) is None:
                     continue
                 path = str(self.path / files.folder / name)
-                first, *second = map(int, match.groups())
-                if second and second[0] != first + 1:
+                frame, *partners = map(int, match.groups())
+                if partners and partners[0] != frame + 1:
                     raise SourceError(
                         "the file connects frames that are not consecutive",
                         file=path,
-                        expected=f"frames {first} and {first + 1}",
-                        got=f"{first} and {second[0]}",
+                        expected=f"frames {frame} and {frame + 1}",
+                        got=f"{frame} and {partners[0]}",
                     )
-                if (other := found.setdefault(first, name)) != name:
+                if (earlier_name := names.setdefault(frame, name)) != name:
                     message = "two files have the same frame number"
-                    raise SourceError(message, file=path, got=f"{other} too")
-            self._files[files] = dict(sorted(found.items()))
+                    raise SourceError(message, file=path, got=f"{earlier_name} too")
+            self._files[files] = dict(sorted(names.items()))
         return self._files[files]
 
 
@@ -201,15 +205,17 @@ def find_trajectories(path: Path, root: Path, depth: int = 0) -> list[Trajectory
     is below a difficulty's folder, or if it is `root` or directly in `root`.
     """
     check_depth(path, depth)
-    here = Trajectory(path)
-    if (here.layout and here.is_named) or here.is_sound:
-        return [here]
-    below = (find_trajectories(path / name, root, depth + 1) for name in sorted(here.folders))
-    found = [trajectory for each in below for trajectory in each]
-    is_placed = here.difficulty is not None or root in (path, path.parent)
-    if not found and is_placed and _TRAJECTORY.fullmatch(path.name):
-        return [here]  # an incomplete download: a broken trajectory
-    return found
+    trajectory = Trajectory(path)
+    if (trajectory.layout and trajectory.is_named) or trajectory.is_sound:
+        return [trajectory]
+    subfolder_groups = (
+        find_trajectories(path / name, root, depth + 1) for name in sorted(trajectory.folders)
+    )
+    trajectories = [trajectory for group in subfolder_groups for trajectory in group]
+    is_placed = trajectory.difficulty is not None or root in (path, path.parent)
+    if not trajectories and is_placed and _TRAJECTORY.fullmatch(path.name):
+        return [trajectory]  # an incomplete download: a broken trajectory
+    return trajectories
 
 
 def read_poses(path: Path) -> npt.NDArray[np.float64]:

@@ -75,15 +75,15 @@ class _Chunks:
             self.notes.append(f"{self._frames} frames, of {self._declared} that are declared")
 
     def _check_riff(self, at: int, stop: int, *, is_open: bool) -> None:
-        data, movie, index, broken = self._data, None, None, None
-        before = self._filled
+        data, movie, index, broken_offset = self._data, None, None, None
+        previous_frames = self._filled
         while at < stop:
             kind, size = self._head(at, stop)
             start, end = at + _HEAD, at + _HEAD + size
             form = data.read(start, 4)
             if kind == b"LIST" and form == b"movi":
                 movie = start
-                end, broken = self._check_movie(start + 4, end, stop, is_open=is_open)
+                end, broken_offset = self._check_movie(start + 4, end, stop, is_open=is_open)
                 at = end
                 continue
             if end > data.nbytes:
@@ -95,16 +95,16 @@ class _Chunks:
             elif kind == b"idx1":
                 index = (start, end)
             at = end + end % 2
-        if broken is not None and not (
+        if broken_offset is not None and not (
             movie is not None and index is not None and self._is_indexed(movie, *index)
         ):
-            got = data.read(broken, 4).hex()
-            raise data.damaged("no chunk where one must begin", broken, "a FourCC", got)
+            got = data.read(broken_offset, 4).hex()
+            raise data.damaged("no chunk where one must begin", broken_offset, "a FourCC", got)
         if index is not None and self._has_all:
-            listed, there = self._listed(*index), self._filled - before
-            if listed > there:
+            num_indexed, num_present = self._count_indexed(*index), self._filled - previous_frames
+            if num_indexed > num_present:
                 message = "its index has more frames than its list of frames"
-                raise data.damaged(message, index[0], f"{listed} frames", there)
+                raise data.damaged(message, index[0], f"{num_indexed} frames", num_present)
 
     def _head(self, at: int, stop: int) -> tuple[bytes, int]:
         head = self._data.read(at, _HEAD)
@@ -175,7 +175,7 @@ class _Chunks:
             if stop > self._data.nbytes:
                 raise self._data.truncated(at, "a part of its index", stop)
 
-    def _listed(self, start: int, stop: int) -> int:
+    def _count_indexed(self, start: int, stop: int) -> int:
         """Return how many of the stream's frames an index has: places that are not empty.
 
         Some writers repeat the entry of a frame for those that were dropped.
@@ -196,9 +196,9 @@ class _Chunks:
         for at in range(start, stop - _ENTRY + 1, _ENTRY):
             entry = data.read(at, _ENTRY)
             offset = int.from_bytes(entry[8:12], "little")
-            wanted = entry[:4] + entry[12:]
+            expected_head = entry[:4] + entry[12:]
             bases = (movie, 0) if base is None else (base,)
-            base = next((n for n in bases if data.read(n + offset, _HEAD) == wanted), None)
+            base = next((n for n in bases if data.read(n + offset, _HEAD) == expected_head), None)
             if base is None or base + offset + _HEAD + int.from_bytes(entry[12:], "little") > (
                 data.nbytes
             ):

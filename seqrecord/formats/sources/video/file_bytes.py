@@ -51,11 +51,11 @@ class FileBytes:
 
     def read(self, at: int, count: int) -> bytes:
         """Return the bytes at an offset, fewer at the end of the file."""
-        inside = at - self._start
-        if not 0 <= inside <= len(self._window) - count:
+        window_offset = at - self._start
+        if not 0 <= window_offset <= len(self._window) - count:
             self._file.seek(at)
-            self._window, self._start, inside = self._file.read(max(count, _WINDOW)), at, 0
-        return self._window[inside : inside + count]
+            self._window, self._start, window_offset = self._file.read(max(count, _WINDOW)), at, 0
+        return self._window[window_offset : window_offset + count]
 
     def number(self, at: int, count: int) -> int:
         """Return a big-endian number."""
@@ -85,10 +85,10 @@ class FileBytes:
         kind = "zeros" if self.are_zeros(at) else "bytes"
         return f"{self.nbytes - at} {kind} after the end of the video, from byte {at}, not read"
 
-    def truncated(self, at: int, what: str, stop: int) -> SourceError:
+    def truncated(self, at: int, part_name: str, stop: int) -> SourceError:
         """Return the error of something at an offset that ends at `stop`, behind the file's end."""
         return SourceError(
-            f"truncated video: the file ends inside of {what}; {COPY}",
+            f"truncated video: the file ends inside of {part_name}; {COPY}",
             file=str(self._path),
             offset=at,
             expected=f"at least {stop} bytes",
@@ -106,8 +106,8 @@ class FileBytes:
         )
 
 
-def early_end(declared: float, stored: float, step: float) -> list[str]:
+def early_end(declared_end: float, frames_end: float, step: float) -> list[str]:
     """Return a note if frames end, in seconds, more than two frames before the declared end."""
-    if declared - stored <= _MOST_STEPS * step:
+    if declared_end - frames_end <= _MOST_STEPS * step:
         return []
-    return [f"frames end at {stored:.3f} s, before the declared end at {declared:.3f} s"]
+    return [f"frames end at {frames_end:.3f} s, before the declared end at {declared_end:.3f} s"]

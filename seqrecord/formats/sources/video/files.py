@@ -14,7 +14,7 @@ from seqrecord.formats.sources.video.file_bytes import COPY, Contents, StreamFac
 from seqrecord.formats.sources.video.frame_forms import UPRIGHT, VideoForms, orientation_of_matrix
 from seqrecord.formats.sources.video.joints import Joints
 from seqrecord.formats.sources.video.mp4_boxes import check_boxes
-from seqrecord.formats.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, marked
+from seqrecord.formats.sources.video.order import MAX_LEADING, FrameOrder, VideoPacket, mark_cuts
 from seqrecord.in_place.files import open_file, openable, opened, unreadable
 from seqrecord.store.codecs.exif import turned_shape
 from seqrecord.store.processes.forks import cached_property
@@ -54,7 +54,7 @@ class VideoFile:
         matrix              number (H.273) of the YUV to RGB matrix, or None
         color_range         "limited" or "full", or None
         fps                 average frames per second, or None
-        others              descriptions of the file's other video streams
+        other_videos        descriptions of the file's other video streams
 
     `stream` is a video stream's number, from 0, or its title; the first one by default. Cover
     pictures do not count.
@@ -63,11 +63,11 @@ class VideoFile:
     """
 
     _is_unread: bool
-    others: tuple[str, ...]
+    other_videos: tuple[str, ...]
 
     def __init__(self, path: Path, stream: int | str | None = None) -> None:
         self.path = path
-        self._wanted = stream
+        self._requested_stream = stream
         self._raw: Any = None
         self._is_unread = True
         self._open()
@@ -82,8 +82,8 @@ class VideoFile:
         self.color_range = _RANGES.get(int(context.color_range))
         self.fps = float(rate) if rate and 0 < rate < 1e6 else None
         try:
-            kept = self.codec in PASSTHROUGH
-            self._format = packet_format(self.codec, self.extradata) if kept else None
+            is_kept = self.codec in PASSTHROUGH
+            self._format = packet_format(self.codec, self.extradata) if is_kept else None
             self.forms = VideoForms(self.codec, self._format, path) if self._format else None
             self._order: FrameOrder | None = None
             if self._format and self.codec in _REORDERING:
@@ -141,12 +141,12 @@ class VideoFile:
 
     def ticks(self) -> list[int]:
         """Return all frames' display times in `tick` units, ascending. Reads the whole file."""
-        return sorted(packet.tick for packet in marked(self._from(None)) if packet.is_shown)
+        return sorted(packet.tick for packet in mark_cuts(self._from(None)) if packet.is_shown)
 
     def count(self) -> int:
         """Return the number of displayed frames, from an MP4's tables or by reading the file."""
-        known = self.known_count()
-        return len(self.ticks()) if known is None else known
+        table_count = self.known_count()
+        return len(self.ticks()) if table_count is None else table_count
 
     def known_count(self) -> int | None:
         """Return the number of displayed frames if the tables of an MP4 contain it, else `None`."""
@@ -188,7 +188,7 @@ class VideoFile:
 
     def other_streams(self) -> list[str]:
         """Return the types of the file's non-video streams: "audio", "subtitle", "data", …"""
-        return [each.type or "data" for each in self._file.streams if each.type != "video"]
+        return [stream.type or "data" for stream in self._file.streams if stream.type != "video"]
 
     @property
     def nbytes(self) -> int:
@@ -200,27 +200,27 @@ class VideoFile:
         return self._format.bare_packet(data, is_start) if self._format else data
 
     def packets(
-        self, first: int | None = None, *, any_order: bool = False
+        self, first_tick: int | None = None, *, any_order: bool = False
     ) -> Iterator[VideoPacket]:
-        """Yield packets in decoding order, from a point from which tick `first` is decodable.
+        """Yield packets in decoding order, from a point from which tick `first_tick` is decodable.
 
         By default, or if no such point is found, from the beginning. The first packet is a cut
-        unless decoding is impossible even there. `any_order` is as for `FrameOrder.proved`. Only
-        one iteration at a time.
+        unless decoding is impossible even there. `any_order` is as for `FrameOrder.prove_order`.
+        Only one iteration at a time.
         """
-        packets = marked(self._from(first))
-        return self._order.proved(packets, any_order=any_order) if self._order else packets
+        packets = mark_cuts(self._from(first_tick))
+        return self._order.prove_order(packets, any_order=any_order) if self._order else packets
 
-    def _from(self, first: int | None) -> Iterator[VideoPacket]:
+    def _from(self, first_tick: int | None) -> Iterator[VideoPacket]:
         self.check()
         second = max(1, round(1 / self.tick))
-        target = first or 0
-        for attempt in range(0 if first is None else _SEEKS):
+        target = first_tick or 0
+        for attempt in range(0 if first_tick is None else _SEEKS):
             packets = self._seek(target)
             head = next(packets, None)
             if head is None:
                 break
-            if head.tick <= (first or 0) and (head.start.is_closed or head.start.may_lead):
+            if head.tick <= (first_tick or 0) and (head.start.is_closed or head.start.may_lead):
                 return chain([head], packets)
             # Containers seek by decoding time, which may be earlier.
             target = min(target, head.tick) - second * 4**attempt
@@ -235,10 +235,10 @@ class VideoFile:
 
     def _open(self) -> None:
         try:
-            where = openable(self.path)
+            openable_file = openable(self.path)
         except OSError as error:
             raise unreadable(self.path, error) from error
-        self._remote = None if isinstance(where, Path) else where
+        self._remote = None if isinstance(openable_file, Path) else openable_file
         if self._remote is None:
             with opened(self.path) as file:
                 check_boxes(file, self.path, reads_all=True)
@@ -247,38 +247,40 @@ class VideoFile:
             self._remote.seek(0)
         with self._errors("invalid or unsupported video"):
             self._file: Any = pyav().open(
-                str(where) if isinstance(where, Path) else where,
+                str(openable_file) if isinstance(openable_file, Path) else openable_file,
                 metadata_errors="ignore",
                 buffer_size=_BUFFER_BYTES,
                 options={"format_whitelist": _CONTAINERS, "protocol_whitelist": "file"},
             )
         try:
-            self._stream = self._chosen()
+            self._stream = self._select_stream()
         except SourceError:
             self.close()
             raise
         self._is_unread = True
 
-    def _chosen(self) -> Any:
+    def _select_stream(self) -> Any:
         """Return the selected stream."""
         pictures = pyav().stream.Disposition.attached_pic
-        streams = [each for each in self._file.streams.video if not each.disposition & pictures]
-        names = [_title(each) for each in streams]
-        shown = [f"stream={i} ({_described(each)})" for i, each in enumerate(streams)]
-        number = self._wanted or 0
+        streams = [
+            stream for stream in self._file.streams.video if not stream.disposition & pictures
+        ]
+        names = [_title(stream) for stream in streams]
+        descriptions = [f"stream={i} ({_description(stream)})" for i, stream in enumerate(streams)]
+        number = self._requested_stream or 0
         if isinstance(number, str):
             number = names.index(number) if names.count(number) == 1 else -1
-        if self._wanted is not None and not 0 <= number < len(streams):
+        if self._requested_stream is not None and not 0 <= number < len(streams):
             raise SourceError(
                 "no such video stream",
                 file=str(self.path),
-                expected="; ".join(shown) or "a video stream",
-                got=f"stream={self._wanted}",
+                expected="; ".join(descriptions) or "a video stream",
+                got=f"stream={self._requested_stream}",
             )
         if not streams or streams[number].codec_context is None:
             raise SourceError("no video of a supported codec in the file", file=str(self.path))
         self._number = number
-        self.others = tuple(text for i, text in enumerate(shown) if i != number)
+        self.other_videos = tuple(text for i, text in enumerate(descriptions) if i != number)
         return streams[number]
 
     def _seek(self, tick: int) -> Iterator[VideoPacket]:
@@ -306,9 +308,9 @@ class VideoFile:
                 is_start = start.is_closed or start.may_lead
                 if self.forms is not None and (is_start or self.codec == "vp9"):
                     self.forms.check(data, tick * self.tick, is_key=is_start)
-                shown = not (packet.is_discard or start.is_hidden)
-                key = packet.is_keyframe
-                yield VideoPacket(data, tick, start, key, shown, pos=packet.pos)
+                is_shown = not (packet.is_discard or start.is_hidden)
+                is_key = packet.is_keyframe
+                yield VideoPacket(data, tick, start, is_key, is_shown, pos=packet.pos)
             joints.check_end(expected)
 
     def place_of(self, packet: VideoPacket) -> tuple[int, int]:
@@ -358,7 +360,7 @@ def _title(stream: Any) -> str:
     return str(stream.metadata.get("title", ""))[:100]
 
 
-def _described(stream: Any) -> str:
+def _description(stream: Any) -> str:
     context, title = stream.codec_context, _title(stream)
     text = f"{context.name} {context.width}x{context.height}" if context else "unknown codec"
     return f"{title!r}, {text}" if title else text

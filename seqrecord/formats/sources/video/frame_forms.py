@@ -39,16 +39,16 @@ class FrameForm(NamedTuple):
     def __str__(self) -> str:
         return f"{self.width}x{self.height} {self.pixels}"
 
-    def check(self, other: FrameForm, path: Path, seconds: float) -> None:
-        """Raise `SourceError` if frames from a time on have the different form `other`."""
-        if other != self:
+    def check(self, form: FrameForm, path: Path, seconds: float) -> None:
+        """Raise `SourceError` if frames from a time on have the different form `form`."""
+        if form != self:
             raise SourceError(
                 "the frame size or pixel format changes within the video; re-encode it, "
                 f"`ffmpeg -i IN -vf scale={self.width}:{self.height} -pix_fmt {self.pixels} OUT`, "
                 "or split it there",
                 file=str(path),
                 expected=str(self),
-                got=f"{other} at {seconds:.3f} s",
+                got=f"{form} at {seconds:.3f} s",
             )
 
 
@@ -60,8 +60,8 @@ class VideoForms:
 
     def __init__(self, codec: str, format_: PacketFormat, path: Path) -> None:
         self._codec, self._format, self._path = codec, format_, path
-        self._known: set[bytes] = set()
-        self._first = b""  # first keyframe
+        self._checked_headers: set[bytes] = set()
+        self._first_keyframe = b""  # first keyframe
         self._form: FrameForm | None = None  # of the first keyframe, decoded on demand
 
     def check(self, data: bytes, seconds: float, *, is_key: bool) -> None:
@@ -69,14 +69,14 @@ class VideoForms:
 
         `seconds` is the packet's display time.
         """
-        if is_key and (headers := self._format.headers(data)) not in self._known:
+        if is_key and (headers := self._format.headers(data)) not in self._checked_headers:
             packet = self._format.bare_packet(data, True)
-            if self._first:
-                self._first_form().check(self._decoded(packet, seconds), self._path, seconds)
-            self._first = self._first or packet
-            if len(self._known) < _MOST_KNOWN:
-                self._known.add(headers)
-        elif not is_key and self._first:
+            if self._first_keyframe:
+                self._first_form().check(self._decode_form(packet, seconds), self._path, seconds)
+            self._first_keyframe = self._first_keyframe or packet
+            if len(self._checked_headers) < _MOST_KNOWN:
+                self._checked_headers.add(headers)
+        elif not is_key and self._first_keyframe:
             for height, width in self._format.sizes(data):
                 form = self._first_form()
                 form.check(form._replace(height=height, width=width), self._path, seconds)
@@ -90,12 +90,12 @@ class VideoForms:
         `_REMOTE_KEYFRAMES` of them, and nothing else.
         """
         if (remote := remote_files(self._path)) is not None:
-            some = range(0, len(starts), -(-len(starts) // _REMOTE_KEYFRAMES) or 1)
-            ranges = [ByteRange(starts[i], starts[i] + min(sizes[i], _HEAD_BYTES)) for i in some]
-            heads = [bytearray(each.length) for each in ranges]
-            remote.read(remote.name_of(self._path), ranges, [memoryview(each) for each in heads])
-            found = [self._format.start(bytes(head)) for head in heads]
-            return all(start.is_closed or start.is_hidden for start in found)
+            indices = range(0, len(starts), -(-len(starts) // _REMOTE_KEYFRAMES) or 1)
+            ranges = [ByteRange(starts[i], starts[i] + min(sizes[i], _HEAD_BYTES)) for i in indices]
+            heads = [bytearray(byte_range.length) for byte_range in ranges]
+            remote.read(remote.name_of(self._path), ranges, [memoryview(head) for head in heads])
+            decoding_starts = [self._format.start(bytes(head)) for head in heads]
+            return all(start.is_closed or start.is_hidden for start in decoding_starts)
         with self._path.open("rb", buffering=0) as file:
             for start, size, second in zip(starts, sizes, seconds, strict=True):
                 head = os.pread(file.fileno(), min(size, _HEAD_BYTES), start)
@@ -103,7 +103,7 @@ class VideoForms:
                     head = os.pread(file.fileno(), size, start)
                 if not self._format.start(head).is_closed:
                     return False
-                if self._format.headers(head) not in self._known:
+                if self._format.headers(head) not in self._checked_headers:
                     self.check(os.pread(file.fileno(), size, start), second, is_key=True)
         return True
 
@@ -118,10 +118,10 @@ class VideoForms:
 
     def _first_form(self) -> FrameForm:
         if self._form is None:
-            self._form = self._decoded(self._first, 0)
+            self._form = self._decode_form(self._first_keyframe, 0)
         return self._form
 
-    def _decoded(self, packet: bytes, seconds: float) -> FrameForm:
+    def _decode_form(self, packet: bytes, seconds: float) -> FrameForm:
         try:
             return FrameForm(*form_of(self._codec, packet))
         except video_errors() as error:
@@ -140,9 +140,9 @@ def orientation_of_matrix(matrix: bytes) -> int:
     `SourceError` for other angles than multiples of 90 degrees.
     """
     a, b, _, c, d = np.sign(np.frombuffer(matrix, "=i4", 5)).tolist()
-    if (found := _ORIENTATIONS.get((a, b, c, d))) is None:
+    if (orientation := _ORIENTATIONS.get((a, b, c, d))) is None:
         raise SourceError("unsupported video rotation", expected="a multiple of 90 degrees")
-    return found
+    return orientation
 
 
 _ORIENTATIONS = {

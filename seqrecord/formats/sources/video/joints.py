@@ -24,7 +24,7 @@ class Joints:
         self._path, self._can_join = path, can_join
         self._step = max(1, round(1 / ((fps or _USUAL_RATE) * tick)))
         self._last_dts: int | None = None
-        self._last = self._shift = 0
+        self._last_tick = self._shift = 0
         self._count = 0
         self._since = 0  # packets since the marked one
         self._suspect: int | None = None  # offset of a marked packet
@@ -49,10 +49,10 @@ class Joints:
             self._suspect = self._suspect or packet.pos
         dts = tick if packet.dts is None else packet.dts
         if packet.is_keyframe and self._last_dts is not None and dts < self._last_dts:
-            self._shift = self._last + self._step - tick
-        self._last_dts, shifted = dts, tick + self._shift
-        self._last = max(self._last, shifted)
-        return int(shifted)
+            self._shift = self._last_tick + self._step - tick
+        self._last_dts, shifted_tick = dts, tick + self._shift
+        self._last_tick = max(self._last_tick, shifted_tick)
+        return int(shifted_tick)
 
     def check_end(self, expected: int | None) -> None:
         """Raise `SourceError` if the last packet was damaged, or packets are missing."""

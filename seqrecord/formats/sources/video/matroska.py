@@ -62,8 +62,8 @@ def check_matroska(data: FileBytes, stream: StreamFacts) -> Contents:
     """
     checker = _Elements(data)
     checker.check()
-    stored = checker.end_of(stream)
-    notes = checker.notes + (early_end(stream.end, stored, stream.step) if stored else [])
+    frames_end = checker.end_of(stream)
+    notes = checker.notes + (early_end(stream.end, frames_end, stream.step) if frames_end else [])
     return Contents(tuple(notes), checker.packets_of(stream))
 
 
@@ -73,7 +73,7 @@ class _Elements:
         self.notes: list[str] = []
         self._levels: list[_Level] = []
         self._scale = 1_000_000  # nanoseconds
-        self._time = self._last = 0
+        self._time = self._last_time = 0
         self._track = 0
         self._videos: list[int] = []
         self._tracks: set[int] = set()
@@ -85,8 +85,8 @@ class _Elements:
         """Return the end of a stream's last frame in seconds; 0 if it is unknown."""
         if not 0 <= stream.number < len(self._videos):
             return 0
-        last = self._track_ends.get(self._videos[stream.number])
-        return 0 if last is None else last * self._scale / 1e9 + stream.step
+        last_tick = self._track_ends.get(self._videos[stream.number])
+        return 0 if last_tick is None else last_tick * self._scale / 1e9 + stream.step
 
     def packets_of(self, stream: StreamFacts) -> int | None:
         """Return a stream's number of blocks; `None` if some have several frames."""
@@ -123,7 +123,9 @@ class _Elements:
 
     @property
     def _limit(self) -> int | None:
-        return next((each.stop for each in reversed(self._levels) if each.stop is not None), None)
+        return next(
+            (level.stop for level in reversed(self._levels) if level.stop is not None), None
+        )
 
     def _read(self, at: int) -> _Element | None:
         """Return the element at an offset; `None` for zeros or other bytes after all elements."""
@@ -195,7 +197,7 @@ class _Elements:
         elif number in (_SIMPLE_BLOCK, _BLOCK):
             self._take_block(start, stop)
         elif number == _BLOCK_DURATION and self._track in self._track_ends:
-            end = self._last + data.number(start, count)
+            end = self._last_time + data.number(start, count)
             self._track_ends[self._track] = max(end, self._track_ends[self._track])
 
     def _take_block(self, start: int, stop: int) -> None:
@@ -207,8 +209,8 @@ class _Elements:
             expected = f"a track of {sorted(self._tracks)[:_MOST_SHOWN]}"
             raise self._data.damaged("a block of no track", start, expected, head[:4].hex())
         time = int.from_bytes(head[length : length + 2], "big", signed=True)
-        self._track, self._last = track, self._time + time
-        self._track_ends[track] = max(self._track_ends.get(track, self._last), self._last)
+        self._track, self._last_time = track, self._time + time
+        self._track_ends[track] = max(self._track_ends.get(track, self._last_time), self._last_time)
         self._packets[_LACED if head[length + 2] & _LACING else track] += 1
 
     def _check_crc(self, cluster: _Element, stop: int) -> None:

@@ -94,13 +94,13 @@ class _BoxChecker:
     def check(self, box: _Box, track: _Track, level: int) -> None:
         """Check a box and the boxes inside."""
         if box.kind == b"cmov":
-            raise self._refused("compressed video header", box, "an uncompressed one", "cmov")
+            raise self._error("compressed video header", box, "an uncompressed one", "cmov")
         if box.kind in _CONTAINERS and level < _MOST_LEVELS:
-            inner = _Track() if box.kind == b"trak" else track
-            for each in self.boxes(box.start, box.stop):
-                self.check(each, inner, level + 1)
+            inner_track = _Track() if box.kind == b"trak" else track
+            for child in self.boxes(box.start, box.stop):
+                self.check(child, inner_track, level + 1)
             if box.kind == b"trak":
-                self._check_track(inner, box)
+                self._check_track(inner_track, box)
         elif box.kind == b"hdlr":
             track.is_video = self._read(box.start + 8, 4) == b"vide"
         elif box.kind == b"stsd":
@@ -121,12 +121,12 @@ class _BoxChecker:
             track.samples, bits = count, head[7] if len(head) > 7 else 0
         elif box.kind == b"trun":
             flags = int.from_bytes(head[1:4], "big")
-            bits = 32 * sum(bool(flags & each) for each in _FIELDS_OF_TRUN)
+            bits = 32 * sum(bool(flags & field) for field in _FIELDS_OF_TRUN)
             self._in_fragments += count
             if self._in_fragments > self._nbytes:
                 raise self._too_many(box, self._nbytes, self._in_fragments)
         if count * bits > 8 * max(0, box.stop - box.start - at - 4):
-            raise self._refused(
+            raise self._error(
                 "a table of the video is larger than its box",
                 box,
                 f"at most {box.stop - box.start} bytes",
@@ -134,12 +134,12 @@ class _BoxChecker:
             )
 
     def _check_track(self, track: _Track, box: _Box) -> None:
-        most = self._nbytes // max(1, track.sample_bytes)
-        most = min(most, MAX_PACKETS) if track.is_video else most * _MOST_AUDIO
-        if track.samples > most:
-            raise self._too_many(box, most, track.samples)
+        max_samples = self._nbytes // max(1, track.sample_bytes)
+        max_samples = min(max_samples, MAX_PACKETS) if track.is_video else max_samples * _MOST_AUDIO
+        if track.samples > max_samples:
+            raise self._too_many(box, max_samples, track.samples)
         if track.is_video and track.descriptions > 1:
-            raise self._refused(
+            raise self._error(
                 "the decoder settings change within the video; re-encode it, "
                 "`ffmpeg -i IN -c:v libx264 OUT`",
                 box,
@@ -147,11 +147,11 @@ class _BoxChecker:
                 track.descriptions,
             )
 
-    def _too_many(self, box: _Box, most: int, count: int) -> SourceError:
+    def _too_many(self, box: _Box, max_samples: int, count: int) -> SourceError:
         message = "the video's tables declare more packets than fit into the file"
-        return self._refused(message, box, f"at most {most}, in {self._nbytes} bytes", count)
+        return self._error(message, box, f"at most {max_samples}, in {self._nbytes} bytes", count)
 
-    def _refused(self, message: str, box: _Box, expected: str, got: object) -> SourceError:
+    def _error(self, message: str, box: _Box, expected: str, got: object) -> SourceError:
         at = box.start - 8
         return SourceError(message, file=str(self._path), offset=at, expected=expected, got=got)
 

@@ -51,36 +51,36 @@ class FragmentOrder:
 
     def _check_list(self) -> None:
         """A list of which no entry fits belongs to the file before its head was rewritten."""
-        places = {each.at for each in self._fragments}
-        lost = self.listed - places
-        if lost and self.listed & places:
+        places = {fragment.at for fragment in self._fragments}
+        lost_offsets = self.listed - places
+        if lost_offsets and self.listed & places:
             raise self._data.damaged(
-                "no fragment where its list has one", min(lost), "the box moof", "none"
+                "no fragment where its list has one", min(lost_offsets), "the box moof", "none"
             )
 
     def _check_numbers(self) -> None:
         steps = [
-            (after.number or 0) - (before.number or 0)
-            for before, after in zip(self._fragments, self._fragments[1:], strict=False)
+            (fragment.number or 0) - (previous.number or 0)
+            for previous, fragment in zip(self._fragments, self._fragments[1:], strict=False)
         ]
         if 2 * steps.count(1) < len(steps):  # not counted, or those of other tracks left out
             return
-        last: _Fragment | None = None
-        skipped = 0
+        previous: _Fragment | None = None
+        num_skipped = 0
         for fragment, step in zip(self._fragments, (1, *steps), strict=True):
-            skipped += step - 1 if step > 1 else 0
+            num_skipped += step - 1 if step > 1 else 0
             if fragment.begin is None:
                 continue
-            if last is not None and last.begin is not None and skipped:
-                end = last.begin + last.ticks
-                if fragment.begin - end > _MOST_PAUSE * max(1, last.ticks):
+            if previous is not None and previous.begin is not None and num_skipped:
+                end = previous.begin + previous.ticks
+                if fragment.begin - end > _MOST_PAUSE * max(1, previous.ticks):
                     raise self._data.damaged(
                         "fragments are lost: their numbers skip, and their times too",
                         fragment.at,
                         f"a fragment that begins at tick {end}",
-                        f"{fragment.begin} after {skipped} missing",
+                        f"{fragment.begin} after {num_skipped} missing",
                     )
-            last, skipped = fragment, 0
+            previous, num_skipped = fragment, 0
 
 
 def listed_fragments(body: bytes) -> Iterator[int]:

@@ -180,9 +180,9 @@ class _Tables:
                 self._movie[box.kind] = self._content(box)
             elif box.kind == b"mvex":
                 self._is_fragmented = True
-                for inner in self._children(box):
-                    if inner.kind == b"trex":
-                        body = self._content(inner)
+                for child in self._children(box):
+                    if child.kind == b"trex":
+                        body = self._content(child)
                         self._defaults[_number(body, 4)] = _Defaults(
                             _number(body, 12), _number(body, 16)
                         )
@@ -222,24 +222,24 @@ class _Tables:
         data, sizes = self._data, _sample_sizes(track.tables)
         self._has_edits = len([*_edits(track.tables.get(b"elst", b""))]) > 1
         self._samples = 0 if sizes is None else int(np.count_nonzero(sizes))
-        timed = int(_rows(track.tables.get(b"stts", b""), ">u4", 4, 2)[::2].sum())
-        if sizes is not None and timed > len(sizes) + _MOST_UNTIMED:
+        num_timed = int(_rows(track.tables.get(b"stts", b""), ">u4", 4, 2)[::2].sum())
+        if sizes is not None and num_timed > len(sizes) + _MOST_UNTIMED:
             message = "its tables have fewer sizes than times"
-            raise data.damaged(message, box.at, f"{timed} samples", len(sizes))
+            raise data.damaged(message, box.at, f"{num_timed} samples", len(sizes))
         if sizes is None or not len(sizes):
             return
         if not _scale_of(track.tables.get(b"mdhd", b"")):
             raise data.damaged("a track without a time scale", box.at, "ticks per second", 0)
-        wide = track.tables.get(b"co64")
-        offsets = _rows(track.tables.get(b"stco", b""), ">u4", 4) if wide is None else None
-        chunks = _rows(wide or b"", ">u8", 4) if offsets is None else offsets
+        wide_offsets = track.tables.get(b"co64")
+        offsets = _rows(track.tables.get(b"stco", b""), ">u4", 4) if wide_offsets is None else None
+        chunks = _rows(wide_offsets or b"", ">u8", 4) if offsets is None else offsets
         runs = _rows(track.tables.get(b"stsc", b""), ">u4", 4, 3).reshape(-1, 3)
         if not len(chunks) or not len(runs):
             raise data.damaged("its tables place no sample", box.at, f"{len(sizes)} samples", 0)
         if (runs[1:, 0] <= runs[:-1, 0]).any():
             return  # left to FFmpeg
-        last = np.clip(np.append(runs[1:, 0], len(chunks) + 1) - 1, 0, len(chunks))
-        repeats = np.clip(last - np.clip(runs[:, 0] - 1, 0, len(chunks)), 0, None)
+        run_ends = np.clip(np.append(runs[1:, 0], len(chunks) + 1) - 1, 0, len(chunks))
+        repeats = np.clip(run_ends - np.clip(runs[:, 0] - 1, 0, len(chunks)), 0, None)
         counts = np.repeat(runs[:, 1], repeats)[: len(chunks)]
         ends = np.minimum(np.cumsum(counts), len(sizes))
         if not len(ends) or ends[-1] < len(sizes):
@@ -249,9 +249,9 @@ class _Tables:
         total = np.concatenate(([0], np.cumsum(sizes)))
         begins = np.concatenate(([0], ends[:-1]))
         stops = chunks[: len(ends)] + total[ends] - total[begins]
-        outside = (ends > begins) & ((stops > data.nbytes) | (chunks[: len(ends)] < 0))
-        if outside.any():
-            at = int(np.argmax(outside))
+        is_outside = (ends > begins) & ((stops > data.nbytes) | (chunks[: len(ends)] < 0))
+        if is_outside.any():
+            at = int(np.argmax(is_outside))
             raise data.truncated(int(chunks[at]), "a chunk of samples", int(stops[at]))
         self._notes += _duration_notes(track, self._movie.get(b"mvhd", b""), len(sizes))
 
@@ -318,15 +318,15 @@ class _Tables:
             raise data.damaged(message, box.at, count, len(rows))
         if _SIZE_FIELD in fields:
             sizes = rows[:, fields.index(_SIZE_FIELD)]
-            total, filled = int(sizes.sum()), int(np.count_nonzero(sizes))
+            total, num_filled = int(sizes.sum()), int(np.count_nonzero(sizes))
         else:
-            total, filled = count * run.size, count * bool(run.size)
+            total, num_filled = count * run.size, count * bool(run.size)
         if start + total > data.nbytes:
             raise data.truncated(box.at, "the samples of a fragment", start + total)
         has_durations = _DURATION_FIELD in fields
         run.ticks += int(rows[:, 0].sum()) if has_durations else count * run.duration
         self._expected += total
-        self._samples += filled * (run.track == self._stream.id)
+        self._samples += num_filled * (run.track == self._stream.id)
         return start + total
 
     def _check_sidx(self, box: _Box) -> None:
@@ -334,11 +334,11 @@ class _Tables:
         body = self._content(box)
         is_wide = body[:1] == b"\1"
         at = 20 if is_wide else 16
-        first = _number(body, at, 8 if is_wide else 4)
+        first_offset = _number(body, at, 8 if is_wide else 4)
         at += 8 if is_wide else 4
         count = _number(body, at + 2, 2)
         rows = _rows(body[at + 4 :], ">u4", 0, 3).reshape(-1, 3)[:count]
-        stop = box.stop + first + int((rows[:, 0] & 0x7FFFFFFF).sum())
+        stop = box.stop + first_offset + int((rows[:, 0] & 0x7FFFFFFF).sum())
         if stop > self._data.nbytes:
             raise self._data.truncated(box.at, "the segments of its index", stop)
 
@@ -385,8 +385,8 @@ def _last_time(tables: dict[bytes, bytes], samples: int) -> int:
     if not len(ends):
         return 0
     offsets = np.repeat(shifts[:, 1], shifts[:, 0])[: len(ends)]
-    last = int((ends[: len(offsets)] + offsets).max()) if len(offsets) else 0
-    return max(int(ends[-1]), last)
+    last_shown = int((ends[: len(offsets)] + offsets).max()) if len(offsets) else 0
+    return max(int(ends[-1]), last_shown)
 
 
 def _duration_notes(track: _Track, movie: bytes, samples: int) -> list[str]:
@@ -394,17 +394,17 @@ def _duration_notes(track: _Track, movie: bytes, samples: int) -> list[str]:
     header = track.tables.get(b"mdhd", b"")
     scale, movie_scale = _scale_of(header), _scale_of(movie)
     declared = _number(header, 24, 8) if header[:1] == b"\1" else _number(header, 16)
-    stored = _last_time(track.tables, samples)
-    if not stored:
+    stored_end = _last_time(track.tables, samples)
+    if not stored_end:
         return []
-    step = stored / samples / scale
+    step = stored_end / samples / scale
     is_known = declared < (1 << 32) - 1
-    notes = [*early_end(declared / scale, stored / scale, step)] if is_known else []
+    notes = [*early_end(declared / scale, stored_end / scale, step)] if is_known else []
     for begin, duration in _edits(track.tables.get(b"elst", b"")):
         if begin >= 0 and movie_scale and duration < (1 << 32) - 1:
             end = begin / scale + duration / movie_scale
-            if note := early_end(end, stored / scale + step, step):
-                return [*notes, *(f"{each} of an edit list" for each in note)]
+            if note := early_end(end, stored_end / scale + step, step):
+                return [*notes, *(f"{text} of an edit list" for text in note)]
     return notes
 
 

@@ -29,7 +29,7 @@ class FileNotes:
         """Return a line for each note, with the names of its files."""
         lines = []
         for note, names in self._files.items():
-            more = len(names) - _MOST_NAMED
-            rest = f" and {counted(more, 'other file')}" if more > 0 else ""
-            lines.append(f"{', '.join(names[:_MOST_NAMED])}{rest}: {note}")
+            num_more = len(names) - _MOST_NAMED
+            suffix = f" and {counted(num_more, 'other file')}" if num_more > 0 else ""
+            lines.append(f"{', '.join(names[:_MOST_NAMED])}{suffix}: {note}")
         return lines

@@ -46,7 +46,7 @@ class VideoPacket(NamedTuple):
     pos: int | None = None
 
 
-def marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
+def mark_cuts(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
     """Set `is_cut` of packets, which may depend on the following packets.
 
     Leading frames that are undecodable after a random access point (RASL frames of HEVC) follow it
@@ -54,11 +54,11 @@ def marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
     if they are dropped.
     """
     pending: list[VideoPacket] = []  # a possible cut and the packets after it
-    first = next(packets, None)
-    if first is None:
+    first_packet = next(packets, None)
+    if first_packet is None:
         return
-    yield first._replace(is_cut=first.start.is_closed or first.start.may_lead)
-    is_dropping = first.start.may_lead
+    yield first_packet._replace(is_cut=first_packet.start.is_closed or first_packet.start.may_lead)
+    is_dropping = first_packet.start.may_lead
     for packet in packets:
         if is_dropping and packet.start.is_broken:
             continue
@@ -68,19 +68,19 @@ def marked(packets: Iterator[VideoPacket]) -> Iterator[VideoPacket]:
             if is_leading and len(pending) < MAX_LEADING:
                 pending.append(packet)
                 if packet.start.is_broken:
-                    yield from _released(pending, False)
+                    yield from _release(pending, False)
                 continue
-            yield from _released(pending, len(pending) < MAX_LEADING)
+            yield from _release(pending, len(pending) < MAX_LEADING)
         if packet.start.may_lead:
             pending.append(packet)
         elif packet.start.is_closed:
             yield packet._replace(is_cut=True)
         else:
             yield packet
-    yield from _released(pending, True)
+    yield from _release(pending, True)
 
 
-def _released(pending: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
+def _release(pending: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
     if pending:
         yield pending[0]._replace(is_cut=is_cut)
         yield from pending[1:]
@@ -98,10 +98,14 @@ class FrameOrder:
     def __init__(self, codec: str, format_: PacketFormat, path: Path, *, is_declared: bool) -> None:
         self._codec, self._format, self._path = codec, format_, path
         self._is_declared = is_declared
-        self._tried: set[bool] = set()  # groups without and with B-frames, in the decoder's order
+        self._tested_kinds: set[bool] = (
+            set()
+        )  # groups without and with B-frames, in the decoder's order
         self._is_proved = self._is_wrong = False
 
-    def proved(self, packets: Iterator[VideoPacket], *, any_order: bool) -> Iterator[VideoPacket]:
+    def prove_order(
+        self, packets: Iterator[VideoPacket], *, any_order: bool
+    ) -> Iterator[VideoPacket]:
         """Yield marked packets with their display times; at most a group of pictures is in memory.
 
         Groups of more than `MAX_GOP_PACKETS` packets keep wrong times if `any_order`. Otherwise
@@ -110,13 +114,13 @@ class FrameOrder:
         group: list[VideoPacket] = []
         for packet in packets:
             if group and (packet.is_cut or self._is_proved or len(group) > MAX_GOP_PACKETS):
-                yield from self._checked(group, packet.is_cut, any_order)
+                yield from self._check_group(group, packet.is_cut, any_order)
                 group = []
             group.append(packet)
         if group:
-            yield from self._checked(group, True, any_order)
+            yield from self._check_group(group, True, any_order)
 
-    def _checked(
+    def _check_group(
         self, group: list[VideoPacket], is_whole: bool, any_order: bool
     ) -> list[VideoPacket]:
         """Return packets with display times. Only a whole group gets new ones."""
@@ -129,20 +133,22 @@ class FrameOrder:
             return group
         if self._is_wrong and not group[0].is_cut and not any_order:
             raise self._too_long()
-        is_tried = has_b in self._tried and not self._is_wrong
+        is_tried = has_b in self._tested_kinds and not self._is_wrong
         if is_tried or not group[0].is_cut or not (has_b or self._is_declared):
             return group
         with located(SourceError, file=str(self._path)):
             try:
-                bare = (self._format.bare_packet(p.data, i == 0) for i, p in enumerate(group))
-                order = display_order(self._codec, bare)
+                bare_packets = (
+                    self._format.bare_packet(p.data, i == 0) for i, p in enumerate(group)
+                )
+                order = display_order(self._codec, bare_packets)
             except video_errors() as error:
                 raise SourceError("cannot decode the video", got=str(error)[:200]) from error
             if is_whole and sorted(order) != visible:
                 expected = f"{len(visible)} frames"
                 raise SourceError("cannot decode all frames", expected=expected, got=len(order))
         if order == sorted(order):
-            self._tried.add(has_b)
+            self._tested_kinds.add(has_b)
             self._is_proved = has_b and not self._is_wrong
             return group
         if not (is_whole or any_order):
@@ -150,8 +156,10 @@ class FrameOrder:
         if not self._is_wrong:
             _logger.info("%s: display times are missing; ordered by decoding", self._path)
         self._is_wrong = True
-        shown = [i for i in order if group[i].is_shown] if is_whole else []
-        for i, tick in zip(shown, sorted(group[i].tick for i in shown), strict=True):
+        shown_numbers = [i for i in order if group[i].is_shown] if is_whole else []
+        for i, tick in zip(
+            shown_numbers, sorted(group[i].tick for i in shown_numbers), strict=True
+        ):
             group[i] = group[i]._replace(tick=tick)
         return group
 

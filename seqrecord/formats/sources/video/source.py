@@ -102,26 +102,26 @@ class VideoSource(InPlace):
 
     def timestamps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
         """Return the first camera's display times in seconds from its first frame, float64 [T]."""
-        first = next(iter(self._named(info.key).values()))
-        with located(SourceError, episode=info.key), VideoFile(first, self.stream) as file:
+        first_path = next(iter(self._files_of(info.key).values()))
+        with located(SourceError, episode=info.key), VideoFile(first_path, self.stream) as file:
             ticks = np.array(file.ticks(), np.int64)
             return np.asarray((ticks - ticks[:1]) * file.tick, np.float64)
 
     def account(self) -> Account:
         """Report all streams; opens each file."""
-        streams, endings, others = Counter[str](), Counter[str](), Counter[str]()
+        streams, endings, unread_videos = Counter[str](), Counter[str](), Counter[str]()
         irregular = FileNotes()
         for path in self._paths():
             endings[path.suffix] += 1
             with skipping_unreadable(), VideoFile(path, self.stream) as file:
                 streams.update(file.other_streams())
-                others.update(file.others)
+                unread_videos.update(file.other_videos)
                 irregular.add(file)
-                if file.others and self.stream is None:
+                if file.other_videos and self.stream is None:
                     _logger.warning(
                         "%s: %d video streams; reading the first one, choose another by "
                         "--source-option stream=: %s",
-                        *(path, len(file.others) + 1, "; ".join(file.others)),
+                        *(path, len(file.other_videos) + 1, "; ".join(file.other_videos)),
                     )
         names = ", ".join(f"*{ending}" for ending in sorted(endings))
         cameras = {name for files in self._files.values() for name in files}
@@ -134,7 +134,7 @@ class VideoSource(InPlace):
         ]
         left_out += [
             LeftOut(f"video {which}", n, "another stream is read", "streams", self.stream is None)
-            for which, n in sorted(others.items())
+            for which, n in sorted(unread_videos.items())
         ]
         left_out += unread_files(self.path, _is_video)
         left_out += [
@@ -163,7 +163,7 @@ class VideoSource(InPlace):
 
     def videos(self, info: EpisodeInfo) -> dict[str, Iterator[Gop | ReferencedGops | DecodedFrame]]:
         """Return the GOPs of an episode's cameras; its frames omit these features."""
-        files = self._named(info.key)
+        files = self._files_of(info.key)
         return {
             name: self._gops(info.key, spec, files)
             for name, spec in self.schema().items()
@@ -179,7 +179,7 @@ class VideoSource(InPlace):
                 raise SourceError("the folder lacks a camera's video", file=str(folder))
             with VideoFile(files[spec.name], self.stream) as file:
                 config = own_config(file, spec)
-                listed, count = file.known_count(), 0
+                table_count, count = file.known_count(), 0
                 parts: Iterator[Gop | ReferencedGops | DecodedFrame]
                 keeps_packets = VideoConfig.of(spec) is not None
                 if self.in_place and keeps_packets:
@@ -189,11 +189,11 @@ class VideoSource(InPlace):
                 for part in parts:
                     count += int(np.sum(part.num_frames))
                     yield part
-                if listed not in (None, count):
+                if table_count not in (None, count):
                     raise SourceError(
                         f"damaged video: its tables have another number of frames; {COPY}",
                         file=str(files[spec.name]),
-                        expected=listed,
+                        expected=table_count,
                         got=count,
                     )
 
@@ -204,24 +204,27 @@ class VideoSource(InPlace):
     def _files(self) -> dict[str, dict[str, Path]]:
         """Video files by episode and camera."""
         root = self.path
-        found: dict[str, dict[str, Path]] = {}
+        files_by_episode: dict[str, dict[str, Path]] = {}
         for path in find_files(root, _is_video):
             key = key_of(path.parent, root, ending=True) if self.by_folder else key_of(path, root)
             key = root.name if key == "." else key
             camera = path.stem if self.by_folder else _IMAGE
-            known = found.setdefault(key, {})
-            if camera in known:
+            episode_files = files_by_episode.setdefault(key, {})
+            if camera in episode_files:
                 raise SourceError(
-                    "videos of the same name", file=str(path), episode=key, got=str(known[camera])
+                    "videos of the same name",
+                    file=str(path),
+                    episode=key,
+                    got=str(episode_files[camera]),
                 )
-            known[camera] = path
-        if not found:
+            episode_files[camera] = path
+        if not files_by_episode:
             raise SourceError(
                 "no video found", file=str(root), expected=f"*{', *'.join(VIDEO_ENDINGS)}"
             )
-        return found
+        return files_by_episode
 
-    def _named(self, key: str) -> dict[str, Path]:
+    def _files_of(self, key: str) -> dict[str, Path]:
         if key not in self._files:
             raise SourceError("no such episode", file=str(self.root), episode=key)
         return self._files[key]

@@ -58,7 +58,7 @@ _TURNED = "the file rotates or mirrors them"
 _OTHERS = "h264"  # target for codecs that are not kept
 _LOSSLESS = ("ffv1", "huffyuv", "ffvhuff", "rawvideo", "png", "gif")
 
-_Wanted: TypeAlias = "tuple[VideoPacket, bool]"
+_SelectedPacket: TypeAlias = "tuple[VideoPacket, bool]"
 """A packet, and whether its frame is selected."""
 
 
@@ -92,18 +92,20 @@ def read_gops(
         is_turned = file.turn != UPRIGHT  # must be read before the packets
         rows = _RowFrames(file, times, tolerance)
         for group in _groups(_packets(file, rows)):
-            packets: list[_Wanted] = []
+            packets: list[_SelectedPacket] = []
             reason = ""
-            for each in group:
-                packets.append(each)
-                reason = _DEEP if is_deep else _TURNED if is_turned else _why_not(file, packets)
+            for selected_packet in group:
+                packets.append(selected_packet)
+                reason = (
+                    _DEEP if is_deep else _TURNED if is_turned else _reason_to_decode(file, packets)
+                )
                 if reason:
                     break
             if not reason:
-                for gop in _passed_through(file, packets, rows):
+                for gop in _pass_through(file, packets, rows):
                     yield replace(gop, config=config)
                 continue
-            yield from _redrawn(file, chain(packets, group), rows, reason, is_deep=is_deep)
+            yield from _redraw(file, chain(packets, group), rows, reason, is_deep=is_deep)
         rows.check_all()
 
 
@@ -116,7 +118,7 @@ def read_frames(
     """
     with located(SourceError, file=str(file.path)):
         rows = _RowFrames(file, times, tolerance)
-        yield from _decoded(file, _packets(file, rows), rows)
+        yield from _decode(file, _packets(file, rows), rows)
         rows.check_all()
 
 
@@ -130,13 +132,13 @@ def video_spec(
     without a codec. Decodes the first frame. Raises `SourceError` for an unsupported video.
     """
     with located(SourceError, file=str(file.path)):
-        first = next(read_gops(file), None)
-        if first is None:
+        first_part = next(read_gops(file), None)
+        if first_part is None:
             raise SourceError("video without frames")
         with _source_errors():
-            if isinstance(first, Gop):
+            if isinstance(first_part, Gop):
                 shape, codec = describe_video(
-                    *(file.codec, first),
+                    *(file.codec, first_part),
                     matrix=file.matrix,
                     color_range=file.color_range,
                     depth=depth,
@@ -144,8 +146,8 @@ def video_spec(
                 config = VideoConfig.from_json(codec)
                 bits = config.bits
             else:
-                shape, config = first.pixels.shape, _config(file, first, depth)
-                bits = first.bits
+                shape, config = first_part.pixels.shape, _config(file, first_part, depth)
+                bits = first_part.bits
     dtype, codecs = config.dtype, [config.to_json()]
     if is_deep and bits > _BYTE and not config.is_grey:
         dtype, codecs = np.dtype(np.uint16), []
@@ -177,13 +179,13 @@ def own_config(file: VideoFile, spec: FeatureSpec) -> VideoConfig | None:
     check_size(file, spec)
     if (config := VideoConfig.of(spec)) is None:
         return None
-    known = config.decoding
+    decoding = config.decoding
     pixels = file.pixel_format and _stored_pixels(file, file.pixel_format)
-    found: tuple[object, ...] = (file.codec, pixels, file.matrix, file.color_range)
-    if found == (known.codec, known.pixel_format, known.matrix, known.range):
+    file_decoding: tuple[object, ...] = (file.codec, pixels, file.matrix, file.color_range)
+    if file_decoding == (decoding.codec, decoding.pixel_format, decoding.matrix, decoding.range):
         return None
-    own = VideoConfig.from_json(video_spec(spec.name, file, depth=known.depth).codec[0])
-    return None if own == known else own
+    file_config = VideoConfig.from_json(video_spec(spec.name, file, depth=decoding.depth).codec[0])
+    return None if file_config == decoding else file_config
 
 
 def _stored_pixels(file: VideoFile, pixels: str) -> str:
@@ -204,17 +206,17 @@ class _RowFrames:
     def __init__(
         self, file: VideoFile, times: npt.NDArray[np.float64] | None, tolerance: float
     ) -> None:
-        self.taken = 0
+        self.num_taken = 0
         self.decodes = False
         self._tick, self._tolerance = file.tick, tolerance
         self._times: list[float] | None = None if times is None else times.tolist()
-        self._found = 0
+        self._num_selected = 0
         self._pending = set[int | None]()  # rows with a packet, without a frame so far
-        self._last: int | None = None
+        self._last_tick: int | None = None
         if times is not None:
-            back = np.flatnonzero(~(np.diff(times) > 0))
-            if len(back) or not np.isfinite(times).all():
-                frame = int(back[0]) + 1 if len(back) else None
+            backward_rows = np.flatnonzero(~(np.diff(times) > 0))
+            if len(backward_rows) or not np.isfinite(times).all():
+                frame = int(backward_rows[0]) + 1 if len(backward_rows) else None
                 raise SourceError("timestamps are not ascending", frame=frame)
 
     @property
@@ -232,43 +234,43 @@ class _RowFrames:
     @property
     def are_complete(self) -> bool:
         """Whether the packets of all rows were read, and `decodes` their frames."""
-        done = min(self._found, self.taken) if self.decodes else self._found
-        return self._times is not None and done >= len(self._times)
+        num_done = min(self._num_selected, self.num_taken) if self.decodes else self._num_selected
+        return self._times is not None and num_done >= len(self._times)
 
     def want(self, packet: VideoPacket) -> bool:
         """Return whether a packet's frame is displayed and selected; call it once per packet."""
         row = None if self._times is None else self._row(packet.tick)
         is_wanted = packet.is_shown and (self._times is None or row is not None)
-        self._found += is_wanted
+        self._num_selected += is_wanted
         self._pending.add(row)
         return is_wanted
 
     def take(self, tick: int) -> bool:
         """Count the next frame, in display order, if it is selected; returns whether it is."""
-        if self._last is not None and tick <= self._last:
+        if self._last_tick is not None and tick <= self._last_tick:
             raise SourceError(
                 "frame times are not ascending",
-                frame=self.taken,
-                expected=f"more than {self._last * self._tick:.6f} s",
+                frame=self.num_taken,
+                expected=f"more than {self._last_tick * self._tick:.6f} s",
                 got=f"{tick * self._tick:.6f} s",
             )
-        self._last = tick
-        row = self.taken if self._times is None else self._row(tick)
-        if row is not None and self._times is not None and row != self.taken:
-            raise self._lacking(self._times)
-        self.taken += row is not None
+        self._last_tick = tick
+        row = self.num_taken if self._times is None else self._row(tick)
+        if row is not None and self._times is not None and row != self.num_taken:
+            raise self._missing_frame(self._times)
+        self.num_taken += row is not None
         self._pending.discard(row)
         return row is not None
 
     def check_all(self) -> None:
         """Raise `SourceError` if a selected frame is missing."""
-        if self._times is not None and self.taken < len(self._times):
-            raise self._lacking(self._times)
-        if self._times is None and self.taken != self._found:
+        if self._times is not None and self.num_taken < len(self._times):
+            raise self._missing_frame(self._times)
+        if self._times is None and self.num_taken != self._num_selected:
             raise SourceError(
                 "cannot decode all frames of the video",
-                expected=f"{self._found} frames",
-                got=self.taken,
+                expected=f"{self._num_selected} frames",
+                got=self.num_taken,
             )
 
     def _row(self, tick: int) -> int | None:
@@ -282,15 +284,15 @@ class _RowFrames:
             row -= 1
         return row if abs(self._times[row] - time) < self._tolerance else None
 
-    def _lacking(self, times: list[float]) -> SourceError:
+    def _missing_frame(self, times: list[float]) -> SourceError:
         return SourceError(
-            NO_PICTURE if self.taken in self._pending else NO_FRAME,
-            frame=self.taken,
-            expected=f"a frame within {self._tolerance} s of {times[self.taken]:.6f} s",
+            NO_PICTURE if self.num_taken in self._pending else NO_FRAME,
+            frame=self.num_taken,
+            expected=f"a frame within {self._tolerance} s of {times[self.num_taken]:.6f} s",
         )
 
 
-def _packets(file: VideoFile, rows: _RowFrames) -> Iterator[_Wanted]:
+def _packets(file: VideoFile, rows: _RowFrames) -> Iterator[_SelectedPacket]:
     """Yield the packets up to the last row's."""
     is_first = True
     packets = file.packets(rows.first_tick, any_order=rows.are_all)
@@ -303,26 +305,27 @@ def _packets(file: VideoFile, rows: _RowFrames) -> Iterator[_Wanted]:
             return
 
 
-def _groups(packets: Iterable[_Wanted]) -> Iterator[Iterator[_Wanted]]:
+def _groups(packets: Iterable[_SelectedPacket]) -> Iterator[Iterator[_SelectedPacket]]:
     """Split packets at possible starts of decoding."""
     count = 0
 
-    def number(each: _Wanted) -> int:
+    def number(selected_packet: _SelectedPacket) -> int:
         nonlocal count
-        count += each[0].is_cut
+        count += selected_packet[0].is_cut
         return count
 
     return (group for _, group in groupby(packets, number))
 
 
-def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
+def _reason_to_decode(file: VideoFile, group: list[_SelectedPacket]) -> str:
     """Return why these packets between two cuts cannot be one `Gop`; empty if they can."""
     if file.codec not in PASSTHROUGH:
         return f"packets of {file.codec} are not supported"
     if not group[0][0].is_cut:
         return "decoding may fail at its first keyframe"
     if len(group) <= MAX_GOP_FRAMES or (
-        len(group) <= MAX_GOP_PACKETS and sum(wanted for _, wanted in group) <= MAX_GOP_FRAMES
+        len(group) <= MAX_GOP_PACKETS
+        and sum(is_selected for _, is_selected in group) <= MAX_GOP_FRAMES
     ):
         return ""
     if any(packet.is_key for packet, _ in group[1:]):
@@ -330,29 +333,36 @@ def _why_not(file: VideoFile, group: list[_Wanted]) -> str:
     return f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
 
 
-def _passed_through(file: VideoFile, group: list[_Wanted], rows: _RowFrames) -> Iterator[Gop]:
+def _pass_through(file: VideoFile, group: list[_SelectedPacket], rows: _RowFrames) -> Iterator[Gop]:
     """Yield the packets of a GOP unchanged, if any of its frames is selected."""
-    shown = sorted((packet.tick, i) for i, (packet, wanted) in enumerate(group) if wanted)
-    if not shown:
+    shown_packets = sorted(
+        (packet.tick, i) for i, (packet, is_selected) in enumerate(group) if is_selected
+    )
+    if not shown_packets:
         return
     order = [-1] * len(group)
-    for number, (tick, i) in enumerate(shown):
+    for number, (tick, i) in enumerate(shown_packets):
         rows.take(tick)
         order[i] = number
-    stop = max(i for _, i in shown) + 1  # frames refer to earlier packets only
+    stop = max(i for _, i in shown_packets) + 1  # frames refer to earlier packets only
     packets = (file.bare_packet(packet.data, i == 0) for i, (packet, _) in enumerate(group[:stop]))
     with _source_errors():  # an empty packet
         gop = Gop(tuple(packets), tuple(order[:stop]))
     yield gop
 
 
-def _redrawn(
-    file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames, reason: str, *, is_deep: bool
+def _redraw(
+    file: VideoFile,
+    packets: Iterable[_SelectedPacket],
+    rows: _RowFrames,
+    reason: str,
+    *,
+    is_deep: bool,
 ) -> Iterator[DecodedFrame]:
     """Yield the selected frames as players show them; with `is_deep`, colour above 8 bits as
     uint16."""
-    for frame in _decoded(file, packets, rows):
-        parts, rounded = frame.format.components, []
+    for frame in _decode(file, packets, rows):
+        parts, losses = frame.format.components, []
         bits = max(part.bits for part in parts)
         num_colours = sum(not part.is_alpha for part in parts)
         if bits > _WORD:
@@ -368,11 +378,11 @@ def _redrawn(
             form = "rgb48le" if is_deep else "rgb24"
             pixels = frame.reformat(format=form, **colours(frame)).to_ndarray()
             if bits > _BYTE and not is_deep:
-                rounded.append(f"{bits} bits rounded to 8")
+                losses.append(f"{bits} bits rounded to 8")
         if num_colours < len(parts):
-            rounded.append("alpha dropped")
+            losses.append("alpha dropped")
         codec = f"{file.codec} {frame.format.name}"
-        yield DecodedFrame(turned(pixels, file.turn), codec, reason, bits, ", ".join(rounded))
+        yield DecodedFrame(turned(pixels, file.turn), codec, reason, bits, ", ".join(losses))
 
 
 def _config(file: VideoFile, frame: DecodedFrame, depth: DepthScale | None) -> VideoConfig:
@@ -388,14 +398,14 @@ def _config(file: VideoFile, frame: DecodedFrame, depth: DepthScale | None) -> V
     return VideoConfig(codec, pixels, file.matrix, file.color_range)
 
 
-def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> Iterator[Any]:
+def _decode(file: VideoFile, packets: Iterable[_SelectedPacket], rows: _RowFrames) -> Iterator[Any]:
     """Decode the selected frames of packets in decoding order; yields in display order.
 
     If all frames are selected, the decoder's order counts and ticks are assigned in it, since some
     containers have no display times. Otherwise frames with ticks in another order are refused.
     """
-    sent: list[int] = []  # ticks of displayed packets
-    waiting: list[int] = []  # a heap of those without a frame so far
+    sent_ticks: list[int] = []  # ticks of displayed packets
+    pending_ticks: list[int] = []  # a heap of those without a frame so far
     with _source_errors():
         context = pyav().CodecContext.create(_DECODERS.get(file.codec, file.codec), "r")
         if file.codec not in PASSTHROUGH:
@@ -404,30 +414,32 @@ def _decoded(file: VideoFile, packets: Iterable[_Wanted], rows: _RowFrames) -> I
                 context.extradata = file.extradata
         context.options = EXACT_CROP | ({"strict": "1"} if file.codec == "h264" else {})
     is_first, form, rows.decodes = True, None, True
-    for each in chain(packets, (None,)):
-        coded = None
-        if each is not None:
-            packet, _ = each
+    for selected_packet in chain(packets, (None,)):
+        coded_packet = None
+        if selected_packet is not None:
+            packet, _ = selected_packet
             is_start = is_first or packet.is_cut or packet.is_key
-            coded, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
-            coded.is_keyframe = packet.is_key  # FFmpeg's PNG adds other packets to the last frame
+            coded_packet, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
+            coded_packet.is_keyframe = (
+                packet.is_key
+            )  # FFmpeg's PNG adds other packets to the last frame
             # The decoder copies pts to the frames.
-            coded.pts = len(sent) if packet.is_shown else _HIDDEN
+            coded_packet.pts = len(sent_ticks) if packet.is_shown else _HIDDEN
             if packet.is_shown:
-                sent.append(packet.tick)
-                heappush(waiting, packet.tick)
+                sent_ticks.append(packet.tick)
+                heappush(pending_ticks, packet.tick)
         with _source_errors():
-            frames = context.decode(coded)
+            frames = context.decode(coded_packet)
         for frame in frames:
             if frame.pts == _HIDDEN or (frame.pts is None and not rows.are_all):
                 continue
-            if not waiting:
+            if not pending_ticks:
                 raise SourceError("the video has more frames than packets")
-            earliest = heappop(waiting)
-            tick = earliest if rows.are_all else sent[frame.pts]
-            found = FrameForm(frame.height, frame.width, frame.format.name)
-            form = form or found
-            form.check(found, file.path, tick * file.tick)
+            earliest_tick = heappop(pending_ticks)
+            tick = earliest_tick if rows.are_all else sent_ticks[frame.pts]
+            frame_form = FrameForm(frame.height, frame.width, frame.format.name)
+            form = form or frame_form
+            form.check(frame_form, file.path, tick * file.tick)
             if rows.take(tick):
                 yield frame
     rows.decodes = False

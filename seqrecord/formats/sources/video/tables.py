@@ -53,8 +53,8 @@ class PacketTable:
     @cached_property
     def shown(self) -> IntArray:
         """Packets with displayed frames, in display order."""
-        found = np.flatnonzero(self.is_shown)
-        order: IntArray = found[np.argsort(self.ticks[found], kind="stable")]
+        packets = np.flatnonzero(self.is_shown)
+        order: IntArray = packets[np.argsort(self.ticks[packets], kind="stable")]
         return order
 
     @cached_property
@@ -82,13 +82,14 @@ def read_table(file: VideoFile) -> PacketTable:
     Raises `SourceError` if the frame size changes. On a URL this is checked by readers instead.
     """
     if entries := file.entries():
-        known = list(entries)  # PyAV creates each entry on access
-        ticks, starts, sizes, key, hidden = (
-            np.fromiter(map(attrgetter(name), known), kind, len(known)) for name, kind in _ENTRY
+        table_entries = list(entries)  # PyAV creates each entry on access
+        ticks, starts, sizes, is_key, is_hidden = (
+            np.fromiter(map(attrgetter(name), table_entries), kind, len(table_entries))
+            for name, kind in _ENTRY
         )
-        outside = (starts < 0) | (starts > file.nbytes - sizes)
-        if outside.any():
-            at = int(np.argmax(outside))
+        is_outside = (starts < 0) | (starts > file.nbytes - sizes)
+        if is_outside.any():
+            at = int(np.argmax(is_outside))
             raise SourceError(
                 f"truncated video or invalid tables: packets outside of the file; {COPY}",
                 file=str(file.path),
@@ -96,16 +97,16 @@ def read_table(file: VideoFile) -> PacketTable:
                 expected=f"packets up to byte {file.nbytes}",
                 got=f"{int(sizes[at])} bytes",
             )
-        if _is_true(file, key, starts, sizes, ticks):
-            return PacketTable(ticks, ~hidden, key, key, starts, sizes)
+        if _is_true(file, is_key, starts, sizes, ticks):
+            return PacketTable(ticks, ~is_hidden, is_key, is_key, starts, sizes)
     try:
         packets = [
             (p.tick, p.is_shown, p.is_key, p.is_cut, *file.place_of(p)) for p in file.packets()
         ]
     finally:
         file.close_bytes_file()
-    ticks, shown, key, cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
-    return PacketTable(ticks, shown > 0, key > 0, cut > 0, starts, sizes)
+    ticks, is_shown, is_key, is_cut, starts, sizes = np.array(packets, np.int64).reshape(-1, 6).T
+    return PacketTable(ticks, is_shown > 0, is_key > 0, is_cut > 0, starts, sizes)
 
 
 def _is_true(file: VideoFile, key: npt.NDArray[np.bool_], *table: IntArray) -> bool:
@@ -113,14 +114,14 @@ def _is_true(file: VideoFile, key: npt.NDArray[np.bool_], *table: IntArray) -> b
 
     `table` has the packets' starts, sizes and times; times of B-frames would be missing there.
     """
-    starts, sizes, ticks = (each[key].tolist() for each in table)
+    starts, sizes, ticks = (column[key].tolist() for column in table)
     assert file.forms is not None
     if not key[0] or not file.forms.check_keyframes(starts, sizes, [n * file.tick for n in ticks]):
         return False
     if file.codec != "h264" or remote_files(file.path) is not None:
         return True
-    first = [each[:_FIRST].tolist() for each in table[:2]]
-    return not file.forms.has_b(*first)
+    first_columns = [column[:_FIRST].tolist() for column in table[:2]]
+    return not file.forms.has_b(*first_columns)
 
 
 def read_references(
@@ -141,11 +142,11 @@ def read_references(
             raise SourceError(f"{_CONVERT}: packets of {file.codec} are not supported")
         if file.turn != UPRIGHT:
             raise SourceError(f"{_CONVERT}: it is rotated, so it must be re-encoded")
-        wanted = table.shown if times is None else packets_of_rows(file, table, times, tolerance)
-        ticks = table.ticks[wanted]
-        if len(back := np.flatnonzero(ticks[1:] <= ticks[:-1])):
-            raise SourceError("frame times are not ascending", frame=int(back[0]) + 1)
-        return replace(_groups(file, table, wanted), config=config)
+        packets = table.shown if times is None else packets_of_rows(file, table, times, tolerance)
+        ticks = table.ticks[packets]
+        if len(backward_rows := np.flatnonzero(ticks[1:] <= ticks[:-1])):
+            raise SourceError("frame times are not ascending", frame=int(backward_rows[0]) + 1)
+        return replace(_groups(file, table, packets), config=config)
 
 
 def packets_of_rows(
@@ -155,51 +156,55 @@ def packets_of_rows(
     if not (times[1:] > times[:-1]).all() or not np.isfinite(times).all():
         raise SourceError("timestamps are not ascending")
     ticks = table.shown_ticks
-    after = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
-    before = (after - 1).clip(0)
-    seconds = ticks[[before, after]] * file.tick if len(ticks) else np.full((2, len(times)), np.inf)
-    away = np.abs(times - seconds)
-    frame: IntArray = np.where(away[0] <= away[1], before, after)
+    next_frames = np.searchsorted(ticks, times / file.tick).clip(0, max(0, len(ticks) - 1))
+    previous_frames = (next_frames - 1).clip(0)
+    seconds = (
+        ticks[[previous_frames, next_frames]] * file.tick
+        if len(ticks)
+        else np.full((2, len(times)), np.inf)
+    )
+    distances = np.abs(times - seconds)
+    frame: IntArray = np.where(distances[0] <= distances[1], previous_frames, next_frames)
     is_own = np.diff(frame, prepend=-1) > 0
-    if len(wrong := np.flatnonzero((away.min(0) >= tolerance) | ~is_own)):
-        first = int(wrong[0])
-        hidden = np.abs(table.ticks[~table.is_shown] * file.tick - times[first])
+    if len(wrong_rows := np.flatnonzero((distances.min(0) >= tolerance) | ~is_own)):
+        first_wrong = int(wrong_rows[0])
+        hidden_distances = np.abs(table.ticks[~table.is_shown] * file.tick - times[first_wrong])
         raise SourceError(
-            NO_PICTURE if (hidden < tolerance).any() else NO_FRAME,
-            frame=first,
-            expected=f"a frame within {tolerance} s of {times[first]:.6f} s",
-            got=f"{seconds[away[:, first].argmin(), first]:.6f} s",
+            NO_PICTURE if (hidden_distances < tolerance).any() else NO_FRAME,
+            frame=first_wrong,
+            expected=f"a frame within {tolerance} s of {times[first_wrong]:.6f} s",
+            got=f"{seconds[distances[:, first_wrong].argmin(), first_wrong]:.6f} s",
         )
     packets: IntArray = table.shown[frame]
     return packets
 
 
-def _groups(file: VideoFile, table: PacketTable, wanted: IntArray) -> ReferencedGops:
+def _groups(file: VideoFile, table: PacketTable, shown_packets: IntArray) -> ReferencedGops:
     """Return the GOPs that contain the frames of these packets, in their order."""
-    group = table.group[wanted]
+    group = table.group[shown_packets]
     if len(group) and group.min() < 0:
-        unsure = f"{_CONVERT}: decoding may fail at its first keyframe"
-        raise SourceError(unsure if table.is_key[0] else NO_KEYFRAME)
+        problem = f"{_CONVERT}: decoding may fail at its first keyframe"
+        raise SourceError(problem if table.is_key[0] else NO_KEYFRAME)
     if (group[1:] < group[:-1]).any():
         raise SourceError(f"{_CONVERT}: {_OPEN}")
     is_first = np.ones(len(group), bool)
     np.not_equal(group[1:], group[:-1], out=is_first[1:])
     first_frame = np.flatnonzero(is_first)
     begins = table.cuts[group[first_frame]]
-    last = np.maximum.reduceat(wanted, first_frame) if len(begins) else begins
-    counts = last + 1 - begins
-    frames = np.concatenate((first_frame[1:], [len(wanted)])) - first_frame
-    first = np.cumsum(counts) - counts
-    packets = np.arange(int(counts.sum())) + np.repeat(begins - first, counts)
+    last_packets = np.maximum.reduceat(shown_packets, first_frame) if len(begins) else begins
+    counts = last_packets + 1 - begins
+    frames = np.concatenate((first_frame[1:], [len(shown_packets)])) - first_frame
+    first_packets = np.cumsum(counts) - counts
+    packets = np.arange(int(counts.sum())) + np.repeat(begins - first_packets, counts)
     if (counts > MAX_GOP_PACKETS).any() or (frames > MAX_GOP_FRAMES).any():
         at = int(np.argmax((counts > MAX_GOP_PACKETS) | (frames > MAX_GOP_FRAMES)))
-        is_open = table.is_key[begins[at] + 1 : last[at] + 1].any()
-        far = f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
-        raise SourceError(f"{_CONVERT}: {_OPEN if is_open else far}")
+        is_open = table.is_key[begins[at] + 1 : last_packets[at] + 1].any()
+        distance_problem = f"keyframes are more than {MAX_GOP_FRAMES} frames apart"
+        raise SourceError(f"{_CONVERT}: {_OPEN if is_open else distance_problem}")
     order = np.full(len(packets), -1, np.int64)
-    inside = np.arange(len(wanted)) - np.repeat(first_frame, frames)
-    order[wanted + np.repeat(first - begins, frames)] = inside
+    frame_numbers = np.arange(len(shown_packets)) - np.repeat(first_frame, frames)
+    order[shown_packets + np.repeat(first_packets - begins, frames)] = frame_numbers
     starts, sizes = table.starts[packets], table.sizes[packets]
     if (sizes < 1).any() or (starts[1:] < (starts + sizes)[:-1]).any():
         raise SourceError(f"{_CONVERT}: its packets are out of order")
-    return ReferencedGops(str(file.path), file.extradata, starts, sizes, order, first)
+    return ReferencedGops(str(file.path), file.extradata, starts, sizes, order, first_packets)

@@ -47,12 +47,12 @@ def check_ts(data: FileBytes, stream: StreamFacts) -> Contents:
 def _packing(data: FileBytes) -> _Packing | None:
     head = np.frombuffer(data.read(0, _FIRST_BYTES), np.uint8)
     is_sync = head == _SYNC
-    for first in np.flatnonzero(is_sync)[:_FIRST_BYTES].tolist():
+    for offset in np.flatnonzero(is_sync)[:_FIRST_BYTES].tolist():
         for size in _SIZES:
-            row = is_sync[first::size][:_SURE]
+            row = is_sync[offset::size][:_SURE]
             if len(row) and row.all() and (len(row) == _SURE or data.nbytes < _FIRST_BYTES):
                 lead = 4 if size == _SIZES[1] else 0
-                return _Packing(size, first, lead)
+                return _Packing(size, offset, lead)
     return None
 
 
@@ -67,21 +67,21 @@ class _Packets:
         self._has_table = self._has_jump = False  # of tables after the stream's last packet
 
     def check(self) -> list[str]:
-        data, (size, first, lead) = self._data, self._packing
-        total = (data.nbytes - first + lead) // size
+        data, (size, first_offset, lead) = self._data, self._packing
+        total = (data.nbytes - first_offset + lead) // size
         number = 0 if data.is_whole else total
         while number < total:
-            count, at = min(_BLOCK_PACKETS, total - number), first + number * size
+            count, at = min(_BLOCK_PACKETS, total - number), first_offset + number * size
             block = np.frombuffer(data.read(at, count * size), np.uint8)
             rows = np.pad(block, (0, count * size - len(block))).reshape(count, size)
-            lost = np.flatnonzero(rows[:, 0] != _SYNC)
-            whole = int(lost[0]) if len(lost) else count
-            self._check_rows(rows[:whole], at)
-            if len(lost):
-                self._check_lost(at + whole * size)
+            lost_rows = np.flatnonzero(rows[:, 0] != _SYNC)
+            num_whole = int(lost_rows[0]) if len(lost_rows) else count
+            self._check_rows(rows[:num_whole], at)
+            if len(lost_rows):
+                self._check_lost(at + num_whole * size)
                 return self._result()
             number += count
-        stop = first - lead + total * size
+        stop = first_offset - lead + total * size
         self._check_tail(stop)
         return self._result()
 
@@ -97,12 +97,12 @@ class _Packets:
     def _check_lost(self, at: int) -> None:
         """Refuse bytes between packets; bytes after the last packet are noted."""
         data, size = self._data, self._packing.size
-        rest = data.nbytes - at
+        num_bytes = data.nbytes - at
         if not data.are_zeros(at) and self._resumes(at):
             raise data.damaged(
                 "bytes between its packets", at, f"a sync byte each {size} bytes", "others"
             )
-        if rest:
+        if num_bytes:
             self.notes.append(data.rest(at))
 
     def _resumes(self, at: int) -> bool:
@@ -138,8 +138,8 @@ class _Packets:
         table_counters = rows[tables, 3].astype(np.int64) & 0xF
         expected_tables = _next(table_counters, self._table_counter)
         is_jump = (table_counters != expected_tables) & (expected_tables != _ANY)
-        own = np.flatnonzero((pids == self._pid) & (rows[:, 3] & 0x10 > 0))
-        packets = rows[own]
+        own_rows = np.flatnonzero((pids == self._pid) & (rows[:, 3] & 0x10 > 0))
+        packets = rows[own_rows]
         counters = packets[:, 3].astype(np.int64) & 0xF
         expected = _next(counters, self._counter)
         has_field = packets[:, 3] & 0x20 > 0
@@ -147,25 +147,27 @@ class _Packets:
         is_start, is_wrong = packets[:, 1] & 0x40 > 0, packets[:, 1] & 0x80 > 0
         is_gap = (counters != expected) & (expected != _ANY) & ~may_jump
         for i in np.flatnonzero(is_gap | is_wrong).tolist():
-            between = slice(*np.searchsorted(tables, (own[i - 1] if i else 0, own[i])))
-            restarts = is_jump[between].any() or (not i and self._has_jump)
-            has_table = len(is_jump[between]) or (not i and self._has_table)
+            tables_between = slice(
+                *np.searchsorted(tables, (own_rows[i - 1] if i else 0, own_rows[i]))
+            )
+            restarts = is_jump[tables_between].any() or (not i and self._has_jump)
+            has_table = len(is_jump[tables_between]) or (not i and self._has_table)
             is_joint = is_start[i] and (restarts or (has_table and not counters[i]))
             if is_wrong[i] or not is_joint:
                 raise self._data.damaged(
                     "packets are lost or marked as wrong",
-                    at + int(own[i]) * self._packing.size,
+                    at + int(own_rows[i]) * self._packing.size,
                     f"counter {int(expected[i])}",
                     int(counters[i]),
                 )
             self._joints += 1
         self._check_starts(packets[is_start], at)
-        if len(own):
+        if len(own_rows):
             self._counter, self._is_padded = int(counters[-1]), bool(has_field[-1])
             self._has_table = self._has_jump = False
-        later = tables > (own[-1] if len(own) else -1)
-        self._has_table |= bool(later.any())
-        self._has_jump |= bool(is_jump[later].any())
+        is_later = tables > (own_rows[-1] if len(own_rows) else -1)
+        self._has_table |= bool(is_later.any())
+        self._has_jump |= bool(is_jump[is_later].any())
         if len(tables):
             self._table_counter = int(table_counters[-1])
 
@@ -176,11 +178,13 @@ class _Packets:
         columns = np.minimum(begins[:, None] + np.arange(3), packets.shape[1] - 1)
         codes = np.take_along_axis(packets, columns, 1)
         if (codes != _START_CODE).any():
-            wrong = codes[(codes != _START_CODE).any(1)][0].tobytes().hex()
-            raise self._data.damaged("a frame begins without a start code", at, "000001", wrong)
+            wrong_code = codes[(codes != _START_CODE).any(1)][0].tobytes().hex()
+            raise self._data.damaged(
+                "a frame begins without a start code", at, "000001", wrong_code
+            )
 
 
-def _next(counters: npt.NDArray[np.int64], before: int) -> npt.NDArray[np.int64]:
+def _next(counters: npt.NDArray[np.int64], previous_counter: int) -> npt.NDArray[np.int64]:
     """Return the counter that each packet should have, after that of the packet before."""
-    previous = np.concatenate(([before], counters))[:-1]
+    previous = np.concatenate(([previous_counter], counters))[:-1]
     return np.where(previous == _NO_PACKET, _ANY, (previous + 1) & 0xF)

@@ -124,96 +124,97 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             with opened(path) as stream:
                 yield from self._frames(stream, path, info)
 
-    def scan(self, found: Scan) -> None:
+    def scan(self, scan: Scan) -> None:
         paths = find_files(self.path, _is_tar)
         if not paths:
             raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
         keys: set[str] = set()
         are_named = False
         for path in paths:
-            again, before = None, len(found.episodes)
-            with found.unless_broken(self._place(path, "", 0)), opened(path) as stream:
-                each = _samples(stream, path, skipped=found.unread)
-                for folder, samples in groupby(each, lambda one: one.folder):
-                    first = next(samples)
-                    place = self._place(path, folder, first.offset)
+            repeated_place, num_before = None, len(scan.episodes)
+            with scan.unless_broken(self._place(path, "", 0)), opened(path) as stream:
+                all_samples = _samples(stream, path, skipped_names=scan.unread)
+                for folder, samples in groupby(all_samples, lambda sample: sample.folder):
+                    first_sample = next(samples)
+                    place = self._place(path, folder, first_sample.offset)
                     if place.key in keys:
-                        again = place
+                        repeated_place = place
                         break
                     keys.add(place.key)
-                    with found.unless_broken(place):
-                        one = _Episode(stream, path)
-                        for sample in chain([first], samples):
-                            one.add(sample)
-                        self._check_fields(one, path)
-                        files = frame_files(one.keys)
-                        if files.unlike and len(found.notes) < _MOST_NOTES:
-                            unlike = " and ".join(files.unlike)
-                            note = f"names differ by more than a number ({unlike})"
-                            found.notes.append(f"{place.key}: {note}, maybe two recordings")
-                            _logger.warning("%s: %s", self.path, found.notes[-1])
+                    with scan.unless_broken(place):
+                        episode = _Episode(stream, path)
+                        for sample in chain([first_sample], samples):
+                            episode.add(sample)
+                        self._check_fields(episode, path)
+                        files = frame_files(episode.keys)
+                        if files.unlike and len(scan.notes) < _MOST_NOTES:
+                            unlike_names = " and ".join(files.unlike)
+                            note = f"names differ by more than a number ({unlike_names})"
+                            scan.notes.append(f"{place.key}: {note}, maybe two recordings")
+                            _logger.warning("%s: %s", self.path, scan.notes[-1])
                         # The numbers of times are not enough.
-                        are_times = any("." in key for key in one.keys)
+                        are_times = any("." in key for key in episode.keys)
                         pattern = None if are_times else files.pattern
-                        specs = self.specs_of(one.fields, partial(self._spec, tar=path))
-                        found.episodes.append(self._info(place, one, pattern))
-                        found.specs += specs
-                        for name, values in one.fields.items():
-                            found.counts[name] += values.count
-                            found.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
-                        found.offered |= dict.fromkeys(one.fields)
+                        specs = self.specs_of(episode.fields, partial(self._spec, tar=path))
+                        scan.episodes.append(self._info(place, episode, pattern))
+                        scan.specs += specs
+                        for name, values in episode.fields.items():
+                            scan.counts[name] += values.count
+                            scan.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
+                        scan.offered |= dict.fromkeys(episode.fields)
                         are_named |= pattern is None
-                if len(found.episodes) == before:
-                    found.notes.append(f"{path.name} has no samples")
-            if again is not None:
+                if len(scan.episodes) == num_before:
+                    scan.notes.append(f"{path.name} has no samples")
+            if repeated_place is not None:
                 raise SourceError(
                     "the samples of a folder are not consecutive; repack them with "
                     "`tar --sort=name`",
                     file=str(path),
-                    offset=again.metadata["offset"],
-                    episode=again.key,
+                    offset=repeated_place.metadata["offset"],
+                    episode=repeated_place.key,
                 )
-        if found.offered:
-            extra = name_specs(self.path, are_named=are_named)
-            found.specs += [spec for spec in extra if spec.name not in found.offered]
-        if found.unread:
+        if scan.offered:
+            extra_specs = name_specs(self.path, are_named=are_named)
+            scan.specs += [spec for spec in extra_specs if spec.name not in scan.offered]
+        if scan.unread:
             _logger.warning(
                 "%s: fields not read (pickles never are): %s",
                 self.path,
-                ", ".join(sorted(pattern.removeprefix("*.") for pattern in found.unread)),
+                ", ".join(sorted(pattern.removeprefix("*.") for pattern in scan.unread)),
             )
         for folder in dict.fromkeys(path.parent for path in paths):
             names = [path.name for path in paths if path.parent == folder]
-            if missing := missing_shards(names):
-                note = f"{counted(len(missing), 'shard')} missing: {', '.join(missing[:5])}"
-                found.notes.append(note)
+            if missing_names := missing_shards(names):
+                shown = ", ".join(missing_names[:5])
+                note = f"{counted(len(missing_names), 'shard')} missing: {shown}"
+                scan.notes.append(note)
                 _logger.warning("%s: %s", folder, note)
 
     def account(self) -> Account:
-        found, paths = self.scan_result, find_files(self.path, _is_tar)
+        scan, paths = self.scan_result, find_files(self.path, _is_tar)
         left_out = [
             LeftOut(f"*.tar/{pattern}", count, "no reader")
-            for pattern, count in found.unread.most_common()
+            for pattern, count in scan.unread.most_common()
         ]
         left_out += unread_files(self.path, _is_tar)
         left_out += [
             not_selected(f"field {name}", count, "files")
-            for name, count in found.counts.items()
+            for name, count in scan.counts.items()
             if name not in self.schema()
         ]
         reason = counted(len(paths), "tar file") + " of samples KEY.FIELD"
-        return Account(reason, found.places, tuple(left_out), tuple(found.notes))
+        return Account(reason, scan.places, tuple(left_out), tuple(scan.notes))
 
-    def _check_fields(self, one: _Episode, path: Path) -> None:
+    def _check_fields(self, episode: _Episode, path: Path) -> None:
         """Raise `SourceError` for fields with numeric names, unless they are selected."""
-        numbers = [name for name in one.fields if name.partition(".")[0].isdecimal()]
+        numbers = [name for name in episode.fields if name.partition(".")[0].isdecimal()]
         if self.features is None and not {*numbers} <= {*self.sparse}:
             raise SourceError(
                 "numeric field names may be parts of times; rename the files, or select "
                 f"the features (--features {','.join(numbers)})"[:300],
-                file=str(path / one.folder),
+                file=str(path / episode.folder),
                 expected="KEY.FIELD.png, or times with 9 digits before or 4 after the dot",
-                got=", ".join(one.fields[name].first.name for name in numbers[:3]),
+                got=", ".join(episode.fields[name].first.name for name in numbers[:3]),
             )
 
     @property
@@ -226,24 +227,26 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         file = path.relative_to(self._folder).as_posix()
         return EpisodeInfo(key, 0, {"file": file, "offset": offset})
 
-    def _info(self, place: EpisodeInfo, one: _Episode, pattern: str | None) -> EpisodeInfo:
+    def _info(self, place: EpisodeInfo, episode: _Episode, pattern: str | None) -> EpisodeInfo:
         metadata = dict(place.metadata)
-        fields = one.fields if self.features is None else one.fields.keys() & {*self.features}
-        chosen = {name: one.fields[name] for name in sorted(fields)}
+        fields = (
+            episode.fields if self.features is None else episode.fields.keys() & {*self.features}
+        )
+        selected_fields = {name: episode.fields[name] for name in sorted(fields)}
         if pattern is not None:
-            folder = escaped(f"{one.folder}/" if one.folder else "")
+            folder = escaped(f"{episode.folder}/" if episode.folder else "")
             metadata["files"] = {
-                name: folder + pattern + escaped(f".{split_name(each.first.name)[2]}")
-                for name, each in (chosen or one.fields).items()
+                name: folder + pattern + escaped(f".{split_name(field.first.name)[2]}")
+                for name, field in (selected_fields or episode.fields).items()
             }
         for name in self.sparse:
-            if name in chosen:
-                metadata[f"frames_without_{name}"] = len(one.keys) - chosen[name].count
-        return replace(place, num_frames=len(one.keys), metadata=metadata)
+            if name in selected_fields:
+                metadata[f"frames_without_{name}"] = len(episode.keys) - selected_fields[name].count
+        return replace(place, num_frames=len(episode.keys), metadata=metadata)
 
-    def _spec(self, name: str, one: _Field, tar: Path) -> FeatureSpec:
+    def _spec(self, name: str, field: _Field, tar: Path) -> FeatureSpec:
         """Return the feature's spec from its first value."""
-        path = tar / one.first.name
+        path = tar / field.first.name
         ending = _ending(path.name)
         if ending in _TEXTS:
             return text_spec(name, path)
@@ -251,22 +254,22 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             return feature_spec(name, np.dtype("<i8"), (), path)
         codec = None
         if self.in_place:
-            codec = referable_codec(one.data, one.endings, path, self.exif)
+            codec = referable_codec(field.data, field.endings, path, self.exif)
         if ending in _ARRAYS:
-            array = decode_array(one.data, path)
+            array = decode_array(field.data, path)
             kind = kind_of(name, array.dtype, array.shape)
             return feature_spec(name, array.dtype, array.shape, path, kind=kind, codec=codec or ())
         spec = embedded_spec(
-            *(name, one.data, path),
+            *(name, field.data, path),
             keep_encoded=self.keep_encoded,
-            endings=one.endings,
+            endings=field.endings,
             exif=self.exif,
         )
         return spec if codec is None else replace(spec, codec=codec)
 
     def _frames(self, stream: BinaryIO, path: Path, info: EpisodeInfo) -> Iterator[Frame]:
         schema, files = self.schema(), info.metadata.get("files", {})
-        pattern = next((split_name(each)[1] for each in files.values()), None)
+        pattern = next((split_name(file_pattern)[1] for file_pattern in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] = set()
         folder: str | None = None
@@ -276,17 +279,19 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 folder = sample.folder
             if sample.folder != folder:
                 break
-            found = {name: member for name, member in sample.fields.items() if name in schema}
-            dense = found.keys() - {*self.sparse}
-            if dense != (fields := fields or dense):
-                name = min(dense ^ fields)
+            members_by_name = {
+                name: member for name, member in sample.fields.items() if name in schema
+            }
+            dense_names = members_by_name.keys() - {*self.sparse}
+            if dense_names != (fields := fields or dense_names):
+                name = min(dense_names ^ fields)
                 raise SourceError(
                     "the samples have different fields",
                     file=str(path / folder / sample.key),
                     frame=index,
                     expected=f"{', '.join(sorted(fields))}; to let frames lack {name}, set "
                     f"sparse={name} (--source-option)",
-                    got=", ".join(sorted(dense)),
+                    got=", ".join(sorted(dense_names)),
                 )
             try:
                 number = None if pattern is None else number_of(pattern, sample.key)
@@ -301,14 +306,14 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             numbers.append(sample.key if number is None else number)
             if not self.allow_gaps:
                 check_numbers(numbers[-3:], path, num_frames=info.num_frames)
-                last, time = time, seconds_of(sample.key)
-                if last is not None and time is not None and time < last:
+                previous_time, time = time, seconds_of(sample.key)
+                if previous_time is not None and time is not None and time < previous_time:
                     raise SourceError(
                         "timestamps are not ascending; to accept any order, set allow_gaps=true "
                         "(--source-option)",
                         file=str(path),
                         frame=index,
-                        expected=f"{last} or later",
+                        expected=f"{previous_time} or later",
                         got=sample.key,
                     )
             name_values = {
@@ -317,13 +322,15 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             }
             frame: dict[str, Any] = {}
             for name, spec in schema.items():
-                if name in found and self.in_place and page_kind(spec).may_refer(spec):
-                    start, size = found[name].start, found[name].size
+                if name in members_by_name and self.in_place and page_kind(spec).may_refer(spec):
+                    start, size = members_by_name[name].start, members_by_name[name].size
                     frame[name] = ReferencedFile(str(path), start, start + size)
-                elif name in found:
+                elif name in members_by_name:
                     with located(SourceError, feature=name, frame=index):
-                        data = read_member(stream, found[name], path)
-                        frame[name] = _value(data, spec, path / found[name].name, self.exif)
+                        data = read_member(stream, members_by_name[name], path)
+                        frame[name] = _value(
+                            data, spec, path / members_by_name[name].name, self.exif
+                        )
                 elif spec.kind in name_values:
                     frame[name] = name_values[spec.kind]
             yield frame
@@ -376,37 +383,37 @@ class _Episode:
         self.folder = sample.folder
         self.keys.append(sample.key)
         for name, member in sample.fields.items():
-            if (one := self.fields.get(name)) is None:
+            if (episode_field := self.fields.get(name)) is None:
                 data = read_member(self.stream, member, self.path)
-                one = self.fields[name] = _Field(member, data)
-            one.endings.add(_ending(member.name))
-            one.count += 1
+                episode_field = self.fields[name] = _Field(member, data)
+            episode_field.endings.add(_ending(member.name))
+            episode_field.count += 1
 
 
 def _samples(
-    stream: BinaryIO, path: Path, offset: int = 0, *, skipped: Counter[str] | None = None
+    stream: BinaryIO, path: Path, offset: int = 0, *, skipped_names: Counter[str] | None = None
 ) -> Iterator[_Sample]:
-    """Yield the samples with supported fields; `skipped` counts the names of other files."""
+    """Yield the samples with supported fields; `skipped_names` counts the names of other files."""
     sample = None
     for member in members(stream, path, offset):
         folder, key, ending = split_name(member.name)
         if any(map(is_junk, member.name.split("/"))):
             continue
         if _ending(ending) not in _READ:
-            if skipped is not None:
-                skipped[f"*.{ending}" if ending else key] += 1
+            if skipped_names is not None:
+                skipped_names[f"*.{ending}" if ending else key] += 1
             continue
         if sample is None or (folder, key) != (sample.folder, sample.key):
             if sample is not None:
                 yield sample
             sample = _Sample(folder, key, member.offset)
         name = feature_name(ending.rpartition(".")[0] or ending)
-        if (other := sample.fields.setdefault(name, member)) is not member:
+        if (earlier_member := sample.fields.setdefault(name, member)) is not member:
             raise SourceError(
                 "two files have the same frame number",
                 file=str(path / member.name),
                 feature=name,
-                got=f"{other.name} and {member.name}",
+                got=f"{earlier_member.name} and {member.name}",
             )
     if sample is not None:
         yield sample
@@ -430,9 +437,9 @@ def _value(data: bytes, spec: FeatureSpec, path: Path, exif: str | None) -> Any:
         if ending in _NUMBERS:
             return np.array(int(data), spec.dtype)
     except (ValueError, OverflowError) as error:
-        wanted = "UTF-8" if ending in _TEXTS else "a 64-bit integer"
+        expected = "UTF-8" if ending in _TEXTS else "a 64-bit integer"
         raise SourceError(
-            "cannot read the field", file=str(path), expected=wanted, got=repr(data[:80])
+            "cannot read the field", file=str(path), expected=expected, got=repr(data[:80])
         ) from error
     if ending in IMAGE_ENDINGS:
         return embedded_value(data, spec, path, exif)

@@ -38,12 +38,12 @@ def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
         file.seek(offset)
         tar: Any
         with tarfile.TarFile(fileobj=headers, mode="r") as tar:
-            while (found := tar.next()) is not None:
+            while (header := tar.next()) is not None:
                 tar.members.clear()  # frees the headers
-                if tar.offset <= found.offset:  # an endless loop
+                if tar.offset <= header.offset:  # an endless loop
                     raise tarfile.ReadError("negative size")
-                if not found.isdir():
-                    yield _checked(found, path)
+                if not header.isdir():
+                    yield _check_member(header, path)
             file.seek(tar.offset)
             if file.read(tarfile.BLOCKSIZE) != bytes(tarfile.BLOCKSIZE):
                 raise _broken(path, tar.offset, "missing end of the archive")
@@ -92,23 +92,23 @@ def _check_rest(file: BinaryIO, path: Path) -> None:
         offset += len(block)
 
 
-def _checked(found: tarfile.TarInfo, path: Path) -> Member:
-    name = found.name.removeprefix("./")
+def _check_member(header: tarfile.TarInfo, path: Path) -> Member:
+    name = header.name.removeprefix("./")
     try:
         name.encode()
     except UnicodeEncodeError as error:
-        raise _broken(path, found.offset, "name is not UTF-8") from error
+        raise _broken(path, header.offset, "name is not UTF-8") from error
     if len(name) > _MAX_NAME or name.startswith("/") or {"", "..", "."} & {*name.split("/")}:
-        raise _broken(path, found.offset, f"invalid name {name[:100]!r}")
-    if not found.isreg() or found.issparse() or found.size < 0:
+        raise _broken(path, header.offset, f"invalid name {name[:100]!r}")
+    if not header.isreg() or header.issparse() or header.size < 0:
         raise SourceError(
             "unsupported link, device or sparse file in a tar file",
             file=str(path),
-            offset=found.offset,
+            offset=header.offset,
             expected="regular files",
             got=name,
         )
-    return Member(name, found.offset, found.offset_data, found.size)
+    return Member(name, header.offset, header.offset_data, header.size)
 
 
 def _broken(path: Path, offset: int, got: str) -> SourceError:
@@ -133,8 +133,8 @@ def split_name(name: str) -> tuple[str, str, str]:
 
 def seconds_of(key: str) -> float | None:
     """Return the seconds at the end of a key, if it is a time."""
-    found = _SECONDS.search(key)
-    return None if found is None else float(found[0])
+    seconds_match = _SECONDS.search(key)
+    return None if seconds_match is None else float(seconds_match[0])
 
 
 def missing_shards(names: Iterable[str]) -> list[str]:
@@ -146,12 +146,16 @@ def missing_shards(names: Iterable[str]) -> list[str]:
     for name in names:
         if match := _NUMBERED.fullmatch(name):
             series.setdefault((match[1], match[3]), {})[int(match[2])] = len(match[2])
-    missing: list[str] = []
-    for (before, after), found in series.items():
-        total = _TOTAL.match(after)
-        numbers = range(int(total[1])) if total else range(min(found), max(found))
+    missing_names: list[str] = []
+    for (prefix, suffix), digits_by_number in series.items():
+        total = _TOTAL.match(suffix)
+        numbers = (
+            range(int(total[1])) if total else range(min(digits_by_number), max(digits_by_number))
+        )
         # Sparse numbers are not a series: dates, ids of recordings.
-        if total or len(numbers) <= 2 * len(found):
-            digits = min(found.values())
-            missing += [f"{before}{n:0{digits}d}{after}" for n in numbers if n not in found]
-    return missing
+        if total or len(numbers) <= 2 * len(digits_by_number):
+            digits = min(digits_by_number.values())
+            missing_names += [
+                f"{prefix}{n:0{digits}d}{suffix}" for n in numbers if n not in digits_by_number
+            ]
+    return missing_names

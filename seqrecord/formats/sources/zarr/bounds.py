@@ -60,12 +60,12 @@ _STREAMS: dict[str, Callable[[], Any]] = {
     "zlib": zlib.decompressobj,
 }
 _DECODERS: dict[str, _Decoder] = {
-    **{each.codec_id: each().decoded for each in (Blosc, Lz4, Zstd)},
+    **{codec.codec_id: codec().decoded for codec in (Blosc, Lz4, Zstd)},
     **{name: partial(_decode_stream, make) for name, make in _STREAMS.items()},
 }
 
 
-def bounded(array: Any) -> Any:
+def bound_codecs(array: Any) -> Any:
     """Return the array with bounded codecs. Raises `SourceError` for unsupported codecs."""
     metadata, chunk = array.metadata, array.shards or array.chunks
     if array.dtype.kind in "OT":
@@ -73,13 +73,13 @@ def bounded(array: Any) -> Any:
     else:
         limit = _MOST_GROWTH * array.dtype.itemsize * math.prod(chunk) + _EXTRA
     if metadata.zarr_format == 2:
-        filters = [_Numcodec(each, limit, array) for each in metadata.filters or ()]
+        filters = [_Numcodec(codec, limit, array) for codec in metadata.filters or ()]
         compressor = metadata.compressor and _Numcodec(metadata.compressor, limit, array)
-        changed = replace(metadata, filters=filters or None, compressor=compressor)
+        changed_metadata = replace(metadata, filters=filters or None, compressor=compressor)
     else:
-        codecs = tuple(_codec(each, limit, chunk) for each in metadata.codecs)
-        changed = replace(metadata, codecs=codecs)
-    return Array(AsyncArray(metadata=changed, store_path=array.store_path))
+        codecs = tuple(_codec(codec, limit, chunk) for codec in metadata.codecs)
+        changed_metadata = replace(metadata, codecs=codecs)
+    return Array(AsyncArray(metadata=changed_metadata, store_path=array.store_path))
 
 
 class _Numcodec(Codec):  # type: ignore[misc, unused-ignore]
@@ -117,8 +117,8 @@ class _Bytes(BytesBytesCodec):  # type: ignore[misc, unused-ignore]
 
     async def _decode_single(self, chunk_bytes: Any, chunk_spec: Any) -> Any:
         data = _bytes(chunk_bytes.as_numpy_array())
-        found = await asyncio.to_thread(self.decoder, data, self.limit)
-        return chunk_spec.prototype.buffer.from_array_like(found)
+        decoded = await asyncio.to_thread(self.decoder, data, self.limit)
+        return chunk_spec.prototype.buffer.from_array_like(decoded)
 
     def compute_encoded_size(self, input_byte_length: int, chunk_spec: Any) -> int:
         raise NotImplementedError
@@ -137,11 +137,11 @@ def _codec(codec: Any, limit: int, chunk: tuple[int, ...]) -> Any:
     if isinstance(codec, zarr_codecs.ShardingCodec):
         if math.prod(codec.chunk_shape) > math.prod(chunk):
             raise SourceError("the shard is smaller than its chunks")
-        inner, index = (
-            tuple(_codec(each, limit, chunk) for each in several)
-            for several in (codec.codecs, codec.index_codecs)
+        inner_codecs, index_codecs = (
+            tuple(_codec(codec, limit, chunk) for codec in codecs)
+            for codecs in (codec.codecs, codec.index_codecs)
         )
-        return replace(codec, codecs=inner, index_codecs=index)
+        return replace(codec, codecs=inner_codecs, index_codecs=index_codecs)
     if isinstance(codec, zarr_codecs.VLenUTF8Codec):
         return VLenUTF8Codec()
     name = str(codec.to_dict()["name"]).removeprefix("numcodecs.")

@@ -104,31 +104,32 @@ class ZarrSource(ScannedSource):
     def external_files(self) -> dict[str, ExternalFile]:
         """Return the files that frames may reference, by path."""
         names = referable_features(self.schema())
-        found: dict[str, ExternalFile] = {}
+        files: dict[str, ExternalFile] = {}
         for path in self._buffers:
             with skipping_unreadable(), _open(path) as group:  # raised by `frames`
                 arrays = _arrays(group)
                 for name in names:
                     if name in arrays:
-                        found |= zarr_files(self.path, arrays[name], path / "data" / name)
-        return found
+                        files |= zarr_files(self.path, arrays[name], path / "data" / name)
+        return files
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return the files of metadata, and of arrays whose values an index copies."""
-        referred = self.external_files()
-        stay = {Path(name) for name in referred}
+        referenced_files = self.external_files()
+        referenced_paths = {Path(name) for name in referenced_files}
         paths = [path for buffer in self._buffers for path in find_files(buffer, is_file)]
         folders = {path.parent for path in paths} if any(map(is_directory, self._buffers)) else ()
         folders = {*folders, *(folder.parent for folder in folders), *self._buffers}
         hidden = (folder / name for folder in folders for name in _HIDDEN)
-        chunks = folders & stay
-        copied = (
+        chunks = folders & referenced_paths
+        copied_paths = (
             path
             for path in paths
-            if path.name == "zarr.json" or (path not in stay and path.parent not in chunks)
+            if path.name == "zarr.json"
+            or (path not in referenced_paths and path.parent not in chunks)
         )
-        found = [*copied, *filter(is_file, hidden)]
-        return external_files(self.path, found)
+        files = [*copied_paths, *filter(is_file, hidden)]
+        return external_files(self.path, files)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with located(SourceError, episode=info.key):
@@ -141,11 +142,11 @@ class ZarrSource(ScannedSource):
             return [root]
         if is_file(root):
             return []
-        found = (n for n, is_folder in list_folder(root) if is_folder or n.endswith(_ZIP))
-        names = sorted(found, key=natural_order)
+        buffer_names = (n for n, is_folder in list_folder(root) if is_folder or n.endswith(_ZIP))
+        names = sorted(buffer_names, key=natural_order)
         return [root / name for name in names if _is_buffer(root / name)]
 
-    def scan(self, found: Scan) -> None:
+    def scan(self, scan: Scan) -> None:
         if not self._buffers:
             raise SourceError(
                 "no replay buffer found",
@@ -153,35 +154,35 @@ class ZarrSource(ScannedSource):
                 expected="NAME.zarr with data/ and meta/episode_ends, or NAME.zarr.zip",
             )
         for path in self._buffers:
-            broken = EpisodeInfo(_name(path), 0, {"buffer": path.name})
-            with found.unless_broken(broken), _open(path) as group:
+            broken_info = EpisodeInfo(_name(path), 0, {"buffer": path.name})
+            with scan.unless_broken(broken_info), _open(path) as group:
                 arrays = _arrays(group)
-                found.offered |= dict.fromkeys(arrays)
+                scan.offered |= dict.fromkeys(arrays)
                 specs = self.specs_of(arrays, partial(self._spec, path=path))
-                found.episodes += _infos(path, group)
-                found.specs += specs
+                scan.episodes += _infos(path, group)
+                scan.specs += specs
 
     def account(self) -> Account:
         notes, unwritten = list[str](), Unwritten()
-        rows, others = Counter[str](), Counter[tuple[str, str, bool]]()
+        rows, left_out_counts = Counter[str](), Counter[tuple[str, str, bool]]()
         for path in self._buffers:
             with skipping_unreadable(), _open(path) as group:  # raised by reading
                 arrays, ends = _arrays(group), _episode_ends(group, path)
                 meta = {_ENDS, *(f"meta/{name}" for name in _per_episode(group, path, len(ends)))}
-                last = max([0, *ends[-1:].tolist()])
+                last_end = max([0, *ends[-1:].tolist()])
                 for name, array in arrays.items():
                     if name in self.schema():
-                        rows[name] += max(0, array.shape[0] - last)
+                        rows[name] += max(0, array.shape[0] - last_end)
                     else:
-                        others[f"data/{name}", NOT_SELECTED, False] += 1
-                chosen = [f"data/{name}" for name in arrays if name in self.schema()]
-                for place in (*chosen, *sorted(meta)):
+                        left_out_counts[f"data/{name}", NOT_SELECTED, False] += 1
+                selected_places = [f"data/{name}" for name in arrays if name in self.schema()]
+                for place in (*selected_places, *sorted(meta)):
                     _count_chunks(group[place], path, unwritten, notes)
-                taken = {*meta, *(f"data/{name}" for name in arrays)}
+                used_places = {*meta, *(f"data/{name}" for name in arrays)}
                 try:
-                    for place in sorted({*_array_places(group)} - taken):
+                    for place in sorted({*_array_places(group)} - used_places):
                         reason = _NOT_PACKED.get(place.partition("/")[0], "outside of data/")
-                        others[place, reason, True] += 1
+                        left_out_counts[place, reason, True] += 1
                 except Exception as error:  # zarr raises many types; episodes do not need these
                     notes.append(f"{path.name}: cannot list other arrays: {first_line(error)}")
         requested = {name: f"data/{name}" for name in self.features or ()}
@@ -191,7 +192,7 @@ class ZarrSource(ScannedSource):
             for name, count in rows.items()
             if count
         ]
-        left_out += left_out_by_pattern(others, "arrays")
+        left_out += left_out_by_pattern(left_out_counts, "arrays")
         if self._buffers != [self.path]:
             left_out += unread_files(
                 self.path,
@@ -216,8 +217,8 @@ class ZarrSource(ScannedSource):
             for feature, spec in self.schema().items():
                 if feature in arrays:
                     array = arrays[feature]
-                    own = self._spec(feature, array, path)
-                    if own.value != spec.value:
+                    array_spec = self._spec(feature, array, path)
+                    if array_spec.value != spec.value:
                         raise SourceError("the feature has both text and numbers")
                     if spec.value == "array":
                         check_spec(array.dtype, array.shape[1:], spec, path)
@@ -229,9 +230,9 @@ class ZarrSource(ScannedSource):
                             got=f"{array.shape[0]} rows",
                         )
                     if spec.codec:
-                        check_stored_alike(own, spec)
-                        where, rows = path / "data" / feature, range(start, stop)
-                        readers[feature] = zarr_rows(array, where, rows, spec)
+                        check_stored_alike(array_spec, spec)
+                        folder, rows = path / "data" / feature, range(start, stop)
+                        readers[feature] = zarr_rows(array, folder, rows, spec)
                     else:
                         readers[feature] = _values(read_rows(array, path, start, stop), spec)
             if not readers:
@@ -310,11 +311,11 @@ def _check_names(store: Any) -> None:
     """Raise `SourceError` for duplicate names in a ZIP file; zarr would read the last one."""
     with ZipFile(store.path) as file:
         names = Counter(file.namelist())
-    if twice := [name for name, count in names.items() if count > 1]:
+    if duplicate_names := [name for name, count in names.items() if count > 1]:
         raise SourceError(
             "duplicate names in a ZIP file; unpack it and pack the current files again",
             expected="one entry of each name",
-            got=f"{names[twice[0]]} entries named {twice[0]}",
+            got=f"{names[duplicate_names[0]]} entries named {duplicate_names[0]}",
         )
 
 
@@ -331,10 +332,10 @@ def _group(group: Any, name: str) -> Any:
     """Return a subgroup without its own consolidated metadata."""
     import zarr
 
-    found = group[name]
-    if getattr(found.metadata, "consolidated_metadata", None) is None:
-        return found
-    return zarr.open_group(found.store, path=name, mode="r", use_consolidated=False)
+    subgroup = group[name]
+    if getattr(subgroup.metadata, "consolidated_metadata", None) is None:
+        return subgroup
+    return zarr.open_group(subgroup.store, path=name, mode="r", use_consolidated=False)
 
 
 def _array(group: Any, name: str) -> Any:
@@ -344,10 +345,10 @@ def _array(group: Any, name: str) -> Any:
         raise SourceError(f"{name} contains pickled objects, which are never loaded")
     chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
     check_size(f"chunks of {name}", chunk_bytes, MAX_CHUNK_BYTES)  # before allocation
-    from seqrecord.formats.sources.zarr.bounds import bounded
+    from seqrecord.formats.sources.zarr.bounds import bound_codecs
 
     with located(SourceError, feature=name):
-        return bounded(array)
+        return bound_codecs(array)
 
 
 def _arrays(group: Any) -> dict[str, Any]:
@@ -393,12 +394,12 @@ def _bounds(ends: npt.NDArray[np.int64], number: object) -> tuple[int, int]:
 
 def _infos(path: Path, group: Any) -> list[EpisodeInfo]:
     ends = _episode_ends(group, path)
-    more = _per_episode(group, path, len(ends))
+    episode_values = _per_episode(group, path, len(ends))
     infos = []
     start = 0
     for number, stop in enumerate(map(int, ends)):
         metadata: dict[str, Any] = {"buffer": path.name, "number": number}
-        metadata |= {name: values[number].item() for name, values in more.items()}
+        metadata |= {name: values[number].item() for name, values in episode_values.items()}
         infos.append(EpisodeInfo(f"{_name(path)}/{number:06d}", max(0, stop - start), metadata))
         start = stop
     return infos
@@ -406,14 +407,14 @@ def _infos(path: Path, group: Any) -> list[EpisodeInfo]:
 
 def _per_episode(group: Any, path: Path, count: int) -> dict[str, npt.NDArray[Any]]:
     """Return the arrays of `meta` with a finite number per episode."""
-    found = {}
+    values_by_name = {}
     for name in sorted(_group(group, "meta").array_keys()):
         array = _array(group, f"meta/{name}")
         if name != "episode_ends" and array.shape == (count,) and array.dtype.kind in "biuf":
             values = np.array(list(read_rows(array, path, 0, count)), array.dtype)
             if np.isfinite(values).all():
-                found[name] = values
-    return found
+                values_by_name[name] = values
+    return values_by_name
 
 
 def _array_places(group: Any) -> list[str]:
@@ -434,8 +435,8 @@ def _count_chunks(array: Any, path: Path, unwritten: Unwritten, notes: list[str]
         return
     names = {*collect_aiterator(array.store.list_prefix(f"{array.path}/"))}
     keys = map(array.metadata.encode_chunk_key, product(*map(range, grid)))
-    missing = total - sum(f"{array.path}/{key}" in names for key in keys)
+    num_missing = total - sum(f"{array.path}/{key}" in names for key in keys)
     fill = array.metadata.fill_value
     fill = 0 if fill is None else fill.item() if hasattr(fill, "item") else fill
     unit = "chunk" if array.shards is None else "shard"
-    unwritten.add(array.path, missing, total, unit, repr(fill)[:50])
+    unwritten.add(array.path, num_missing, total, unit, repr(fill)[:50])

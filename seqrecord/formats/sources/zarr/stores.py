@@ -135,8 +135,8 @@ class RemoteStore(Store):  # type: ignore[misc, unused-ignore]  # where zarr is 
 
     def _names(self, folder: str) -> Sequence[tuple[str, bool]]:
         with self._listing:
-            found = self._files.listing(self._root / folder).values()
-            return [(each.name, each.is_folder) for each in found]
+            entries = self._files.listing(self._root / folder).values()
+            return [(entry.name, entry.is_folder) for entry in entries]
 
     def _name(self, key: str) -> str:
         return self._files.name_of(self._root / key)
