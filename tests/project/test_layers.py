@@ -34,19 +34,6 @@ from tests.project.source_code import (
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
 COMPLEX = {
-    "formats.sources.common.frame_names.files_by_feature",
-    "formats.sources.folders.episode_frames._find_features",
-    "formats.sources.folders.source.scan",
-    "formats.sources.folders.tree._visit",
-    "formats.sources.folders.tree.name_features",
-    "formats.sources.lerobot.lerobot_account.account_of",
-    "formats.sources.rlds.layout.find_shards",
-    "formats.sources.scenes.nerfstudio._read",
-    "formats.sources.scenes.views._camera_columns",
-    "formats.sources.scenes.views.sequence_of",
-    "formats.sources.video.order._check_group",
-    "formats.sources.webdataset.source._frames",
-    "formats.sources.webdataset.source.scan",
     "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
 }

@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
@@ -99,6 +99,11 @@ class FrameFiles:
     unlike: tuple[str, str] | None = None
     times: NameTimes | None = None
 
+    @property
+    def time_values(self) -> Sequence[int]:
+        """Times in the names, in nanoseconds; empty if some name has none."""
+        return self.times.values if self.times else ()
+
     def summary(self) -> FrameFiles:
         """Return a copy with the `endings`, without the names and times of single files."""
         endings = frozenset(map(ending_of, self.names.values()))
@@ -165,15 +170,14 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
                 words_of.setdefault(name.numbers, words) for name in names if name.numbers
             )
             are_several |= any(earlier_words != words for earlier_words in known_words)
-    odd_names = [
-        name for words, names in by_words.items() if not _WORD.fullmatch(words) for name in names
-    ]
+    odd_words = [words for words in by_words if not _WORD.fullmatch(words)]
+    odd_names = [*chain.from_iterable(map(by_words.__getitem__, odd_words))]
     words_of_features = filter(_WORD.fullmatch, sorted(by_words))
     valid_words = {words: [n for n in by_words[words] if n.numbers] for words in words_of_features}
     if are_several and any(valid_words.values()):
         by_words = valid_words
     elif len(by_words) > 1:
-        by_words, odd_names = {"": [name for names in by_words.values() for name in names]}, []
+        by_words, odd_names = {"": [*chain(*by_words.values())]}, []
     ordered = {words: _sort_files(names) for words, names in by_words.items() if names}
     if are_several and odd_names:
         words, feature_files = next(iter(ordered.items()))

@@ -31,7 +31,7 @@ from seqrecord.formats.sources.folders.exported import (
     ExportedEpisode,
     read_description,
 )
-from seqrecord.formats.sources.folders.rows import find_rows
+from seqrecord.formats.sources.folders.rows import RowFiles, find_rows
 from seqrecord.formats.sources.folders.tree import (
     METADATA,
     FeatureFolder,
@@ -137,35 +137,43 @@ def _find_features(
     for name in {**dict.fromkeys(dense), **files}:
         all_features[name].files.check(path / all_features[name].folder, name)
     _check_lengths(path, arrays, {name: all_features[name] for name in (*dense, *files)}, dense)
-    order: Mapping[int | str, str] = {}
-    times: Sequence[int] = ()
-    if dense:
-        first_files = all_features[dense[0]].files
-        order, times = first_files.names, first_files.times.values if first_files.times else ()
-    elif listing.arrays:
-        first_array = next(iter(arrays.values()), None) or NpyFile(
-            path / next(iter(listing.arrays.values()))
-        )
-        check_time_axis(first_array.shape, path)
-        order = dict.fromkeys(range(len(first_array)), "")
-    is_known = bool(dense or listing.arrays)
+    first_files = all_features[dense[0]].files if dense else None
+    times = first_files.time_values if first_files else ()
+    order = first_files.names if first_files else _order_of_arrays(path, listing, arrays)
     used_names = {*all_features, *listing.arrays}
-    rows = find_rows(path, row_files, used_names, len(order) if is_known else None)
-    row_features = {
-        name: row_feature for name, row_feature in rows.features.items() if name in schema
-    }
-    for name, row_feature in row_features.items():
-        check_spec(row_feature.dtype, row_feature.shape, schema[name], path / row_feature.file)
-    row_arrays = {name: row_feature.load(path) for name, row_feature in row_features.items()}
+    rows = find_rows(path, row_files, used_names, None if order is None else len(order))
+    row_arrays = _load_rows(path, rows, schema)
     order = order or dict.fromkeys(range(rows.num_frames), "")
-    if not order or not (arrays or files or row_arrays):
+    all_arrays = {**arrays, **row_arrays}
+    if not order or not (all_arrays or files):
         raise SourceError(
             "the episode has no frames of the selected features",
             file=str(path),
             expected=f"files of {', '.join(schema)}",
-            got="; ".join(f"{file}: {reason}" for file, reason in rows.reasons.items()) or None,
+            got=rows.unused_files,
         )
-    return _EpisodeData(order, {**arrays, **row_arrays}, files, times)
+    return _EpisodeData(order, all_arrays, files, times)
+
+
+def _order_of_arrays(
+    path: Path, listing: Listing, arrays: Mapping[str, NpyFile]
+) -> Mapping[int | str, str] | None:
+    """Return the frames of arrays of the whole episode; `None` without such arrays."""
+    if not listing.arrays:
+        return None
+    # The frames must not depend on the selected features: else the first array is opened for them.
+    first_array = next(iter(arrays.values()), None)
+    first_array = first_array or NpyFile(path / next(iter(listing.arrays.values())))
+    check_time_axis(first_array.shape, path)
+    return dict.fromkeys(range(len(first_array)), "")
+
+
+def _load_rows(path: Path, rows: RowFiles, schema: Schema) -> dict[str, npt.NDArray[Any]]:
+    """Return the selected features of row files, after checking all of them."""
+    row_features = {name: rows.features[name] for name in rows.features if name in schema}
+    for name, row_feature in row_features.items():
+        check_spec(row_feature.dtype, row_feature.shape, schema[name], path / row_feature.file)
+    return {name: row_feature.load(path) for name, row_feature in row_features.items()}
 
 
 def files_of(path: Path, names: Collection[str], sparse: Collection[str]) -> Iterator[Path]:

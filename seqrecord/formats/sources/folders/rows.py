@@ -64,6 +64,11 @@ class RowFiles:
     reasons: dict[str, str] = field(default_factory=dict)
     columns: dict[str, list[str]] = field(default_factory=dict)
 
+    @property
+    def unused_files(self) -> str | None:
+        """Unused files with the reasons, for errors; `None` if all are used."""
+        return "; ".join(f"{file}: {reason}" for file, reason in self.reasons.items()) or None
+
 
 def find_rows(
     folder: Path, files: Sequence[str], used_names: Collection[str], num_frames: int | None

@@ -240,24 +240,20 @@ class FolderSource(NumberedFrames, ScannedSource):
                 if episode.is_exported:
                     features = read_description(episode.path).features
                     exported_features = {feature.spec.name: feature for feature in features}
-                exported_specs |= {
-                    name: exported_features[name].spec
-                    for name in exported_features
-                    if self._wants(name)
-                }
+                selected_names = filter(self._wants, exported_features)
+                exported_specs |= {name: exported_features[name].spec for name in selected_names}
                 rows = self._rows[episode.path].features
                 file_names = {*episode.folders, *episode.arrays, *rows}
                 offered = {*exported_features} if episode.is_exported else file_names
                 scan.offered |= dict.fromkeys(offered)
                 for name in filter(self._wants, offered):
                     with errors[name].skipped(episode=key, feature=name):
-                        if not episode.is_exported:
+                        exported = exported_features.get(name)
+                        if exported is None:
                             spec = self._from_first_file(episode, name)
-                        elif (
-                            folder := episode.folders.get(exported_features[name].path)
-                        ) is not None:
+                        elif (folder := episode.folders.get(exported.path)) is not None:
                             codec = self._codec(episode.path / folder.first, folder)
-                            spec = replace(exported_features[name].spec, codec=codec)
+                            spec = replace(exported.spec, codec=codec)
                         else:
                             continue  # no file tells a codec
                         specs[name] = merge_specs(specs.get(name, spec), spec)
@@ -268,10 +264,7 @@ class FolderSource(NumberedFrames, ScannedSource):
             if error is not None and name:
                 with self.unless_unreadable(name):
                     raise error
-        all_specs = {
-            spec.name: spec for spec in self._name_specs() if spec.name not in scan.offered
-        }
-        all_specs |= specs
+        all_specs = {s.name: s for s in self._name_specs() if s.name not in scan.offered} | specs
         names = [*exported_specs, *sorted(all_specs.keys() - exported_specs.keys())]
         scan.specs += [all_specs[name] for name in names]
         scan.offered |= dict.fromkeys(names)
@@ -279,8 +272,6 @@ class FolderSource(NumberedFrames, ScannedSource):
             self._check_rows(name)
         scan.episodes += [self._info(episode, names) for episode in self._episodes]
         scan.notes += self._notes(specs)
-        for note in scan.notes:
-            _logger.warning("%s: %s", self.path, note)
 
     def _wants(self, name: str) -> bool:
         return self.features is None or name in self.features
@@ -300,12 +291,16 @@ class FolderSource(NumberedFrames, ScannedSource):
                     )
 
     def _notes(self, specs: Mapping[str, FeatureSpec]) -> list[str]:
+        """Return assumptions about names and encodings, which are also logged."""
         plain = self._plain
         first_folders = (folder for episode in plain for folder in self._dense(episode)[:1])
         units = Counter(folder.files.times.unit for folder in first_folders if folder.files.times)
         total = counted(len(plain), "episode")
-        times = [f"{time_note(unit)} ({count} of {total})" for unit, count in units.items()]
-        return [*times, *encoding_notes(specs, plain)]
+        notes = [f"{time_note(unit)} ({count} of {total})" for unit, count in units.items()]
+        notes += encoding_notes(specs, plain)
+        for note in notes:
+            _logger.warning("%s: %s", self.path, note)
+        return notes
 
     def _from_first_file(self, episode: EpisodeFolder, name: str) -> FeatureSpec:
         """Return the feature as declared by the header of this episode's first file."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ class Listing:
     @property
     def is_leaf(self) -> bool:
         """Whether its files can belong to the episode above."""
-        return not self.subfolders and not self.arrays and DESCRIPTION not in self.names
+        return not self.subfolders and not self.is_episode
 
     @property
     def wrapped(self) -> str | None:
@@ -107,6 +107,22 @@ class Listing:
         """
         is_sensor = self.rows == [_TIMES] and len(self.subfolders) == 1
         return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else None
+
+    def named_groups(self, folder: str) -> Iterator[tuple[str, FrameFiles]]:
+        """Yield the `groups` with feature names, in a folder below the episode's."""
+        for words, files in self.groups.items():
+            yield feature_of(folder, words, is_alone=len(self.groups) == 1), files
+
+    def named_texts(self, folder: str) -> Iterator[tuple[str, FrameFiles]]:
+        """Yield the `texts` with feature names, in a folder below the episode's."""
+        is_alone = len(self.texts) == 1 and not self.groups
+        for words, files in self.texts.items():
+            yield feature_of(folder, words, is_alone=is_alone), files
+
+    @property
+    def is_episode(self) -> bool:
+        """Whether its own files make it an episode."""
+        return bool(self.arrays) or DESCRIPTION in self.names
 
     def row_files(self, folder: str) -> list[str]:
         """Return paths of files that may have rows, including text named like camera parameters."""
@@ -144,7 +160,8 @@ def look(folder: Path) -> Listing:
         if files.num_frames == 1 and all(group.num_frames > 1 for group in groups.values()):
             rows.append(files.first)
         elif is_numeric([folder / name for name in files.names.values()]):
-            (numeric if words in groups or not groups else groups)[words] = files
+            is_beside = words in groups or not groups
+            (numeric if is_beside else groups)[words] = files
     return Listing(
         *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(cameras)),
         *(sorted(subfolders), frozenset(names)),
@@ -180,37 +197,30 @@ def name_features(
         parts = {"": listing, **parts}
     features: dict[str, FeatureFolder] = {}
     for folder, part in parts.items():
-        for words, files in part.groups.items():
-            name = feature_of(folder, words, is_alone=len(part.groups) == 1)
+        for name, files in part.named_groups(folder):
             for member in _members(path / folder / files.first):
-                place = name if member is None else feature_name(member)
-                if member is not None and ending_of(files.first) in POINT_ENDINGS:
-                    place = f"{name}.{member}".rstrip(".")
+                place = _member_feature(name, member, files.first)
                 if place in features:
                     place = f"{name}.{place}"
                 features[place] = FeatureFolder(folder, files, member)
     rows: list[str] = []
-    for folder, leaf in {"": listing, **sub_listings}.items():
-        if leaf is not listing and not leaf.is_leaf:
-            continue
-        for words, files in leaf.texts.items():
-            name = feature_of(folder, words, is_alone=len(leaf.texts) == 1 and not leaf.groups)
+    leaves = {"": listing, **{n: part for n, part in sub_listings.items() if part.is_leaf}}
+    for folder, leaf in leaves.items():
+        for name, files in leaf.named_texts(folder):
             features[f"{name}.txt" if name in features else name] = FeatureFolder(folder, files)
         rows += leaf.row_files(folder)
-    is_text = {
-        name: is_text_name(feature_folder.files.first) for name, feature_folder in features.items()
-    }
-    counts = [
-        feature_folder.files.num_frames
-        for name, feature_folder in features.items()
-        if not is_text[name]
-    ]
-    for name in [name for name in features if is_text[name] and name not in sparse]:
-        if 2 * features[name].files.num_frames < max(counts, default=0):
-            feature = features.pop(name)
-            paths = files_like(path / feature.first)
-            rows += [file.relative_to(path).as_posix() for file in paths]
+    for name in [name for name in _rare_texts(features) if name not in sparse]:
+        paths = files_like(path / features.pop(name).first)
+        rows += [file.relative_to(path).as_posix() for file in paths]
     return features, rows
+
+
+def _rare_texts(features: Mapping[str, FeatureFolder]) -> list[str]:
+    """Return the features of text files for fewer than half of the frames of other features."""
+    counts = {name: feature.files.num_frames for name, feature in features.items()}
+    texts = [name for name, feature in features.items() if is_text_name(feature.first)]
+    num_frames = max((counts[name] for name in counts.keys() - texts), default=0)
+    return [name for name in texts if 2 * counts[name] < num_frames]
 
 
 def files_like(first_file: Path) -> list[Path]:
@@ -264,26 +274,18 @@ def _visit(
     check_depth(path, depth)
     listing = look(path)
     listing = replace(listing, groups=_summaries(listing.groups), texts=_summaries(listing.texts))
-    part_of_folder = {
-        name: _visit(path / name, depth + 1, sparse, episodes, fallback_episodes)
-        for name in listing.subfolders
-    }
-    sub_listings = {
-        f"{name}/{part.inner}".rstrip("/"): part
-        for name, part in part_of_folder.items()
-        if part is not None
-    }
+    sub_listings: dict[str, Listing] = {}
+    for name in listing.subfolders:
+        part = _visit(path / name, depth + 1, sparse, episodes, fallback_episodes)
+        if part is not None:
+            sub_listings[f"{name}/{part.inner}".rstrip("/")] = part
     if depth and listing.wrapped and (part := sub_listings.get(listing.wrapped)) and part.is_leaf:
         return replace(part, inner=listing.wrapped)
     parts = {name: part for name, part in sub_listings.items() if part.groups}
-    several_groups = (part.groups for part in parts.values() if len(part.groups) > 1)
-    shared_words = {words for groups in several_groups for words in groups if words}
-    single_words = (part.groups.keys() for part in parts.values() if len(part.groups) == 1)
-    if (
-        listing.arrays
-        or DESCRIPTION in listing.names
-        or any(not words & shared_words for words in single_words)
-    ):
+    groups = [part.groups.keys() for part in parts.values()]
+    shared_words = set[str]().union(*(words for words in groups if len(words) > 1)) - {""}
+    single_words = (words for words in groups if len(words) == 1)
+    if listing.is_episode or any(not words & shared_words for words in single_words):
         episodes.append(_make_episode(path, listing, sub_listings, sparse))
         return None
     episodes.extend(_make_episode(path / name, part, {}, sparse) for name, part in parts.items())
@@ -315,6 +317,14 @@ def _make_episode(
 
 def _summaries(groups: Mapping[str, FrameFiles]) -> dict[str, FrameFiles]:
     return {words: files.summary() for words, files in groups.items()}
+
+
+def _member_feature(name: str, member: str | None, file: str) -> str:
+    """Return the feature of an array in an npz file, or of columns of points."""
+    if member is None:
+        return name
+    is_points = ending_of(file) in POINT_ENDINGS
+    return f"{name}.{member}".rstrip(".") if is_points else feature_name(member)
 
 
 def _members(first_file: Path) -> Sequence[str | None]:

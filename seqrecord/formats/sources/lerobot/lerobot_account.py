@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection, Iterable, Mapping
-from functools import partial
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable
@@ -39,18 +40,9 @@ _USED = {"episode_index", "length", "tasks", "dataset_from_index", "dataset_to_i
 _USED_GROUPS = ("data/", "videos/", "meta/", "stats/")
 
 
-def account_of(
-    root: Path,
-    info: LeRobotInfo,
-    episodes: Collection[LeRobotEpisode],
-    schema: Schema,
-    *,
-    derived: Collection[str],
-    numbered: Mapping[str, str],
-    language: Mapping[str, object],
-    jitter: Jitter,
-) -> Account:
-    """Return the account of a dataset.
+@dataclass(frozen=True, kw_only=True)
+class LeRobotAccount:
+    """Account of a dataset; a method for each kind of data that is not packed.
 
     Reads file names, the columns of the first row and episode tables, and the tables of videos. On
     a URL, videos are not opened.
@@ -61,131 +53,150 @@ def account_of(
         language: resolver by text feature.
         jitter: takes the episodes of all videos.
     """
-    good_episodes = [episode for episode in episodes if episode.error is None]
-    num_frames = sum(episode.length for episode in good_episodes)
-    files = {episode.file for episode in good_episodes} | {
-        v.file for episode in good_episodes for v in episode.videos.values()
-    }
-    files |= {path.relative_to(root).as_posix() for path in episode_tables(root, info)}
-    files |= {INFO, TASKS[info.version], STATS, EPISODES_STATS}
-    if SUBTASK_INDEX in numbered.values():
-        files.add(SUBTASKS)
-    if any(name == column for name, column in numbered.items()):  # GR00T's annotations
-        files.add(MODALITY)
-    left_out = unread_files(root, lambda path: path.relative_to(root).as_posix() in files)
-    if len(good_episodes) < len(episodes):  # the files of broken episodes are unknown
-        left_out = []
-    reason = "recomputed"
-    left_out += [
-        LeftOut(name, 1, reason, is_data=False)
-        for name in (STATS, EPISODES_STATS)
-        if is_file(root / name)
-    ]
-    positions = [name for name in derived if name in info.features and name != "task_index"]
-    if positions:
-        shown = f"features {', '.join(positions)}"
-        reason = "follows from the frame's position"
-        left_out.append(LeftOut(shown, len(positions), reason, "features", is_data=False))
-    offered = dict.fromkeys([*info.features, *numbered, *language])
-    hidden_names = {PERSISTENT, *derived, *numbered.values()} - {*numbered}
-    for name in offered:
-        if name not in schema and name not in hidden_names:
-            also = " or without_video="
-            left_out.append(not_selected(f"feature {name}", num_frames, "frames", also=also))
-    left_out += [
-        LeftOut(f"column {name} of data/", num_frames, "not declared in meta/info.json", "rows")
-        for name in _columns(root, good_episodes)
-        if name not in info.features and not name.startswith("__index_level_")
-    ]
-    left_out += [
-        LeftOut(f"{name} in {EPISODES[info.version]}", len(episodes), "no reader", "episodes")
-        for name in listed_columns(root, info)
-        if name not in _USED and not name.startswith(_USED_GROUPS)
-    ]
-    notes = _notes(info)
-    if PERSISTENT in info.features:
-        notes.append(f"{PERSISTENT}: in the metadata of episodes")
-    irregular = FileNotes()
-    for name in info.videos:
-        if name in schema:
-            places = _by_file(good_episodes, name)
-            if remote_files(root) is not None:  # opening takes a request per file
-                notes.append(f"{name}: frames outside of episodes are not counted on a URL")
-                continue
-            extra = _extra_frames(root, places, irregular, partial(jitter.add, name))
-            if extra and len(good_episodes) == len(episodes):
-                left_out.append(
-                    LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
-                )
-    notes += irregular.lines()
-    for note in jitter.lines():
-        _logger.warning("%s: %s", root, note)
-        notes.append(note)
-    reason = f"{INFO} of LeRobot v{info.version}, {counted(len(episodes), 'episode')}"
-    return Account(reason, _places(schema, info, numbered, language), tuple(left_out), tuple(notes))
 
+    root: Path
+    info: LeRobotInfo
+    episodes: Collection[LeRobotEpisode]
+    schema: Schema
+    derived: Collection[str]
+    numbered: Mapping[str, str]
+    language: Mapping[str, object]
+    jitter: Jitter
 
-def _by_file(episodes: Iterable[LeRobotEpisode], name: str) -> dict[str, list[LeRobotEpisode]]:
-    """Return the episodes of each file of a video feature."""
-    places: dict[str, list[LeRobotEpisode]] = {}
-    for episode in episodes:
-        if name in episode.videos:
-            places.setdefault(episode.videos[name].file, []).append(episode)
-    return places
+    def account(self) -> Account:
+        """Return the account: rows of each kind, and notes."""
+        file_notes = FileNotes()
+        left_out = (
+            *(self.unread_files() if self.is_complete else ()),
+            *self.statistics(),
+            *self.positions(),
+            *self.unselected_features(),
+            *self.undeclared_columns(),
+            *self.unread_episode_columns(),
+            *self.video_frames(file_notes),
+        )
+        jitter_notes = self.jitter.lines()
+        for note in jitter_notes:
+            _logger.warning("%s: %s", self.root, note)
+        notes = (*self.notes(), *file_notes.lines(), *jitter_notes)
+        info = self.info
+        reason = f"{INFO} of LeRobot v{info.version}, {counted(len(self.episodes), 'episode')}"
+        return Account(reason, {n: self.place(n) for n in self.schema}, left_out, notes)
 
+    @cached_property
+    def good_episodes(self) -> list[LeRobotEpisode]:
+        """Episodes whose row in the episode table is valid."""
+        return [episode for episode in self.episodes if episode.error is None]
 
-def _extra_frames(
-    root: Path,
-    places: Mapping[str, Collection[LeRobotEpisode]],
-    irregular: FileNotes,
-    look: Callable[[VideoFile, Collection[LeRobotEpisode]], None],
-) -> int:
-    """Count frames in video files beyond the episodes' frames, if the files' tables have counts.
+    @property
+    def is_complete(self) -> bool:
+        """Whether all files are known; those of broken episodes are not."""
+        return len(self.good_episodes) == len(self.episodes)
 
-    `irregular` collects the files' notes; `look` is called with each file and its episodes.
-    """
-    extra = 0
-    for place, episodes in places.items():
-        with skipping_unreadable(), VideoFile(root / place) as file:  # raised by reading
-            extra += max(0, (file.known_count() or 0) - sum(e.length for e in episodes))
-            irregular.add(file)
-            look(file, episodes)
-    return extra
+    @cached_property
+    def num_frames(self) -> int:
+        return sum(episode.length for episode in self.good_episodes)
 
+    def unread_files(self) -> list[LeftOut]:
+        """Files that belong to no episode and are not read for all."""
+        files = {episode.file for episode in self.good_episodes}
+        files |= {v.file for episode in self.good_episodes for v in episode.videos.values()}
+        files |= {self._name(path) for path in episode_tables(self.root, self.info)}
+        files |= {INFO, TASKS[self.info.version], STATS, EPISODES_STATS}
+        if SUBTASK_INDEX in self.numbered.values():
+            files.add(SUBTASKS)
+        if any(name == column for name, column in self.numbered.items()):  # GR00T's annotations
+            files.add(MODALITY)
+        return unread_files(self.root, lambda path: self._name(path) in files)
 
-def _columns(root: Path, episodes: Collection[LeRobotEpisode]) -> list[str]:
-    for episode in episodes:
-        with skipping_unreadable():  # raised by reading
-            return ParquetTable(root / episode.file).names
-    return []
+    def statistics(self) -> Iterator[LeftOut]:
+        """Files of statistics, which are computed again."""
+        for name in (STATS, EPISODES_STATS):
+            if is_file(self.root / name):
+                yield LeftOut(name, 1, "recomputed", is_data=False)
 
+    def positions(self) -> Iterator[LeftOut]:
+        """Columns that follow from a frame's position."""
+        names = [n for n in self.derived if n in self.info.features and n != "task_index"]
+        if names:
+            shown = f"features {', '.join(names)}"
+            reason = "follows from the frame's position"
+            yield LeftOut(shown, len(names), reason, "features", is_data=False)
 
-def _places(
-    schema: Schema,
-    info: LeRobotInfo,
-    numbered: Mapping[str, str],
-    language: Mapping[str, object],
-) -> dict[str, str]:
-    def place(name: str) -> str:
-        if name in info.videos:
-            folder = f"{name}/*" if info.version == 3 else f"*/{name}"
+    def unselected_features(self) -> Iterator[LeftOut]:
+        """Features that the user did not select."""
+        hidden_names = {PERSISTENT, *self.derived, *self.numbered.values()} - {*self.numbered}
+        for name in dict.fromkeys([*self.info.features, *self.numbered, *self.language]):
+            if name not in self.schema and name not in hidden_names:
+                also = " or without_video="
+                yield not_selected(f"feature {name}", self.num_frames, "frames", also=also)
+
+    def undeclared_columns(self) -> Iterator[LeftOut]:
+        """Columns of the first readable table that `info.json` does not declare."""
+        names: list[str] = []
+        for episode in self.good_episodes:
+            with skipping_unreadable():  # raised by reading
+                names = ParquetTable(self.root / episode.file).names
+                break
+        reason = "not declared in meta/info.json"
+        for name in names:
+            if name not in self.info.features and not name.startswith("__index_level_"):
+                yield LeftOut(f"column {name} of data/", self.num_frames, reason, "rows")
+
+    def unread_episode_columns(self) -> Iterator[LeftOut]:
+        """Columns of the episode table without a reader."""
+        table = EPISODES[self.info.version]
+        for name in listed_columns(self.root, self.info):
+            if name not in _USED and not name.startswith(_USED_GROUPS):
+                yield LeftOut(f"{name} in {table}", len(self.episodes), "no reader", "episodes")
+
+    def video_frames(self, file_notes: FileNotes) -> Iterator[LeftOut]:
+        """Frames of videos outside of all episodes, if the files' tables have counts.
+
+        `file_notes` collects the files' notes.
+        """
+        for name in self.videos if remote_files(self.root) is None else ():
+            episodes_by_file: dict[str, list[LeRobotEpisode]] = {}
+            for episode in self.good_episodes:
+                if name in episode.videos:
+                    episodes_by_file.setdefault(episode.videos[name].file, []).append(episode)
+            extra = 0
+            for place, episodes in episodes_by_file.items():
+                with skipping_unreadable(), VideoFile(self.root / place) as file:  # raised later
+                    extra += max(0, (file.known_count() or 0) - sum(e.length for e in episodes))
+                    file_notes.add(file)
+                    self.jitter.add(name, file, episodes)
+            if extra and self.is_complete:
+                yield LeftOut(f"frames of {name}", extra, "outside of all episodes", "frames")
+
+    @property
+    def videos(self) -> list[str]:
+        """Selected features stored as video."""
+        return [name for name in self.info.videos if name in self.schema]
+
+    def notes(self) -> Iterator[str]:
+        """Assumptions, and what is not checked."""
+        for name, value in self.info.other_splits.items():
+            yield f"split {name} ignored: {value} is not a range of episodes"
+        for name in self.info.videos:
+            rate, fps = self.info.features[name].video_fps, self.info.fps
+            if rate is not None and rate != fps:
+                yield f"{name}: declared frame rate {rate:g} differs from the dataset's {fps:g}"
+        if PERSISTENT in self.info.features:
+            yield f"{PERSISTENT}: in the metadata of episodes"
+        # Opening a video takes a request per file.
+        for name in self.videos if remote_files(self.root) is not None else ():
+            yield f"{name}: frames outside of episodes are not counted on a URL"
+
+    def place(self, name: str) -> str:
+        """Where the original has a feature."""
+        if name in self.info.videos:
+            folder = f"{name}/*" if self.info.version == 3 else f"*/{name}"
             return f"videos/{folder}/*.mp4"
-        if name in numbered:
-            texts = SUBTASKS if name == "subtask" else TASKS[info.version]
-            return f"data/*/*.parquet, column {numbered[name]}; {texts}"
-        return f"data/*/*.parquet, {language.get(name, f'column {name}')}"
+        if name in self.numbered:
+            texts = SUBTASKS if name == "subtask" else TASKS[self.info.version]
+            return f"data/*/*.parquet, column {self.numbered[name]}; {texts}"
+        return f"data/*/*.parquet, {self.language.get(name, f'column {name}')}"
 
-    return {name: place(name) for name in schema}
-
-
-def _notes(info: LeRobotInfo) -> list[str]:
-    notes = [
-        f"split {name} ignored: {value} is not a range of episodes"
-        for name, value in info.other_splits.items()
-    ]
-    rates = {name: info.features[name].video_fps for name in info.videos}
-    return notes + [
-        f"{name}: declared frame rate {rate:g} differs from the dataset's {info.fps:g}"
-        for name, rate in rates.items()
-        if rate is not None and rate != info.fps
-    ]
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self.root).as_posix()

@@ -42,7 +42,7 @@ from seqrecord.formats.sources.lerobot.layout import (
     read_info,
     read_texts,
 )
-from seqrecord.formats.sources.lerobot.lerobot_account import account_of
+from seqrecord.formats.sources.lerobot.lerobot_account import LeRobotAccount
 from seqrecord.formats.sources.lerobot.pairing import Jitter
 from seqrecord.formats.sources.lerobot.rows import EpisodeRows, NumberedTexts, image_bytes
 from seqrecord.formats.sources.lerobot.videos import LeRobotVideos, depth_scale, read_spec
@@ -150,13 +150,16 @@ class LeRobotSource(InPlace):
             return self._rows.times(self._episode(info))
 
     def account(self) -> Account:
-        return account_of(
-            *(self.path, self._info, self._episodes.values(), self.schema()),
+        return LeRobotAccount(
+            root=self.path,
+            info=self._info,
+            episodes=self._episodes.values(),
+            schema=self.schema(),
             derived=_DERIVED,
             numbered=self._numbered,
             language=self._resolvers,
             jitter=Jitter(self._info.fps, self._rows.times, self.tolerance),
-        )
+        ).account()
 
     def is_whole(self) -> bool:
         """Return whether the folder contains nothing but the dataset."""

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import SourceError
+from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.specs import feature_name
 from seqrecord.formats.sources.rlds.tfrecord import Values
 from seqrecord.in_place.files import is_file, list_folder, read_bytes
@@ -294,35 +294,12 @@ def find_shards(folder: Path) -> list[Shard]:
         files_by_split.setdefault(split, {})[number] = name
     if not files_by_split:
         raise SourceError("no TFRecord file", file=str(folder), expected="NAME-SPLIT.tfrecord-…")
-    shards = []
-    for split in sorted(
-        {*files_by_split, *declared_splits}, key=lambda name: (name != "train", name)
-    ):
-        files, total, lengths = (
-            files_by_split.get(split, {}),
-            totals.get(split, 0),
-            declared_splits.get(split),
-        )
-        num_declared = total if lengths is None else len(lengths)
-        absent_number = next(
-            (number for number in range(num_declared) if number not in files), None
-        )
-        is_empty = lengths is not None and not total and not any(n != 0 for n in lengths)
-        if (absent_number is not None or total != num_declared) and not is_empty:
-            records = sum(number or 0 for number in lengths or ())
-            raise SourceError(
-                f"missing shards, or more than {INFO} declares; download the split again",
-                file=str(folder),
-                expected=f"{split}: {counted(num_declared, 'file')}"
-                + (f", {counted(records, 'record')}" if records else ""),
-                got=counted(len(files), "file")
-                + (
-                    f", without number {absent_number}"
-                    if files and absent_number is not None
-                    else ""
-                ),
-            )
-        shards += [Shard(split, files[n], lengths[n] if lengths else None) for n in range(total)]
+    shards: list[Shard] = []
+    splits = {*files_by_split, *declared_splits}
+    for split in sorted(splits, key=lambda name: (name != "train", name)):
+        files, lengths = files_by_split.get(split, {}), declared_splits.get(split)
+        with located(SourceError, file=str(folder)):
+            shards += _shards_of_split(split, files, totals.get(split, 0), lengths)
     if declared_splits and (undeclared_splits := {*files_by_split} - {*declared_splits}):
         raise SourceError(
             f"{INFO} does not declare all splits; move the files of the others to another "
@@ -334,6 +311,25 @@ def find_shards(folder: Path) -> list[Shard]:
             ),
         )
     return shards
+
+
+def _shards_of_split(
+    split: str, files: Mapping[int, str], total: int, lengths: Sequence[int | None] | None
+) -> list[Shard]:
+    """Return a split's shards: `files` by number, of `total`, with the declared `lengths`."""
+    num_declared = total if lengths is None else len(lengths)
+    absent_number = next((number for number in range(num_declared) if number not in files), None)
+    is_empty = lengths is not None and not total and not any(n != 0 for n in lengths)
+    if (absent_number is not None or total != num_declared) and not is_empty:
+        records = sum(number or 0 for number in lengths or ())
+        has_gap = bool(files) and absent_number is not None
+        raise SourceError(
+            f"missing shards, or more than {INFO} declares; download the split again",
+            expected=f"{split}: {counted(num_declared, 'file')}"
+            + (f", {counted(records, 'record')}" if records else ""),
+            got=counted(len(files), "file") + (f", without number {absent_number}" * has_gap),
+        )
+    return [Shard(split, files[n], lengths[n] if lengths else None) for n in range(total)]
 
 
 def read_splits(folder: Path) -> Mapping[str, Sequence[int | None]]:

@@ -74,12 +74,10 @@ def _read(path: Path) -> Scene:
                 got=repr_of(frame.get("file_path"), 100),
             )
         with located(SourceError, frame=at):
-            for name in _FILES:
-                if frame.get(name) is not None:
-                    files[at, name] = inside(folder, frame[name], path)
-    for place, file in files.items():
-        if place[1] == "file_path" and not file.suffix:
-            files[place] = file.with_suffix(".png")
+            for name in [name for name in _FILES if frame.get(name) is not None]:
+                files[at, name] = inside(folder, frame[name], path)
+        image = files[at, "file_path"]
+        files[at, "file_path"] = image if image.suffix else image.with_suffix(".png")
     images = [files[at, "file_path"] for at in range(len(frames))]
     existing_images = existing_files(images)
     size = next((image_size(image) for image in images if image in existing_images), None)
@@ -87,18 +85,8 @@ def _read(path: Path) -> Scene:
     cameras: dict[str, Camera | None] = {}
     for at, frame in enumerate(frames):
         frame_values = {name: value for name, value in frame.items() if name in _CAMERA}
-        if conflicts := [
-            n
-            for n in frame_values.keys() & shared_values.keys()
-            if frame_values[n] != shared_values[n]
-        ]:
-            raise SourceError(
-                "a frame's intrinsics contradict those of the whole scene; remove one of them",
-                file=str(path),
-                frame=at,
-                expected=f"{min(conflicts)} {shared_values[min(conflicts)]}",
-                got=frame_values[min(conflicts)],
-            )
+        with located(SourceError, file=str(path), frame=at):
+            _check_intrinsics(frame_values, shared_values)
         with well_formed(path, "numbers fl_x, fl_y, cx, cy, w, h, or camera_angle_x"):
             if (key := repr(frame_values)) not in cameras:
                 cameras[key] = _camera({**shared_values, **frame_values}, size, path)
@@ -107,6 +95,17 @@ def _read(path: Path) -> Scene:
         other_files = {name: files[at, key] for name, key in names.items() if (at, key) in files}
         views.append(View(images[at], cameras[key], pose, other_files))
     return _scene(path, content, frames, views)
+
+
+def _check_intrinsics(values: Mapping[str, Any], shared_values: Mapping[str, Any]) -> None:
+    """Raise `SourceError` if a frame's intrinsics contradict those of the whole scene."""
+    common = sorted(values.keys() & shared_values.keys())
+    for name in [name for name in common if values[name] != shared_values[name]][:1]:
+        raise SourceError(
+            "a frame's intrinsics contradict those of the whole scene; remove one of them",
+            expected=f"{name} {shared_values[name]}",
+            got=values[name],
+        )
 
 
 def _scene(path: Path, content: dict[str, Any], frames: list[Any], views: list[View]) -> Scene:

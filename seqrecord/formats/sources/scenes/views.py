@@ -7,10 +7,13 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import SourceError, located
 from seqrecord.formats.sources.common.cameras import POSE, Camera, FloatArray
@@ -33,7 +36,7 @@ from seqrecord.formats.sources.common.sequences import (
     path_of,
 )
 from seqrecord.in_place.files import is_directory, json_object, list_folder, read_bytes
-from seqrecord.store.clips.distortion import FISHEYE, OPENCV
+from seqrecord.store.clips.distortion import COEFFICIENTS, FISHEYE, MODEL, OPENCV
 
 IMAGE, DEPTH = "image", "depth"
 _KINDS = {IMAGE: IMAGE, DEPTH: DEPTH, "mask": "mask", "depth_mask": "mask"}
@@ -55,6 +58,10 @@ class View:
     pose: FloatArray | None = None
     other_files: Mapping[str, Path | DecodedFile] = field(default_factory=dict)
     time: int | None = None
+
+    def file(self, name: str) -> Path | DecodedFile | None:
+        """Return the image, or a further file; `None` if there is none."""
+        return self.image if name == IMAGE else self.other_files.get(name)
 
 
 @dataclass(frozen=True)
@@ -107,41 +114,29 @@ def sequence_of(
 ) -> SequenceFrames:
     """Make the columns of a scene, in the order of the images' names."""
     views, names, notes = _order_views(_existing_views(scene))
-    files: dict[str, list[Path | DecodedFile | None]] = {IMAGE: [view.image for view in views]}
-    for name in dict.fromkeys(name for view in views for name in view.other_files):
-        files[name] = [view.other_files.get(name) for view in views]
-    metadata: dict[str, Any] = {"dataset": layout, **scene.metadata}
-    metadata["convention"] = {"pose": POSE, "original": scene.convention}
-    metadata["views_without_image"] = len(scene.views) - len(views)
+    file_names = dict.fromkeys([IMAGE, *(name for view in views for name in view.other_files)])
+    files = {name: [view.file(name) for view in views] for name in file_names}
     columns: dict[str, Column] = {}
-    cameras: dict[str, list[Camera | None]] = {}
+    cameras: dict[str, _FrameCameras] = {}
     for name, paths in files.items():
-        metadata[f"frames_without_{name}"] = paths.count(None)
         file_camera = scene.cameras.get(name)
-        view_cameras = [view.camera if file_camera is None else file_camera for view in views]
-        samples: dict[
-            tuple[int, int] | None, Path | DecodedFile
-        ] = {}  # files of cameras may differ in size
-        for path, camera in zip(paths, view_cameras, strict=True):
-            if path is not None:
-                samples.setdefault(camera.size if camera else None, path)
-        cameras[name] = _scale_cameras(view_cameras, samples)
-        unit = scene.depth_unit if name == DEPTH else None
-        columns[name] = Images(paths, _KINDS.get(name), unit, [*samples.values()])
-    camera_columns, camera_metadata = _camera_columns(cameras, scene)
+        columns[name], cameras[name] = _file_column(
+            *(name, paths, [file_camera or view.camera for view in views]),
+            unit=scene.depth_unit if name == DEPTH else None,
+        )
+    camera_columns, camera_metadata = _camera_columns(cameras, str(next(iter(scene.files))))
     columns |= camera_columns
-    if camera_metadata:
-        metadata["camera"] = camera_metadata
-    has_pose = np.array([view.pose is not None for view in views], np.bool_)
-    metadata["frames_without_pose"] = int(np.count_nonzero(~has_pose))
-    if has_pose.any():
-        poses = np.stack([np.eye(4) if view.pose is None else view.pose for view in views])
-        columns["pose"] = Values(poses, "pose", scene.unit, has_pose)
-    if all(view.time is not None for view in views):
-        times = np.array([view.time for view in views], np.int64)
-        columns[TIMESTAMP] = Values(times, TIMESTAMP, "ns")
+    columns |= _view_columns(views, scene.unit)
+    metadata: dict[str, Any] = {
+        "dataset": layout,
+        **scene.metadata,
+        "convention": {"pose": POSE, "original": scene.convention},
+        "views_without_image": len(scene.views) - len(views),
+        **{f"frames_without_{name}": paths.count(None) for name, paths in files.items()},
+        "camera": camera_metadata or 0,
+        "frames_without_pose": sum(view.pose is None for view in views),
+    }
     lists = [*scene.files]
-    images = (path_of(item) for items in files.values() for item in items if item is not None)
     places = dict.fromkeys(names, "file names") | {
         name: _pattern(files[name], folder) if name in files else os.path.relpath(lists[0], folder)
         for name in columns
@@ -151,7 +146,7 @@ def sequence_of(
         len(views),
         {name: column for name, column in columns.items() if wants(name)},
         places,
-        [*lists, *images],
+        [*lists, *(path_of(file) for file in chain(*files.values()) if file is not None)],
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,
@@ -248,10 +243,63 @@ def _order_views(views: Sequence[View]) -> tuple[list[View], dict[str, Column], 
     return [by_name[name] for name in files.names.values()], columns, notes
 
 
-def _scale_cameras(
-    cameras: Sequence[Camera | None], samples: Mapping[tuple[int, int] | None, Path | DecodedFile]
-) -> list[Camera | None]:
-    """Return the cameras of files that have the size of the `samples`, by size of the camera."""
+@dataclass(frozen=True)
+class _FrameCameras:
+    """The cameras of a feature's frames; `None` where a camera is unknown."""
+
+    cameras: Sequence[Camera | None]
+
+    @cached_property
+    def distinct(self) -> list[Camera]:
+        """Different cameras, in order."""
+        return [*dict.fromkeys(camera for camera in self.cameras if camera is not None)]
+
+    @property
+    def has_camera(self) -> npt.NDArray[np.bool_]:
+        return np.array([camera is not None for camera in self.cameras], np.bool_)
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all frames have the same known camera."""
+        return len(self.distinct) == 1 and None not in self.cameras
+
+    @property
+    def filled(self) -> list[Camera]:
+        """Cameras with the first known one in place of unknown ones."""
+        return [camera or self.distinct[0] for camera in self.cameras]
+
+    def intrinsics(self) -> Values:
+        values = np.array([camera.intrinsics for camera in self.filled], np.float64)
+        return Values(values, "intrinsics", "px", self.has_camera)
+
+    def distortion(self) -> tuple[str | None, npt.NDArray[np.float64]]:
+        """Return the model, and coefficients [T, n] padded by 0; n is 0 without distortion.
+
+        Raises `SourceError` for models that cannot be one feature.
+        """
+        models = {camera.model for camera in self.distinct}
+        if len(models) > 1 and FISHEYE in models:
+            raise SourceError(
+                "cameras of several distortion models; undistort them, or split the scene",
+                expected=f"{OPENCV} or {FISHEYE} for all images",
+                got=", ".join(sorted(str(model or "pinhole") for model in models)),
+            )
+        count = max(len(camera.coefficients) for camera in self.distinct)
+        rows = [[*camera.coefficients, *[0.0] * count][:count] for camera in self.filled]
+        return max(models, key=str), np.array(rows, np.float64)
+
+
+def _file_column(
+    name: str,
+    paths: Sequence[Path | DecodedFile | None],
+    cameras: Sequence[Camera | None],
+    unit: str | None,
+) -> tuple[Images, _FrameCameras]:
+    """Return the column of a feature's files, and the files' cameras scaled to their sizes."""
+    samples: dict[tuple[int, int] | None, Path | DecodedFile] = {}  # their sizes may differ
+    for path, camera in zip(paths, cameras, strict=True):
+        if path is not None:
+            samples.setdefault(camera.size if camera else None, path)
     sizes = {key: image_size(path) for key, path in samples.items()}
     scaled_cameras: dict[Camera | None, Camera | None] = {None: None}
     for camera in cameras:
@@ -260,52 +308,57 @@ def _scale_cameras(
             scaled_cameras[camera] = (
                 camera if path is None else camera.scaled(*sizes[camera.size], path_of(path))
             )
-    return [scaled_cameras[camera] for camera in cameras]
+    column = Images(paths, _KINDS.get(name), unit, [*samples.values()])
+    return column, _FrameCameras([scaled_cameras[camera] for camera in cameras])
 
 
 def _camera_columns(
-    cameras: Mapping[str, Sequence[Camera | None]], scene: Scene
+    cameras: Mapping[str, _FrameCameras], file: str
 ) -> tuple[dict[str, Column], dict[str, Any]]:
     """Return columns of intrinsics and distortion that vary, and the metadata `camera`.
 
-    Cameras that all features share have no prefix.
+    Cameras that all features share have no prefix. `file` is named in errors.
     """
-    are_shared = all(feature_cameras == cameras[IMAGE] for feature_cameras in cameras.values())
+    image_cameras = cameras[IMAGE]
+    if all(feature_cameras == image_cameras for feature_cameras in cameras.values()):
+        cameras = {"": image_cameras}
     columns: dict[str, Column] = {}
     metadata: dict[str, Any] = {}
-    for name, feature_cameras in {"": cameras[IMAGE]}.items() if are_shared else cameras.items():
-        distinct_cameras = list(
-            dict.fromkeys(camera for camera in feature_cameras if camera is not None)
-        )
-        if len(distinct_cameras) == 1 and None not in feature_cameras:
-            metadata[name] = distinct_cameras[0].to_json()
-        elif distinct_cameras and (name in ("", IMAGE) or feature_cameras != cameras[IMAGE]):
-            prefix = f"{name}_" if name else ""
-            has_camera = np.array([camera is not None for camera in feature_cameras], np.bool_)
-            filled_cameras = [camera or distinct_cameras[0] for camera in feature_cameras]
-            values = np.array([camera.intrinsics for camera in filled_cameras], np.float64)
-            columns[f"{prefix}intrinsics"] = Values(values, "intrinsics", "px", has_camera)
-            models = {camera.model for camera in distinct_cameras}
-            if len(models) > 1 and FISHEYE in models:
-                raise SourceError(
-                    "cameras of several distortion models; undistort them, or split the scene",
-                    file=str(next(iter(scene.files))),
-                    expected=f"{OPENCV} or {FISHEYE} for all images",
-                    got=", ".join(sorted(str(model or "pinhole") for model in models)),
-                )
-            count = max(len(camera.coefficients) for camera in distinct_cameras)
-            padded_coefficients = [
-                [*camera.coefficients, *[0.0] * count][:count] for camera in filled_cameras
-            ]
-            if count:
-                metadata[name] = {"distortion_model": max(models, key=str)}
-                if all(row == padded_coefficients[0] for row in padded_coefficients):
-                    metadata[name]["distortion_coefficients"] = padded_coefficients[0]
-                else:
-                    columns[f"{prefix}distortion"] = Values(
-                        np.array(padded_coefficients), "distortion", None, has_camera
-                    )
+    for name, feature_cameras in cameras.items():
+        if feature_cameras.is_constant:
+            metadata[name] = feature_cameras.distinct[0].to_json()
+            continue
+        is_repeated = name not in ("", IMAGE) and feature_cameras == image_cameras
+        if is_repeated or not feature_cameras.distinct:
+            continue
+        prefix = f"{name}_" if name else ""
+        columns[f"{prefix}intrinsics"] = feature_cameras.intrinsics()
+        with located(SourceError, file=file):
+            model, coefficients = feature_cameras.distortion()
+        if not coefficients.size:
+            continue
+        metadata[name] = {MODEL: model}
+        if (coefficients == coefficients[0]).all():
+            metadata[name][COEFFICIENTS] = coefficients[0].tolist()
+        else:
+            columns[f"{prefix}distortion"] = Values(
+                coefficients, "distortion", None, feature_cameras.has_camera
+            )
     return columns, metadata.get("", metadata)
+
+
+def _view_columns(views: Sequence[View], unit: str | None) -> dict[str, Column]:
+    """Return the columns of poses, if any view has one, and of times, if all views have one."""
+    columns: dict[str, Column] = {}
+    poses = [view.pose for view in views]
+    has_pose = np.array([pose is not None for pose in poses], np.bool_)
+    if has_pose.any():
+        filled_poses = np.stack([np.eye(4) if pose is None else pose for pose in poses])
+        columns["pose"] = Values(filled_poses, "pose", unit, has_pose)
+    times = [view.time for view in views if view.time is not None]
+    if len(times) == len(views):
+        columns[TIMESTAMP] = Values(np.array(times, np.int64), TIMESTAMP, "ns")
+    return columns
 
 
 def _pattern(items: Sequence[Path | DecodedFile | None], folder: Path) -> str:

@@ -87,6 +87,15 @@ def _release(pending: list[VideoPacket], is_cut: bool) -> Iterator[VideoPacket]:
     pending.clear()
 
 
+def _with_order(group: list[VideoPacket], order: list[int]) -> list[VideoPacket]:
+    """Assign the display times of a group's shown packets in another order."""
+    packets, shown_numbers = [*group], [i for i in order if group[i].is_shown]
+    ticks = sorted(group[i].tick for i in shown_numbers)
+    for i, tick in zip(shown_numbers, ticks, strict=True):
+        packets[i] = packets[i]._replace(tick=tick)
+    return packets
+
+
 class FrameOrder:
     """Proves the display times of one file's packets, or assigns them in the decoder's order.
 
@@ -131,22 +140,12 @@ class FrameOrder:
         if ticks != sorted(ticks):
             self._is_proved = not self._is_wrong  # the container has display times
             return group
-        if self._is_wrong and not group[0].is_cut and not any_order:
+        can_decode = group[0].is_cut
+        if self._is_wrong and not (can_decode or any_order):
             raise self._too_long()
-        is_tried = has_b in self._tested_kinds and not self._is_wrong
-        if is_tried or not group[0].is_cut or not (has_b or self._is_declared):
+        if not can_decode or self._is_settled(has_b):
             return group
-        with located(SourceError, file=str(self._path)):
-            try:
-                bare_packets = (
-                    self._format.bare_packet(p.data, i == 0) for i, p in enumerate(group)
-                )
-                order = display_order(self._codec, bare_packets)
-            except video_errors() as error:
-                raise SourceError("cannot decode the video", got=str(error)[:200]) from error
-            if is_whole and sorted(order) != visible:
-                expected = f"{len(visible)} frames"
-                raise SourceError("cannot decode all frames", expected=expected, got=len(order))
+        order = self._decode_order(group, visible if is_whole else None)
         if order == sorted(order):
             self._tested_kinds.add(has_b)
             self._is_proved = has_b and not self._is_wrong
@@ -156,12 +155,29 @@ class FrameOrder:
         if not self._is_wrong:
             _logger.info("%s: display times are missing; ordered by decoding", self._path)
         self._is_wrong = True
-        shown_numbers = [i for i in order if group[i].is_shown] if is_whole else []
-        for i, tick in zip(
-            shown_numbers, sorted(group[i].tick for i in shown_numbers), strict=True
-        ):
-            group[i] = group[i]._replace(tick=tick)
-        return group
+        return _with_order(group, order) if is_whole else group
+
+    def _is_settled(self, has_b: bool) -> bool:
+        """Whether groups of this kind need no decoder for their order."""
+        is_tested = has_b in self._tested_kinds and not self._is_wrong
+        return is_tested or not (has_b or self._is_declared)
+
+    def _decode_order(self, group: list[VideoPacket], visible: list[int] | None) -> list[int]:
+        """Return the packets of a group in the decoder's display order.
+
+        Raises `SourceError` for a group that cannot be decoded, and unless `visible` packets have a
+        frame each.
+        """
+        with located(SourceError, file=str(self._path)):
+            try:
+                packets = (self._format.bare_packet(p.data, i == 0) for i, p in enumerate(group))
+                order = display_order(self._codec, packets)
+            except video_errors() as error:
+                raise SourceError("cannot decode the video", got=str(error)[:200]) from error
+            if visible is not None and sorted(order) != visible:
+                expected = f"{len(visible)} frames"
+                raise SourceError("cannot decode all frames", expected=expected, got=len(order))
+        return order
 
     def _too_long(self) -> SourceError:
         return SourceError(

@@ -145,24 +145,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                         episode = _Episode(stream, path)
                         for sample in chain([first_sample], samples):
                             episode.add(sample)
-                        self._check_fields(episode, path)
-                        files = frame_files(episode.keys)
-                        if files.unlike and len(scan.notes) < _MOST_NOTES:
-                            unlike_names = " and ".join(files.unlike)
-                            note = f"names differ by more than a number ({unlike_names})"
-                            scan.notes.append(f"{place.key}: {note}, maybe two recordings")
-                            _logger.warning("%s: %s", self.path, scan.notes[-1])
-                        # The numbers of times are not enough.
-                        are_times = any("." in key for key in episode.keys)
-                        pattern = None if are_times else files.pattern
-                        specs = self.specs_of(episode.fields, partial(self._spec, tar=path))
-                        scan.episodes.append(self._info(place, episode, pattern))
-                        scan.specs += specs
-                        for name, values in episode.fields.items():
-                            scan.counts[name] += values.count
-                            scan.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
-                        scan.offered |= dict.fromkeys(episode.fields)
-                        are_named |= pattern is None
+                        are_named |= self._scan_episode(scan, place, episode) is None
                 if len(scan.episodes) == num_before:
                     scan.notes.append(f"{path.name} has no samples")
             if repeated_place is not None:
@@ -189,6 +172,26 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 note = f"{counted(len(missing_names), 'shard')} missing: {shown}"
                 scan.notes.append(note)
                 _logger.warning("%s: %s", folder, note)
+
+    def _scan_episode(self, scan: Scan, place: EpisodeInfo, episode: _Episode) -> str | None:
+        """Add an episode and its features; returns the pattern of its samples' names."""
+        self._check_fields(episode, episode.path)
+        files = frame_files(episode.keys)
+        if files.unlike and len(scan.notes) < _MOST_NOTES:
+            unlike_names = " and ".join(files.unlike)
+            note = f"names differ by more than a number ({unlike_names})"
+            scan.notes.append(f"{place.key}: {note}, maybe two recordings")
+            _logger.warning("%s: %s", self.path, scan.notes[-1])
+        # The numbers of times are not enough.
+        pattern = None if any("." in key for key in episode.keys) else files.pattern
+        specs = self.specs_of(episode.fields, partial(self._spec, tar=episode.path))
+        scan.episodes.append(self._info(place, episode, pattern))
+        scan.specs += specs
+        for name, values in episode.fields.items():
+            scan.counts[name] += values.count
+            scan.places[name] = f"*.tar/*.{split_name(values.first.name)[2]}"
+        scan.offered |= dict.fromkeys(episode.fields)
+        return pattern
 
     def account(self) -> Account:
         scan, paths = self.scan_result, find_files(self.path, _is_tar)
@@ -272,13 +275,12 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         pattern = next((split_name(file_pattern)[1] for file_pattern in files.values()), None)
         numbers: list[int | str] = []
         fields: set[str] = set()
-        folder: str | None = None
         time: float | None = None
-        for index, sample in enumerate(_samples(stream, path, info.metadata["offset"])):
-            if folder is None and self._place(path, sample.folder, 0).key == info.key:
-                folder = sample.folder
-            if sample.folder != folder:
-                break
+        all_samples = _samples(stream, path, info.metadata["offset"])
+        by_folder = groupby(all_samples, lambda sample: sample.folder)
+        folder, samples = next(by_folder, ("", iter(())))
+        is_found = self._place(path, folder, 0).key == info.key
+        for index, sample in enumerate(samples if is_found else ()):
             members_by_name = {
                 name: member for name, member in sample.fields.items() if name in schema
             }
@@ -287,52 +289,33 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 name = min(dense_names ^ fields)
                 raise SourceError(
                     "the samples have different fields",
-                    file=str(path / folder / sample.key),
+                    file=str(path / sample.folder / sample.key),
                     frame=index,
                     expected=f"{', '.join(sorted(fields))}; to let frames lack {name}, set "
                     f"sparse={name} (--source-option)",
                     got=", ".join(sorted(dense_names)),
                 )
-            try:
-                number = None if pattern is None else number_of(pattern, sample.key)
-            except ValueError as error:
-                raise SourceError(
-                    "the tar file was changed after it was listed",
-                    file=str(path),
-                    offset=sample.offset,
-                    expected=pattern,
-                    got=sample.key,
-                ) from error
+            number = None if pattern is None else sample.number(pattern, path)
             numbers.append(sample.key if number is None else number)
             if not self.allow_gaps:
                 check_numbers(numbers[-3:], path, num_frames=info.num_frames)
-                previous_time, time = time, seconds_of(sample.key)
-                if previous_time is not None and time is not None and time < previous_time:
-                    raise SourceError(
-                        "timestamps are not ascending; to accept any order, set allow_gaps=true "
-                        "(--source-option)",
-                        file=str(path),
-                        frame=index,
-                        expected=f"{previous_time} or later",
-                        got=sample.key,
-                    )
+                time = sample.check_time(time, path, index)
             name_values = {
                 FRAME_NUMBER: np.array(index if number is None else number, np.int64),
                 FRAME_NAME: sample.key,
             }
             frame: dict[str, Any] = {}
             for name, spec in schema.items():
-                if name in members_by_name and self.in_place and page_kind(spec).may_refer(spec):
-                    start, size = members_by_name[name].start, members_by_name[name].size
-                    frame[name] = ReferencedFile(str(path), start, start + size)
-                elif name in members_by_name:
+                if (member := members_by_name.get(name)) is None:
+                    if spec.kind in name_values:
+                        frame[name] = name_values[spec.kind]
+                elif self.in_place and page_kind(spec).may_refer(spec):
+                    stop = member.start + member.size
+                    frame[name] = ReferencedFile(str(path), member.start, stop)
+                else:
                     with located(SourceError, feature=name, frame=index):
-                        data = read_member(stream, members_by_name[name], path)
-                        frame[name] = _value(
-                            data, spec, path / members_by_name[name].name, self.exif
-                        )
-                elif spec.kind in name_values:
-                    frame[name] = name_values[spec.kind]
+                        data = read_member(stream, member, path)
+                        frame[name] = _value(data, spec, path / member.name, self.exif)
             yield frame
         if not numbers:
             raise SourceError("no such episode", file=str(path))
@@ -357,6 +340,33 @@ class _Sample:
     key: str
     offset: int
     fields: dict[str, Member] = field(default_factory=dict)
+
+    def number(self, pattern: str, path: Path) -> int:
+        """Return the number in its name. Raises `SourceError` for a name of another pattern."""
+        try:
+            return number_of(pattern, self.key)
+        except ValueError as error:
+            raise SourceError(
+                "the tar file was changed after it was listed",
+                file=str(path),
+                offset=self.offset,
+                expected=pattern,
+                got=self.key,
+            ) from error
+
+    def check_time(self, previous_time: float | None, path: Path, frame: int) -> float | None:
+        """Return the time in its name, if any. Raises `SourceError` for an earlier time."""
+        time = seconds_of(self.key)
+        if previous_time is not None and time is not None and time < previous_time:
+            raise SourceError(
+                "timestamps are not ascending; to accept any order, set allow_gaps=true "
+                "(--source-option)",
+                file=str(path),
+                frame=frame,
+                expected=f"{previous_time} or later",
+                got=self.key,
+            )
+        return time
 
 
 @dataclass
