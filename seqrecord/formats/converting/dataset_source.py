@@ -282,7 +282,9 @@ class DatasetSource:
     def _read_unit(self, row: tuple[Chunk, int, Mapping[str, Page]]) -> tuple[str, bool]:
         """Equal for chunks that are read together: file, and whether no frame is hidden."""
         chunk = row[0]
-        return chunk.path, len(self.reader.contents.chunks.visible_frames(chunk)) == chunk.num_frames
+        return chunk.path, len(
+            self.reader.contents.chunks.visible_frames(chunk)
+        ) == chunk.num_frames
 
     def _copied_chunk(
         self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]

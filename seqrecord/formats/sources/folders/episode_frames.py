@@ -144,7 +144,7 @@ def _find_features(
     rows = find_rows(path, row_files, used_names, None if order is None else len(order))
     row_arrays = _load_rows(path, rows, schema)
     order = order or dict.fromkeys(range(rows.num_frames), "")
-    all_arrays = {**arrays, **row_arrays}
+    all_arrays: dict[str, NpyFile | npt.NDArray[Any]] = {**arrays, **row_arrays}
     if not order or not (all_arrays or files):
         raise SourceError(
             "the episode has no frames of the selected features",
