@@ -212,7 +212,7 @@ class CachedStorage(StorageWrapper):
         return CacheEntry(self.place, f"{path} {number}", self.slot_bytes)
 
     def _slots(self, byte_range: ByteRange) -> range:
-        """Numbers of the slots of a file that overlap a range."""
+        """Numbers of a file's slots that overlap a range."""
         return range(byte_range.start // self.slot_bytes, -(-byte_range.stop // self.slot_bytes))
 
     def _part(self, byte_range: ByteRange, slot: int) -> ByteRange:

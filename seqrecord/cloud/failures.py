@@ -1,4 +1,4 @@
-"""Conversion of exceptions of cloud clients and of the OS into errors of this package.
+"""Conversion of cloud clients' and the OS's exceptions into errors of this package.
 
 A client's exception may contain a signed URL or a header with a key, in its text, its attributes or
 chained exceptions. Therefore only these are kept: class name, HTTP status, known service code,

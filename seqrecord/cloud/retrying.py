@@ -236,7 +236,7 @@ class RetryingStorage(StorageWrapper):
     """Retries requests of the inner storage; see `Retrier`.
 
     A call of `read_ranges` is one request and is repeated as a whole, so that all its buffers are
-    from one attempt. Requests per file stay below `requests_per_second`. Writes of uploads are
+    from one attempt. Requests per file do not exceed `requests_per_second`. Writes of uploads are
     forwarded without retries: only the upload itself can repeat them safely.
     """
 
@@ -389,7 +389,7 @@ _MAX_TRACKED_FILES = 1024
 
 
 class RateLimiter:
-    """Rate limit per file: at most `rate` requests per second, with bursts of a tenth of that.
+    """Rate limit per file: at most `rate` requests per second, with bursts of a tenth as many.
 
     Uses the "virtual scheduling" algorithm of ITU-T I.371. Thread-safe.
     """
@@ -421,7 +421,7 @@ class RateLimiter:
 
 
 class Quota:
-    """Rate limits of all threads of a process together: requests and bytes read per second.
+    """Rate limits of a process's threads together: requests and bytes read per second.
 
     Picklable; a copy in another process has separate limits.
     """

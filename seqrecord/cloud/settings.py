@@ -27,7 +27,7 @@ class StorageSettings:
         deadline: seconds during which a failing request of a URL or mount is retried.
         max_retry_after: maximum delay in seconds that a server may ask for; more is an error.
         max_requests: maximum number of concurrent requests.
-        requests_per_second: rate limit of all threads of a process together. By default there is
+        requests_per_second: rate limit of a process's threads together. By default there is
             only a limit per file, 400.
         bandwidth: maximum bytes read per second by all threads of a process together.
     """

@@ -159,7 +159,7 @@ class HubReader(FsspecReader):
 
 
 class HubStorage(ObjectStorage):
-    """Read-only storage of a folder of a dataset on the Hub, at one commit.
+    """Read-only storage of a dataset's folder on the Hub, at one commit.
 
     Sizes and identities are from a single listing; a process without it, such as a worker, requests
     them for each file that it reads. Pickles contain the commit, and an explicit token.

@@ -204,7 +204,7 @@ class Hub:
                 self._resolve(path)
 
     def shown(self, path: str) -> str:
-        """URL of a file of the folder, for messages."""
+        """URL of a file in the folder, for messages."""
         return f"{self._shown}/{self._full(path)}" if path else self._shown
 
     def headers(self) -> dict[str, str]:
@@ -216,7 +216,7 @@ class Hub:
         return headers
 
     def send(self, kind: str, path: str, request: Callable[[], _T]) -> _T:
-        """Result of one attempt of a request to the Hub's host.
+        """Result of a single attempt of a request to the Hub's host.
 
         Waits first if the Hub asked for a delay. `kind` is the kind of rate limit: `api` or
         `resolvers`.

@@ -110,7 +110,7 @@ class DatasetSource:
         )
 
     def schema(self) -> Schema:
-        """The features as this source yields them: with a codec only if frames stay encoded."""
+        """The features as this source yields them: with a codec only for encoded frames."""
         return Schema(
             [
                 replace(spec, codec=spec.codec if self._passes(spec) else (), group=0, added=None)
@@ -246,7 +246,7 @@ class DatasetSource:
         return ({name: v for part in parts for name, v in part.items()} for _, *parts in rows)
 
     def _values(self, group: int, names: Collection[str], key: str) -> Iterator[dict[str, Any]]:
-        """Values of these features of a group for each frame of an episode, by name."""
+        """The group's values of these features, for each frame of an episode, by name."""
         reader = self.reader.contents.chunks
         for chunk in self._chunks(group, key):
             pages = [p for p in reader.pages(chunk) if p.feature in names and p.num_present]
@@ -289,7 +289,7 @@ class DatasetSource:
     def _copied_chunk(
         self, chunk: Chunk, number: int, pages: Mapping[str, Page], data: Mapping[Page, memoryview]
     ) -> CopiedChunk:
-        """A chunk of group `number` of the target, with empty pages for dropped features."""
+        """A chunk of the target's group `number`, with empty pages for dropped features."""
         assert self.target is not None, "not fitted"
         specs, reader = self.target.group(number), self.reader.contents.chunks
         shown = reader.visible_frames(chunk)
@@ -327,7 +327,7 @@ class DatasetSource:
         return stored_chunk, times
 
     def _largest_shown(self, page: Page, data: memoryview, shown: range) -> int:
-        """Number of elements of the largest shown frame of a page with variable shapes."""
+        """Number of elements in the largest shown frame of a page with variable shapes."""
         shapes = self.reader.contents.chunks.shapes(page, data)
         counts = (math.prod(shapes[int(page.positions(i))]) for i in shown if page.has(i))
         return max(counts, default=0)

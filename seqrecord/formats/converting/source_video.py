@@ -133,7 +133,7 @@ class SourceVideo:
 
 
 class EpisodeVideos:
-    """The videos of an episode of a source, each kept as packets or decoded.
+    """The videos of a source's episode, each kept as packets or decoded.
 
     Args:
         parts: the parts of each video, by feature.
@@ -172,7 +172,7 @@ class EpisodeVideos:
                 yield name, part
 
     def blocks(self, block: Block) -> Iterator[Block]:
-        """Yield the frames of a block of the source, with the next frames of decoded videos.
+        """Yield the frames of a source's block, with the next frames of decoded videos.
 
         Nothing, if all features are stored as video.
         """

@@ -100,7 +100,7 @@ class LeRobotColumn:
         return description | ({"info": info} if info else {})
 
     def array(self, values: Any) -> pa.Array:
-        """Arrow column of frames [rows, *shape], or of a list of texts."""
+        """Arrow column from frames [rows, *shape], or from a list of texts."""
         if self.dtype == "string":
             return pa.array(values, pa.string())
         if self.dtype == "image":
@@ -451,10 +451,10 @@ def dataset_info(
     Args:
         features: entries of the features, without LeRobot's own columns.
         fps: frames per second.
-        lengths: the number of frames of each episode.
+        lengths: each episode's number of frames.
         num_tasks: the number of tasks.
         robot_type: name of the robot; other values become `None`.
-        splits: number of successive episodes of each split, of `None` in no split. Without a
+        splits: number of successive episodes by split; `None` for no split. Without a
             split, all episodes are in `train`.
     """
     index_dtypes = {TIMESTAMP: "float32"} | dict.fromkeys(OWN, "int64")

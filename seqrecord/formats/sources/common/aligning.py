@@ -76,7 +76,7 @@ def associate(
 
 
 def sample_bounds(times: npt.NDArray[Any], samples: npt.NDArray[Any]) -> npt.NDArray[np.int64]:
-    """Return the range of samples of each frame, int64 [T + 1].
+    """Return each frame's range of samples, int64 [T + 1].
 
     Frame t has the samples from its own time up to the next frame's time. The last frame is as long
     as the one before.

@@ -91,7 +91,7 @@ def array_header(path: Path, member: str | None = None) -> ArrayHeader:
 def arrays_form(
     files: Sequence[Path], member: str | None = None
 ) -> tuple[np.dtype[Any], tuple[int | None, ...]]:
-    """Return dtype and shape of files of one frame each, from a sample of the files.
+    """Return dtype and shape of single-frame files, from a sample of the files.
 
     Dimensions that differ are `None`, as is the first one if a frame has no rows. Raises
     `SourceError` if the first file is unreadable.
@@ -225,7 +225,7 @@ def _read(stream: BinaryIO, path: Path, size: int | None = None) -> npt.NDArray[
 
 
 def _header(stream: BinaryIO, path: Path, size: int | None = None) -> ArrayHeader:
-    """Read and check the header of a file of `size` bytes, by default the length of `stream`."""
+    """Read and check the header of a file with `size` bytes, by default the length of `stream`."""
     parse = _RASTERS.get(path.suffix.lower())
     header = (parse or _npy_header)(stream)
     if parse:

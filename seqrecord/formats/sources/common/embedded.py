@@ -51,7 +51,7 @@ def embedded_spec(
 def embedded_value(
     data: bytes, spec: FeatureSpec, path: Path, exif: str | None = None
 ) -> npt.NDArray[Any] | EncodedImage:
-    """Return an image as a value of `spec`. Images that stay encoded are decoded to check them."""
+    """Return an image as a value of `spec`. Encoded images are decoded to check them."""
     array = decode_image(data, path, spec, exif=exif)
     check_like_first("the image", array.dtype.newbyteorder("<"), array.shape, spec, path)
     if not spec.codec:

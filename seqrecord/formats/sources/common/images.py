@@ -133,7 +133,7 @@ def referable_codec(
 
 
 def kept_config(format_: str, exif: str | None) -> CodecConfig:
-    """Return the codec of images that stay encoded."""
+    """Return the codec of images that are not decoded."""
     is_image = format_ != "npy" and exif == "ignore"
     return {"id": IMAGE, "format": format_, **({"exif": "ignore"} if is_image else {})}
 
@@ -461,7 +461,7 @@ def pixels(
 
 
 def _layout(encoding: str) -> tuple[np.dtype[Any], int]:
-    """Return dtype and number of channels of a raw encoding."""
+    """Return dtype and channel count of a raw encoding."""
     if match := _COLOURS.fullmatch(encoding):
         return np.dtype(f"<u{int(match[2]) // 8}"), len(match[1]) if match[1] else 1
     match = _PLAIN.fullmatch(encoding)

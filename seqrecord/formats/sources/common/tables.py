@@ -3,7 +3,7 @@
 Each line is a row, a comment or blank; any other line is an error with its number. Sources of known
 formats state the columns of a row, and comments begin with `#`. Folders take any table of numbers,
 comments also begin with `%` or `//`, and one line of column names is allowed at the top. A file has
-one separator, that of most of its lines: semicolons, commas or blanks.
+one separator, the separator in most of its lines: semicolons, commas or blanks.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def invalid_row(
 
 
 def text_lines(file: Iterable[bytes]) -> Iterator[tuple[int, str]]:
-    """Yield number and text of each line of a UTF-8 file, blank ones and comments included.
+    """Yield number and text of each line in a UTF-8 file, blank ones and comments included.
 
     For formats whose lines depend on those before, and for files too large for `read_rows`.
     """
@@ -288,7 +288,7 @@ def count_rows(path: Path) -> int:
 
 
 def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
-    """Return the shape of text files of one frame each, from a sample of the files.
+    """Return the shape of single-frame text files, from a sample of the files.
 
     [R, C], [C] for one row, [] for one number, and [None, C] for a varying number of rows,
     including 0. Pose matrices (3x4, 4x4) have a fixed shape; empty files are frames without a pose.
@@ -318,7 +318,7 @@ def frames_shape(files: Sequence[Path]) -> tuple[int | None, ...]:
 
 
 def is_numeric(files: Sequence[Path]) -> bool:
-    """Return whether most of a sample of the files are numeric."""
+    """Return whether most files of a sample are numeric."""
     shapes = [_shape_or_none(path) for path in sampled(files)]
     filled_shapes = [shape for shape in shapes if shape != _BLANK]
     return 2 * sum(shape is not None for shape in filled_shapes) > len(filled_shapes)

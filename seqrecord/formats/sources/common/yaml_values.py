@@ -140,7 +140,7 @@ class _Builder:
 
 
 def _scalar(event: Any) -> Any:
-    """Return the value of a scalar; numbers of too many digits stay text."""
+    """Return the value of a scalar; numbers of too many digits are text."""
     text: str = event.value
     if event.style or event.tag in _TEXT_TAGS:  # quoted, or a block
         return text

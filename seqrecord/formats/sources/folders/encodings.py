@@ -53,7 +53,7 @@ https://www.microsoft.com/en-us/research/project/rgb-d-dataset-7-scenes/
 
 
 def known_meaning(pattern: str | None, first_file: str) -> Mapping[str, str]:
-    """Return kind and unit of files of one frame like `first_file`; empty if unknown."""
+    """Return kind and unit of single-frame files like `first_file`; empty if unknown."""
     ending = Path(first_file).suffix.lower()
     return _MEANINGS.get(ending) or _MEANINGS.get(f"{pattern}{ending}", {})
 

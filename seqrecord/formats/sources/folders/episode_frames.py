@@ -158,7 +158,7 @@ def _find_features(
 def _order_of_arrays(
     path: Path, listing: Listing, arrays: Mapping[str, NpyFile]
 ) -> Mapping[int | str, str] | None:
-    """Return the frames of arrays of the whole episode; `None` without such arrays."""
+    """Return the frames of whole-episode arrays; `None` without such arrays."""
     if not listing.arrays:
         return None
     # The frames must not depend on the selected features: else the first array is opened for them.
@@ -169,7 +169,7 @@ def _order_of_arrays(
 
 
 def _load_rows(path: Path, rows: RowFiles, schema: Schema) -> dict[str, npt.NDArray[Any]]:
-    """Return the selected features of row files, after checking all of them."""
+    """Return the selected features of row files, whose headers are checked before any is read."""
     row_features = {name: rows.features[name] for name in rows.features if name in schema}
     for name, row_feature in row_features.items():
         check_spec(row_feature.dtype, row_feature.shape, schema[name], path / row_feature.file)

@@ -1,4 +1,4 @@
-"""Inventory of a tree of episode folders."""
+"""Inventory of a tree with episode folders."""
 
 from __future__ import annotations
 
@@ -162,7 +162,7 @@ class _TakenFiles:
 
 
 def _is_frame_of(folder: FeatureFolder, name: str) -> bool:
-    """Return whether a file name is that of a frame of the feature."""
+    """Return whether a file name is that of the feature's frames."""
     path = Path(name)
     if path.suffix.lower() not in folder.files.endings or not (
         is_frame(name) or is_text_name(name)

@@ -216,7 +216,7 @@ def name_features(
 
 
 def _rare_texts(features: Mapping[str, FeatureFolder]) -> list[str]:
-    """Return the features of text files for fewer than half of the frames of other features."""
+    """Return the features of text files for fewer than half of the other features' frames."""
     counts = {name: feature.files.num_frames for name, feature in features.items()}
     texts = [name for name, feature in features.items() if is_text_name(feature.first)]
     num_frames = max((counts[name] for name in counts.keys() - texts), default=0)
@@ -320,7 +320,7 @@ def _summaries(groups: Mapping[str, FrameFiles]) -> dict[str, FrameFiles]:
 
 
 def _member_feature(name: str, member: str | None, file: str) -> str:
-    """Return the feature of an array in an npz file, or of columns of points."""
+    """Return the feature of an array in an npz file, or of points' columns."""
     if member is None:
         return name
     is_points = ending_of(file) in POINT_ENDINGS

@@ -1,4 +1,4 @@
-"""Language columns of lerobot 0.6: rows of text of episodes and frames, and their resolvers.
+"""Language columns of lerobot 0.6: text rows of episodes and frames, and their resolvers.
 
 ::
 
@@ -179,7 +179,7 @@ def parse_resolvers(option: object) -> dict[str, Resolver]:
 
 
 def rows_of_frames(column: pa.Array, name: str) -> list[Rows]:
-    """Return the rows of each frame of a language column, with timestamps of float32."""
+    """Return each frame's rows of a language column, with timestamps of float32."""
     names = [
         field_name for field_name in _FIELDS if name == PERSISTENT or field_name != "timestamp"
     ]

@@ -56,7 +56,7 @@ class LeRobotFeature:
 
     @property
     def depth_meaning(self) -> Mapping[str, Any]:
-        """Kind and unit of images of depth; empty for colours."""
+        """Kind and unit of depth images; empty for colours."""
         if self.depth is None:
             return {}
         unit = self.depth.get("depth_unit")
@@ -301,7 +301,7 @@ def _numbers(row: Mapping[str, Any], prefix: str, info: LeRobotInfo) -> dict[str
 
 
 def _fill(field: str, template: str, values: Mapping[str, Any]) -> str:
-    """Fill in a path template, `data/chunk-{chunk_index:03d}/…`, and check that it stays below
+    """Fill in a path template, `data/chunk-{chunk_index:03d}/…`, and check that it is below
     root."""
 
     def value(match: re.Match[str]) -> str:

@@ -151,7 +151,7 @@ class LeRobotAccount:
                 yield LeftOut(f"{name} in {table}", len(self.episodes), "no reader", "episodes")
 
     def video_frames(self, file_notes: FileNotes) -> Iterator[LeftOut]:
-        """Frames of videos outside of all episodes, if the files' tables have counts.
+        """Video frames that no episode has, if the files' tables have counts.
 
         `file_notes` collects the files' notes.
         """

@@ -25,7 +25,7 @@ _MOST_MEDIAN = 1e-3  # seconds
 
 
 def have_frames(times: FloatArray, frames: FloatArray, tolerance: float) -> bool:
-    """Return whether a frame is within `tolerance` seconds of the time of each row.
+    """Return whether a frame is within `tolerance` seconds of each row's time.
 
     Args:
         times: seconds of rows: float64 [rows].

@@ -139,7 +139,7 @@ class LeRobotSource(InPlace):
             yield from block.frames()
 
     def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
-        """Yield the frames in blocks of a batch of rows; with images frame by frame."""
+        """Yield the frames in blocks, one per batch of rows; with images frame by frame."""
         episode = self._episode(info)
         with located(SourceError, episode=info.key):
             yield from self._rows.blocks(episode)

@@ -37,9 +37,9 @@ _PIXELS = "gray12le"
 class LeRobotVideos:
     """The videos of one feature.
 
-    The last file stays open, since the next episode is usually in it too. Without `tolerance`, rows
-    whose times jitter are paired with frames in order, see `pair_in_order`. `limits` are the end
-    times of episodes in their files, by key, see `limits_in_videos`.
+    The last file is left open, since the next episode is usually in it too. Without `tolerance`,
+    rows whose times jitter are paired with frames in order, see `pair_in_order`. `limits` are the
+    end times of episodes in their files, by key, see `limits_in_videos`.
     """
 
     def __init__(

@@ -1,4 +1,4 @@
-"""`metadata.yaml` of rosbag2: declared files and numbers of messages of a recording.
+"""`metadata.yaml` of rosbag2: a recording's declared files and numbers of messages.
 
 https://github.com/ros2/rosbag2/blob/rolling/docs/design/rosbag2_record_replay_service.md and
 rosbag2_storage/metadata_io.cpp.

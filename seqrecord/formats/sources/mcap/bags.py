@@ -136,7 +136,7 @@ class _Mcap:
         check_counts("file's statistics", remedy, declared, counts, statistics.message_count)
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes]]:
-        """Yield topic and bytes of each message of these topics, ordered by time per topic."""
+        """Yield topic and bytes of the messages on these topics, ordered by time per topic."""
         for _, channel, message in self._messages(topics):
             yield channel.topic, message.data
 

@@ -148,7 +148,7 @@ class ImageCameras:
 
 
 def _decode_info(topic: Topic, data: bytes, path: Path) -> dict[str, Camera]:
-    """Decode a CameraInfo: cameras by matrix, `k` of raw and `p` of rectified images, unless 0.
+    """Decode a CameraInfo: cameras by matrix, `k` for raw and `p` for rectified images, unless 0.
 
     https://github.com/ros2/common_interfaces/blob/rolling/sensor_msgs/msg/CameraInfo.msg: K refers
     to all pixels of the sensor, before a region of interest and binning.

@@ -100,7 +100,7 @@ class Recording:
         return counts
 
     def messages(self, topics: Sequence[str]) -> Iterator[tuple[str, bytes, Path]]:
-        """Yield topic, bytes and file of all messages of these topics."""
+        """Yield topic, bytes and file of all messages on these topics."""
         for path in self.paths:
             if present := [topic for topic in topics if topic in self.topics_of[path]]:
                 with open_bag(path) as file:

@@ -74,7 +74,7 @@ class RldsFeature:
         return max(math.prod(self.shape), 1) if is_flat else 1
 
     def count(self, values: Values) -> int:
-        """Return the number of steps of these values. Raises `ValueError` for a partial step."""
+        """Return the number of steps in these values. Raises `ValueError` for a partial step."""
         steps, remainder = divmod(len(values), self.per_step)
         if remainder:
             raise ValueError(

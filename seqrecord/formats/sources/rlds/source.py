@@ -70,7 +70,7 @@ class RldsSource(Originals):
     Short values of the episode are stored in its metadata: texts, and up to 64 numbers.
 
     The record counts in `dataset_info.json` must match the files. A record's checksums are verified
-    when it is read; it stays in memory while its frames are read.
+    when it is read; it is in memory while its frames are read.
 
     Args:
         root: folder of the dataset, or a folder above a single dataset.

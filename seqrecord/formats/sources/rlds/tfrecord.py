@@ -100,7 +100,7 @@ class TfRecordFile:
     def peek(self, offset: int, size: int) -> bytes:
         """Return bytes without a checksum test.
 
-        Reads ahead; the bytes stay in memory until other ones are read.
+        Reads ahead; the bytes are in memory until other ones are read.
         """
         begin = offset - self._peeked_at
         if begin < 0 or begin + size > len(self._peeked):

@@ -69,7 +69,7 @@ def _places(folder: Path) -> Mapping[str, Path]:
 
 
 def _ending(model: Path) -> str:
-    """Return the ending of the files of a model; "" without a model."""
+    """Return the ending of a model's files; "" without a model."""
     endings = (".bin", ".txt")
     return next((e for e in endings if is_file(model / f"cameras{e}")), "")
 

@@ -100,7 +100,7 @@ class SceneSource(SequenceSource):
 
     @cached_property
     def _layouts(self) -> dict[Path, tuple[str, Path]]:
-        """Layout and folder of each argument of `open`."""
+        """Layout and folder by argument of `open`."""
         return {}
 
     @cached_property

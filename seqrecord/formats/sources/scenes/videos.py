@@ -325,7 +325,7 @@ def _read_co3d(place: Path) -> Scene:
 
 
 def _co3d_depth(path: Path, scale: float, exif: str | None) -> npt.NDArray[np.float32]:
-    """Depth float32 [H, W] from a 16-bit PNG of the bits of float16; 0 where there is none."""
+    """Depth float32 [H, W] from a 16-bit PNG with the bits of float16; 0 where there is none."""
     bits = decode_image(read_bytes(path), path, exif=exif)
     if bits.dtype != np.uint16 or bits.ndim != 2:
         raise SourceError(

@@ -71,7 +71,7 @@ class Trajectory:
 
     @property
     def pixels(self) -> list[PixelFiles]:
-        """Kinds of files of both cameras whose folder exists."""
+        """Both cameras' kinds of files whose folder exists."""
         pixels = self.layout.pixels if self.layout else ()
         return [files for files in pixels if files.folder in self.entries]
 
@@ -136,7 +136,7 @@ class Trajectory:
         return FrameIds(range(count), origin)
 
     def _num_poses(self) -> tuple[int, str]:
-        """Return the number of lines of the first pose file and its origin for errors."""
+        """Return the number of lines in the first pose file, and its origin for errors."""
         for file in self.layout.pose_files if self.layout else ():
             if file in self.entries:
                 return len(read_poses(self.path / file)), f"as in {file}"

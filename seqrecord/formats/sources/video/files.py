@@ -314,7 +314,7 @@ class VideoFile:
             joints.check_end(expected)
 
     def place_of(self, packet: VideoPacket) -> tuple[int, int]:
-        """Return offset and number of bytes of a packet in the file.
+        """Return a packet's offset and number of bytes in the file.
 
         Raises `SourceError` if the file does not contain the packet's bytes unchanged.
         """

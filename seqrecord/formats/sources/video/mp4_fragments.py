@@ -24,7 +24,7 @@ class _Fragment(NamedTuple):
 
 
 class FragmentOrder:
-    """Places, numbers and times of the fragments of a file, in its order."""
+    """Places, numbers and times of a file's fragments, in its order."""
 
     def __init__(self, data: FileBytes) -> None:
         self._data = data

@@ -303,7 +303,7 @@ class _Tables:
             self._order.time(run.begin, run.ticks)
 
     def _check_run(self, box: _Box, run: _Run, position: int | None) -> int:
-        """Return the end of a run of samples."""
+        """Return the byte behind a run of samples."""
         data, body = self._data, self._content(box)
         flags, count, at = _number(body, 0) & 0xFFFFFF, _number(body, 4), 8
         start = run.base if position is None else position
@@ -348,7 +348,7 @@ def _number(body: bytes, at: int, count: int = 4) -> int:
 
 
 def _scale_of(header: bytes) -> int:
-    """Return the ticks per second of a header of a movie or track."""
+    """Return the ticks per second in a movie's or track's header."""
     return _number(header, 20 if header[:1] == b"\1" else 12)
 
 
