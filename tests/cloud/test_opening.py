@@ -146,7 +146,7 @@ def test_options_are_split() -> None:
     assert settings == StorageSettings(mount=True, deadline=5.0, max_requests=4)
     assert rest == {"key": "x"}
     assert split_options({}, "") == (StorageSettings(), {})
-    assert split_options({"mount": None}, "")[0].given() == []
+    assert split_options({"mount": None}, "")[0].changed_names() == []
 
 
 def test_azure_packages_are_imported_on_first_use() -> None:

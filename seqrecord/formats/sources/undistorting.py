@@ -150,7 +150,7 @@ def _without_distortion(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
 def _camera(
     name: str, frame: Mapping[str, Any], cameras: Any, size: tuple[int, int]
 ) -> Camera | None:
-    """Return the camera for an image with this `size`, height and width; `None` without distortion."""
+    """Return the camera of an image with height and width `size`; `None` without distortion."""
     camera_values = _feature_camera(name, cameras)
     if (model := camera_values.get(MODEL)) is None:
         return None

@@ -199,7 +199,7 @@ def episode_tables(root: Path, info: LeRobotInfo) -> list[Path]:
 
 
 def listed_episodes(path: Path, info: LeRobotInfo) -> Iterator[LeRobotEpisode]:
-    """Yield the episodes of one of `episode_tables`, in its order."""
+    """Yield the episodes of a file from `episode_tables`, in its order."""
     videos = [f"videos/{name}/{column}" for name in info.videos for column in _VIDEO_COLUMNS]
     with located(SourceError, file=str(path)):
         for row in _rows(path, [*_COLUMNS, *videos], info.totals.get("total_episodes")):
@@ -233,7 +233,7 @@ def number_columns(root: Path, info: LeRobotInfo) -> dict[str, str]:
 
 
 def read_texts(root: Path, info: LeRobotInfo, column: str) -> dict[int, str]:
-    """Return the texts of one of `number_columns`, by number."""
+    """Return the texts of a column from `number_columns`, by number."""
     text = "subtask" if column == SUBTASK_INDEX else "task"
     number = f"{text}_index"
     place = root / (SUBTASKS if column == SUBTASK_INDEX else TASKS[info.version])

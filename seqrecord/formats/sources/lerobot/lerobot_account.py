@@ -90,7 +90,7 @@ class LeRobotAccount:
 
     @property
     def is_complete(self) -> bool:
-        """Whether all files are known; those of broken episodes are not."""
+        """Whether the files of all episodes are listed; a broken episode lists none."""
         return len(self.good_episodes) == len(self.episodes)
 
     @cached_property

@@ -98,7 +98,7 @@ def _read(path: Path) -> Scene:
 
 
 def _check_intrinsics(values: Mapping[str, Any], shared_values: Mapping[str, Any]) -> None:
-    """Raise `SourceError` if a frame's intrinsics contradict those of the whole scene."""
+    """Raise `SourceError` if a frame's intrinsics contradict the scene's."""
     common = sorted(values.keys() & shared_values.keys())
     for name in [name for name in common if values[name] != shared_values[name]][:1]:
         raise SourceError(

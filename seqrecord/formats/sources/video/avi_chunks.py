@@ -178,7 +178,7 @@ class _Chunks:
     def _count_indexed(self, start: int, stop: int) -> int:
         """Return how many of the stream's frames an index has: places that are not empty.
 
-        Some writers repeat the entry of a frame for those that were dropped.
+        Some writers repeat a frame's entry for dropped frames.
         """
         places = set()
         for at in range(start, stop - _ENTRY + 1, _ENTRY):

@@ -320,7 +320,7 @@ def _check_names(store: Any) -> None:
 
 
 def _register_image_codecs() -> None:
-    """Register the codecs of imagecodecs, if installed; UMI stores images by one of them."""
+    """Register the codecs of imagecodecs, if installed; UMI stores images with them."""
     try:
         from imagecodecs.numcodecs import register_codecs
     except ImportError:
