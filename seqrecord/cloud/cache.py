@@ -33,9 +33,13 @@ from seqrecord.store.units import format_size, parse_size
 # These files are immutable, since their names have a unique id. The manifest is not.
 _CACHED_SUFFIXES = (".seqrec", ".arrow")
 _AHEAD_BYTES = 8 << 20  # read-ahead in other files: their pages are small, in episode order
+# Small ranges far apart cover a slot each: without the limit all slots would be in memory at
+# once. See tests/cloud/test_cache.py::test_memory_for_many_small_ranges_is_bounded.
 _MOST_BYTES = 32 << 20  # memory of a thread for slots of which only a part is wanted
 _LOCKS = 64
 
+# A stopped process keeps the lock: reading must go on without the cache. See
+# tests/cloud/test_cache_report.py::test_a_stopped_process_does_not_block_others.
 _PATIENCE_SECONDS = 2.0  # maximum wait for the cache's lock, which is released quickly
 _PAUSE_SECONDS = 10.0  # without the cache, after an error of its disk or a busy lock
 
@@ -117,11 +121,12 @@ class CachedStorage(StorageWrapper):
             if absent_slots and is_fixed and self._is_filling():
                 ahead_slots = _AHEAD_BYTES // self.slot_bytes
                 lock_numbers = {hash((path, slot // ahead_slots)) % _LOCKS for slot in absent_slots}
+                # In ascending order, so that threads with several locks in common cannot wait for
+                # each other in a circle; tests/cloud/test_hub.py::test_one_thread_fills_the_cache.
                 for number in sorted(lock_numbers):
                     stack.enter_context(self._ahead_locks.get()[number])
-                absent_slots = self._read_cached(
-                    path, range_buffers
-                )  # another thread may have read them
+                # Another thread may have read them.
+                absent_slots = self._read_cached(path, range_buffers)
                 start_slots = {slot - slot % ahead_slots for slot in absent_slots}
                 absent_slots = {
                     slot

@@ -17,6 +17,7 @@ from seqrecord.store.processes.forks import PerProcess, at_fork
 from seqrecord.store.text import without_secrets
 
 # If two threads import a package at once, such as obstore, one may see it half initialized.
+# See tests/cloud/test_spooled.py::test_clients_of_different_locations_are_made_one_at_a_time.
 _IMPORT_LOCK = PerProcess(threading.RLock)
 
 

@@ -201,10 +201,12 @@ class HandlePool:
             dropped_handles = self._handles[: max(0, len(self._handles) + 1 - self._limit)]
             self._handles = [*self._handles[len(dropped_handles) :], stream]
             stream.tail = stop
+            # Under the lock, so that reads of a handle run in the order of their schedule; they
+            # wait outside of it. tests/cloud/test_mount.py::test_reads_of_one_handle_run_in_order.
             previous_read, stream.last_read = stream.last_read, end_event
-        self._close(
-            dropped_handles
-        )  # outside the lock; handles in use are closed after their last read
+        # Outside the lock; handles in use are closed after their last read. See
+        # tests/cloud/test_mount.py::test_the_least_recently_used_handle_is_closed.
+        self._close(dropped_handles)
         handle: Handle | None = None
         try:
             previous_read.wait()

@@ -170,6 +170,7 @@ def check_rate(
 
 
 def _cat(fs: Any, path: str, start: int, stop: int) -> bytes:
+    # See tests/cloud/test_objects.py::test_clips_through_fsspec.
     # A buffered file would read megabytes ahead of each range.
     is_buffered = isinstance(fs, AbstractFileSystem) and not fs.async_impl
     is_buffered = is_buffered and type(fs).cat_file is AbstractFileSystem.cat_file

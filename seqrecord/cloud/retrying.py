@@ -40,6 +40,8 @@ DEADLINE_SECONDS = 120.0
 MAX_RETRY_AFTER = 600.0  # maximum delay in seconds that a server may ask for
 REQUESTS_PER_SECOND = 400.0  # per file; Azure's limit is about 500 per blob
 
+# Doubling without this limit would reach a minute before the deadline of 120 s. See
+# tests/cloud/test_retrying.py::test_delays_between_attempts.
 LONGEST_WAIT = 8.0  # seconds between attempts, so that a recovered server is used soon
 _POLL_SECONDS = 0.25
 _OTHER_CAUSES = 3  # earlier errors in a message, beside the last one
@@ -223,6 +225,8 @@ def put_once(
         raise
     except StorageError:
         tag = expected  # the best guess
+    # A lost response looks like a refusal: the second attempt conflicts with our own first one. See
+    # tests/cloud/test_lost_requests.py::test_a_lost_response_with_another_commit_on_top.
     if stored_data == data:
         return
     if tag != expected:
@@ -384,6 +388,8 @@ class _State:
             return warning_time is not None
 
 
+# A clip's ranges arrive at once; a strict rate would delay the first ones too. See
+# tests/cloud/test_retrying.py::test_requests_per_file_are_limited.
 _BURST_SECONDS = 0.1  # requests of this time may go at once
 _MAX_TRACKED_FILES = 1024
 

@@ -35,6 +35,7 @@ def open_path(location: Location, options: Mapping[str, Any]) -> Storage:
         return LocalStorage(location.root)
     from seqrecord.cloud.mounts import MountStorage
 
+    # See tests/cloud/test_mount.py::test_each_handle_is_read_front_to_back.
     # Not in parallel pieces, since handles of a mount must be read sequentially. The mount itself
     # determines the number of requests.
     mount = MountStorage(location.root)

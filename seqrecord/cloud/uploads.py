@@ -49,6 +49,8 @@ class SpooledUpload:
         with self._local_errors():
             self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - closed by `abandon`
         weakref.finalize(self, self._file.close)
+        # tests/cloud/test_spooled.py has
+        # test_an_upload_that_is_abandoned_while_it_is_sent_stores_nothing.
         # Another thread may close the file while it is sent, and its descriptor be used again.
         self._lock = threading.Lock()
 

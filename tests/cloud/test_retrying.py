@@ -492,8 +492,8 @@ def test_adjacent_ranges_are_one_request() -> None:
         assert fill([array.data for array in arrays], chunks) == 17
         assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
     # Missing bytes: the file's end, or a transient error.
-    error = reader.missing("a", "f", ByteRange(10, len(DATA) + 1), 5)
-    assert isinstance(reader.missing("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
+    error = reader.truncation_error("a", "f", ByteRange(10, len(DATA) + 1), 5)
+    assert isinstance(reader.truncation_error("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
     assert not isinstance(error, TransientError)
     assert "ended early" in str(error)
 

@@ -21,6 +21,8 @@ from seqrecord.errors import LocationError
 from seqrecord.store.storage.ranges import MAX_REQUEST_BYTES
 from seqrecord.store.storage.url import Location, named_place
 
+# obstore counts attempts; the time alone ends ours. See
+# tests/cloud/test_service_faults.py::test_uploads_survive_a_fault_of_any_request.
 _NO_LIMIT = 10_000
 
 

@@ -17,9 +17,12 @@ import urllib3
 from seqrecord.cloud.requests import check_rate, fill
 from seqrecord.errors import StorageError
 
+# urllib3 beside obstore, whose reads hang in a forked child: see
+# tests/cloud/test_objects.py::test_a_forked_child_reads_while_its_parent_reads.
 _READ_BYTES = 1 << 20
 _ERROR_BYTES = 64 << 10
 _MOST_CONNECTIONS = 128  # idle ones that stay open, as many as concurrent requests
+# Only redirects: tests/cloud/test_objects.py::test_transient_errors_are_retried_and_counted.
 # `Retrier` does all other retries.
 _REDIRECTS = urllib3.Retry(
     5, connect=0, read=0, redirect=5, status=0, other=0, respect_retry_after_header=False

@@ -37,6 +37,8 @@ from seqrecord.store.storage.base import Entry
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _MOST_PAGES = 10_000  # pages of a listing: 10 million files
 _MOST_COMMITS = 8  # commits with cached metadata per process
+# Fewer locks than files: a lock per file would grow without limit. That one thread asks is shown by
+# tests/cloud/test_hub.py::test_each_file_is_resolved_once.
 _LOCKS = 64
 
 _T = TypeVar("_T")

@@ -68,6 +68,8 @@ class ObjectStorage(WholeFileStorage):
         self._clients = clients(timeout)
         # The server responds to an upload only after its last byte.
         self._senders = clients(timeout * _UPLOAD_TIMEOUT_FACTOR)
+        # obstore repeats pieces; our own retries would begin the file again. See
+        # tests/cloud/test_service_faults.py::test_uploads_survive_a_fault_of_any_request.
         # With retries: else one failed request would discard the whole upload of a long file.
         self._repeaters = clients(timeout * _UPLOAD_TIMEOUT_FACTOR, self.retrier)
 

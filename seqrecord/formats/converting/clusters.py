@@ -22,6 +22,8 @@ from seqrecord.formats.converting.convert_jobs import (
 )
 from seqrecord.store.lazy import import_extra
 
+# Ray's client server ends at once on a busy head; see
+# tests/formats/test_clusters.py::test_a_connection_to_ray_whose_server_ends_is_retried.
 _TRIES = 4
 _WAIT_SECONDS = 1.0  # between tries
 _CHECK_SECONDS = 0.5  # between checks whether a job is still wanted

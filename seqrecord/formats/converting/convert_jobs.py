@@ -449,6 +449,8 @@ def _run_on(workers: Workers, jobs: Sequence[Job], meter: Meter) -> list[JobResu
     """Run the jobs, the largest first to keep the last ones short."""
     futures: dict[int, Future[JobResult]] = {}
     try:
+        # Results keep the jobs' order: tests/formats/test_convert.py has
+        # test_the_dataset_does_not_depend_on_the_workers.
         for number in sorted(range(len(jobs)), key=lambda n: jobs[n].num_frames, reverse=True):
             futures[number] = workers.submit(jobs[number])
         pending = set(futures.values())
@@ -538,6 +540,7 @@ def _worker_processes(count: int, num_jobs: int) -> Iterator[_Processes]:
     if _is_importing_script():
         raise _unguarded_script()
     check_room(_POOL_THREADS)
+    # Its price: tests/formats/test_convert.py::test_script_without_a_main_guard_gets_an_error.
     # Spawned, not forked: the parent may have threads.
     context = multiprocessing.get_context("spawn")
     flags = context.RawValue("b", 0), context.RawValue("b", 0)

@@ -206,6 +206,8 @@ def _values(source: Source, info: EpisodeInfo, clock: str) -> npt.NDArray[Any]:
 
 def _distances(times: npt.NDArray[Any]) -> npt.NDArray[np.float64]:
     """Absolute differences of successive timestamps; no integers overflow."""
+    # `np.diff` of int64 overflows for timestamps of opposite signs: see
+    # tests/formats/test_own_source.py::test_extreme_timestamps_are_split.
     if times.dtype.kind in "iu":  # modulo 2**64, the larger minus the smaller is exact
         low, high = (f(times[1:], times[:-1]).astype(np.uint64) for f in (np.minimum, np.maximum))
         steps: npt.NDArray[np.float64] = (high - low).astype(np.float64)

@@ -173,9 +173,8 @@ def _originals(summary: Summary) -> _Originals:
     places: dict[str, str] = {}
     for root in roots:
         bare_root = without_commit(root)
-        places[bare_root] = (
-            bare_root if bare_root in places else root
-        )  # no commit if there are several
+        # No commit if there are several.
+        places[bare_root] = bare_root if bare_root in places else root
     return places if len(places) > 1 else next(iter(places.values()), None)
 
 

@@ -275,9 +275,8 @@ class _OriginalIndex:
         make_private(temporary)
         make_private(folder)
         temporary.replace(self.base.with_suffix(".json"))
-        kept_folders = (
-            [folder] if note is None else [folder, self._folder(note)]
-        )  # a job may read it
+        # A job may read it.
+        kept_folders = [folder] if note is None else [folder, self._folder(note)]
         index_name = re.compile(rf"{self.base.name}-[0-9a-f]{{8}}")
         for index_folder in self.base.parent.glob(f"{self.base.name}-*"):
             if index_folder not in kept_folders and index_name.fullmatch(index_folder.name):

@@ -160,6 +160,8 @@ class NpyFile:
         header = array_header(path, member)
         self.dtype, self.shape = header.dtype, header.shape
         self._path, self._offset = path, header.offset
+        # A mapped file that is truncated ends the process by SIGBUS; reading raises an error: see
+        # tests/formats/test_folders.py::test_truncation_of_an_array_during_reading_is_an_error.
         is_read = (header.fortran_order and len(self.shape) > 1) or path.suffix.lower() == NPZ
         self._array = read_array(path, member=member) if is_read else None
         if self._array is not None:

@@ -37,6 +37,8 @@ POSE = "camera-to-world, OpenCV axes: x right, y down, z forward"
 """Convention of poses, for the metadata."""
 
 _PLACES = ([0, 1, 0, 1], [0, 1, 2, 2])  # of fx, fy, cx and cy in a matrix
+# Other matrices are refused, for example an unfinished one: see
+# tests/formats/test_missing_poses.py::test_a_rotation_that_is_none_is_an_error.
 _RIGID = 1e-3  # tolerance of rotations, which files print with few digits
 
 

@@ -397,6 +397,8 @@ def _check_png(data: bytes) -> None:
         position = end
 
 
+# Pillow's setting is global; two threads must not restore it for each other. See
+# tests/formats/test_sources.py::test_threads_refuse_truncated_images_in_a_lenient_program.
 _lenient_lock = PerProcess(threading.Lock)
 _strict_users = 0
 _lifted = False

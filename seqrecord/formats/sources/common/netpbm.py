@@ -16,6 +16,8 @@ import numpy.typing as npt
 from seqrecord.errors import SourceError
 from seqrecord.store.codecs.images import ImageHeader
 
+# Own reader, since Pillow scales samples: tests/formats/test_image_files.py has
+# test_datasets_have_the_values_of_the_files.
 NETPBM = "netpbm"
 """Format name in `ImageHeader.format`."""
 

@@ -36,6 +36,8 @@ if TYPE_CHECKING:
 _Stored = TypeVar("_Stored")
 MAX_DEPTH = 32
 _DIGITS = re.compile(r"(\d+)", re.ASCII)
+# Detection of a format must not list a tree of millions of files: tests/formats/test_hdf5.py has
+# test_the_quick_look_is_bounded.
 _MOST_ENTRIES = 10_000  # entries read to detect a format
 _MOST_OF_FOLDER = 1000  # of one folder
 

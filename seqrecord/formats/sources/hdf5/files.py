@@ -27,6 +27,8 @@ _MAX_DEPTH = 16  # nested groups; stops at links to a group above
 _MAX_DATASETS = 4 * MAX_FEATURES
 _MAX_TEXT = 4096  # characters of an attribute in the metadata
 _MAX_VALUES = 64
+# HDF5 decodes a chunk completely, a thousand times its bytes with deflate; data that deflate
+# cannot compress grows by less. tests/formats/test_hdf5.py has test_broken_images_and_files.
 _CHUNK_EXTRA = 64 << 10  # tolerated bytes of a chunk beyond its declaration
 
 

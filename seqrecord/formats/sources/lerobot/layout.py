@@ -332,10 +332,11 @@ def _features(value: object) -> dict[str, LeRobotFeature]:
             raise _invalid_value(
                 f"features.{name}"[:100], "an object of dtype and shape", description
             )
+        # Of earlier versions, and of later ones.
         infos = (
             description.get("video_info"),
             description.get("info"),
-        )  # of earlier versions, and of later ones
+        )
         facts = {k: v for info in infos if isinstance(info, dict) for k, v in info.items()}
         features[name] = LeRobotFeature(
             *(name, description["dtype"], tuple(shape), description.get("names")),

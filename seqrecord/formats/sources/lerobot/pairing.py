@@ -20,6 +20,8 @@ from seqrecord.store.text import counted
 
 FloatArray = npt.NDArray[np.float64]
 
+# Less than half a step, so that a frame of another row is never nearer. Shifts and drifts are
+# refused: tests/formats/test_lerobot.py::test_other_times_than_jitter_are_refused.
 _MOST_SPREAD = 0.25  # steps between the largest and the smallest difference
 _MOST_MEDIAN = 1e-3  # seconds
 

@@ -18,6 +18,8 @@ if TYPE_CHECKING:
 
 VARINT, FIXED64, BYTES, FIXED32 = 0, 1, 2, 5
 
+# Own reader of the wire format: the package protobuf needs compiled schemas, and reads a message
+# as a whole. tests/formats/test_rlds.py has test_only_selected_features_of_an_example_are_copied.
 _MAX_VARINT = 10  # bytes of a 64-bit number
 
 

@@ -133,9 +133,8 @@ def find_recordings(root: Path) -> list[Recording]:
         for place, files in files_by_place.items()
         if files or not any(parent in folders for parent in place.parents)
     ]
-    by_key(
-        (recording.key, recording.metadata or recording.paths[0]) for recording in recordings
-    )  # checks keys
+    # Checks keys.
+    by_key((recording.key, recording.metadata or recording.paths[0]) for recording in recordings)
     return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 

@@ -137,9 +137,8 @@ class TransformTree:
             pose = np.tile(np.array(self._fixed[child], float), (len(times), 1))
             return _between(pose, pose, np.zeros(len(times)))
         backwards, poses = np.array(self._times[child])[::-1], np.array(self._poses[child])
-        sample_times, places = np.unique(
-            backwards, return_index=True
-        )  # the last one of equal times
+        # The last one of equal times.
+        sample_times, places = np.unique(backwards, return_index=True)
         poses = poses.reshape(-1, 7)[len(backwards) - 1 - places]
         next_rows = np.searchsorted(sample_times, times, "left")
         is_between = next_rows < len(sample_times)

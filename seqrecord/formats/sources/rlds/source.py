@@ -50,6 +50,8 @@ from seqrecord.store.text import counted
 
 _DECLARED = INFO  # metadata key: numbers of declared and found records
 _MAX_VALUES = 64
+# The first record may be damaged: tests/formats/test_rlds.py has
+# test_a_bad_first_record_of_the_only_shard.
 _MOST_TRIED = 32  # unreadable records of a shard before its images are given up
 _MAX_TEXT = 4096  # bytes of a text in the metadata
 

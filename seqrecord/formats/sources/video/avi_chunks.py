@@ -19,6 +19,7 @@ _PARTS_HEAD = 24
 _MAX_CHUNKS = 1 << 22
 _FORMS = (b"AVI ", b"AVIX")
 _UNKNOWN = (0, 0xFFFFFFFF)
+# See tests/formats/test_cut_videos.py::test_unusual_avi_files_stay_accepted.
 _ROUNDING = 8  # some writers count the head of the file, or miss padding
 _MOST_DIFFERENT = 2  # frames
 

@@ -26,6 +26,8 @@ UPRIGHT = 1
 
 _HEAD_BYTES = 4096  # headers are at the start of a packet
 _MOST_KNOWN = 64  # cached headers
+# A request each: all keyframes of a long video would be thousands. The number is tested by
+# tests/formats/test_video_intake.py::test_keyframes_on_a_url.
 _REMOTE_KEYFRAMES = 8
 
 

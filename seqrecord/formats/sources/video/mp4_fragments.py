@@ -13,6 +13,8 @@ from typing import NamedTuple
 from seqrecord.formats.sources.video.file_bytes import FileBytes
 
 _HEAD = 16  # of the table of a track
+# Numbers or times that skip alone are no loss, both are: tests/formats/test_cut_videos.py has
+# test_skipped_numbers_or_a_pause_alone_are_no_lost_fragments.
 _MOST_PAUSE = 0.01  # of a fragment; rounding of times is no loss
 
 

@@ -107,9 +107,8 @@ class FrameOrder:
     def __init__(self, codec: str, format_: PacketFormat, path: Path, *, is_declared: bool) -> None:
         self._codec, self._format, self._path = codec, format_, path
         self._is_declared = is_declared
-        self._tested_kinds: set[bool] = (
-            set()
-        )  # groups without and with B-frames, in the decoder's order
+        # Groups without and with B-frames, in the decoder's order.
+        self._tested_kinds: set[bool] = set()
         self._is_proved = self._is_wrong = False
 
     def prove_order(

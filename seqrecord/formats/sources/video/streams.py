@@ -420,9 +420,8 @@ def _decode(file: VideoFile, packets: Iterable[_SelectedPacket], rows: _RowFrame
             packet, _ = selected_packet
             is_start = is_first or packet.is_cut or packet.is_key
             coded_packet, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
-            coded_packet.is_keyframe = (
-                packet.is_key
-            )  # FFmpeg's PNG adds other packets to the last frame
+            # FFmpeg's PNG adds other packets to the last frame.
+            coded_packet.is_keyframe = packet.is_key
             # The decoder copies pts to the frames.
             coded_packet.pts = len(sent_ticks) if packet.is_shown else _HIDDEN
             if packet.is_shown:

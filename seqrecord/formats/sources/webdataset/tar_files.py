@@ -39,6 +39,7 @@ def members(file: BinaryIO, path: Path, offset: int = 0) -> Iterator[Member]:
         tar: Any
         with tarfile.TarFile(fileobj=headers, mode="r") as tar:
             while (header := tar.next()) is not None:
+                # A detail of tarfile, which otherwise keeps every header in memory.
                 tar.members.clear()  # frees the headers
                 if tar.offset <= header.offset:  # an endless loop
                     raise tarfile.ReadError("negative size")

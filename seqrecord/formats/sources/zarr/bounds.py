@@ -28,6 +28,8 @@ from seqrecord.store.codecs.base import Bytes, Codec, check_limit
 from seqrecord.store.codecs.blosc import Blosc
 from seqrecord.store.codecs.compressors import Lz4, Zstd
 
+# zarr's codecs allocate what the bytes declare: tests/formats/test_zarr.py has
+# test_no_chunk_decodes_to_more_than_its_array_declares.
 _MOST_GROWTH, _EXTRA = 8, 64 << 10  # growth by filters, and bytes for headers
 _IMAGES = "imagecodecs_"
 _GROW_LITTLE = (
