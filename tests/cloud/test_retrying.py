@@ -493,7 +493,9 @@ def test_adjacent_ranges_are_one_request() -> None:
         assert b"".join(array.tobytes() for array in arrays) == DATA[:17]
     # Missing bytes: the file's end, or a transient error.
     error = reader.truncation_error("a", "f", ByteRange(10, len(DATA) + 1), 5)
-    assert isinstance(reader.truncation_error("a", "f", ByteRange(10, len(DATA)), 5), TransientError)
+    assert isinstance(
+        reader.truncation_error("a", "f", ByteRange(10, len(DATA)), 5), TransientError
+    )
     assert not isinstance(error, TransientError)
     assert "ended early" in str(error)
 
