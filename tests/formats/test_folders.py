@@ -22,15 +22,11 @@ import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import MissingPackageError, SourceError
 from seqrecord.sources import FolderSource, Source, inventory_of
-from tests.kit.datasets import encoded
-from tests.kit.source_faults import check_faults, cut, fault, remove, save, write
+from tests.kit.datasets import encoded, noise
+from tests.kit.source_faults import check_faults, cut, fault, frames_of, remove, save, write
 from tests.kit.trees import write_junk
 
 Array = npt.NDArray[Any]
-
-
-def _images(seed: int, *shape: int) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, shape, np.uint8)
 
 
 def _save(folder: Path, array: Array, names: list[str] | None = None, ending: str = "png") -> None:
@@ -65,13 +61,13 @@ def _read(source: Source, episode: int = 0) -> list[dict[str, Array]]:
 def test_features_of_every_kind(tmp_path: Path) -> None:
     rng, run = np.random.default_rng(0), tmp_path / "run"
     features: dict[str, Array] = {
-        "rgb": _images(0, 3, 4, 5, 3),
-        "rgba": _images(1, 3, 4, 5, 4),
-        "gray": _images(2, 3, 4, 5),
+        "rgb": noise(3, 4, 5, 3),
+        "rgba": noise(3, 4, 5, 4, seed=1),
+        "gray": noise(3, 4, 5, seed=2),
         "depth16": rng.integers(0, 65536, (3, 4, 5), np.uint16),
         "points": rng.normal(size=(3, 7, 3)),
         "big": rng.normal(size=(3, 4, 5)),
-        "labels": _images(3, 3, 4, 5) % 3,  # indices, not colours
+        "labels": noise(3, 4, 5, seed=3) % 3,  # indices, not colours
         "actions": rng.normal(size=(3, 32)).astype(np.float32),
         "reward": rng.normal(size=3),
         "whole": rng.normal(size=(3, 4, 5)).astype("f4"),
@@ -106,7 +102,7 @@ def test_features_of_every_kind(tmp_path: Path) -> None:
 
 def test_keys_are_paths_at_any_depth(tmp_path: Path) -> None:
     for path in ("b/2020/run1", "b/2020/run10", "a", "b/x"):
-        _save(tmp_path / path / "rgb", _images(0, 2, 4, 5, 3))
+        _save(tmp_path / path / "rgb", noise(2, 4, 5, 3))
     np.save(tmp_path / "b" / "x" / "actions.npy", np.zeros((2, 3)))
     (tmp_path / "b" / "notes").mkdir()
     source = FolderSource(tmp_path)
@@ -125,7 +121,7 @@ def _touch(folder: Path, *names: str) -> None:
         if name.endswith(".npy"):
             np.save(folder / name, np.float32(index))
         else:
-            Image.fromarray(_images(index, 4, 5, 3)).save(folder / name)
+            Image.fromarray(noise(4, 6, 3, seed=index)).save(folder / name)
 
 
 def test_a_gap_in_frame_numbers_is_an_error_unless_allowed(tmp_path: Path) -> None:
@@ -195,7 +191,7 @@ def test_features_in_one_folder_by_words_in_file_names(tmp_path: Path) -> None:
     assert source.episodes()[0].metadata == {"task": "pick", "files": paths}
     for index, frame in enumerate(_read(source)):
         assert frame["depth"] == 3 * index + 1
-        np.testing.assert_array_equal(frame["rgb"], _images(3 * index, 4, 5, 3))
+        np.testing.assert_array_equal(frame["rgb"], noise(4, 6, 3, seed=3 * index))
     assert [list(frame) for frame in _read(source, 2)] == [["frame_number", "rgb"]] * 2
     assert [info.key for info in FolderSource(tmp_path / "a").episodes()] == ["a"]
     (tmp_path / "b" / "0001_rgb.png").unlink()
@@ -229,7 +225,7 @@ def test_names_of_features(tmp_path: Path) -> None:
 
 def test_sparse_features(tmp_path: Path) -> None:
     stems = [f"{number:03d}" for number in range(5, 10)]
-    _save(tmp_path / "run" / "rgb", _images(0, 5, 4, 5, 3), stems)
+    _save(tmp_path / "run" / "rgb", noise(5, 4, 5, 3), stems)
     _save(tmp_path / "run" / "depth", np.arange(2.0), ["006", "009"], "npy")
     np.save(tmp_path / "run" / "arm.npy", np.zeros((5, 2)))
     source: Source = FolderSource(tmp_path)
@@ -257,10 +253,10 @@ def test_sparse_features(tmp_path: Path) -> None:
 def test_varying_shapes_one_bit_masks_and_16_bit_colours(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mask, shapes = _images(0, 5, 9) > 100, [(4, 5, 3), (4, 7, 3), (6, 5, 3)]
+    mask, shapes = noise(5, 9) > 100, [(4, 5, 3), (4, 7, 3), (6, 5, 3)]
     colours = np.random.default_rng(0).integers(0, 65536, (4, 5, 3), np.uint16)
     for name, shape in zip("abc", shapes, strict=True):
-        _save(tmp_path / "src" / name / "rgb", _images(0, 2, *shape))
+        _save(tmp_path / "src" / name / "rgb", noise(2, *shape))
         _save(tmp_path / "src" / name / "mask", np.stack([mask, ~mask]))
         (tmp_path / "src" / name / "normals").mkdir()
         for number in range(2):
@@ -287,7 +283,7 @@ def test_values_of_varying_length_are_ragged(tmp_path: Path, ending: str) -> Non
     rows = [np.arange(3.0 * n).reshape(n, 3) for n in (1, 2, 5, 0)]
     folder = tmp_path / "run" / "points"
     folder.mkdir(parents=True)
-    _save(tmp_path / "run" / "rgb", _images(0, 4, 2, 2, 3))
+    _save(tmp_path / "run" / "rgb", noise(4, 2, 2, 3))
     for number, array in enumerate(rows):
         path = folder / f"{number:06d}.{ending}"
         if ending == "txt":
@@ -320,12 +316,12 @@ BROKEN = [
     fault(cut(ARRAY, 200), ARRAY, "size", got="200 bytes"),
     fault(save("rgb.npy", np.zeros((3, 4, 5, 3), "u1")), ".", "duplicate feature", got="rgb.npy"),
     fault(write("rgb/2.jpg", b""), "rgb/2.*", "two files have the same frame number"),
-    fault(write("rgb/1.png", encoded(_images(0, 4, 4, 3))), "rgb/1.png", "differs", **_SIZE),
+    fault(write("rgb/1.png", encoded(noise(4, 4, 3))), "rgb/1.png", "differs", **_SIZE),
     fault(
         write("rgb/0.png", encoded(np.zeros((4, 5), "u2"))), "rgb/0.png", "differs", got="uint16"
     ),
     fault(cut(JPEG, 700), JPEG, "cannot decode", feature="photo", frame=1),
-    fault(write(JPEG, encoded(_images(0, 16, 16, 3))), JPEG, "file name", got="png"),
+    fault(write(JPEG, encoded(noise(16, 16, 3))), JPEG, "file name", got="png"),
     fault(write(JSON, b"{"), JSON, "invalid JSON"),
     fault(write(JSON, b'{"a": "\xff"}'), JSON, "invalid JSON"),
     fault(write(JSON, b'{"a": NaN}'), JSON, "invalid JSON", got="NaN is not a JSON number"),
@@ -338,8 +334,8 @@ BROKEN = [
 def tree(tmp_path: Path) -> Path:
     for name in ("a", "b"):
         stems = ["0", "1", "2"]
-        _save(tmp_path / name / "photo", _images(0, 3, 16, 16, 3), stems, "jpg")
-        _save(tmp_path / name / "rgb", _images(1, 3, 4, 5, 3), stems)
+        _save(tmp_path / name / "photo", noise(3, 16, 16, 3), stems, "jpg")
+        _save(tmp_path / name / "rgb", noise(3, 4, 5, 3, seed=1), stems)
         np.save(tmp_path / name / "actions.npy", np.zeros((3, 6)))
     return tmp_path
 
@@ -359,7 +355,7 @@ def test_jpegs_and_pngs_of_one_feature_are_kept_encoded(
         for number in (1, 2) if episode == "a" else (0, 1, 2):
             path = tree / episode / "rgb" / f"{number}.png"
             path.unlink()
-            Image.fromarray(_images(number, 4, 5, 3)).save(path.with_suffix(".jpg"))
+            Image.fromarray(noise(4, 5, 3, seed=number)).save(path.with_suffix(".jpg"))
     source = FolderSource(tree, keep_encoded=True)
     codec = {"id": "seqrecord.image", "format": "any"}
     assert source.schema()["rgb"].codec == (codec,)
@@ -382,10 +378,10 @@ def test_jpegs_and_pngs_of_one_feature_are_kept_encoded(
 
 def test_unsupported_folders_are_errors(tmp_path: Path) -> None:
     (tmp_path / "empty" / "run" / "rgb").mkdir(parents=True)
-    _save(tmp_path / "name" / "run" / "left camera", _images(0, 2, 4, 5))
+    _save(tmp_path / "name" / "run" / "left camera", noise(2, 4, 5))
     (tmp_path / "text" / "run").mkdir(parents=True)
     np.save(tmp_path / "text" / "run" / "words.npy", np.array(["a", "b"]))
-    _save(tmp_path / "link" / "run" / "rgb", _images(0, 1, 4, 5))
+    _save(tmp_path / "link" / "run" / "rgb", noise(1, 4, 5))
     (tmp_path / "link" / "run" / "again").symlink_to(tmp_path / "link")
     for name, match in (
         ("empty", "no episode found"),
@@ -564,17 +560,6 @@ RNG = np.random.default_rng(0)
 POINTER = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n"
 
 
-def images(folder: Path, names: list[str], size: tuple[int, int] = (4, 6)) -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    for name in names:
-        pixels = RNG.integers(0, 256, (*size, 3), np.uint8)
-        Image.fromarray(pixels).save(folder / name)
-
-
-def frames(source: FolderSource, episode: int = 0) -> list[dict[str, Any]]:
-    return [dict(frame) for frame in source.frames(source.episodes()[episode])]
-
-
 def numbered(count: int, ending: str = ".png") -> list[str]:
     return [f"{number:06d}{ending}" for number in range(count)]
 
@@ -587,7 +572,7 @@ def texts(folder: Path, **contents: str) -> None:
 
 def refused(source: FolderSource, episode: int, match: str) -> SourceError:
     with pytest.raises(SourceError, match=match) as caught:
-        frames(source, episode)
+        frames_of(source, episode)
     return caught.value
 
 
@@ -601,7 +586,7 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     poses = RNG.normal(size=(2, 3, 4, 4)).astype(np.float32).astype(np.float64)
     for sequence in range(2):
         folder = tmp_path / "chess" / f"seq-0{sequence + 1}"
-        images(folder, [f"frame-{i:06d}.color.png" for i in range(3)])
+        _touch(folder, *(f"frame-{i:06d}.color.png" for i in range(3)))
         for i, pose in enumerate(poses[sequence]):
             depth = RNG.integers(0, 65536, (4, 6)).astype(np.uint16)
             Image.fromarray(depth).save(folder / f"frame-{i:06d}.depth.png")
@@ -620,7 +605,7 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     assert (meanings["frame_depth"], meanings["frame_pose"]) == (("depth", "mm"), ("pose", "m"))
     assert not caplog.records
     for episode in range(2):
-        for frame, pose in zip(frames(source, episode), poses[episode], strict=True):
+        for frame, pose in zip(frames_of(source, episode), poses[episode], strict=True):
             np.testing.assert_array_equal(frame["frame_pose"], pose, strict=True)
     shutil.rmtree(tmp_path / "chess" / "seq-02")
     # Missing and invalid poses: no shape [None, 4], no column names, no episode without poses
@@ -641,7 +626,7 @@ def test_7_scenes(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
 
 def test_a_folder_of_text_files_beside_folders_of_images(tmp_path: Path) -> None:
     """As in ScanNet's export; poses may be infinite, and a frame may have 0 or more labels."""
-    images(tmp_path / "scene" / "color", [f"{i}.jpg" for i in range(12)])
+    _touch(tmp_path / "scene" / "color", *(f"{i}.jpg" for i in range(12)))
     for i in range(12):
         pose = "-inf -inf\n-inf -inf\n" if i == 5 else f"{i} 0.5\n0 1\n"
         labels = "".join(f"{row} 0.1 0.2 0.3 {i}\n" for row in range(i % 3))
@@ -653,7 +638,7 @@ def test_a_folder_of_text_files_beside_folders_of_images(tmp_path: Path) -> None
         "labels": "float64 [None, 5]",
         "pose": "float64 [2, 2]",
     }
-    read = frames(source)
+    read = frames_of(source)
     assert read[11]["pose"].tolist() == [[11, 0.5], [0, 1]]
     assert np.isneginf(read[5]["pose"]).all()
     assert [frame["labels"].shape for frame in read] == [(i % 3, 5) for i in range(12)]
@@ -672,7 +657,7 @@ TABLES: dict[str, list[str]] = {  # one row, and the column names
 
 def test_tables_with_one_row_per_frame(tmp_path: Path) -> None:
     run = tmp_path / "run"
-    images(run / "rgb", numbered(3))
+    _touch(run / "rgb", *numbered(3))
     for letter, (line, columns) in zip("abcdefg", TABLES.items(), strict=True):
         text = f"# a comment\n{','.join(columns)}\n" if columns else ""
         text += line + line.removeprefix("\ufeff") * 2
@@ -694,7 +679,7 @@ def test_tables_with_one_row_per_frame(tmp_path: Path) -> None:
         found[f"times_{n}"] = "int64 []"
     found |= {f"motion_{letter}": "float64 [3]" for letter in "abcdefg"}
     assert features(source) == found
-    for i, frame in enumerate(frames(source)):
+    for i, frame in enumerate(frames_of(source)):
         for n, base in bases.items():
             assert int(frame[f"times_{n}"]) == int(frame[f"poses_{n}.time"]) == base + i
             assert frame[f"poses_{n}"].tolist() == [i + 0.5, 2]
@@ -713,7 +698,7 @@ OTHER_TEXTS = [  # no features
 def test_text_files_without_images_are_no_episode(tmp_path: Path) -> None:
     """As KITTI's poses outside of its sequences."""
     for name in ("00", "01"):
-        images(tmp_path / "sequences" / name / "left", numbered(3))
+        _touch(tmp_path / "sequences" / name / "left", *numbered(3))
         texts(tmp_path, **{f"poses/{name}.txt": "1 2\n" * 3, "splits.txt": "1 2\n" * 3})
     source = FolderSource(tmp_path)
     assert [info.key for info in source.episodes()] == ["sequences/00", "sequences/01"]
@@ -753,7 +738,7 @@ def test_cameras(tmp_path: Path) -> None:
     cases += [(files, {}) for files in AMBIGUOUS]
     cases.append(({"camera_poses.txt": "0 0 0 0 0 0 1\n" * 5}, {}))
     for number, (files, camera) in enumerate(cases):
-        images(tmp_path / f"{number}" / "rgb", numbered(5))
+        _touch(tmp_path / f"{number}" / "rgb", *numbered(5))
         for name, text in files.items():
             (tmp_path / f"{number}" / name).write_text(text)
         source = FolderSource(tmp_path / f"{number}")
@@ -780,12 +765,12 @@ UNRELATED = [
 def test_files_of_another_recording_are_errors(tmp_path: Path) -> None:
     """Only their own episode fails; also with several features in one folder."""
     for number, (names, _) in enumerate(UNRELATED):
-        images(tmp_path / f"{number}" / "rgb", names)
+        _touch(tmp_path / f"{number}" / "rgb", *names)
     flat = [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")]
-    images(tmp_path / "copy", [*flat, "1_rgb (1).png"])
-    images(tmp_path / "sound" / "rgb", numbered(3))
+    _touch(tmp_path / "copy", *flat, "1_rgb (1).png")
+    _touch(tmp_path / "sound" / "rgb", *numbered(3))
     # Equal numbers mark separate features: cam0_0007.png and cam1_0007.png
-    images(tmp_path / "two", [*(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3))])
+    _touch(tmp_path / "two", *(f"a_{i}.png" for i in range(5)), *(f"b_{i}.png" for i in range(3)))
     source = FolderSource(tmp_path)
     keys = [info.key for info in source.episodes()]
     for number, (names, shown) in enumerate(UNRELATED):
@@ -797,7 +782,7 @@ def test_files_of_another_recording_are_errors(tmp_path: Path) -> None:
     assert error.got == "1_rgb (1).png"
     two = r"a_0.png and b_0.png belong to two recordings"
     assert refused(source, keys.index("two"), two).feature == "b"
-    assert len(frames(source, keys.index("sound"))) == 3
+    assert len(frames_of(source, keys.index("sound"))) == 3
 
 
 MINUS = {
@@ -809,10 +794,10 @@ MINUS = {
 
 def test_a_minus_is_part_of_the_frame_number(tmp_path: Path) -> None:
     for run, (name, found) in MINUS.items():
-        images(tmp_path / run / "rgb", [name.format(number) for number in found])
+        _touch(tmp_path / run / "rgb", *(name.format(number) for number in found))
     source = FolderSource(tmp_path)
     for episode, (_, found) in enumerate(MINUS.values()):
-        assert [int(frame["frame_number"]) for frame in frames(source, episode)] == [*found]
+        assert [int(frame["frame_number"]) for frame in frames_of(source, episode)] == [*found]
     assert source.episodes()[0].metadata["files"]["rgb"] == "rgb/{:01d}.png"
 
 
@@ -837,9 +822,9 @@ TIMES: dict[str, tuple[list[str], list[int] | None]] = {  # names in order, and 
 def test_file_names_that_are_times(tmp_path: Path, names: str) -> None:
     stems, expected = TIMES[names]
     for run, count in (("run", len(stems)), ("second", 2)):
-        images(tmp_path / run / "rgb", [f"{stem}.png" for stem in stems[:count][::-1]])
+        _touch(tmp_path / run / "rgb", *(f"{stem}.png" for stem in stems[:count][::-1]))
     source = FolderSource(tmp_path)
-    notes, found = inventory_of(source).notes, frames(source)
+    notes, found = inventory_of(source).notes, frames_of(source)
     unit = names if names in ("ns", "us", "ms") else "s"
     note = f"the file names are times in {unit} (2 of 2 episodes)"
     assert (note in notes) == (expected is not None)
@@ -854,9 +839,9 @@ def test_file_names_that_are_times(tmp_path: Path, names: str) -> None:
 
 
 def test_times_of_several_units_in_names_are_refused(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", ["1341847980.722988.png", "1403636579763555584.png"])
+    _touch(tmp_path / "run" / "rgb", "1341847980.722988.png", "1403636579763555584.png")
     with pytest.raises(SourceError, match="several units") as caught:
-        frames(FolderSource(tmp_path))
+        frames_of(FolderSource(tmp_path))
     assert "1341847980.722988 (s)" in str(caught.value.got)
     assert "1403636579763555584 (ns)" in str(caught.value.got)
 
@@ -871,7 +856,7 @@ def left_out_of(source: Any) -> dict[str, tuple[int, str]]:
 def test_the_inventory(tmp_path: Path) -> None:
     for name, rows in (("a", 1200), ("b", 1201)):
         run = tmp_path / name
-        images(run / "rgb", numbered(4))
+        _touch(run / "rgb", *numbered(4))
         for i in range(4):
             texts(run, **{f"sound/{i:06d}.wav": "RIFF", f"words/{i:06d}.txt": "a cup"})
         np.save(run / "actions.npy", np.zeros((4, 2)))
@@ -915,7 +900,7 @@ def test_the_inventory(tmp_path: Path) -> None:
 
 def test_the_inventory_of_a_fully_read_folder_is_empty(tmp_path: Path) -> None:
     flat = tmp_path / "flat"
-    images(flat, [f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")])
+    _touch(flat, *(f"{i}_{name}.png" for i in range(3) for name in ("rgb", "depth")))
     texts(flat, **{"poses.txt": "0 0\n" * 3, "K.txt": CAMERAS["K.txt"]})
     texts(flat, **{f"{i}_pose.txt": "1 0\n0 1\n" for i in range(3)})
     source = FolderSource(flat)
@@ -923,16 +908,16 @@ def test_the_inventory_of_a_fully_read_folder_is_empty(tmp_path: Path) -> None:
     with pytest.raises(SourceError, match="no such feature"):
         FolderSource(flat, features=["imu"]).schema()
     seqrecord.convert(source, tmp_path / "records", workers=1, strict=True)
-    images(flat, ["preview.png"])
+    _touch(flat, "preview.png")
     reason = "an image that belongs to no feature"
     assert left_out_of(FolderSource(flat)) == {"preview.png": (1, reason)}
     run = tmp_path / "run"  # the folder of one recording itself
-    images(run, numbered(5))
+    _touch(run, *numbered(5))
     texts(run, **{"poses.txt": "0 0\n" * 5})
     source = FolderSource(run)
     assert [info.key for info in source.episodes()] == ["run"]
     assert features(source) == {"frame": "uint8 [4, 6, 3]", "poses": "float64 [2]"}
-    assert len(frames(source)) == 5
+    assert len(frames_of(source)) == 5
     texts(run, **{"imu.csv": "1,2\n" * 50})
     with pytest.raises(SourceError, match=r"imu\.csv: 1 file, 50 rows for 5 frames"):
         seqrecord.convert(FolderSource(run), tmp_path / "all", workers=1, strict=True)
@@ -945,7 +930,7 @@ def test_a_broken_episode_is_skipped(tmp_path: Path) -> None:
     """Reads for the inventory do not fail either."""
     src = tmp_path / "src"
     for name in "abc":
-        images(src / name / "rgb", numbered(5))
+        _touch(src / name / "rgb", *numbered(5))
         np.save(src / name / "actions.npy", np.zeros((5, 2)))
         texts(src / name, **{"poses.txt": "0 0\n" * 5, "K.txt": CAMERAS["K.txt"]})
     texts(src, **{"a/rgb/000000.png": "cut", "d/actions.npy": "cut"})
@@ -962,7 +947,7 @@ def test_a_broken_episode_is_skipped(tmp_path: Path) -> None:
 
 
 def test_no_note_about_a_unit_passed_as_argument(tmp_path: Path) -> None:
-    images(tmp_path / "in" / "run" / "rgb", numbered(2))
+    _touch(tmp_path / "in" / "run" / "rgb", *numbered(2))
     (tmp_path / "in" / "run" / "depth").mkdir()
     for name in numbered(2):
         depth = np.full((4, 6), 700, np.uint16)
@@ -978,7 +963,7 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
     drive = tmp_path / "2011_09_26" / "drive_0001"
     times = "\n".join(f"2011-09-26 13:02:25.{i}" for i in range(3))
     for sensor in ("image_02", "image_03"):
-        images(drive / sensor / "data", [f"{i:010d}.png" for i in range(3)])
+        _touch(drive / sensor / "data", *(f"{i:010d}.png" for i in range(3)))
         texts(drive / sensor, **{"timestamps.txt": times})
     texts(drive / "oxts", **{f"data/{i:010d}.txt": "1.5 2.5 3" for i in range(3)})
     texts(drive / "oxts", **{"timestamps.txt": times})
@@ -987,18 +972,18 @@ def test_sensors_of_kitti_raw_are_features_of_one_episode(tmp_path: Path) -> Non
         assert [info.key for info in source.episodes()] == [key]
         image = "uint8 [4, 6, 3]"
         assert features(source) == {"image_02": image, "image_03": image, "oxts": "float64 [3]"}
-        assert [frame["oxts"].tolist() for frame in frames(source)] == [[1.5, 2.5, 3]] * 3
+        assert [frame["oxts"].tolist() for frame in frames_of(source)] == [[1.5, 2.5, 3]] * 3
         assert set(left_out_of(source)) == {
             (drive / name).relative_to(root).as_posix()
             for name in ("*/timestamps.txt", "oxts/timestamps.txt")
         }
-    images(tmp_path / "runs" / "a" / "data", numbered(2))  # without times: two recordings
-    images(tmp_path / "runs" / "b" / "data", numbered(2))
+    _touch(tmp_path / "runs" / "a" / "data", *numbered(2))  # without times: two recordings
+    _touch(tmp_path / "runs" / "b" / "data", *numbered(2))
     assert [info.key for info in FolderSource(tmp_path / "runs").episodes()] == ["a", "b"]
 
 
 def test_the_inventory_explains_invalid_tables(tmp_path: Path) -> None:
-    images(tmp_path / "run" / "rgb", numbered(2))
+    _touch(tmp_path / "run" / "rgb", *numbered(2))
     commas = "decimal comma in line 1; replace commas by points, e.g. `sed -i 's/,/./g' FILE`"
     no_table = "not a table of numbers"
     tables = {

@@ -27,6 +27,7 @@ from tests.formats.format_cases.hdf5 import (
     write_video_of_droid,
 )
 from tests.kit.bags import jpeg
+from tests.kit.datasets import noise
 from tests.kit.source_faults import check_refused, frames_of
 from tests.kit.video_file_data import pictures, write_video
 
@@ -158,7 +159,7 @@ def test_a_map_names_features_of_any_layout(tmp_path: Path) -> None:
 
 
 def test_images_of_a_length_of_their_own(tmp_path: Path) -> None:
-    images = np.random.default_rng(0).integers(0, 256, (3, 6, 8, 3), np.uint8)
+    images = noise(3, 6, 8, 3)
     with h5py.File(tmp_path / "run.h5", "w") as file:
         rows = file.create_dataset("rgb", (3,), h5py.vlen_dtype(np.uint8))
         for number, image in enumerate(images):

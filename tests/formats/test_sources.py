@@ -18,7 +18,7 @@ from PIL import Image, ImageFile
 
 from seqrecord import open_source
 from seqrecord.errors import MissingPackageError, SourceError
-from seqrecord.sources import FolderSource, Source, TartanAirSource, inventory_of
+from seqrecord.sources import FolderSource, TartanAirSource, inventory_of
 from tests.formats.format_cases.sequences import write_euroc, write_kitti, write_tum
 from tests.formats.image_data import huge_png, npy, png_of_few_pixels
 from tests.kit.datasets import encoded
@@ -30,6 +30,7 @@ from tests.kit.source_faults import (
     edit,
     fault,
     flipped,
+    frames_of,
     line,
     remove,
     save,
@@ -398,7 +399,7 @@ def test_real_v1() -> None:
     camera = {**CAMERA, "cx": 320.0, "cy": 240.0, "width": 640, "height": 480}
     assert info.metadata["camera"] == camera
     assert list(source.schema()) == ["image_left", "depth_left", "flow", "mask", "pose_left"]
-    first, last = _frames(source)
+    first, last = frames_of(source)
     assert set(last) == {"image_left", "depth_left", "pose_left"}
     expected = _reproject(first["depth_left"], first["pose_left"], last["pose_left"], (320, 240))
     assert np.abs(expected - first["flow"]).max() < 2e-6
@@ -411,7 +412,7 @@ def test_real_v2() -> None:
     assert info.key == "AbandonedSchool/Data_easy/P000"
     camera = {**CAMERA, "cx": 319.5, "cy": 319.5, "width": 640, "height": 640}
     assert info.metadata["camera"] == camera
-    frames = _frames(source)
+    frames = frames_of(source)
     assert len(frames) == 3
     for one, two in pairwise(frames):
         depth = one["depth_lcam_front"]
@@ -424,10 +425,6 @@ def test_real_v2() -> None:
 
 
 # --- helpers ---------------------------------------------------------------------------------
-
-
-def _frames(source: Source) -> list[dict[str, Any]]:
-    return [dict(frame) for frame in source.frames(source.episodes()[0])]
 
 
 def _reproject(

@@ -22,6 +22,7 @@ from tests.kit.video_file_data import (
     HEIGHT,
     QUIET,
     WIDTH,
+    copy_packets,
     decoded,
     hide_first,
     pictures,
@@ -196,12 +197,7 @@ def test_file_without_a_keyframe_at_the_start(tmp_path: Path) -> None:
     headless = tmp_path / "headless.mp4"
     for codec, options in (("libx264", {"g": "10", "bf": "3"}), ("mpeg4", {"g": "10"})):
         path = write_video(tmp_path / "a.mp4", pictures(FRAMES), codec, options=options)
-        with av.open(str(path)) as source, av.open(str(headless), "w") as file:
-            stream = source.streams.video[0]
-            copy = file.add_stream_from_template(stream)
-            for packet in [packet for packet in source.demux(stream) if packet.size][2:]:
-                packet.stream = copy
-                file.mux(packet)
+        copy_packets(path, headless, packets=slice(2, None))
         assert "`ffmpeg -i IN -c copy OUT`" in refused(headless).message
 
 

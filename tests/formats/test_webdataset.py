@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import numpy.typing as npt
 import pytest
 
 import seqrecord
@@ -20,16 +19,12 @@ from seqrecord import EncodedImage, open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import Source, WebDatasetSource, inventory_of
 from tests.formats.format_cases.webdataset import write_samples, write_tar
-from tests.kit.datasets import encoded
+from tests.kit.datasets import encoded, noise
 from tests.kit.source_faults import check_refused
 
 
 def image(seed: int = 0, kind: str = "png") -> bytes:
-    return encoded(pixels(seed), kind=kind)
-
-
-def pixels(seed: int) -> npt.NDArray[np.uint8]:
-    return np.random.default_rng(seed).integers(0, 256, (4, 5, 3), np.uint8)
+    return encoded(noise(4, 5, 3, seed=seed), kind=kind)
 
 
 def names(frames: list[Any], feature: str = "frame_number") -> list[Any]:
@@ -126,7 +121,7 @@ def test_the_decimal_point_of_a_time_belongs_to_the_key(tmp_path: Path) -> None:
         assert list(source.schema()) == [feature, "frame_number", "frame_name"]
         assert names(frames, "frame_name") == [key.rpartition("/")[2] for key in keys]
         for number, frame in enumerate(frames):
-            np.testing.assert_array_equal(frame[feature], pixels(number))
+            np.testing.assert_array_equal(frame[feature], noise(4, 5, 3, seed=number))
     write_tar(tmp_path / "a.tar", {f"{t}.png": image() for t in ("5.2000", "5.1000")})
     with pytest.raises(SourceError, match=r"not ascending; .*frame: 1; expected: 5.2 or later"):
         read(open_source(tmp_path))

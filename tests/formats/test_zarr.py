@@ -19,6 +19,7 @@ from seqrecord import open_source
 from seqrecord.errors import SourceError
 from seqrecord.sources import ZarrSource
 from tests.formats.format_cases.replay_buffers import write_buffer
+from tests.kit.datasets import noise
 from tests.kit.source_faults import check_refused, frames_of, write
 
 zarr = pytest.importorskip("zarr")  # it needs Python 3.11
@@ -61,7 +62,7 @@ def test_images_of_the_codec_that_umi_uses(tmp_path: Path) -> None:
     image_codecs = pytest.importorskip("imagecodecs.numcodecs")
     image_codecs.register_codecs(verbose=False)
     write_buffer(tmp_path / "a.zarr", (2, 1))
-    images = np.random.default_rng(0).integers(0, 256, (3, 16, 16, 3), np.uint8)
+    images = noise(3, 16, 16, 3)
     codec = image_codecs.Jpegxl(lossless=True, numthreads=1)
     data = zarr.open_group(tmp_path / "a.zarr")["data"]
     data.create_array("camera0_rgb", data=images, chunks=(1, 16, 16, 3), compressors=codec)

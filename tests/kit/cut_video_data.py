@@ -16,7 +16,7 @@ import numpy.typing as npt
 import seqrecord
 from seqrecord import open_source
 from seqrecord.errors import CodecError, SourceError
-from tests.kit.video_file_data import QUIET, pictures, write_fragmented, write_video
+from tests.kit.video_file_data import QUIET, copy_packets, pictures, write_fragmented, write_video
 
 Change = Callable[[bytes], bytes]
 Made = Callable[[str], Path]
@@ -53,17 +53,6 @@ OPTIONS = {
     "m2ts": ("ts", {"mpegts_m2ts_mode": "1"}),
     "faststart": ("mp4", {"movflags": "faststart"}),
 }
-
-
-def copy_packets(whole: Path, path: Path, options: dict[str, str], packets: slice) -> Path:
-    """Copy some packets of a video into another container."""
-    with av.open(str(whole)) as source, av.open(str(path), "w", options=options) as target:
-        stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
-        demuxed = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
-        for packet in demuxed[packets]:
-            packet.stream = stream
-            target.mux(packet)
-    return path
 
 
 def file_maker(root: Path) -> Made:

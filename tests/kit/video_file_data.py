@@ -85,18 +85,30 @@ def decoded(path: Path) -> tuple[npt.NDArray[np.float64], npt.NDArray[np.uint8]]
     return np.array(times), np.stack(images)
 
 
-def write_fragmented(whole: Path, path: Path) -> Path:
-    """Rewrite an MP4 as a fragmented one, like streams over HTTP (DASH)."""
+def copy_packets(
+    whole: Path,
+    path: Path,
+    options: Mapping[str, str] | None = None,
+    packets: slice = slice(None),
+) -> Path:
+    """Copy packets of a video into another container with these options."""
     import av
 
-    flags = {"movflags": "dash+frag_keyframe+empty_moov"}
-    with av.open(str(whole)) as source, av.open(str(path), "w", options=flags) as target:
+    with (
+        av.open(str(whole)) as source,
+        av.open(str(path), "w", options=dict(options or {})) as target,
+    ):
         stream = target.add_stream_from_template(source.streams.video[0], opaque=True)
-        for packet in source.demux(source.streams.video[0]):
-            if packet.size:
-                packet.stream = stream
-                target.mux(packet)
+        copied = [packet for packet in source.demux(source.streams.video[0]) if packet.size]
+        for packet in copied[packets]:
+            packet.stream = stream
+            target.mux(packet)
     return path
+
+
+def write_fragmented(whole: Path, path: Path) -> Path:
+    """Rewrite an MP4 as a fragmented one, like streams over HTTP (DASH)."""
+    return copy_packets(whole, path, {"movflags": "dash+frag_keyframe+empty_moov"})
 
 
 def set_display_matrix(path: Path, a: int, b: int, c: int, d: int) -> Path:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -25,7 +24,7 @@ from tests.kit.command_line import run
 from tests.kit.faults import Failure, FaultyStorage, Operation
 from tests.kit.lerobot_data import FPS, LISTED, ROWS, at, column, edit_info, episodes, rewrite
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
-from tests.kit.video_file_data import pictures, write_video
+from tests.kit.video_file_data import copy_packets, pictures, write_video
 
 CAMERA = CAMERAS[0]
 PICTURE = {"mean": [0.5] * 3, "std": [0.3] * 3, "min": [0.0] * 3, "max": [1.0] * 3}
@@ -108,14 +107,7 @@ def same_as(one: int, other: int) -> Callable[[list[Any]], list[Any]]:
 
 def cut_short(path: Path) -> None:
     """Index first, as in an incomplete download: the last packets are missing."""
-    whole = path.rename(path.with_suffix(".whole"))
-    flags = {"movflags": "faststart"}
-    with av.open(str(whole)) as source, av.open(str(path), "w", options=flags) as target:
-        stream = target.add_stream_from_template(source.streams.video[0])
-        for packet in source.demux(source.streams.video[0]):
-            if packet.size:
-                packet.stream = stream
-                target.mux(packet)
+    copy_packets(path.rename(path.with_suffix(".whole")), path, {"movflags": "faststart"})
     path.write_bytes(path.read_bytes()[:-100])
 
 

@@ -23,7 +23,7 @@ from tests.formats.test_mcap import write as write_bag
 from tests.formats.test_video_streams import CASES, FRAMES, made
 from tests.formats.video_gops import gops_of
 from tests.kit.command_line import run
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import noise, write_dataset
 from tests.kit.lerobot_data import FEATURES, FPS
 from tests.kit.lerobot_data import episodes as lerobot_episodes
 from tests.kit.lerobot_language_data import annotate
@@ -342,7 +342,7 @@ def test_data_that_lerobot_cannot_store_is_refused(tmp_path: Path) -> None:
 
 def test_kinds_decide_what_is_an_image(tmp_path: Path) -> None:
     """A state stays numbers, and labels in three channels stay lossless beside video."""
-    pixels = np.random.default_rng(0).integers(0, 256, (3, 32, 48, 3), np.uint8)
+    pixels = noise(3, 32, 48, 3)
     kinds = {name: {"kind": name} for name in ("image", "segmentation", "state")}
     frames = [dict.fromkeys(kinds, each) for each in pixels]
     write_dataset(tmp_path / "r", {"a": frames}, features=kinds, fps=10)
