@@ -126,7 +126,7 @@ def parse_json(text: str | bytes) -> Any:
                 expected="JSON",
             )
         # Before parsing: 2 bytes of text are 64 in memory
-        # (tests/formats/test_claimed_sizes.py::test_values_are_counted_before_they_are_made).
+        # (tests/store/test_claimed_sizes.py::test_values_are_counted_before_they_are_made).
         _check_count(text)
     try:
         decoded = text if isinstance(text, str) else text.decode()

@@ -209,7 +209,7 @@ class _Contents:
             return offset, min(high, next_start, item.stop), None
         direct = self._direct.setdefault(path, np.stack((ends, begins)))
         # Not again what was read for want of room
-        # (tests/loader/test_chunk_store.py::test_bytes_read_for_want_of_room_are_not_read_again).
+        # (tests/store/test_chunk_store.py::test_bytes_read_for_want_of_room_are_not_read_again).
         direct_start, direct_stop = direct[:, piece].tolist()
         start, stop = max(low, int(begins[piece])), min(high, int(ends[piece]))
         if offset >= direct_stop:
@@ -229,7 +229,7 @@ class _Contents:
         if is_short or not self._make_room(stop - start + _ENTRY_BYTES, may_replace):
             return None
         # The system may have less than the limit; nobody may wait for an entry without memory
-        # (tests/loader/test_chunk_store.py::test_no_memory_for_an_entry).
+        # (tests/store/test_chunk_store.py::test_no_memory_for_an_entry).
         with suppress(MemoryError):
             return np.empty(stop - start, np.uint8)
         return None
