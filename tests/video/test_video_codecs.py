@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 import pytest
 
+import seqrecord
 from seqrecord.errors import CodecError
 from seqrecord.sources import Gop, describe_video
 from seqrecord.video.config import VIDEO_CODECS, VideoConfig, named_video
@@ -23,6 +24,7 @@ from seqrecord.video.encoding import encode_gop
 from seqrecord.video.gops import MAX_GOP_FRAMES, MAX_GOP_PACKETS
 from seqrecord.video.packages import packet_of
 from seqrecord.video.packets import Start, packet_format
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.processes import run_code
 from tests.kit.video_data import HEIGHT, WIDTH, moving
 from tests.kit.video_file_data import decoded as decoded_file
@@ -366,3 +368,11 @@ def test_invalid_packets() -> None:
             packet_format("h264", extra)
     with pytest.raises(ValueError, match="truncated"):
         packet_format("hevc", b"\1" * 30)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_writer_takes_the_name(name: str, tmp_path: Path) -> None:
+    write_dataset(tmp_path, {"a": columns(image=FRAMES[:2])}, codecs={"image": name})
+    with seqrecord.open(tmp_path) as dataset:
+        assert dataset.features["image"].codec[0]["codec"] == name
+        assert dataset.episodes["a"][:]["image"].shape == (2, HEIGHT, WIDTH, 3)
