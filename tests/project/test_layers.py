@@ -34,7 +34,6 @@ from tests.project.source_code import (
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
 COMPLEX = {
-    "robots.lerobot.dataset._select",
     "robots.lerobot.mix_meta.of",
 }
 """Functions with a complexity above 20. Only remove from this list."""

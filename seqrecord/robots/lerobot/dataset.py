@@ -176,10 +176,12 @@ class LeRobotDataset(PlannedDataset):
         if self.delta_timestamps is None:
             return None
         columns = {PERSISTENT, EVENTS, *(column for column, _ in self._texts.values())}
-        known = [name for name in self.features if name not in columns]
-        if wrong := [name for name in self.delta_timestamps if name not in known]:
+        allowed_names = [name for name in self.features if name not in columns]
+        if unknown_names := [name for name in self.delta_timestamps if name not in allowed_names]:
             raise ClipError(
-                "windows of no such features", expected=", ".join(known), got=", ".join(wrong)
+                "windows of no such features",
+                expected=", ".join(allowed_names),
+                got=", ".join(unknown_names),
             )
         return delta_timestamps(self.delta_timestamps, self.fps, tolerance=self.tolerance_s)
 
@@ -189,10 +191,10 @@ class LeRobotDataset(PlannedDataset):
         """Select the items of the episodes as clips."""
         index, bad, meta = dataset.contents.index, dataset.contents.bad.records, self.meta
         lengths = dict(zip(index.keys.to_pylist(), index.num_frames.tolist(), strict=True))
-        lengths |= {one["key"]: one["num_frames"] for one in bad}
+        lengths |= {record["key"]: record["num_frames"] for record in bad}
         keys, total = [f"episode_{i:06d}" for i in range(len(lengths))], sum(lengths.values())
-        is_whole = (len(keys), total) == (meta.total_episodes, meta.total_frames)
-        if not is_whole or lengths.keys() != {*keys}:
+        expected = meta.total_episodes, meta.total_frames, {*keys}
+        if (len(keys), total, {*lengths}) != expected:
             raise SourceError(
                 "the dataset contradicts its meta; `seqrecord doctor` finds the reason",
                 file=str(self.meta.root),
@@ -200,31 +202,31 @@ class LeRobotDataset(PlannedDataset):
                 "from 0",
                 got=f"{total} frames in {len(keys)} episodes",
             )
-        wanted = None
+        selected_keys = None
         if self.episodes is not None:
-            wanted = [keys[i] for i in sorted({*self.episodes}) if 0 <= i < len(keys)]
+            selected_keys = [keys[i] for i in sorted({*self.episodes}) if 0 <= i < len(keys)]
         deltas = (self.delta_indices or {}).items()
         windows = {name: window for name, window in deltas if name in dataset.features}
+        frames: dict[str, Any] = {"windows": windows, "pad": "edge"} if windows else {"clip_len": 1}
+        names = self.features.keys() | self._texts.keys()
         clips = SeqRecordMapDataset(
             skipping_bad_episodes(dataset) if skip_bad else dataset,
-            features=[n for n in dataset.features if n in self.features or n in self._texts],
-            episodes=wanted,
-            clip_len=None if windows else 1,
-            windows=windows or None,
-            pad="edge" if windows else None,
+            features=[name for name in dataset.features if name in names],
+            episodes=selected_keys,
             squeeze_time=True,
             metadata=[PERSISTENT] if PERSISTENT in self.features else None,
+            **frames,
             **options,
         )
         rows = clips.clips.selected
-        chosen = [_number(key) for key in index.keys.take(rows).to_pylist()]
+        numbers = [_number(key) for key in index.keys.take(rows).to_pylist()]
         self._numbers = Episodes(
-            np.array([lengths[key] for key in keys], np.int64), np.array(chosen, np.int64)
+            np.array([lengths[key] for key in keys], np.int64), np.array(numbers, np.int64)
         )
         self.first_items = np.full(len(index.num_frames), -1)
-        self.first_items[rows] = self._numbers.first_items[chosen]
+        self.first_items[rows] = self._numbers.first_items[numbers]
         if skip_bad and bad:
-            self.episodes = chosen
+            self.episodes = numbers
         return clips
 
     def __len__(self) -> int:
@@ -252,40 +254,40 @@ class LeRobotDataset(PlannedDataset):
 
     def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         """Convert a batch of clips to items."""
-        found = {
-            name: self._values(name, value)
-            for name, value in batch.items()
+        columns = {
+            name: self._values(name, batch_column)
+            for name, batch_column in batch.items()
             if name.removesuffix("_is_pad") in self.features
         }
         for name, (column, numbers_of) in self._texts.items():
             if name in batch:
-                found[column] = torch.tensor(
+                columns[column] = torch.tensor(
                     [numbers_of[text] for text in batch[name]], device="cpu"
                 )
         if "task" in batch:
-            found["task"] = batch["task"]
-        if EVENTS in found:
-            found[EVENTS] = [json.loads(text) if text else [] for text in found[EVENTS]]
+            columns["task"] = batch["task"]
+        if EVENTS in columns:
+            columns[EVENTS] = [json.loads(text) if text else [] for text in columns[EVENTS]]
         episode = np.array([_number(key) for key in batch["episode"]])
-        found |= self._places(episode, batch["start"].numpy())
-        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        columns |= self._places(episode, batch["start"].numpy())
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _places(self, episode: IntArray, start: IntArray) -> dict[str, torch.Tensor]:
         """The columns `episode_index`, `frame_index` and `index` of clips with these starts, int64
         [clips].
         """
-        found: dict[str, torch.Tensor] = {}
+        columns: dict[str, torch.Tensor] = {}
         deltas = self.delta_indices or {}
         for name in self.features.keys() & {"episode_index", "frame_index", "index"}:
-            asked = start[:, None] + np.array(deltas.get(name, [0]))
-            frames = asked.clip(0, self._numbers.lengths[episode, None] - 1)
+            requested_frames = start[:, None] + np.array(deltas.get(name, [0]))
+            frames = requested_frames.clip(0, self._numbers.lengths[episode, None] - 1)
             begins = {"episode_index": episode, "index": self._numbers.begins[episode]}
-            first = begins.get(name, 0 * episode)
-            values = first[:, None] + (frames if name != "episode_index" else 0 * frames)
-            found[name] = torch.from_numpy(values if name in deltas else values[:, 0])
+            begin = begins.get(name, 0 * episode)
+            values = begin[:, None] + (frames if name != "episode_index" else 0 * frames)
+            columns[name] = torch.from_numpy(values if name in deltas else values[:, 0])
             if name in deltas:
-                found[f"{name}_is_pad"] = torch.from_numpy(asked != frames)
-        return found
+                columns[f"{name}_is_pad"] = torch.from_numpy(requested_frames != frames)
+        return columns
 
 
 def read_metadata(depth_output_unit: str, *args: Any, **options: Any) -> Any:
@@ -306,9 +308,9 @@ def index_tolerance(tolerance_s: float) -> float | None:
 
 def has_all_files(root: Path, episodes: Collection[int] | None = None) -> bool:
     """Whether the files of these episodes exist, by default all files named in `meta`."""
-    files, chosen = set[str](), None if episodes is None else {*episodes}
+    files, numbers = set[str](), None if episodes is None else {*episodes}
     for episode in read_episodes(root, read_info(root)):
-        if chosen is None or episode.index in chosen:
+        if numbers is None or episode.index in numbers:
             files |= {episode.file, *(video.file for video in episode.videos.values())}
     return all((root / file).exists() for file in files)
 

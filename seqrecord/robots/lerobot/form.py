@@ -34,26 +34,26 @@ def to_lerobot(
         pipe = seqrecord.SeqRecordPipe("lerobot/", clip_len=1, squeeze_time=True, batch_size=2)
         batch = seqrecord.lerobot.to_lerobot(next(iter(pipe)))
     """
-    found = {}
+    columns = {}
     for name, value in batch.items():
         if name in cameras if cameras is not None else name.startswith(_CAMERAS):
             value = channels_first(value, return_uint8=return_uint8)
         else:
             value = numbers(value)
-        found["frame_index" if name == "start" else name] = value
-    return found
+        columns["frame_index" if name == "start" else name] = value
+    return columns
 
 
 def channels_first(images: Any, *, return_uint8: bool) -> Any:
     """Convert uint8 images [batch, …, H, W, C] to [batch, …, C, H, W], float32 in [0, 1] or uint8.
 
-    Other values, such as masks, stay unchanged.
+    Other values, such as masks, are returned unchanged.
     """
     if not isinstance(images, torch.Tensor) or images.dtype != torch.uint8:
         return images
     # NumPy, because torch's threads wait for each other, and one thread takes twice as long.
-    found = np.ascontiguousarray(np.moveaxis(images.numpy(), -1, -3))
-    return torch.from_numpy(found if return_uint8 else found / np.float32(255))
+    pixels = np.ascontiguousarray(np.moveaxis(images.numpy(), -1, -3))
+    return torch.from_numpy(pixels if return_uint8 else pixels / np.float32(255))
 
 
 def numbers(value: Any) -> Any:
@@ -63,15 +63,15 @@ def numbers(value: Any) -> Any:
     return value.to(torch.float32 if value.is_floating_point() else torch.int64)
 
 
-def depth_in(unit: str, depth: torch.Tensor, stored: str | bool | None) -> torch.Tensor:
+def depth_in(unit: str, depth: torch.Tensor, stored_unit: str | bool | None) -> torch.Tensor:
     """Convert depth to a unit, float32, as LeRobot does.
 
-    `stored` is true for metres of a video, which become whole millimetres, and for images their
-    unit, `None` if unknown.
+    `stored_unit` is true for metres of a video, which become whole millimetres, and for images
+    their unit, `None` if unknown.
     """
-    if stored is True:
+    if stored_unit is True:
         return depth if unit == "m" else (depth * 1000.0).round_().clamp_(0, 65535)
     depth = depth.to(torch.float32)
-    if stored in (None, unit):
+    if stored_unit in (None, unit):
         return depth
-    return depth * 1000.0 if stored == "m" else depth / 1000.0
+    return depth * 1000.0 if stored_unit == "m" else depth / 1000.0

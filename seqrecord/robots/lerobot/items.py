@@ -46,8 +46,8 @@ class Episodes:
 
     def frames(self) -> IntArray:
         """The number of the frame of each item."""
-        owner, inside = ragged_arange(self.lengths[self.chosen])
-        return self.begins[self.chosen][owner] + inside
+        owner, offset = ragged_arange(self.lengths[self.chosen])
+        return self.begins[self.chosen][owner] + offset
 
 
 class PlannedDataset(TorchDataset[dict[str, Any]]):
@@ -131,7 +131,7 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
         """Return an item by number, or the items of a slice."""
         if isinstance(number, slice):
             return list(self.__getitems__(range(*number.indices(len(self)))))
-        return self._taken([number])[0]
+        return self._take_items([number])[0]
 
     def __getitems__(self, items: Sequence[int]) -> list[dict[str, Any]]:
         """Return the items of a batch; called by a `DataLoader`.
@@ -147,16 +147,18 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
                 "keyframe on; with the sampler each picture is decoded about once per epoch, and a "
                 "larger cache_limit keeps decoded pictures in memory"
             )
-        return self._taken(items)
+        return self._take_items(items)
 
-    def _taken(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
+    def _take_items(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
         reader = self._reader.get()
-        found = [reader.take(n) if isinstance(n, PlannedIndex) else None for n in numbers]
-        others = [number for number, item in zip(numbers, found, strict=True) if item is None]
-        if others:
-            rest = iter(self._read(others))
-            found = [next(rest) if item is None else item for item in found]
-        return [self._transformed(item) for item in found if item is not None]
+        items = [reader.take(n) if isinstance(n, PlannedIndex) else None for n in numbers]
+        unplanned_numbers = [
+            number for number, item in zip(numbers, items, strict=True) if item is None
+        ]
+        if unplanned_numbers:
+            unplanned_items = iter(self._read(unplanned_numbers))
+            items = [next(unplanned_items) if item is None else item for item in items]
+        return [self._transformed(item) for item in items if item is not None]
 
     def _values(self, name: str, value: Any) -> Any:
         """The values of a batch in LeRobot's form."""

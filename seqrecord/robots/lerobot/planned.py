@@ -66,9 +66,9 @@ class PlannedIndex(int):
 
     @classmethod
     def of(cls, value: int, share: Share, clip: int) -> PlannedIndex:
-        made = cls(value)
-        made.share, made.clip = share, clip
-        return made
+        index = cls(value)
+        index.share, index.clip = share, clip
+        return index
 
     def __reduce__(self) -> tuple[Any, ...]:
         return PlannedIndex.of, (int(self), self.share, self.clip)
@@ -126,9 +126,11 @@ class ClipPlanner:
 
     def loader(self, order: Order) -> ClipLoader:
         options = self._options.with_functions(skip_last(order.drop_last_frames), *order.functions)
-        given = {item.name: getattr(options, item.name) for item in fields(ClipOptions)}
-        given |= {n: getattr(order, n) for n in ("seed", "shuffle", "batch_size", "memory_limit")}
-        options = LoaderOptions(**given, last_batch="keep", rank=(0, order.ranks))
+        arguments = {field.name: getattr(options, field.name) for field in fields(ClipOptions)}
+        arguments |= {
+            n: getattr(order, n) for n in ("seed", "shuffle", "batch_size", "memory_limit")
+        }
+        options = LoaderOptions(**arguments, last_batch="keep", rank=(0, order.ranks))
         return ClipLoader(plan_clips(self._dataset, options))
 
     def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
@@ -143,12 +145,16 @@ class ClipPlanner:
         return clip_numbers(plan, first, self._first_items)
 
 
-def clip_numbers(plan: Plan, first: int, first_items: IntArray) -> Iterator[int]:
+def clip_numbers(plan: Plan, begin: int, first_items: IntArray) -> Iterator[int]:
     """The item numbers of a plan's clips from clip `first` on."""
-    round_index, before = plan.locate_clip(first)
+    round_index, num_skipped = plan.locate_clip(begin)
     clips = (plan.merged(*span, loads=False).clips for span in plan.spans(round_index))
-    found = (item for one in clips for item in (first_items[one.episode] + one.start).tolist())
-    return islice(found, before, None)
+    item_numbers = (
+        item
+        for round_clips in clips
+        for item in (first_items[round_clips.episode] + round_clips.start).tolist()
+    )
+    return islice(item_numbers, num_skipped, None)
 
 
 class PlannedReader:
@@ -175,9 +181,9 @@ class PlannedReader:
                 return None  # a last batch, which has items of several shares
             self._begin(share, batch)
         if batch == self._batch + 1:
-            if (made := next(self._batches, None)) is None:
+            if (clips := next(self._batches, None)) is None:
                 return None  # after an error
-            self._items, self._batch = self._planner.items(made), batch
+            self._items, self._batch = self._planner.items(clips), batch
         if batch == self._batch:
             return self._items[row]
         if batch > self._batch:
@@ -198,9 +204,9 @@ class PlannedReader:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
         engine = loader.start(plan, (), batch=batch, stats=self.stats)
         try:
-            for number, made in enumerate(engine, batch):
-                [clips] = loader.to_clips(made, plan, number)
-                del made
+            for number, engine_batch in enumerate(engine, batch):
+                [clips] = loader.to_clips(engine_batch, plan, number)
+                del engine_batch
                 yield clips
             engine.close()
         finally:

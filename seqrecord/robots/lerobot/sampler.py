@@ -156,7 +156,7 @@ class PlannedSampler(Sampler[int]):
 
     def _inputs(self, epoch: int, start: int) -> dict[str, Any]:
         """A position and the inputs of the order."""
-        sources = [asdict(one.state(self._order.shards)) for one in self._loader.sources]
+        sources = [asdict(source.state(self._order.shards)) for source in self._loader.sources]
         return {
             "epoch": epoch,
             "start_index": start,
@@ -167,19 +167,19 @@ class PlannedSampler(Sampler[int]):
     def _numbers(self, epoch: int, start: int) -> Iterator[int]:
         order, turn, count = self._order, next(_turns), self._num_turns(epoch)
         size = order.batch_size
-        begun = min(start // size, count)
-        rests = []
+        num_batches = min(start // size, count)  # before the start
+        streams = []
         for i, number in enumerate(self._shares):
-            first = -(-(begun - i) // len(self._shares)) * size
-            rests.append(self._share(Share(order, epoch, number, turn), first))
-        batches = (islice(rests[i % len(rests)], size) for i in range(begun, count))
-        last = rests if self._is_rest_given else []
-        every = chain(chain.from_iterable(batches), *last)
-        return islice(every, start - begun * size, None)
+            clip = -(-(num_batches - i) // len(self._shares)) * size
+            streams.append(self._share(Share(order, epoch, number, turn), clip))
+        batches = (islice(streams[i % len(streams)], size) for i in range(num_batches, count))
+        tails = streams if self._is_rest_given else []
+        item_numbers = chain(chain.from_iterable(batches), *tails)
+        return islice(item_numbers, start - num_batches * size, None)
 
-    def _share(self, share: Share, first: int) -> Iterator[int]:
-        numbers = self._planner.numbers(self._loader, share, first)
-        for clip, number in enumerate(numbers, first):
+    def _share(self, share: Share, begin: int) -> Iterator[int]:
+        numbers = self._planner.numbers(self._loader, share, begin)
+        for clip, number in enumerate(numbers, begin):
             yield PlannedIndex.of(number, share, clip)
 
 
