@@ -58,7 +58,7 @@ def classify(error: BaseException, shown: str) -> StorageError:
     """
     if isinstance(error, ModuleNotFoundError) and error.name:
         name = error.name if error.name.startswith("azure.") else error.name.partition(".")[0]
-        package = "google-auth" if name == "google" else name.replace(".", "-")
+        package = {"google": "google-auth"}.get(name, name.replace(".", "-"))
         return LocationError(f"a package is missing: pip install {package}", file=shown)
     chain = list(_chain(error))
     status, code, number = (

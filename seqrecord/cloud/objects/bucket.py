@@ -190,14 +190,11 @@ def canonical_settings(
             else "none for this server",
             got=", ".join(unknown_names),
         )
-    candidates = {
-        name: [alias_values[alias] for alias in aliases if alias in alias_values]
-        for name, aliases in names.items()
-    }
     return {
-        name: alias_candidates[0]
-        for name, alias_candidates in candidates.items()
-        if alias_candidates
+        name: alias_values[alias]
+        for name, aliases in names.items()
+        for alias in reversed(aliases)  # so that the first alias is the last to be stored
+        if alias in alias_values
     }
 
 

@@ -12,7 +12,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -148,12 +148,17 @@ def _rows(
     rows, place = np.zeros(count, dtype), 0
     for name, kind, number in named_fields:
         for column in range(number):
-            convert = float if kind[1] == "f" else int
-            values = [convert(word) for word in words[place::width]]
-            if convert is int:  # NumPy 1 wraps numbers outside of their type
-                limits = np.iinfo(kind)
-                if any(not limits.min <= value <= limits.max for value in values):
-                    raise ValueError(f"column {name} has a number outside of {limits.dtype}")
-            rows[name][:, column] = np.array(values, kind)
+            rows[name][:, column] = _parse_column(words[place::width], kind, name)
             place += 1
     return rows
+
+
+def _parse_column(words: Sequence[bytes], kind: str, name: str) -> npt.NDArray[Any]:
+    """Convert words to numbers of a dtype. Raises `ValueError` for numbers that it cannot have."""
+    convert = float if kind[1] == "f" else int
+    values = [convert(word) for word in words]
+    if convert is int:  # NumPy 1 wraps numbers outside of their type
+        limits = np.iinfo(kind)
+        if any(not limits.min <= value <= limits.max for value in values):
+            raise ValueError(f"column {name} has a number outside of {limits.dtype}")
+    return np.array(values, kind)

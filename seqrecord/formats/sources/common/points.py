@@ -43,7 +43,8 @@ def split_points(rows: npt.NDArray[Any]) -> Mapping[str, Points]:
         for place, column in enumerate(values.T):
             label = name if count == 1 else f"{name}_{place}"
             groups.setdefault(kind, []).append((label, column))
-    main_kind = rows.dtype["x" if "x" in names else names[0]].base.newbyteorder("<")
+    main_name = min(names, key=lambda name: name != "x")  # the first column without an `x`
+    main_kind = rows.dtype[main_name].base.newbyteorder("<")
     arrays = {}
     for kind, columns in groups.items():
         labels = tuple(label for label, _ in columns)

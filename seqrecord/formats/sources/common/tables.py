@@ -160,22 +160,24 @@ def read_rows(
     lines = _lines(text, comments)
     separator = _separator(line for _, line in lines)
     for number, line in lines if separator else ():
-        words = [word.strip() for word in line.split(";" if ";" in line else None)]
-        decimal_commas = [word for word in words if _DECIMAL_COMMA.fullmatch(word)]
-        if (
-            decimal_commas
-            and len(words) > 1
-            and all(w in decimal_commas or is_number(w) for w in words)
-        ):
+        if decimal_comma := _decimal_comma(line):
             raise SourceError(
                 f"decimal comma in line {number}; replace commas by points, e.g. "
                 "`sed -i 's/,/./g' FILE`",
                 file=str(path),
                 expected="numbers such as 0.25",
-                got=decimal_commas[0][:120],
+                got=decimal_comma[:120],
             )
     words_of_lines = [_split(line, separator) for _, line in lines]
     return Rows(path, words_of_lines, [number for number, _ in lines], separator)
+
+
+def _decimal_comma(line: str) -> str:
+    """Return the first number with a decimal comma, if all words are numbers; else ""."""
+    words = [word.strip() for word in line.split(";" if ";" in line else None)]
+    decimal_commas = [word for word in words if _DECIMAL_COMMA.fullmatch(word)]
+    are_numbers = all(word in decimal_commas or is_number(word) for word in words)
+    return decimal_commas[0] if decimal_commas and len(words) > 1 and are_numbers else ""
 
 
 def timed_values(

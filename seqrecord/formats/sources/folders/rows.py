@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import re
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -85,19 +85,7 @@ def find_rows(
     row_files = RowFiles(num_frames)
     for file in files:
         if file in arrays:
-            is_alone = len(arrays[file]) == 1
-            for member, header in arrays[file].items():
-                if isinstance(header, str):
-                    problem = header
-                elif header.shape[0] != num_frames:
-                    problem = _rows_for(header.shape[0], num_frames)
-                else:
-                    stem = Path(file).with_suffix("").as_posix() if is_alone else member
-                    dtype = header.dtype.newbyteorder("<")
-                    rows = RowFeature(file, dtype, header.shape[1:], member)
-                    _add(row_files, used_names, stem, file, rows)
-                    continue
-                row_files.reasons[file if is_alone else f"{file}: {member}"] = problem
+            _add_arrays(row_files, used_names, file, arrays[file])
         elif (is_camera := is_camera_name(Path(file).name)) and num_frames <= _MATRIX_ROWS:
             continue
         elif isinstance(table := _table(folder / file, num_frames), NumberTable):
@@ -105,6 +93,27 @@ def find_rows(
         elif table and not is_camera:
             row_files.reasons[file] = table
     return row_files
+
+
+def _add_arrays(
+    row_files: RowFiles,
+    used_names: Collection[str],
+    file: str,
+    arrays: Mapping[str, ArrayHeader | str],
+) -> None:
+    """Add the arrays of an npz file with a row per frame; reasons for the others."""
+    is_alone = len(arrays) == 1
+    for member, header in arrays.items():
+        place = file if is_alone else f"{file}: {member}"
+        if isinstance(header, str):
+            row_files.reasons[place] = header
+        elif header.shape[0] != row_files.num_frames:
+            row_files.reasons[place] = _rows_for(header.shape[0], row_files.num_frames)
+        else:
+            stem = Path(file).with_suffix("").as_posix() if is_alone else member
+            dtype = header.dtype.newbyteorder("<")
+            rows = RowFeature(file, dtype, header.shape[1:], member)
+            _add(row_files, used_names, stem, file, rows)
 
 
 def _add_table(

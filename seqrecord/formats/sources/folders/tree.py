@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -132,39 +133,23 @@ class Listing:
 
 def look(folder: Path) -> Listing:
     """List a folder. Reads a sample of the text files with a number in their names."""
-    frames: list[str] = []
-    texts: list[str] = []
-    subfolders: list[str] = []
-    arrays: dict[str, str] = {}
-    rows: list[str] = []
-    cameras: list[str] = []
-    names: set[str] = set()
+    names: defaultdict[str, list[str]] = defaultdict(list)
     for name, is_folder in list_folder(folder):
-        if is_folder:
-            subfolders.append(name)
-        elif is_frame(name):
-            frames.append(name)
-        elif (ending := ending_of(name)) == ".npy":
-            arrays[Path(name).stem] = name
-        elif name in (METADATA, DESCRIPTION):
-            names.add(name)
-        elif is_camera_name(name):
-            cameras.append(name)
-        elif is_text_name(name) and _NUMBERED.fullmatch(Path(name).stem):
-            texts.append(name)
-        elif is_text_name(name) or ending == NPZ:
-            rows.append(name)
-    groups = files_by_feature(frames)
+        kind = next((kind for kind, fits in _FILE_KINDS if fits(name)), "other")
+        names["subfolder" if is_folder else kind].append(name)
+    rows = names["row"]
+    groups = files_by_feature(names["frame"])
     numeric: dict[str, FrameFiles] = {}
-    for words, files in files_by_feature(texts).items():
+    for words, files in files_by_feature(names["text"]).items():
         if files.num_frames == 1 and all(group.num_frames > 1 for group in groups.values()):
             rows.append(files.first)
         elif is_numeric([folder / name for name in files.names.values()]):
             is_beside = words in groups or not groups
             (numeric if is_beside else groups)[words] = files
+    arrays = {Path(name).stem: name for name in names["array"]}
     return Listing(
-        *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(cameras)),
-        *(sorted(subfolders), frozenset(names)),
+        *(groups, numeric, dict(sorted(arrays.items())), sorted(rows), sorted(names["camera"])),
+        *(sorted(names["subfolder"]), frozenset(names["description"])),
     )
 
 
@@ -352,3 +337,14 @@ def is_text_name(name: str) -> bool:
 
 def _no_constant(name: str) -> None:
     raise ValueError(f"{name} is not a JSON number")
+
+
+_FILE_KINDS: tuple[tuple[str, Callable[[str], bool]], ...] = (
+    ("frame", is_frame),
+    ("array", lambda name: ending_of(name) == ".npy"),
+    ("description", frozenset((METADATA, DESCRIPTION)).__contains__),
+    ("camera", is_camera_name),
+    ("text", lambda name: is_text_name(name) and bool(_NUMBERED.fullmatch(Path(name).stem))),
+    ("row", lambda name: is_text_name(name) or ending_of(name) == NPZ),
+)
+"""Kinds of files of a folder by name; the first that fits."""

@@ -317,11 +317,12 @@ def _shards_of_split(
     split: str, files: Mapping[int, str], total: int, lengths: Sequence[int | None] | None
 ) -> list[Shard]:
     """Return a split's shards: `files` by number, of `total`, with the declared `lengths`."""
-    num_declared = total if lengths is None else len(lengths)
+    lengths = [None] * total if lengths is None else lengths
+    num_declared = len(lengths)
     absent_number = next((number for number in range(num_declared) if number not in files), None)
-    is_empty = lengths is not None and not total and not any(n != 0 for n in lengths)
+    is_empty = not total and all(length == 0 for length in lengths)
     if (absent_number is not None or total != num_declared) and not is_empty:
-        records = sum(number or 0 for number in lengths or ())
+        records = sum(length or 0 for length in lengths)
         has_gap = bool(files) and absent_number is not None
         raise SourceError(
             f"missing shards, or more than {INFO} declares; download the split again",
@@ -329,7 +330,7 @@ def _shards_of_split(
             + (f", {counted(records, 'record')}" if records else ""),
             got=counted(len(files), "file") + (f", without number {absent_number}" * has_gap),
         )
-    return [Shard(split, files[n], lengths[n] if lengths else None) for n in range(total)]
+    return [Shard(split, files[number], lengths[number]) for number in range(total)]
 
 
 def read_splits(folder: Path) -> Mapping[str, Sequence[int | None]]:

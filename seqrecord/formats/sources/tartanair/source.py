@@ -126,7 +126,7 @@ class TartanAirSource(SequenceSource):
                 frames.places |= dict.fromkeys(files.features, files.shown)
                 if self.wants(*files.features):
                     paths = trajectory.paths(files)
-                    frames.files += [path for path in paths if path is not None]
+                    frames.files += filter(None, paths)
                     frames.columns |= files.columns(paths)
         for name in layout.poses:
             if (file := f"{name}.txt") in trajectory.entries:
