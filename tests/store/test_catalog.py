@@ -20,16 +20,14 @@ from seqrecord.edit import clean
 from seqrecord.errors import StateError
 from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.manifest import put_manifest, read_manifest, read_tagged
-from tests.kit.datasets import contents, lengths_of, record_files, write_episodes
+from tests.kit.datasets import contents, lengths_of, record_files, write_dataset, write_episodes
 from tests.kit.faults import abandon, small_writer
 from tests.kit.made_source import MadeSource
 from tests.kit.tiny import loaded, read_all, same_frames, tiny_frames, write_tiny
 
 
 def _append(root: Path, key: str) -> None:
-    with SeqRecordWriter(root, mode="append") as writer, writer.episode(key) as episode:
-        for frame in tiny_frames():
-            episode.append(frame)
+    write_dataset(root, {key: tiny_frames()}, mode="append")
 
 
 @pytest.mark.parametrize("max_file_size", [1, 1 << 20], ids=["a file a chunk", "one file"])
@@ -82,8 +80,7 @@ SETTINGS: dict[str, Any] = {"codecs": "raw", "chunk_frames": 2, "max_file_size":
 
 
 def write(where: Any, episodes: dict[str, int], **options: Any) -> None:
-    with SeqRecordWriter(where, **(SETTINGS | options)) as writer:
-        write_episodes(writer, episodes)
+    write_dataset(where, episodes, **(SETTINGS | options))
 
 
 def cut(path: Path) -> None:

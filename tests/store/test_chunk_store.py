@@ -24,7 +24,6 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordWriter,
 )
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.storage import (
@@ -37,6 +36,7 @@ from seqrecord.storage import (
 )
 from seqrecord.store.storage.chunk_store import ChunkStore
 from tests.kit.clip_data import minimum_memory, no_leaks
+from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.faults import CountingStorage, FaultyStorage, damages_once
 from tests.loader.clip_model import GROUPS, Case, cases, equal, write_all
 from tests.loader.test_combinations import CASES
@@ -128,13 +128,11 @@ NEEDED = FRAMES * EPISODES * 150 * 150 * 3
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("store") / "records"
-    rng = np.random.default_rng(0)
-    with SeqRecordWriter(folder, codecs="raw", chunk_frames=25) as writer:
-        for number in range(EPISODES):
-            with writer.episode(str(number)) as episode:
-                for frame in range(FRAMES):
-                    image = rng.integers(0, 255, SHAPE, dtype=np.uint8)
-                    episode.append({"image": image, "id": np.int64(number * 1000 + frame)})
+    episodes = {
+        str(n): columns(image=noise(FRAMES, *SHAPE, seed=n), id=1000 * n + np.arange(FRAMES))
+        for n in range(EPISODES)
+    }
+    write_dataset(folder, episodes, codecs="raw", chunk_frames=25)
     return folder
 
 

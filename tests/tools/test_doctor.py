@@ -21,6 +21,7 @@ from seqrecord.tools.doctor.doctor import examine
 from seqrecord.tools.doctor.doctor_report import DoctorReport
 from tests.formats.cases import upload
 from tests.kit.command_line import run
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.faults import Failure, FaultyStorage, Operation
 from tests.kit.lerobot_data import FPS, LISTED, ROWS, at, column, edit_info, episodes, rewrite
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
@@ -393,11 +394,8 @@ def demonstrations(folder: Path) -> tuple[Path, dict[str, dict[str, Any]]]:
             seqrecord.FeatureSpec("time", np.dtype("f8"), (), kind="timestamp", unit="s"),
         ]
     )
-    with seqrecord.SeqRecordWriter(folder, schema=schema) as writer:
-        for name, columns in recorded.items():
-            with writer.episode(name) as episode:
-                for frame in range(30):
-                    episode.append({one: values[frame] for one, values in columns.items()})
+    episodes = {name: columns(**values) for name, values in recorded.items()}
+    write_dataset(folder, episodes, schema=schema)
     return folder, recorded
 
 
