@@ -33,9 +33,7 @@ from tests.project.source_code import (
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_TORCH = ("store", "video", "in_place", "cloud", "formats", "tools.edit")
-COMPLEX = {
-    "robots.lerobot.mix_meta.of",
-}
+COMPLEX: set[str] = set()
 """Functions with a complexity above 20. Only remove from this list."""
 
 FLAT_PARTS = {"video", "in_place", "cloud", "cuda"}  # each is one room

@@ -108,27 +108,27 @@ class LeRobotMixDataset(PlannedDataset):
                 modes=normalization_mapping,
                 depth_output_unit=depth_output_unit,
             )
-        self.made = meta
-        sources = self.made.sources
-        self.meta, self.delta_indices = self.made.theirs, None
+        self.mix_meta = meta
+        sources = self.mix_meta.sources
+        self.meta, self.delta_indices = self.mix_meta.theirs, None
         if delta_timestamps is not None:
             self.delta_indices = windows_in_frames(
                 delta_timestamps, self.fps, tolerance=tolerance_s
             )
-        steps_of = self.made.statistics.normalizations
+        steps_of = self.mix_meta.statistics.normalizations
         deltas = self.delta_indices or {}
-        self.sources = [one.with_windows(deltas, steps_of[one.name]) for one in sources]
-        views = {one.name: one.view for one in self.sources}
+        self.sources = [source.with_windows(deltas, steps_of[source.name]) for source in sources]
+        views = {source.name: source.view for source in self.sources}
         names = joined_features(views, self._loader.join)
         differing_shapes(views, views, names, alternate=False, own_units=None)
         self._names = {*names}
         self._missing = {
-            n for n in names if any(n not in one.batch_arrays for one in views.values())
+            n for n in names if any(n not in source.batch_arrays for source in views.values())
         }
-        self._images = dict.fromkeys(self.made.images, return_uint8)
-        self._depths = self.made.depths
+        self._images = dict.fromkeys(self.mix_meta.images, return_uint8)
+        self._depths = self.mix_meta.depths
         self._redecoded = {*self._images, *self._depths}
-        self._readers = [ClipsByNumber(one.view, cache_limit) for one in self.sources]
+        self._readers = [ClipsByNumber(source.view, cache_limit) for source in self.sources]
         self._select(episodes)
 
     def _select(self, episodes: Sequence[int] | None) -> None:
@@ -153,23 +153,30 @@ class LeRobotMixDataset(PlannedDataset):
         transforms. Raises `ClipError` if a source keeps no episode.
         """
         by_task: dict[tuple[str, str], list[int]] = {}
-        chosen = self._numbers.chosen
-        for one in self.sources:
-            inside = (chosen >= one.first_episode) & (chosen < one.first_episode + len(one.rows))
-            for number in chosen[inside].tolist():
-                task = self.made.first_tasks[number]
-                by_task.setdefault((one.name, task), []).append(number)
-        kept, held_out = list[int](), list[int]()
-        for some in by_task.values():
-            count = len(some) - math.ceil(len(some) * share)
-            kept, held_out = kept + some[:count], held_out + some[count:]
-        if lacking := {name for name, _ in by_task} - {self._source_of(n).name for n in kept}:
+        numbers = self._numbers.chosen
+        for source in self.sources:
+            is_of_source = (numbers >= source.first_episode) & (
+                numbers < source.first_episode + len(source.rows)
+            )
+            for number in numbers[is_of_source].tolist():
+                task = self.mix_meta.first_tasks[number]
+                by_task.setdefault((source.name, task), []).append(number)
+        train_numbers, test_numbers = list[int](), list[int]()
+        for task_numbers in by_task.values():
+            count = len(task_numbers) - math.ceil(len(task_numbers) * share)
+            train_numbers, test_numbers = (
+                train_numbers + task_numbers[:count],
+                test_numbers + task_numbers[count:],
+            )
+        if lacking := {name for name, _ in by_task} - {
+            self._source_of(n).name for n in train_numbers
+        }:
             raise ClipError(
                 f"eval_split={share:g} leaves no episode of source {min(lacking)!r}",
                 expected="a smaller share, or more episodes for each task",
             )
         parts = copy(self), copy(self)
-        for part, episodes in zip(parts, (kept, held_out), strict=True):
+        for part, episodes in zip(parts, (train_numbers, test_numbers), strict=True):
             part.__dict__.pop("absolute_to_relative_idx", None)
             part._loader = self._loader
             part._select(episodes)
@@ -194,82 +201,86 @@ class LeRobotMixDataset(PlannedDataset):
     # ---- items
 
     def _read(self, numbers: Sequence[int]) -> list[dict[str, Any]]:
-        found: list[dict[str, Any]] = [{}] * len(numbers)
-        which, frames = self._numbers.locate(numbers)
-        for number in np.unique(which).tolist():
-            [at] = np.nonzero(which == number)
+        items: list[dict[str, Any]] = [{}] * len(numbers)
+        source_numbers, frames = self._numbers.locate(numbers)
+        for number in np.unique(source_numbers).tolist():
+            [places] = np.nonzero(source_numbers == number)
             _check_numbered(self.sources[number])
-            clips = self._filled(collate(self._readers[number].read(frames[at], 0)), number)
-            for place, item in zip(at.tolist(), self._items(clips), strict=True):
-                found[place] = item
-        return found
+            clips = self._filled(collate(self._readers[number].read(frames[places], 0)), number)
+            for place, item in zip(places.tolist(), self._items(clips), strict=True):
+                items[place] = item
+        return items
 
     def _filled(self, clips: Mapping[str, Any], number: int) -> dict[str, Any]:
         """A batch of one source, with the features and masks of the others."""
         count = len(clips["start"])
-        own = self.sources[number].view
-        found = {**clips, "dataset": [self.sources[number].name] * count}
-        for other in (one.view for one in self.sources):
-            for name in self._missing & other.batch_arrays.keys() - found.keys():
-                spec, length = other.batch_arrays[name], other.lengths[name]
-                shape = (count, *(() if name in other.squeezed else (length,)))
-                found[name] = FORMS[spec.value_kind].missing(spec, shape)
-            for column in other.columns:
-                if column.name not in found and column.dtype is not None:
+        view = self.sources[number].view
+        columns = {**clips, "dataset": [self.sources[number].name] * count}
+        for other_view in (source.view for source in self.sources):
+            for name in self._missing & other_view.batch_arrays.keys() - columns.keys():
+                spec, length = other_view.batch_arrays[name], other_view.lengths[name]
+                shape = (count, *(() if name in other_view.squeezed else (length,)))
+                columns[name] = FORMS[spec.value_kind].missing(spec, shape)
+            for column in other_view.columns:
+                if column.name not in columns and column.dtype is not None:
                     is_all_padding = column.name.endswith("_dim_is_pad")  # of a missing feature
-                    found[column.name] = column.missing(count, default=is_all_padding)
-        masks = {f"{name}_is_missing": name not in own.batch_arrays for name in self._missing}
+                    columns[column.name] = column.missing(count, default=is_all_padding)
+        masks = {f"{name}_is_missing": name not in view.batch_arrays for name in self._missing}
         if self._planner.has_camera_masks:
-            masks |= {f"{name}_padding_mask": name in own.batch_arrays for name in self._images}
-        return found | {n: torch.full((count,), flag, device="cpu") for n, flag in masks.items()}
+            masks |= {f"{name}_padding_mask": name in view.batch_arrays for name in self._images}
+        return columns | {n: torch.full((count,), flag, device="cpu") for n, flag in masks.items()}
 
     def _items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
         """Convert a batch to items."""
-        found = {
-            name: self._values(name, value)
-            for name, value in batch.items()
+        columns = {
+            name: self._values(name, batch_column)
+            for name, batch_column in batch.items()
             if name in self._names or _described(name) in self._names
         }
-        for name, value in found.items():
-            if isinstance(value, list):  # without texts of sources that lack the feature
-                found[name] = ["" if text is None else text for text in value]
-        for name, fill in self.made.statistics.fills.items():
-            found[name] = _padded(found[name], name, batch, fill)
-        sources = {one.name: one for one in self.sources}
+        for name, batch_column in columns.items():
+            if isinstance(batch_column, list):  # without texts of sources that lack the feature
+                columns[name] = ["" if text is None else text for text in batch_column]
+        for name, fill in self.mix_meta.statistics.fills.items():
+            columns[name] = _padded(columns[name], name, batch, fill)
+        sources = {source.name: source for source in self.sources}
         pairs = zip(batch["dataset"], batch["episode"], strict=True)
         episode = np.array([sources[name].numbers[key] for name, key in pairs])
         start = batch["start"].numpy()
-        found["dataset"] = batch["dataset"]
-        found["frame_index"] = torch.from_numpy(start)
-        found["episode_index"] = torch.from_numpy(episode)
-        found["index"] = torch.from_numpy(self._numbers.begins[episode] + start)
-        if TIMESTAMP not in found:
+        columns["dataset"] = batch["dataset"]
+        columns["frame_index"] = torch.from_numpy(start)
+        columns["episode_index"] = torch.from_numpy(episode)
+        columns["index"] = torch.from_numpy(self._numbers.begins[episode] + start)
+        if TIMESTAMP not in columns:
             rates = [sources[name].fps or self.fps for name in batch["dataset"]]
-            found[TIMESTAMP] = torch.from_numpy((start / np.array(rates)).astype(np.float32))
-        first = self.made.first_tasks
-        given = batch.get(TASK, [None] * len(start))
-        texts = [text or first[at] for text, at in zip(given, episode.tolist(), strict=True)]
-        found[TASK] = texts
-        found["task_index"] = torch.tensor(
-            [self.made.tasks.get(t, -1) for t in texts], device="cpu"
+            columns[TIMESTAMP] = torch.from_numpy((start / np.array(rates)).astype(np.float32))
+        first_tasks = self.mix_meta.first_tasks
+        batch_texts = batch.get(TASK, [None] * len(start))
+        texts = [
+            text or first_tasks[at] for text, at in zip(batch_texts, episode.tolist(), strict=True)
+        ]
+        columns[TASK] = texts
+        columns["task_index"] = torch.tensor(
+            [self.mix_meta.tasks.get(t, -1) for t in texts], device="cpu"
         )
-        return [dict(zip(found, row, strict=True)) for row in zip(*found.values(), strict=True)]
+        return [dict(zip(columns, row, strict=True)) for row in zip(*columns.values(), strict=True)]
 
     def _task_numbers(self) -> list[int]:
-        found: list[int] = []
+        task_numbers: list[int] = []
         for number in self._numbers.chosen.tolist():
             source = self._source_of(number)
             count, texts = int(self._numbers.lengths[number]), list[str | None]()
             if TASK in source.dataset.features:
                 key = source.keys[number - source.first_episode]
                 texts = source.dataset.select([TASK]).episodes[key][:][TASK]
-            first = self.made.first_tasks[number]
-            found += [self.made.tasks.get(one or first, -1) for one in texts or [None] * count]
-        return found
+            first_task = self.mix_meta.first_tasks[number]
+            task_numbers += [
+                self.mix_meta.tasks.get(text or first_task, -1) for text in texts or [None] * count
+            ]
+        return task_numbers
 
     def _counted(self) -> Mapping[str, int]:
-        each = [one.stats.report() for one in self._readers]
-        return {name: sum(one[name] for one in each) for name in STATISTICS}
+        reports = [report.stats.report() for report in self._readers]
+        return {name: sum(report[name] for report in reports) for name in STATISTICS}
 
 
 def _padded(

@@ -25,6 +25,7 @@ from seqrecord.loader.mixing.file import load_mix
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.tasks import episode_tasks
 from seqrecord.loader.mixing.yaml_file import read_yaml
+from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.robots.lerobot.dataset import read_metadata
 from seqrecord.robots.lerobot.meta_folder import kept_folder
 from seqrecord.robots.lerobot.mix_sources import (
@@ -100,37 +101,26 @@ class MixMeta:
         loader = mix_loader(mix)
         loaders = loader.loaders
         sources = mix_sources(loaders)
-        specs = {n: s for one in loaders.values() for n, s in one.view.batch_arrays.items()}
-        numbers = {n: s for n, s in specs.items() if s.value_kind.number_dtype(s) is not None}
-        shown = {n: s for n, s in numbers.items() if n != TIMESTAMP}
-        if taken := [name for name in specs if name in COMPUTED]:
-            names = ", ".join(f"'{name}': 'my_{name}'" for name in taken)
-            raise ClipError(
-                "a feature has the name of a column of LeRobot's items",
-                expected=f"rename={{{names}}}",
-                got=", ".join(taken),
-            )
-        images = tuple(
-            name for name, spec in shown.items() if _is_image(spec, _declared(sources, name))
-        )
+        mixed = _MixFeatures.of(loaders, sources)
+        shown, images, depths = mixed.shown, mixed.images, mixed.depths
         shares = {name: float(share) for name, share in mix.shares.items()}
-        depths = {n: _unit(s) for n in shown if (s := _declared(sources, n)) and _is_depth(s)}
-        vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
-        given = {kind: str(getattr(mode, "value", mode)) for kind, mode in (modes or {}).items()}
+        mode_names = {
+            kind: str(getattr(mode, "value", mode)) for kind, mode in (modes or {}).items()
+        }
         statistics = MixStatistics.of(
-            sources, loader.form, shares, vectors, deploy=deploy, modes=given
+            sources, loader.form, shares, mixed.vectors, deploy=deploy, modes=mode_names
         )
         entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
         entries |= _of_images(sources, depths, _DEPTH_FRAMES, 1)
-        texts = [each for source in sources for each in source_tasks(source)]
+        texts = [texts for source in sources for texts in source_tasks(source)]
         distinct = sorted({text for episode in texts for text in episode})
         tasks = {text: number for number, text in enumerate(distinct)}
         features = {n: _entry(n, s, sources, images, depths) for n, s in shown.items()}
-        chosen = [one for one in sources if one.name == deploy] or sources
-        robots = {next(one.metadata(), {}).get("robot_type") for one in chosen}
+        deployed = [source for source in sources if source.name == deploy] or sources
+        robots = {next(source.metadata(), {}).get("robot_type") for source in deployed}
         [robot] = robots if len(robots) == 1 else [None]
         episodes = MixEpisodes(sources)
-        info = dataset_info(features, _rate(chosen), episodes.lengths.tolist(), len(tasks), robot)
+        info = dataset_info(features, _rate(deployed), episodes.lengths.tolist(), len(tasks), robot)
         folder = kept_folder(
             {
                 "meta/info.json": _json(info),
@@ -142,8 +132,36 @@ class MixMeta:
         theirs = read_metadata(depth_output_unit, repo_id, folder)
         for name in images:  # LeRobot sets those of ImageNet
             theirs.stats.setdefault(name, {})
-        first = [episode[0] if episode else "" for episode in texts]
-        return cls(theirs, sources, images, depths, tasks, first, statistics)
+        first_tasks = [episode[0] if episode else "" for episode in texts]
+        return cls(theirs, sources, images, depths, tasks, first_tasks, statistics)
+
+
+@dataclass(frozen=True)
+class _MixFeatures:
+    """Features of a mix by the way LeRobot has them; `shown` are all with numbers, by name."""
+
+    shown: Mapping[str, ArraySpec]
+    images: tuple[str, ...]
+    depths: Mapping[str, str | bool | None]
+    vectors: Sequence[str]
+
+    @classmethod
+    def of(cls, loaders: Mapping[str, ClipLoader], sources: Sequence[MixSource]) -> _MixFeatures:
+        """Raises `ClipError` for a feature with the name of a column of LeRobot's items."""
+        specs = {n: s for loader in loaders.values() for n, s in loader.view.batch_arrays.items()}
+        numbers = {n: s for n, s in specs.items() if s.value_kind.number_dtype(s) is not None}
+        shown = {n: s for n, s in numbers.items() if n != TIMESTAMP}
+        if reserved := [name for name in specs if name in COMPUTED]:
+            names = ", ".join(f"'{name}': 'my_{name}'" for name in reserved)
+            raise ClipError(
+                "a feature has the name of a column of LeRobot's items",
+                expected=f"rename={{{names}}}",
+                got=", ".join(reserved),
+            )
+        images = tuple(n for n, spec in shown.items() if _is_image(spec, _declared(sources, n)))
+        depths = {n: _unit(s) for n in shown if (s := _declared(sources, n)) and _is_depth(s)}
+        vectors = [n for n, s in shown.items() if n not in images and _is_read(n, s, sources)]
+        return cls(shown, images, depths, vectors)
 
 
 def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
@@ -151,25 +169,30 @@ def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
     if spec.dtype.kind not in "fiu" or len(spec.shape) > 1:
         return False
     is_needed = name.startswith(("action", "observation."))
-    return is_needed or all(are_stored(one, name) for one in sources if one.has(name))
+    return is_needed or all(are_stored(source, name) for source in sources if source.has(name))
 
 
 def _of_images(
-    sources: Sequence[MixSource], images: Collection[str], count: int, most: int = 255
+    sources: Sequence[MixSource], images: Collection[str], count: int, max_value: int = 255
 ) -> dict[str, dict[str, Any]]:
     """Statistics of images: stored ones, or of `count` frames of each source, merged."""
-    found: dict[str, Any] = {}
+    merged_statistics: dict[str, Any] = {}
     for source in sources:
-        own = [name for name in images if source.has(name)]
-        known: Mapping[str, Any] = source.dataset.statistics
-        if count and any(name not in known for name in own):
-            chosen = source.dataset.select(own)
-            known = chosen.compute_statistics(episodes=source.rows.tolist(), max_frames=count)
-        for name in own:
-            if name in known:
-                before = found.get(name)
-                found[name] = known[name] if before is None else before.merged(known[name])
-    return {name: describe_statistics(one, None, most) for name, one in found.items()}
+        names = [name for name in images if source.has(name)]
+        statistics: Mapping[str, Any] = source.dataset.statistics
+        if count and any(name not in statistics for name in names):
+            subset = source.dataset.select(names)
+            statistics = subset.compute_statistics(episodes=source.rows.tolist(), max_frames=count)
+        for name in names:
+            if name in statistics:
+                merged = merged_statistics.get(name)
+                merged_statistics[name] = (
+                    statistics[name] if merged is None else merged.merged(statistics[name])
+                )
+    return {
+        name: describe_statistics(statistics_of_name, None, max_value)
+        for name, statistics_of_name in merged_statistics.items()
+    }
 
 
 def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:
@@ -193,9 +216,9 @@ def source_tasks(source: MixSource) -> list[list[str]]:
 
 
 def _rate(sources: Sequence[MixSource]) -> float:
-    rates = {one.name: one.fps for one in sources}
-    known = [rate for rate in rates.values() if rate is not None]
-    if not known:
+    rates = {source.name: source.fps for source in sources}
+    known_rates = [rate for rate in rates.values() if rate is not None]
+    if not known_rates:
         raise ClipError(
             "LeRobot needs a frame rate, and no source of the mix has one",
             expected="frames per second: `seqrecord write --src SRC --dst DST --fps 30`",
@@ -205,14 +228,14 @@ def _rate(sources: Sequence[MixSource]) -> float:
             "frame rates of the mix differ: %s; a policy's windows are in steps of each source, "
             "and meta.fps is %g",
             ", ".join(f"{name} {rate}" for name, rate in rates.items()),
-            known[0],
+            known_rates[0],
         )
-    return int(known[0]) if known[0] == int(known[0]) else known[0]
+    return int(known_rates[0]) if known_rates[0] == int(known_rates[0]) else known_rates[0]
 
 
 def _declared(sources: Sequence[MixSource], name: str) -> FeatureSpec | None:
-    found = (one.dataset.features.get(name) for one in sources)
-    return next((spec for spec in found if spec is not None), None)
+    specs = (source.dataset.features.get(name) for source in sources)
+    return next((spec for spec in specs if spec is not None), None)
 
 
 def _is_image(spec: ArraySpec, declared: FeatureSpec | None) -> bool:
@@ -243,12 +266,17 @@ def _entry(
         if (unit := depths.get(name)) is not None:
             info["depth_unit"] = "m" if unit is True else unit
         return {"dtype": "video", "shape": shape, "names": _AXES, "info": info}
-    known = []
+    channel_names = []
     for source in sources:
         if name in source.dataset.features:
             names = next(source.metadata(), {}).get("names")
-            known.append(names.get(name) if isinstance(names, dict) else None)
-    names = known[0] if known and all(one == known[0] for one in known) else None
+            channel_names.append(names.get(name) if isinstance(names, dict) else None)
+    names = (
+        channel_names[0]
+        if channel_names
+        and all(names_of_source == channel_names[0] for names_of_source in channel_names)
+        else None
+    )
     kind = spec.dtype.name.replace("float64", "float32")
     return {"dtype": kind, "shape": [*spec.shape] or [1], "names": names}
 
@@ -273,8 +301,11 @@ def open_mix(path: str | PathLike[str]) -> SeqRecordMix:
     if Path(path).is_file():  # otherwise an error of `load_mix`
         root = read_yaml(Path(path))
         entries = root.get("sources")
-        each = entries.values() if isinstance(entries, dict) else ()
-        has_splits = any(isinstance(one, dict) and "splits" in one for one in each)
+        source_entries = entries.values() if isinstance(entries, dict) else ()
+        has_splits = any(
+            isinstance(source_entry, dict) and "splits" in source_entry
+            for source_entry in source_entries
+        )
         split = "train" if has_splits and "split" not in root else None
     fallbacks = {"batch_size": 1, "clip_len": 1}
     mix: SeqRecordMix = load_mix(SeqRecordMix, path, split, {}, fallbacks)

@@ -42,15 +42,15 @@ class MixPlanner:
     ) -> None:
         self.name, self.items = f"mix of {', '.join(loader.loaders)}", items
         self._first_items = numbers.of_sources
-        self._rows = {one.name: numbers.chosen_rows(one).tolist() for one in sources}
+        self._rows = {source.name: numbers.chosen_rows(source).tolist() for source in sources}
         self._sources = [*sources]
         self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
         self.has_camera_masks = loader.form.camera_padding_masks
         self._options, self._join, self._form = loader.options, loader.join, loader.form
         self._epoch_clips = loader.epoch_clips if stop is None else None
         if self._epoch_clips is not None:  # of the selected episodes
-            every = sum(int(one.lengths.sum()) for one in sources)
-            self._epoch_clips = self._epoch_clips * numbers.num_items // every
+            num_frames = sum(int(source.lengths.sum()) for source in sources)
+            self._epoch_clips = self._epoch_clips * numbers.num_items // num_frames
         self._stop = loader.stop if stop is None else stop
 
     def shown(self) -> str:
@@ -62,9 +62,13 @@ class MixPlanner:
     def identity(self) -> str:
         """A digest of the sources, their episodes and features, and the shares."""
         facts = [
-            [one.name, one.dataset.contents.identity(np.array(rows)), self._counts[one.name]]
-            for one in self._sources
-            if (rows := self._rows[one.name])
+            [
+                source.name,
+                source.dataset.contents.identity(np.array(rows)),
+                self._counts[source.name],
+            ]
+            for source in self._sources
+            if (rows := self._rows[source.name])
         ]
         text = json.dumps([facts, self._join], sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
@@ -74,25 +78,25 @@ class MixPlanner:
         if order.functions:
             expected = "samples of each source of the mix"
             raise ClipError("a sampler of a mix takes no samples", expected=expected)
-        given = {}
-        for one in self._sources:
+        datasets = {}
+        for source in self._sources:
             options = replace(
-                one.options.with_functions(skip_last(order.drop_last_frames)),
-                episodes=self._rows[one.name],
+                source.options.with_functions(skip_last(order.drop_last_frames)),
+                episodes=self._rows[source.name],
                 split=None,
-                shuffle=one.options.shuffle and order.shuffle,
+                shuffle=source.options.shuffle and order.shuffle,
             )
-            if not self._rows[one.name]:
+            if not self._rows[source.name]:
                 raise ClipError(
-                    f"no episode of source {one.name!r} is selected",
+                    f"no episode of source {source.name!r} is selected",
                     expected="an episode of each source",
                 )
-            given[one.name] = SeqRecordIterableDataset.from_options(one.dataset, options)
+            datasets[source.name] = SeqRecordIterableDataset.from_options(source.dataset, options)
         stop = self._stop
         if self._epoch_clips is not None:  # of `repeat` and `choose`
             stop = max(1, self._epoch_clips // (order.ranks * order.batch_size))
-        made = SeqRecordMix(
-            given,
+        mix = SeqRecordMix(
+            datasets,
             weights=self._counts,
             stopping_strategy=stop,
             batch_size=order.batch_size,
@@ -105,7 +109,7 @@ class MixPlanner:
             rank=(0, order.ranks),
             engine=self._options.engine,
         )
-        return mix_loader(made)
+        return mix_loader(mix)
 
     def num_turns(self, loader: MixLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
         return sum(loader.plan(epoch, order.shard(share)).num_batches for share in shares)
@@ -114,13 +118,13 @@ class MixPlanner:
         """All batches are full."""
         return self.num_turns(loader, order, range(order.shards), epoch) * order.batch_size
 
-    def numbers(self, loader: MixLoader, share: Share, first: int) -> Iterator[int]:
+    def numbers(self, loader: MixLoader, share: Share, begin: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
-        begin, skipped = divmod(first, plan.batches.size)
-        given = plan.given(begin).tolist()
+        first_batch, skipped = divmod(begin, plan.batches.size)
+        starts = plan.given(first_batch).tolist()
         sources = enumerate(loader.loaders.values())
-        streams = [self._stream(source, plan, given[number]) for number, source in sources]
-        for batch in range(begin, plan.num_batches):
+        streams = [self._stream(source, plan, starts[number]) for number, source in sources]
+        for batch in range(first_batch, plan.num_batches):
             rows = [next(streams[number]) for number in plan.sources(batch).tolist()]
             yield from rows[skipped:]
             skipped = 0
@@ -129,7 +133,7 @@ class MixPlanner:
         """The item numbers of a source from its clip `clip` on, over all its epochs."""
         first_items = self._first_items[source.name]
         while True:
-            epoch, before = source.view.samples.epoch_of(clip, plan.shard.count)
-            of_epoch = source.planner.plan(epoch, plan.shard)
-            yield from clip_numbers(of_epoch, clip - before, first_items)
-            clip = before + of_epoch.num_clips
+            epoch, epoch_start = source.view.samples.epoch_of(clip, plan.shard.count)
+            epoch_plan = source.planner.plan(epoch, plan.shard)
+            yield from clip_numbers(epoch_plan, clip - epoch_start, first_items)
+            clip = epoch_start + epoch_plan.num_clips

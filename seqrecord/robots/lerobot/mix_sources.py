@@ -108,9 +108,9 @@ class MixSource:
                 for name in {**places, **normalizations}
             }
             options = replace(options, vectors=vectors or None)
-            made = replace(self, options=options)
-            _check_lengths(made, deltas)
-        return made
+            source = replace(self, options=options)
+            _check_lengths(source, deltas)
+        return source
 
     def metadata(self) -> Iterator[dict[str, Any]]:
         """The metadata of each episode."""
@@ -129,22 +129,26 @@ class MixEpisodes(Episodes):
         of_sources: for each source, `first_items` of the episodes of its dataset.
     """
 
-    def __init__(self, sources: Sequence[MixSource], chosen: Collection[int] | None = None) -> None:
-        self._firsts = np.array([one.first_episode for one in sources])
-        lengths = np.concatenate([one.lengths for one in sources])
-        number = np.arange(len(lengths)) if chosen is None else np.unique([*chosen])
+    def __init__(
+        self, sources: Sequence[MixSource], selected_numbers: Collection[int] | None = None
+    ) -> None:
+        self._firsts = np.array([source.first_episode for source in sources])
+        lengths = np.concatenate([source.lengths for source in sources])
+        number = (
+            np.arange(len(lengths)) if selected_numbers is None else np.unique([*selected_numbers])
+        )
         if not len(number) or number[0] < 0 or number[-1] >= len(lengths):
             raise ClipError(
                 "no such episodes of the mix",
                 expected=f"numbers from 0 to {len(lengths) - 1}",
-                got=list(chosen or ()),
+                got=list(selected_numbers or ()),
             )
         super().__init__(lengths, number.astype(np.int64))
         self.of_sources: dict[str, IntArray] = {}
-        for one in sources:
-            found = np.full(len(one.dataset.contents.index.num_frames), -1)
-            found[one.rows] = self.first_items[one.first_episode :][: len(one.rows)]
-            self.of_sources[one.name] = found
+        for source in sources:
+            first_items = np.full(len(source.dataset.contents.index.num_frames), -1)
+            first_items[source.rows] = self.first_items[source.first_episode :][: len(source.rows)]
+            self.of_sources[source.name] = first_items
 
     def chosen_rows(self, source: MixSource) -> IntArray:
         """The rows of the episodes of a source with items, in its dataset."""
@@ -152,18 +156,18 @@ class MixEpisodes(Episodes):
 
     def locate(self, items: Sequence[int]) -> tuple[IntArray, IntArray]:
         """Convert numbers of items to numbers of sources, and of frames in their source."""
-        at, first_items = np.array(items, np.int64), self.first_items[self.chosen]
-        place = np.searchsorted(first_items, at, side="right") - 1
+        numbers, first_items = np.array(items, np.int64), self.first_items[self.chosen]
+        place = np.searchsorted(first_items, numbers, side="right") - 1
         episode = self.chosen[place]
         source = np.searchsorted(self._firsts, episode, side="right") - 1
-        frame = self.begins[episode] + at - first_items[place]
+        frame = self.begins[episode] + numbers - first_items[place]
         return source, frame - self.begins[self._firsts[source]]
 
 
 def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
     """The sources of a mix's loaders. Raises `ClipError` for options that items exclude."""
-    found, episode = list[MixSource](), 0
-    clocks = {str(_clock(one.view.dataset)) for one in loaders.values()}
+    sources, episode = list[MixSource](), 0
+    clocks = {str(_clock(loader_of_source.view.dataset)) for loader_of_source in loaders.values()}
     for name, loader in loaders.items():
         view = loader.view
         dataset = view.dataset
@@ -172,33 +176,44 @@ def mix_sources(loaders: Mapping[str, ClipLoader]) -> list[MixSource]:
         # Clocks that do not make one column; lists of rows, which LeRobot's batches leave out.
         left_out = {EVENTS, TIMESTAMP} if len(clocks) > 1 else {EVENTS}
         if left_out & dataset.features.keys():
-            dataset = dataset.select([one for one in dataset.features if one not in left_out])
+            dataset = dataset.select(
+                [
+                    loader_of_source
+                    for loader_of_source in dataset.features
+                    if loader_of_source not in left_out
+                ]
+            )
         rows = view.episode_rows
-        found.append(MixSource(name, dataset, loader.options, rows, episode, view))
+        sources.append(MixSource(name, dataset, loader.options, rows, episode, view))
         episode += len(rows)
-    return found
+    return sources
 
 
 def _clock(dataset: Dataset) -> FeatureSpec | None:
     return dataset.features.get(TIMESTAMP)
 
 
-def _check(name: str, own: LoaderOptions) -> None:
-    given = [one for one, usual in _ALONE.items() if getattr(own, one) != usual]
-    given += ["clip_len"] if own.clip_len not in (None, 1) else []
-    given += ["pad"] if own.pad not in (None, "edge") else []
-    if given:
+def _check(name: str, options: LoaderOptions) -> None:
+    excluded = [option for option, default in _ALONE.items() if getattr(options, option) != default]
+    excluded += ["clip_len"] if options.clip_len not in (None, 1) else []
+    excluded += ["pad"] if options.pad not in (None, "edge") else []
+    if excluded:
         raise ClipError(
             f"source {name!r}: LeRobot's items have the windows of a policy",
-            expected=f"no {', '.join(given)}",
+            expected=f"no {', '.join(excluded)}",
         )
 
 
 def _options(
-    name: str, own: LoaderOptions, features: Collection[str], deltas: Mapping[str, Sequence[int]]
+    name: str,
+    source_options: LoaderOptions,
+    features: Collection[str],
+    deltas: Mapping[str, Sequence[int]],
 ) -> LoaderOptions:
-    windows: dict[str, Any] = {one: deltas[one] for one in features if one in deltas}
-    for feature, window in (own.windows or {}).items():
+    windows: dict[str, Any] = {
+        option_name: deltas[option_name] for option_name in features if option_name in deltas
+    }
+    for feature, window in (source_options.windows or {}).items():
         if isinstance(window, Nearest) and window.window is None and feature in windows:
             windows[feature] = replace(window, window=windows[feature])
         elif feature in windows or isinstance(window, Nearest):
@@ -210,14 +225,21 @@ def _options(
                 expected="no window",
                 got=window,
             )
-    given = {n: getattr(own, n) for one in fields(ClipOptions) if (n := one.name) != "seed"}
-    given |= {one: getattr(own, one) for one in _OF_SOURCE}
-    given |= {"features": None, "rename": None, "resize": None}  # the dataset has them
-    given |= {"vectors": None, "seed": 0}
-    engine = {one: getattr(own.tuning, one) for one in ("num_cursors", "shuffle_buffer")}
+    arguments = {
+        n: getattr(source_options, n)
+        for option_name in fields(ClipOptions)
+        if (n := option_name.name) != "seed"
+    }
+    arguments |= {option_name: getattr(source_options, option_name) for option_name in _OF_SOURCE}
+    arguments |= {"features": None, "rename": None, "resize": None}  # the dataset has them
+    arguments |= {"vectors": None, "seed": 0}
+    engine = {
+        option_name: getattr(source_options.tuning, option_name)
+        for option_name in ("num_cursors", "shuffle_buffer")
+    }
     return LoaderOptions(
         **{
-            **given,
+            **arguments,
             "clip_len": None if windows else 1,
             "windows": windows or None,
             "pad": "edge" if windows else None,

@@ -77,26 +77,26 @@ class MixStatistics:
         Raises `ClipError` for statistics "source" or "robot_type" without `deploy`, and for
         missing statistics.
         """
-        names = [one.name for one in sources]
+        names = [source.name for source in sources]
         if deploy is not None and deploy not in names:
             raise ClipError(
                 "no such source to deploy to", expected=", ".join(names), got=repr(deploy)
             )
-        made = cls(normalizations={name: {} for name in names})
+        statistics = cls(normalizations={name: {} for name in names})
         scopes = {name: _scope(form, sources, name) for name in features}
-        own = [n for n, scope in scopes.items() if scope in ("source", "robot_type")]
-        if own and deploy is None:
+        mapped_features = [n for n, scope in scopes.items() if scope in ("source", "robot_type")]
+        if mapped_features and deploy is None:
             raise ClipError(
                 "a checkpoint contains the statistics of one robot, and vectors of the mix have "
                 "others for each",
-                feature=own[0],
+                feature=mapped_features[0],
                 expected=f"deploy (SEQRECORD_LEROBOT_DEPLOY), one of {', '.join(names)}; or "
                 "statistics: mix",
-                got=f"statistics {scopes[own[0]]!r}",
+                got=f"statistics {scopes[mapped_features[0]]!r}",
             )
         for name, scope in scopes.items():
-            made._add(name, scope, sources, weights, deploy or "", _mode(name, modes))
-        return made
+            statistics._add(name, scope, sources, weights, deploy or "", _mode(name, modes))
+        return statistics
 
     def _add(
         self,
@@ -107,43 +107,48 @@ class MixStatistics:
         deploy: str,
         mode: str,
     ) -> None:
-        parts = [_Part.of(one, name, weights[one.name]) for one in sources if one.has(name)]
+        parts = [_Part.of(s, name, weights[s.name]) for s in sources if s.has(name)]
         if not parts:
             return
         size = parts[0].size
         if scope in (None, "mix") and len({part.dtype for part in parts}) > 1:
             for part in parts:  # which become float32, as in LeRobot
-                same = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
+                unchanged = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
                 places = part.channels.places
                 count = size if places is None else len(places)
-                self.normalizations[part.source.name][name] = same.at(range(count))
+                self.normalizations[part.source.name][name] = unchanged.at(range(count))
         if scope is None:
-            missing = sum(int(one.lengths.sum()) for one in sources if not one.has(name))
-            numbers = _mixture(parts, size, missing)
+            num_lacking = sum(int(s.lengths.sum()) for s in sources if not s.has(name))
+            numbers = _mixture(parts, size, num_lacking)
             self.entries[name] = _entry(numbers, parts)
             return
         if scope == "mix":
-            found = _mixture(parts, size, None)
-            fitted = _Fitted.of(found, mode, name, parts)
+            mixture = _mixture(parts, size, None)
+            fitted = _Fitted.of(mixture, mode, name, parts)
             self.entries[name] = _entry(fitted.numbers, parts)
             self.fills[name] = fitted.offset
             return
-        groups = {one.source.name: _group(one, parts, scope) for one in parts}
-        own = {
+        groups = {part.source.name: _group(part, parts, scope) for part in parts}
+        fitted_by_source = {
             source: _Fitted.of(_mixture(group, size, None), mode, name, group)
             for source, group in groups.items()
         }
         trivial = {
-            one: np.full(size, value) for one, value in zip(STATISTIC_NAMES, _NOTHING, strict=True)
+            statistic: np.full(size, value)
+            for statistic, value in zip(STATISTIC_NAMES, _NOTHING, strict=True)
         }
-        to = own[deploy] if deploy in own else _Fitted.of(trivial, mode, name, parts)
-        self.entries[name] = _entry(to.numbers, groups.get(deploy, parts))
-        self.fills[name] = to.offset
+        deployed = (
+            fitted_by_source[deploy]
+            if deploy in fitted_by_source
+            else _Fitted.of(trivial, mode, name, parts)
+        )
+        self.entries[name] = _entry(deployed.numbers, groups.get(deploy, parts))
+        self.fills[name] = deployed.offset
         for part in parts:
-            at = own[part.source.name]
-            ratio = at.scale / to.scale
+            stored = fitted_by_source[part.source.name]
+            ratio = stored.scale / deployed.scale
             step = Normalization(
-                "mean_std", at.offset - to.offset * ratio, ratio, f"{deploy}'s values"
+                "mean_std", stored.offset - deployed.offset * ratio, ratio, f"{deploy}'s values"
             )
             places = range(size) if part.channels.places is None else part.channels.places
             self.normalizations[part.source.name][name] = step.at(places)
@@ -163,25 +168,28 @@ class _Part:
     def of(cls, source: MixSource, name: str, weight: float) -> _Part:
         step, view = source.vectors.get(name), source.given
         with located(ClipError, file=source.dataset.url):
-            found = stored_statistics(view, name)
+            statistics = stored_statistics(view, name)
         spec = view.batch_arrays[name] if step is None else step.made
         size = int(spec.shape[-1] or 1) if spec.shape else 1
         places = None if step is None else step.places
         dtype = view.array_before_step(name).dtype
         count = int(source.lengths.sum())
-        return cls(source, WeightedChannels(found, weight, places), size, count, dtype)
+        return cls(source, WeightedChannels(statistics, weight, places), size, count, dtype)
 
 
 def _scope(form: MixForm, sources: Sequence[MixSource], name: str) -> str | None:
     """The normalization of a feature in the mix."""
-    having = [one for one in sources if one.has(name)]
-    if own := [one.name for one in having if _normalizes(one, name)]:
+    sources_with_feature = [source for source in sources if source.has(name)]
+    if normalizing_names := [
+        source.name for source in sources_with_feature if _normalizes(source, name)
+    ]:
         raise ClipError(
-            f"source {own[0]!r} normalises a feature, and LeRobot's processors normalise it too",
+            f"source {normalizing_names[0]!r} normalises a feature, and LeRobot's processors "
+            "normalise it too",
             feature=name,
             expected="no normalize in the source; that of the mix, if any",
         )
-    steps = [one.vectors.get(name) for one in having]
+    steps = [source.vectors.get(name) for source in sources_with_feature]
     if not any(step is not None and step.normalization is not None for step in steps):
         return None
     vector = form.normalizing(name)
@@ -198,7 +206,7 @@ def _group(part: _Part, parts: Sequence[_Part], scope: str) -> list[_Part]:
     if scope == "source":
         return [part]
     robot = robot_type(part.source.given)
-    return [one for one in parts if robot_type(one.source.given) == robot]
+    return [candidate for candidate in parts if robot_type(candidate.source.given) == robot]
 
 
 def _mode(name: str, modes: Mapping[str, str]) -> str:
@@ -225,7 +233,7 @@ class _Fitted:
         ends, std = _ENDS.get(mode), numbers["std"]
         offset, scale = (numbers["mean"], std) if mode == "MEAN_STD" else (0 * std, 0 * std)
         if ends is not None:
-            low, high = (numbers[one] for one in ends)
+            low, high = (numbers[end_name] for end_name in ends)
             offset, scale = (low + high) / 2, (high - low) / 2
         eps = coarsest_eps(s.dtype for part in parts for s in part.channels.statistics.sketches)
         usable, narrow = usable_scales(
@@ -233,51 +241,55 @@ class _Fitted:
             eps=eps,
             are_quantiles=mode.startswith("QUANTILE"),
         )
-        shown = ", ".join(part.source.name for part in parts)
-        warn_unscaled(name, np.flatnonzero(narrow).tolist(), shown)
-        made = {"std": usable} if mode == "MEAN_STD" else {}
+        source_names = ", ".join(part.source.name for part in parts)
+        warn_unscaled(name, np.flatnonzero(narrow).tolist(), source_names)
+        replaced = {"std": usable} if mode == "MEAN_STD" else {}
         if ends is not None:
             at_ends = zip(ends, (offset - usable, offset + usable), strict=True)
-            made = {one: np.where(usable == scale, numbers[one], end) for one, end in at_ends}
-        return cls(numbers | made, offset, usable)
+            replaced = {
+                end_name: np.where(usable == scale, numbers[end_name], end)
+                for end_name, end in at_ends
+            }
+        return cls(numbers | replaced, offset, usable)
 
 
 def _entry(numbers: Numbers, parts: Sequence[_Part]) -> dict[str, Any]:
     count = sum(part.num_frames for part in parts)
-    return {**{name: one.tolist() for name, one in numbers.items()}, "count": [count]}
+    return {**{name: values.tolist() for name, values in numbers.items()}, "count": [count]}
 
 
-def _mixture(parts: Sequence[_Part], size: int, missing: int | None) -> Numbers:
+def _mixture(parts: Sequence[_Part], size: int, num_missing: int | None) -> Numbers:
     """Statistics of a mixture, for each place in batches.
 
     With `missing`, parts count by frames, and padding and `missing` more frames are zeros, as in a
     merged dataset; with `None` by weight, and without padding.
     """
-    columns = [_channel(parts, place, missing) for place in range(size)]
+    columns = [_channel(parts, place, num_missing) for place in range(size)]
     return {
-        name: np.array(one)
-        for name, one in zip(STATISTIC_NAMES, zip(*columns, strict=True), strict=True)
+        name: np.array(numbers)
+        for name, numbers in zip(STATISTIC_NAMES, zip(*columns, strict=True), strict=True)
     }
 
 
-def _channel(parts: Sequence[_Part], place: int, missing: int | None) -> Sequence[float]:
+def _channel(parts: Sequence[_Part], place: int, num_missing: int | None) -> Sequence[float]:
     """`STATISTIC_NAMES` of the values at a place."""
-    found: list[tuple[Sketch, float]] = []
-    zeros = 0.0 if missing is None else float(missing)
+    weighted_sketches: list[tuple[Sketch, float]] = []
+    zeros = 0.0 if num_missing is None else float(num_missing)
     for part in parts:
-        weight = part.channels.weight if missing is None else float(part.num_frames)
+        weight = part.channels.weight if num_missing is None else float(part.num_frames)
         sketches = part.channels.sketches_of(place)
-        found += [(sketch, weight) for sketch in sketches]
-        if not sketches and missing is not None:
+        weighted_sketches += [(sketch, weight) for sketch in sketches]
+        if not sketches and num_missing is not None:
             zeros += weight
-    if not found:
-        return _NOTHING if missing is None else (0.0,) * len(STATISTIC_NAMES)
-    ends = [one.min or 0.0 for one, _ in found], [one.max or 0.0 for one, _ in found]
-    low, high = min(ends[0]), max(ends[1])
+    if not weighted_sketches:
+        return _NOTHING if num_missing is None else (0.0,) * len(STATISTIC_NAMES)
+    sketches = [sketch for sketch, _ in weighted_sketches]
+    low = min(sketch.min or 0.0 for sketch in sketches)
+    high = max(sketch.max or 0.0 for sketch in sketches)
     if zeros:
         low, high = min(low, 0.0), max(high, 0.0)
-    mean, std = mixed_moments(found, zeros)
-    return (low, high, mean, std, *mixed_quantiles(found, QUANTILES, zeros).tolist())
+    mean, std = mixed_moments(weighted_sketches, zeros)
+    return (low, high, mean, std, *mixed_quantiles(weighted_sketches, QUANTILES, zeros).tolist())
 
 
 def are_stored(source: MixSource, name: str) -> bool:

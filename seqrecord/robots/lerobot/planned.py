@@ -93,7 +93,7 @@ class Planner(Protocol):
     def num_items(self, loader: Any, order: Order, epoch: int) -> int:
         """The number of items of all shares in an epoch, including those after the last turn."""
 
-    def numbers(self, loader: Any, share: Share, first: int) -> Iterator[int]:
+    def numbers(self, loader: Any, share: Share, begin: int) -> Iterator[int]:
         """The item numbers of a share from its clip `first` on."""
 
     def items(self, batch: dict[str, Any]) -> list[dict[str, Any]]:
@@ -140,9 +140,9 @@ class ClipPlanner:
     def num_items(self, loader: ClipLoader, order: Order, epoch: int) -> int:  # noqa: ARG002
         return loader.clips(epoch).num_clips
 
-    def numbers(self, loader: ClipLoader, share: Share, first: int) -> Iterator[int]:
+    def numbers(self, loader: ClipLoader, share: Share, begin: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
-        return clip_numbers(plan, first, self._first_items)
+        return clip_numbers(plan, begin, self._first_items)
 
 
 def clip_numbers(plan: Plan, begin: int, first_items: IntArray) -> Iterator[int]:
