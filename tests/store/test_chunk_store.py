@@ -45,7 +45,7 @@ FILE_BYTES = 1 << 16
 
 
 class SlowStorage(StorageWrapper):
-    """Requests wait for `may_go`; those after `fail` is set then fail."""
+    """Requests wait for `may_go`, and raise `error` if it is set."""
 
     def __init__(self, inner: Storage) -> None:
         super().__init__(inner)

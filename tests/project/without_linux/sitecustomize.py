@@ -25,6 +25,7 @@ for module, names in MISSING.items():
 
 
 PACKAGE = f"{os.sep}seqrecord{os.sep}"
+TESTS = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 
 
 def hide_proc(event: str, arguments: tuple[Any, ...]) -> None:
@@ -32,7 +33,7 @@ def hide_proc(event: str, arguments: tuple[Any, ...]) -> None:
     if event in ("open", "os.listdir", "os.scandir") and str(arguments[0]).startswith("/proc"):
         frame = inspect.currentframe()
         frame = None if frame is None else frame.f_back
-        while frame is not None and "tests" not in Path(frame.f_code.co_filename).parts:
+        while frame is not None and not frame.f_code.co_filename.startswith(TESTS):
             if PACKAGE in frame.f_code.co_filename:
                 raise FileNotFoundError(2, "no such file", str(arguments[0]))
             frame = frame.f_back
