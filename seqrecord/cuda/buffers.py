@@ -90,6 +90,7 @@ class DeviceArena:
         self._copying: deque[tuple[Mark, Mark, int]] = deque()
         self._constants: dict[str, tuple[VectorStep, list[torch.Tensor]]] = {}
         # The user's thread may be in inference mode; the writing threads are not.
+        # tests/cuda/test_device_pipe.py::test_an_iteration_may_begin_in_inference_mode
         with stream.use(), torch.inference_mode(False):
             self._rows: dict[str, Any] = {
                 name: torch.empty(

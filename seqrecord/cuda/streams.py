@@ -159,6 +159,7 @@ class CudaStream(SideStream):
 
     def set_clock(self) -> None:
         # Events only measure differences: this one has a host time, too.
+        # tests/cuda/test_device_pipe.py::test_copies_are_in_the_trace
         with self._cuda.device(self.device):
             origin = self._event(self._stream)
             origin.synchronize()
@@ -225,6 +226,7 @@ def check_device(device: str | torch.device, cuda: Any = _CUDA) -> torch.device:
             ) from None
         return checked_device
     # Torch counts by NVML. `is_available` would initialize CUDA, which breaks later forks.
+    # tests/cuda/test_device.py::test_cuda_calls_and_contexts
     count = cuda.device_count()
     if (_index(checked_device) or 0) >= count:
         expected = f"at most cuda:{count - 1}" if count else "cpu"

@@ -56,6 +56,7 @@ class DeviceVideo:
         self._lock = threading.Lock()
         # Unused decoders. They must be deleted with their GPU as the current device, but a
         # finalizer may run in any thread.
+        # tests/cuda/test_device_video.py::test_decoders_are_destroyed_by_engine_threads
         self.ended_decoders: deque[Any] = deque()
         self.make: Callable[..., Any] | None = None
         try:
@@ -98,6 +99,8 @@ class DeviceVideo:
         with suppress(IndexError):  # several threads may call this
             while True:
                 decoders.append(self.ended_decoders.popleft())
+        # tests/cuda/test_device_video.py has
+        # test_decoders_are_destroyed_after_their_frames_are_converted.
         if decoders:
             self.stream.mark().wait()
 
@@ -235,6 +238,7 @@ class _PageReader:
             decoded = self._decoder.get_frames_at(self._numbered.index[frames].tolist())
             ticks = np.rint((decoded.pts_seconds.cpu().numpy() - begin) * _RATE).astype(np.int64)
             if (ticks != self._numbered.ticks[frames]).any():
+                # tests/cuda/test_device_video.py::test_wrong_frames_of_torchcodec_are_detected
                 raise ValueError("torchcodec returns wrong frames")
             if self._config not in self._video.compared_configs:
                 self._check(frames, decoded.data)

@@ -50,6 +50,8 @@ class RemoteFiles:
     def __init__(self, storage: Storage) -> None:
         self.storage = storage
         scheme, _, path = storage.url.partition("://")
+        # A hash of account and endpoint, since a URL does not have them.
+        # tests/in_place/test_references.py::test_two_accounts_with_one_url_do_not_meet
         place = hashlib.sha256(storage.place.encode()).hexdigest()[:12]
         self.root = Path(f"{scheme}:{place}", path.strip("/"))
         self.failure: StorageError | None = None  # the last failed request
@@ -119,6 +121,7 @@ class RemoteFiles:
 
         Takes no lock: a garbage collection in any thread may close a file.
         """
+        # tests/in_place/test_references.py::test_garbage_files_are_closed_during_a_lookup
         if getattr(self.storage, "fixed_url", None) is not None:
             for number, data in blocks.items():
                 self._blocks[name, number] = data

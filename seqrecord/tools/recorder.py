@@ -56,7 +56,9 @@ DEFAULT_QUEUE_BYTES = "1GiB"
 [_STAMP] = STAMP
 _SLOW_STEP = 1.05  # a longer step, in steps of the fps, is reported
 _FRAME_BYTES = 1024  # overhead per queued frame
-_FLUSH_SHARE = 0.5  # share of `flush_seconds` between flushes; waiting and the flush take time too
+# Share of `flush_seconds` between flushes: waiting and the flush take time too.
+# tests/tools/test_recorder.py::test_frames_are_flushed_after_half_of_the_time
+_FLUSH_SHARE = 0.5
 _Clock = Literal["append", "frames", "none"]  # which times frames have
 
 _logger = logging.getLogger("seqrecord")
@@ -164,7 +166,8 @@ class SeqRecordRecorder:
         self._episode: RecordingEpisode | None = None  # the open one
         self._recorded = self._discarded = 0
         self._is_closed = False
-        # A recorder without references leaves no thread; written frames stay for a resume.
+        # A recorder without references leaves no thread; written frames are kept for a resume.
+        # tests/tools/test_recorder.py::test_an_unclosed_recorder_leaves_no_thread
         self._finalizer = weakref.finalize(self, _abandon, self._work, os.getpid())
         self._finalizer.atexit = False
 
@@ -386,6 +389,7 @@ def _load_modules(codecs: object) -> None:
 
     An import can stop all threads for 0.3 s. In the control loop, frames would come late by that.
     """
+    # tests/tools/test_recorder.py::test_codecs_are_imported_before_the_loop
     for name in ("numpy.ma", "numpy.random"):  # which NumPy imports late
         import_module(name)
     names = repr(codecs)
@@ -558,7 +562,9 @@ class _RecordingThread:
             self._flush_time = None
 
     def _write(self, frame: Frame) -> None:
-        if self._flush_time is None:  # not since `put`: frames that waited long share a flush
+        # Not since `put`: frames that waited long share a flush.
+        # tests/tools/test_recorder.py::test_late_frames_are_flushed_together
+        if self._flush_time is None:
             self._flush_time = time.monotonic() + _FLUSH_SHARE * self._flush_seconds
         self._current_episode().append(frame)
         self.written_frames += 1

@@ -586,7 +586,8 @@ def _check_chunk(
     try:
         intact_pages += zip(pages, reader.read(pages), strict=True)
     except ChecksumError:
-        for page in pages:  # one by one, since several may be damaged
+        # One by one, since several may be damaged.
+        for page in pages:
             with _collecting(problems):
                 intact_pages += [(page, data) for data in reader.read([page])]
     except TransientError:

@@ -179,7 +179,8 @@ _DecoderKey: TypeAlias = tuple[VideoConfig, int, int]
 """Arguments of a `VideoDecoder`."""
 
 # Idle decoders, oldest first, since opening one is slow. A deque is safe if a finalizer returns a
-# decoder at any point.
+# decoder at any point; a lock could be held by the same thread.
+# tests/video/test_video_codecs.py::test_frames_are_decoded_one_by_one_and_decoders_are_reused
 _idle: deque[tuple[_DecoderKey, VideoDecoder]] = deque(maxlen=16)
 
 
@@ -278,6 +279,8 @@ def display_order(codec: str, packets: Iterable[bytes]) -> list[int]:
 def _context(codec: str, **options: str) -> Any:
     context = pyav().CodecContext.create(_DECODERS.get(codec, codec), "r")
     context.thread_count = 1  # parallelism is over GOPs
+    # FFmpeg refuses a larger frame before it allocates: tests/video/test_video_codecs.py has
+    # test_a_frame_that_is_too_large_is_refused_before_memory_is_taken.
     context.options = {"max_pixels": str(MAX_FRAME_BYTES // 3), **EXACT_CROP, **options}
     return context
 

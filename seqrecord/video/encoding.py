@@ -64,7 +64,9 @@ def encode_gop(config: VideoConfig, frames: Sequence[npt.NDArray[Any]] | npt.NDA
 def _encoder(config: VideoConfig, height: int, width: int) -> Any:
     name, options = _ENCODERS[config.codec]
     if config.codec == "hevc" and width < _NARROW:
-        raise CodecError(  # x265 would write out of bounds, which crashes the process
+        # x265 would write out of bounds, which crashes the process: a limit of our own.
+        # tests/video/test_video_codecs.py::test_narrow_frames_of_hevc_are_refused
+        raise CodecError(
             "frames are too narrow for the HEVC encoder",
             expected=f"{_NARROW} pixels or more",
             got=f"{width} pixels",

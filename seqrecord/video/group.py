@@ -153,6 +153,7 @@ class VideoGroup(ChunkGroup):
 
     def _cut_absent(self) -> None:
         """Cut chunks from waiting frames that all lack the feature."""
+        # Frames of the next chunk may still get the feature, so a shorter tail waits.
         while len(self._present) >= MAX_GOP_FRAMES and not any(self._present):
             later_frames = self._present[MAX_GOP_FRAMES:]
             del self._present[MAX_GOP_FRAMES:]

@@ -31,6 +31,8 @@ def packet_of(data: Bytes | bytes) -> Any:
     Decoders read up to 64 bytes after a packet (FFmpeg's `AV_INPUT_BUFFER_PADDING_SIZE`), and these
     bytes may affect frames. PyAV 16 and later do not copy the given bytes.
     """
+    # Not `Packet(data)`, but a copy with padding:
+    # tests/video/test_video_codecs.py::test_bytes_after_a_packet_are_ignored
     packet = pyav().Packet(len(data))
     if len(data):
         packet.update(data)

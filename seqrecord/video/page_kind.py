@@ -14,7 +14,8 @@ from seqrecord.video.page_tables import min_video_bytes
 from seqrecord.video.pages import VideoPageCodec
 
 # Of a decoder, in frames of its feature: 16 reference and delayed frames of YUV 4:2:0, each half as
-# large as RGB, and the converted frame. Measured at 3840x2160: 4.5 to 8.3 frames.
+# large as RGB, and the converted frame. Measured at 3840x2160: 4.5 to 8.3 frames; rounded up, as
+# the memory of a plan is a limit.
 _DECODER_FRAMES = 9
 
 

@@ -190,6 +190,8 @@ class VideoReader:
         Raises `CodecError` with the group's offset in the page if decoding fails.
         """
         previous, target = -1, None
+        # In the order of the file, whatever the request: a decoder cannot go back.
+        # tests/video/test_video_pages.py::test_frames_are_decoded_once_for_any_request
         for i in np.argsort(np.asarray(positions, np.int64), kind="stable").tolist():
             if (position := positions[i]) == previous:
                 assert target is not None

@@ -7,6 +7,8 @@ import click
 from seqrecord.tools.cli.terminal import PROGRAM, Commands
 from seqrecord.version import __version__
 
+# By name, since imports of all commands would delay each of them, and some import torch.
+# tests/tools/test_cli.py::test_no_command_imports_torch
 _COMMANDS = {
     "commands": ("info", "verify"),
     "doctor": ("doctor",),

@@ -41,6 +41,8 @@ class Interrupted(click.ClickException):
 def _interruptible() -> Iterator[None]:
     """SIGTERM and SIGHUP interrupt a command as Ctrl-C does; `nohup` still ignores SIGHUP."""
 
+    # As Ctrl-C, so that finished episodes are kept:
+    # tests/tools/test_cli.py::test_a_signal_keeps_finished_episodes
     def interrupt(number: int, _: object) -> None:
         if not _received:  # terminals and supervisors may send several
             _received.append(number)
@@ -64,6 +66,8 @@ class Command(click.Command):
     """A command that refuses an option given twice; click would ignore the first value."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        # Parsed twice, since click keeps the last value only.
+        # tests/tools/test_cli.py::test_no_option_is_ignored_if_it_is_given_twice
         _, _, params = self.make_parser(ctx).parse_args(args=[*args])
         for param in params:
             takes_one = isinstance(param, click.Option) and not (param.multiple or param.is_flag)

@@ -295,6 +295,8 @@ class _FileCopies:
         try:
             return read()
         except ChecksumError:
+            # A read, not the file, may be damaged: cheaper than to end a rewrite of hours.
+            # tests/tools/test_rewriting.py::test_page_damaged_in_one_read_only_is_copied
             if not worth_rereading(self.storage, path, ranges):
                 raise
             return read()
@@ -357,7 +359,8 @@ def clean(
             )
         )
         sizes = record_sizes(storage)
-        now = _time_of(storage)  # after the listings
+        # The storage's clock, after the listings: a file written meanwhile is not too old.
+        now = _time_of(storage)
         _warn_of_future(storage, files, now)
         deadline = min(now, now - older_than)
         old_files = _removable_files(manifest, files, deadline, notes)

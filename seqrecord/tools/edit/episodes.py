@@ -244,6 +244,7 @@ def _copies(dataset: EditedDataset, episodes: Iterable[int]) -> tuple[str, ...]:
     If they were not deleted too, one would replace a deleted or renamed episode.
     """
     storage, manifest = dataset.storage, dataset.manifest
+    # tests/tools/test_edits.py::test_a_skipped_duplicate_does_not_replace_a_renamed_episode
     old_edits = read_edits(storage, manifest.edits)
     keys = {dataset.index.key(i): dataset.index.uid(i) for i in episodes}
     footers = {**dataset.footers, **_recoverable(storage, dataset.base, manifest.schema)}
@@ -412,6 +413,8 @@ def assign_splits(
     that lacks most episodes. Returns int64 [episodes].
     """
     new_splits: npt.NDArray[np.int64] = old_splits.copy()
+    # So validation data is never trained on later:
+    # tests/tools/test_edits.py::test_episodes_stay_in_their_splits_after_an_append
     is_kept = np.isin(old_splits, numbers)
     members: dict[str, list[int]] = {}
     unit_splits: dict[str, int] = {}  # splits of units with a kept episode

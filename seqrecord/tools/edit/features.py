@@ -410,7 +410,7 @@ def set_text(
             changes |= {"tasks": [text]} if name == "task" and "tasks" in metadata else {}
             return metadata | changes
 
-        # Another writer may have removed an episode meanwhile.
+        # Two commits, so another writer may have removed an episode meanwhile.
         return dataset.relabel(with_text, [places[e.key] for e in selection if e.key in places])
 
     version = None if changed_uids else if_version  # the feature's commit made another version

@@ -225,6 +225,7 @@ def _check_feature(
             "%s: feature %s has %s %s, and %s in %s, which the merged dataset keeps",
             *(url, spec.name, name, entries[1] or "unknown", entries[0] or "unknown", base_url),
         )
+    # Never lossy in silence: tests/tools/test_merge.py::test_a_codec_that_loses_data_is_asked_for
     if not has_same_pages(spec, base_spec) and loses_data(base_spec):
         commands = [
             ["seqrecord", "write", "--src", source, "--dst", destination]

@@ -237,6 +237,7 @@ class _Html:
             "policy": policy,
             "version": __version__,
             # Files of the package, not data: they are not escaped.
+            # tests/tools/test_page.py::test_the_policy_names_every_script_and_style
             "scripts": [Markup(script) for script in scripts],  # noqa: S704
             "styles": [Markup(style) for style in styles],  # noqa: S704
             "script_hashes": " ".join(map(_csp_hash, scripts)),
@@ -252,6 +253,8 @@ class _Html:
 
 def _json(value: object) -> str:
     """JSON for a `script` element, without `<`, `>`, `&` and characters outside of ASCII."""
+    # Escapes beyond JSON's: `</script>` in a text would end the element.
+    # tests/tools/test_page.py::test_hostile_texts_are_shown_as_text
     text = json.dumps(value, separators=(",", ":"), allow_nan=False)
     for character in "<>&'":
         text = text.replace(character, f"\\u{ord(character):04x}")
