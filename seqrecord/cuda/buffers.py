@@ -146,7 +146,7 @@ class DeviceArena:
         """Queue copies of frames into rows, int64[n].
 
         `staged` has bytes, uint8 [n, bytes], or lists of n arrays or texts by feature. A list may
-        contain `None` for unused frames. Texts stay on the host.
+        contain `None` for unused frames. Texts remain on the host.
         """
         nbytes, is_late = 0, self.stream.pins_memory
         with self._queueing, self.stream.use():
@@ -425,7 +425,7 @@ class _RaggedLists:
 
 
 class _ObjectLists:
-    """Texts, which stay on the host: a list for each clip, `None` if its source lacks them."""
+    """Texts, which are kept on the host: a list for each clip, `None` if its source lacks them."""
 
     def clips(self, size: int) -> list[Any]:
         return [None] * size

@@ -183,7 +183,7 @@ def open_file(path: Path, *, buffered: bool = True) -> BinaryIO:
     """Open a file for reading. Reads are complete, except at the end of the file.
 
     With `buffered=False` each read goes to the file, so truncation meanwhile is detected. Raises
-    `OSError` if it does not exist. For URLs at most 32 MiB stay in memory.
+    `OSError` if it does not exist. For URLs at most 32 MiB are kept in memory.
     """
     if (files := remote_files(path)) is None:
         local = regular(path)

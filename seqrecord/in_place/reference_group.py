@@ -1,4 +1,4 @@
-"""The group of a feature whose frames stay in original files, each encoded alone."""
+"""The group of a feature whose frames are in original files, each encoded alone."""
 
 from __future__ import annotations
 

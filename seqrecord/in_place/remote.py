@@ -152,7 +152,7 @@ class RemoteFiles:
 
 
 class RemoteFile(io.RawIOBase):
-    """A file read in blocks; the last ones stay in memory, 32 MiB at most.
+    """A file read in blocks; the last ones are kept in memory, 32 MiB at most.
 
     Sequential reading requests four blocks at once. Not thread-safe.
     """

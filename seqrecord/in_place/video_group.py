@@ -1,4 +1,4 @@
-"""The group of a video feature whose packets stay in original files."""
+"""The group of a video feature whose packets are in original files."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ class LeRobotMixDataset(PlannedDataset):
         episodes: numbers of episodes in the mix. Default: all.
         image_transforms: function called with each image.
         delta_timestamps: windows in seconds by feature.
-        return_uint8: images stay uint8; default: float32 in [0, 1].
+        return_uint8: keep images as uint8; default: float32 in [0, 1].
         cache_limit: memory of each process for decoded frames of items by number, of each source.
         stopping_strategy: end of an epoch; see `SeqRecordMix`. Default: that of the mix.
         deploy: name of the source whose statistics `meta.stats` has, and to whose values the

@@ -1,7 +1,7 @@
 """Rewrites record files without deleted or trimmed data, and removes files that no manifest names.
 
 Pages of remaining data are copied, without decoding, into new record files, and one commit replaces
-the old files. These stay until `clean` removes them, for readers that opened the dataset before.
+the old files. They remain until `clean` removes them, for readers that opened the dataset before.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ def rewrite_files(
     A record file is rewritten if deleted data takes a share of at least `min_unused` of its bytes.
     Of trimmed episodes, chunks without remaining frames are deleted.
     Other pages are copied, after a check of their checksums. Episodes, frames, statistics and
-    fingerprint of the dataset stay the same. Old files stay until `clean` removes them, some time
+    fingerprint of the dataset do not change. Old files remain until `clean` removes them, some time
     after they left the dataset: open readers continue, and until then the dataset takes more space.
     Memory: the footers of all record files, and one chunk or 16 MiB.
 
@@ -420,7 +420,7 @@ def _removable_files(
 ) -> list[_UnneededFile]:
     """Unnamed files to remove: old files of writers without newer files, and files marked before.
 
-    Files that left the dataset after `before`, by the notes, stay.
+    Files that left the dataset after `deadline`, by the notes, are kept.
     """
     recent_paths = {path for note in notes if note.modified > deadline for path in note.files}
     last_times: dict[str, float] = {}

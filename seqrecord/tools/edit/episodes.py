@@ -1,6 +1,6 @@
 """Edits of episodes: deletion, keys, metadata, trimmed frames, splits.
 
-Record files stay unchanged. An edit is stored in a file that the manifest names, so that a rebuilt
+Record files do not change. An edit is stored in a file that the manifest names, so that a rebuilt
 index includes it and all readers have the same splits; one commit replaces index and manifest.
 """
 

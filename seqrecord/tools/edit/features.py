@@ -1,6 +1,6 @@
 """Edits of features: adding, dropping, names, kinds and units, texts.
 
-A new feature gets record files and a group of its own. A dropped feature's bytes stay in record
+A new feature gets record files and a group of its own. A dropped feature's bytes remain in record
 files until these are rewritten; record files with dropped features only leave the dataset. The
 schema is stored in a file of edits.
 """
@@ -293,7 +293,7 @@ def _renamed_entries(names: Mapping[str, str], metadata: dict[str, Any]) -> dict
 def _commit_schema(
     dataset: EditedDataset, schema: Schema, names: Mapping[str, str] = MappingProxyType({})
 ) -> None:
-    """Commit a schema; statistics of features with the same channels stay.
+    """Commit a schema; statistics of features with the same channels are kept.
 
     `names` are the new names of renamed features, by their old ones.
     """
