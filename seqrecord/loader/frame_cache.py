@@ -360,8 +360,8 @@ class CachedFrames:
     def _protected(self, place: str, names: list[str]) -> Bools:
         """Whether files, in the folder of a place, are of datasets in use, bool[n].
 
-        See `CacheFolder`. In use are this one and those that this process has read since the cache
-        was opened: without the others, sources of a mix would evict one another.
+        See `CacheFolder`. In use are this dataset and all datasets that this process has read since
+        the cache was opened: otherwise sources of a mix would evict one another.
         """
         found, since = np.zeros(len(names), np.bool_), self._cache.keep_since
         for user in _users_of(self._cache):

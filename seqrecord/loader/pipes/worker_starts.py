@@ -1,10 +1,14 @@
 """WorkerStarts: the starts of iterations in DataLoader workers, set by the training process.
 
 A new worker gets the start with the loader. Persistent workers read the start of each later
-iteration from a row of integers that the training process writes (`shared_rows`). Each worker
-writes the generation of the row that it begins into its own slot, so the training process sees
-which starts were begun. Nobody waits, and no lock is needed: each value has one writer. If workers
-of two DataLoaders write into one slot, at least one of them notices it at its next batch.
+iteration from a row of integers that the training process writes (`shared_rows`)::
+
+    start    generation, loaded states, epoch, batch, batch_size, is_set     by the training process
+    slots    of worker 0, of worker 1, …                                     by the workers
+
+A start's generation is its number. A worker that begins it writes the generation into its slot
+(`worker_slots`), so the training process sees which starts were begun. Nobody waits: each value has
+one writer.
 
 A start is for one iteration. After it, each worker continues with the next epoch, if its slot shows
 that it has finished its shard; new workers, if the slots of all workers show it.
@@ -14,23 +18,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.pipes.distributed import this_worker
 from seqrecord.loader.pipes.shared_rows import SharedRow
 from seqrecord.loader.pipes.states import Clip, State
-from seqrecord.store.clips.tables import IntArray
+from seqrecord.loader.pipes.worker_slots import (
+    NO_EPOCH,
+    NUM_VALUES,
+    SLOT,
+    SlotValues,
+    WorkerSlot,
+)
 
-_MOST_WORKERS = 512
-_ROW = 6  # generation, loaded states, epoch, batch, batch_size, is_set
-
-_GENERATION, _NUM_WORKERS, _EPOCH, _ENDED, _PROCESS, _ITERATIONS = range(6)
-"""Columns of slots: the last iteration that a worker of this number has begun, the last epoch that
-it has finished, its process, and the number of its iterations.
-"""
-_NEVER = -1  # no epoch
+_MAX_WORKERS = 512
+_START = 6  # integers of a start
 
 
 class WorkerStarts:
@@ -42,14 +48,14 @@ class WorkerStarts:
     def __init__(self, start: State) -> None:
         self.start, self.is_set = start, False
         self._generation, self._num_loaded = 1, 0
-        self._followed = 0, _NEVER  # generation and epoch
-        values = np.zeros(_ROW + _MOST_WORKERS * (_ITERATIONS + 1), np.int64)
-        values[:_ROW] = self._generation, 0, start.epoch, start.batch, start.batch_size, False
+        self._followed = 0, NO_EPOCH  # generation and epoch
+        values = np.zeros(_START + _MAX_WORKERS * NUM_VALUES, np.int64)
+        values[:_START] = self._generation, 0, start.epoch, start.batch, start.batch_size, False
         self._row = SharedRow(values)
         self._process = os.getpid()  # which has published, or taken, the start
         self._is_new = False  # this worker, in its first iteration
-        self._taken: list[int] = []  # this worker's slot, as the start was taken
-        self._finished = 0, _NEVER  # generation and epoch of a state that this worker has loaded
+        self._taken: SlotValues | None = None  # of this worker, as the start was taken
+        self._finished = 0, NO_EPOCH  # generation and epoch of a state that this worker has loaded
 
     @property
     def in_worker(self) -> bool:
@@ -78,7 +84,7 @@ class WorkerStarts:
         self._generation += 1
         self._num_loaded += is_new_state
         place = start.epoch, start.batch, start.batch_size
-        self._row.values[:_ROW] = (self._generation, self._num_loaded, *place, is_set)
+        self._row.values[:_START] = (self._generation, self._num_loaded, *place, is_set)
 
     def follow(self) -> tuple[State, int] | None:
         """In the training process, the start that workers have begun last, and their number; once.
@@ -87,15 +93,15 @@ class WorkerStarts:
         """
         if self.in_worker:
             return None
-        slots = self._slots
-        begun = slots[slots[:, _GENERATION] == self._generation]
+        begun = self._begun_slots()
         if not len(begun):
             return None
-        _, num_workers, epoch, *_ = begun[begun[:, _EPOCH].argmax()].tolist()
-        if self._followed == (self._generation, epoch):
+        latest = SlotValues(*begun[begun["epoch"].argmax()].item())
+        if self._followed == (self._generation, latest.epoch):
             return None
-        self._followed = self._generation, epoch
-        return self.start if epoch == self.start.epoch else State(epoch), num_workers
+        self._followed = self._generation, latest.epoch
+        is_start = latest.epoch == self.start.epoch
+        return self.start if is_start else State(latest.epoch), latest.num_workers
 
     def take(self) -> bool:
         """In a worker, set `start` to the published one: whether the worker is new, after others.
@@ -107,7 +113,7 @@ class WorkerStarts:
         if self._is_new:
             self._process = os.getpid()
         else:
-            self._generation, num_loaded, *place, is_set = self._row.values[:_ROW].tolist()
+            self._generation, num_loaded, *place, is_set = self._row.values[:_START].tolist()
             if num_loaded != self._num_loaded:
                 raise StateError(
                     "a state or samples were set while persistent workers run, without them",
@@ -115,8 +121,8 @@ class WorkerStarts:
                     got="the DataLoader of before",
                 )
             self.start, self.is_set = State(*place), bool(is_set)
-        self._taken = self._slot.tolist()
-        return self._is_new and self._taken[_ITERATIONS] == 1
+        self._taken = self._slot.read()
+        return self._is_new and self._taken.iterations == 1
 
     def next_start(self, *, differs_by_epoch: bool) -> State:
         """In a worker, the start of its next iteration: the taken one, or if it was begun before
@@ -125,8 +131,9 @@ class WorkerStarts:
         Raises `StateError` if orders differ by epoch, and the iteration before has not ended, or
         had other workers.
         """
-        is_begun = self._taken[_GENERATION] == self._generation
-        epoch = self._taken[_EPOCH] if is_begun else self.start.epoch
+        taken = self._taken_values
+        is_begun = taken.generation == self._generation
+        epoch = taken.epoch if is_begun else self.start.epoch
         if is_begun and self._is_over(epoch):
             return State(epoch).following
         if not differs_by_epoch or not (is_begun or self._is_begun_by_others()):
@@ -144,21 +151,21 @@ class WorkerStarts:
         """Whether another number of workers has begun the taken start, or workers had begun it when
         this one was started, and have begun another one since.
         """
-        slots = self._slots
-        begun = slots[slots[:, _GENERATION] == self._generation]
-        is_newer = self._taken[_GENERATION] > self._generation
+        begun = self._begun_slots()
+        is_newer = self._taken_values.generation > self._generation
         is_late = is_newer and self._followed[0] == self._generation
-        return is_late or bool((begun[:, _NUM_WORKERS] != this_worker()[1]).any())
+        return is_late or bool((begun["num_workers"] != this_worker()[1]).any())
 
     def _is_over(self, epoch: int) -> bool:
         """Whether as many workers as now have finished an epoch, which this one has begun last."""
-        _, num_workers = this_worker()
+        number, num_workers = this_worker()
         # New workers start together. Others may repeat a dataset in one iteration, at any pace.
-        slots = self._slots[:num_workers] if self._is_new else self._slot[np.newaxis]
-        is_over = (slots[:, _EPOCH] == epoch) & (slots[:, _ENDED] == epoch)
-        is_over |= slots[:, _EPOCH] == State(epoch).following.epoch  # a faster worker's
-        is_over &= slots[:, _GENERATION] == self._generation
-        is_over &= slots[:, _NUM_WORKERS] == num_workers
+        numbers = slice(num_workers) if self._is_new else slice(number, number + 1)
+        slots = self._slots[numbers]
+        is_over = (slots["epoch"] == epoch) & (slots["finished"] == epoch)
+        is_over |= slots["epoch"] == State(epoch).following.epoch  # a faster worker's
+        is_over &= slots["generation"] == self._generation
+        is_over &= slots["num_workers"] == num_workers
         return bool(is_over.all())
 
     def begin(self, epoch: int, *, alone: bool = True) -> None:
@@ -167,36 +174,18 @@ class WorkerStarts:
         Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun it.
         """
         if self._is_finished(epoch):  # workers of the next iteration may have begun
-            self._taken[_EPOCH] = epoch
+            self._taken = self._taken_values._replace(epoch=epoch)
             return
-        slot, (_, num_workers) = self._slot, this_worker()
-        alone = alone and bool(self._taken)
-        # At most one of the workers that begin a start together gets through these three checks,
-        # the splitter of Lamport's fast mutual exclusion: it writes its process before it reads the
-        # start, and the start before it reads the process.
-        if alone and slot[_PROCESS] != self._taken[_PROCESS]:
-            raise _overlap(epoch)
-        slot[_PROCESS] = os.getpid()
-        if alone and any(slot[i] != self._taken[i] for i in (_GENERATION, _EPOCH)):
-            raise _overlap(epoch)
-        if slot[_GENERATION] != self._generation or slot[_ENDED] != epoch - 1:
-            slot[_ENDED] = _NEVER
-        # From one epoch to the next, workers that read the slot see one change: that of the epoch.
-        slot[_NUM_WORKERS], slot[_EPOCH] = num_workers, epoch
-        slot[_ITERATIONS] += 1
-        slot[_GENERATION] = self._generation  # last: it makes the others valid
-        if alone and slot[_PROCESS] != os.getpid():
-            raise _overlap(epoch)
-        self._taken = slot.tolist()
+        expected = self._taken if alone else None
+        self._taken = self._slot.begin(self._generation, epoch, this_worker()[1], expected)
 
     def begin_state(self, epoch: int, *, is_over: bool) -> None:
         """In a worker that has loaded a state: its epoch is begun, and finished if it `is_over`."""
-        self._finished = 0, _NEVER
+        self._finished = 0, NO_EPOCH
         self.begin(epoch)
-        slot = self._slot
-        slot[_ITERATIONS] -= 1  # which comes
+        self._slot.uncount()  # the iteration comes
         if is_over:
-            slot[_ENDED] = epoch
+            self._slot.finish(epoch)
             self._finished = self._generation, epoch
 
     def _is_finished(self, epoch: int) -> bool:
@@ -209,49 +198,46 @@ class WorkerStarts:
         Raises `StateError` if it must be `alone`, and a worker of another DataLoader has begun the
         same epoch.
         """
-        slot = self._slot.data  # whose items are integers of Python: less time per item
+        slot = self._slot
         for clip in clips:
-            if alone and slot[_PROCESS] != self._process:
-                self._check_epoch(slot)
+            if alone and not slot.is_of(self._process):
+                slot.check_epoch(self._taken_values)
             yield clip
-        if self._is_finished(self._taken[_EPOCH]):
+        if self._is_finished(self._taken_values.epoch):
             return
-        if slot[_PROCESS] == self._process:
-            slot[_ENDED] = self._taken[_EPOCH]
+        if slot.is_of(self._process):
+            slot.finish(self._taken_values.epoch)
         elif alone:
-            self._check_epoch(slot)
-
-    def _check_epoch(self, slot: memoryview) -> None:
-        """Raise `StateError` if the slot of another worker has this one's epoch."""
-        begun = self._taken
-        if (slot[_GENERATION], slot[_EPOCH]) == (begun[_GENERATION], begun[_EPOCH]):
-            raise _overlap(begun[_EPOCH])
+            slot.check_epoch(self._taken_values)
 
     def differs_from_set(self, epoch: int) -> bool:
         """Whether the training process has called `set_epoch` with another epoch than this, for an
         iteration that has not begun.
         """
-        is_pending = not self.in_worker or self._slot[_GENERATION] != self._generation
+        is_pending = not self.in_worker or self._slot.read().generation != self._generation
         return is_pending and self.is_set and not self.start.is_saved and self.start.epoch != epoch
 
     @property
-    def _slot(self) -> IntArray:
-        """This worker's slot."""
-        number, num_workers = this_worker()
-        if num_workers > _MOST_WORKERS:
-            expected = f"at most {_MOST_WORKERS}"
-            raise ClipError("too many workers", expected=expected, got=num_workers)
-        slot: IntArray = self._slots[number]
-        return slot
+    def _taken_values(self) -> SlotValues:
+        """The values of this worker's slot as it took or began its start; zeros before."""
+        return self._taken or SlotValues()
 
     @property
-    def _slots(self) -> IntArray:
-        return self._row.values[_ROW:].reshape(-1, _ITERATIONS + 1)
+    def _slot(self) -> WorkerSlot:
+        """This worker's slot."""
+        number, num_workers = this_worker()
+        if num_workers > _MAX_WORKERS:
+            expected = f"at most {_MAX_WORKERS}"
+            raise ClipError("too many workers", expected=expected, got=num_workers)
+        return WorkerSlot(self._slots[number : number + 1].view(np.int64).data)
 
+    @property
+    def _slots(self) -> npt.NDArray[Any]:
+        """The slots of all workers, `SLOT`[workers]."""
+        return self._row.values[_START:].view(SLOT)
 
-def _overlap(epoch: int) -> StateError:
-    return StateError(
-        "two DataLoaders iterate over one loader at the same time",
-        expected="a loader for each of them, for example copy.deepcopy(loader)",
-        got=f"epoch {epoch} in process {os.getpid()} and another one",
-    )
+    def _begun_slots(self) -> npt.NDArray[Any]:
+        """The slots of workers that have begun the start, `SLOT`[n]."""
+        slots = self._slots
+        begun: npt.NDArray[Any] = slots[slots["generation"] == self._generation]
+        return begun
