@@ -1,4 +1,4 @@
-"""A slot lets at most one of two processes begin a start, in every order of their accesses."""
+"""A slot lets a single process begin a start, in every order of their accesses."""
 
 from __future__ import annotations
 
@@ -104,7 +104,7 @@ def begin_together(
     ],
     ids=["new", "other-start", "epoch-before"],
 )
-def test_at_most_one_of_two_processes_begins(
+def test_a_single_process_begins(
     monkeypatch: pytest.MonkeyPatch, before: SlotValues
 ) -> None:
     """The first pauses after some accesses, the second after others: with two pauses, all orders.

@@ -414,7 +414,7 @@ class ValuesChange(ABC):
     @staticmethod
     @abstractmethod
     def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
-        """The numbers in batches, float64, from the numbers of stored frames, [clips, frames, …]."""
+        """Numbers in batches, float64, from numbers of stored frames, [clips, frames, …]."""
 
     def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The numbers of one clip, [frames, …], in their dtype."""
