@@ -104,9 +104,7 @@ def begin_together(
     ],
     ids=["new", "other-start", "epoch-before"],
 )
-def test_a_single_process_begins(
-    monkeypatch: pytest.MonkeyPatch, before: SlotValues
-) -> None:
+def test_a_single_process_begins(monkeypatch: pytest.MonkeyPatch, before: SlotValues) -> None:
     """The first pauses after some accesses, the second after others: with two pauses, all orders.
 
     Both may fail; then both iterations raise the error.
