@@ -633,7 +633,7 @@ def test_statistics_of_aborted_flushed_and_resumed_episodes(tmp_path: Path) -> N
         assert not reader.statistics
 
 
-def test_conversions_merge_those_of_their_workers(tmp_path: Path) -> None:
+def test_conversions_merge_statistics_of_workers(tmp_path: Path) -> None:
     source = MadeSource()
     for workers in (1, 2):
         convert(source, tmp_path / str(workers), workers=workers, max_file_size=30_000)
