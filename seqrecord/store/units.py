@@ -134,6 +134,13 @@ def check_size(name: str, value: Any) -> Any:
     return value
 
 
+def is_probability(p: Any) -> bool:
+    """Whether `p` is a number in [0, 1], of Python or NumPy."""
+    is_number = isinstance(p, (int, float, np.integer, np.floating))
+    # np.timedelta64 is a subclass of np.signedinteger.
+    return is_number and not isinstance(p, (bool, np.timedelta64)) and bool(0 <= p <= 1)
+
+
 def check_seed(value: Any) -> int:
     """Check a seed, an integer of at most 1024 bits; raises `ClipError` otherwise."""
     seed = check_integer("seed", value)

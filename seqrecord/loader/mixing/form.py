@@ -44,12 +44,13 @@ class MixForm:
     def __post_init__(self) -> None:
         if self.vectors is not None and not isinstance(self.vectors, Vector):
             object.__setattr__(self, "vectors", check_vectors("vectors", self.vectors))
-        for one in self._listed.values() if isinstance(self.vectors, Mapping) else [self.vectors]:
-            is_wrong = one is not None and one.place is not None
-            raise_if(is_wrong, "place is an argument of sources", "vectors of the source", one)
-            is_wrong = one is not None and isinstance(one.normalize, Normalization)
+        own = [self.vectors] if isinstance(self.vectors, Vector) else self._listed.values()
+        for vector in own:
+            is_wrong, expected = vector.place is not None, "vectors of the source"
+            raise_if(is_wrong, "place is an argument of sources", expected, vector)
+            is_wrong = isinstance(vector.normalize, Normalization)
             expected = " or ".join(map(repr, MODES))
-            raise_if(is_wrong, "normalize of a mix takes stored statistics", expected, one)
+            raise_if(is_wrong, "normalize of a mix takes stored statistics", expected, vector)
         for argument in ("camera_padding_masks", "number_tasks"):
             flag = getattr(self, argument)
             check(argument, flag, isinstance(flag, bool), "True or False")
@@ -75,18 +76,21 @@ class MixForm:
         each = ((name, self.normalizing(name)) for name in self._listed)
         return frozenset(n for n, one in each if one is not None and one.statistics == "source")
 
-    def steps(
+    def views(
         self,
         sources: Mapping[str, View],
         shares: Mapping[str, Fraction],
         features: Sequence[str],
-    ) -> Steps:
-        """The steps of each source in batches with these features, after the sources' own steps.
+    ) -> Mapping[str, View]:
+        """The views of the sources in batches with these features: with the steps of the mix after
+        their own.
 
         Raises `ClipError` for features that are not in batches or are no vectors, for sizes that
         are too small, and for missing statistics.
         """
-        steps: Steps = {source: dict(one.vectors) for source, one in sources.items()}
+        if self.vectors is None:
+            return sources
+        steps: Steps = {source: dict(view.vectors) for source, view in sources.items()}
         for name, one in self._listed.items():
             if one.pad_to is not None:
                 for source in _having(name, "pad_to", sources, features):
@@ -99,7 +103,7 @@ class MixForm:
             for group in _groups(vector.statistics, {source: sources[source] for source in having}):
                 weights = {source: float(shares[source]) for source in group}
                 self._normalize(name, vector, weights, sources, steps)
-        return steps
+        return {source: view.with_vectors(steps[source]) for source, view in sources.items()}
 
     def _normalized(
         self, sources: Mapping[str, View], features: Sequence[str]

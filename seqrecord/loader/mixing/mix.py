@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from fractions import Fraction
-from operator import attrgetter
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -18,21 +17,19 @@ from seqrecord.loader.mixing.form import MixForm
 from seqrecord.loader.mixing.mix_loader import MixLoader
 from seqrecord.loader.mixing.mixed_batches import Join, joined_features
 from seqrecord.loader.mixing.sources import (
-    MIX_OPTIONS,
     TUNING_OF_SOURCE,
+    SourceDataset,
     StoppingStrategy,
     agreed_clip_len,
-    loader_in_mix,
+    check_source,
 )
 from seqrecord.loader.mixing.summary import MixSummary
 from seqrecord.loader.mixing.weights import Proportions, SourceSize, Weights, excluded_sources
-from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.loader.pipes.option_values import MaxFrames, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
-from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
@@ -172,7 +169,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         if not isinstance(batch_size, MaxFrames):
             batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
-            clip_len=agreed_clip_len({name: one for name, (one, _) in datasets.items()}),
+            clip_len=agreed_clip_len(datasets),
             batch_size=batch_size,
             seed=seed,
             memory_limit=memory_limit,
@@ -290,71 +287,51 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         return "\n  ".join(lines) + ")"
 
 
-@dataclass(frozen=True, eq=False)
-class _Dataset:
-    """A single dataset: a source, or one of a nested mix with its share of it."""
-
-    name: str
-    source: str
-    loader: ClipLoader
-    share: Fraction = Fraction(1)
-
-
 def _weighted(
     sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
-) -> tuple[dict[str, tuple[ClipLoader, Fraction]], int | None]:
+) -> tuple[list[SourceDataset], int | None]:
     """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
 
     Sizes are of the features that are read. Raises `ClipError`.
     """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
-    datasets = [one for name, source in sources.items() for one in _datasets(name, source)]
+    datasets = [dataset for name in sources for dataset in _datasets(name, sources[name])]
     name, count = Counter(dataset.name for dataset in datasets).most_common(1)[0]
     raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
     excluded, features = excluded_sources(proportions.values()), None
-    used = {one.name: one.loader.view for one in datasets if one.source not in excluded}
+    used = {one.name: one.view for one in datasets if one.source not in excluded}
     if join == "intersection" and used:
         features = joined_features(used, join)
-    loaders: dict[str, list[ClipLoader]] = {source: [] for source in sources}
+    sizes = {name: SourceSize(0, 0) for name in sources}
     for number, dataset in enumerate(datasets):
         if dataset.name in used:
-            loader = loader_in_mix(dataset.name, dataset.loader, features, seed)
-            datasets[number] = dataset = replace(dataset, loader=loader)
-        loaders[dataset.source].append(dataset.loader)
-    sizes = {name: _size(source, loaders[name]) for name, source in sources.items()}
+            datasets[number] = dataset = dataset.in_mix(features, seed)
+        sizes[dataset.source] += dataset.size
+    for name, source in sources.items():
+        if isinstance(source, SeqRecordMix) and source._mix.epoch_clips is not None:
+            sizes[name] = replace(sizes[name], clips=source._mix.epoch_clips)
     of = Proportions.of(sizes, **proportions)
-    drawn = {
-        dataset.name: (dataset.loader, of.weights[dataset.source] * dataset.share)
+    drawn = [
+        replace(dataset, weight=of.weights[dataset.source] * dataset.weight)
         for dataset in datasets
         if of.weights[dataset.source]
-    }
+    ]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     return drawn, of.epoch_clips
 
 
-def _size(source: StreamingLoader | SeqRecordMix, loaders: Sequence[ClipLoader]) -> SourceSize:
-    """The size of a source; of a nested mix, of all its datasets, or of its epoch by `choose`."""
-    clips = frames = 0
-    for loader in loaders:
-        view = loader.view
-        clips += loader.clips(0).num_clips
-        frames += int(view.dataset.contents.index.num_frames[view.episode_rows].sum())
-    chosen = source._mix.epoch_clips if isinstance(source, SeqRecordMix) else None
-    return SourceSize(clips if chosen is None else chosen, frames)
-
-
-def _datasets(name: Any, source: Any) -> list[_Dataset]:
-    """The dataset of a source, or the datasets of a nested mix."""
+def _datasets(name: Any, source: Any) -> list[SourceDataset]:
+    """The dataset of a source, or the datasets of a nested mix, with their shares in the source."""
     is_right = isinstance(name, str) and bool(name) and name.isprintable()
     check("the name of a source", name, is_right, "a text")
     if isinstance(source, SeqRecordMix):
         mix = source._mix
-        _check_source(name, replace(mix.options, clip_len=1, batch_size=None))
+        check_source(name, replace(mix.options, batch_size=None))
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         return [
-            _Dataset(f"{name}/{inner}", name, loader, mix.shares[inner])
+            SourceDataset(f"{name}/{inner}", name, loader.view, loader.options, mix.shares[inner])
             for inner, loader in mix.loaders.items()
         ]
     if not isinstance(source, StreamingLoader):
@@ -363,29 +340,9 @@ def _datasets(name: Any, source: Any) -> list[_Dataset]:
             expected="a SeqRecordIterableDataset",
             got=type(source).__name__,
         )
-    _check_source(name, source.options)
-    return [_Dataset(name, name, loader_of(source))]
-
-
-def _check_source(name: str, options: LoaderOptions) -> None:
-    """Raise `ClipError` for a source with options of the mix."""
-    order = find_order(options.order)
-    raise_if(
-        not order.is_for_mixes,
-        f"source {name!r} of a mix gives {order.name}; rows of a mix have clips of all sources",
-        f"a source without order; for {order.name} a loader for each dataset",
-        f"order={order.name!r}",
-    )
-    values = {n: attrgetter(n)(options) for n in MIX_OPTIONS}
-    usual = LoaderOptions(clip_len=1)
-    changed = {n: value for n, value in values.items() if value != attrgetter(n)(usual)}
-    given = {n.replace("tuning", "engine"): value for n, value in changed.items()}
-    raise_if(
-        bool(given),
-        f"source {name!r} of a mix sets options of the mix",
-        f"a loader without {', '.join(given)}; pass them to SeqRecordMix if it has them",
-        ", ".join(f"{n}={value!r}" for n, value in given.items()),
-    )
+    loader = loader_of(source)
+    check_source(name, loader.options)
+    return [SourceDataset(name, name, loader.view, loader.options)]
 
 
 def mix_loader(mix: SeqRecordMix) -> MixLoader:

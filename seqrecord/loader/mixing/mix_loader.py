@@ -29,18 +29,19 @@ from seqrecord.loader.mixing.mixed_batches import (
 from seqrecord.loader.mixing.notices import warn_of_form
 from seqrecord.loader.mixing.sources import (
     MixPlan,
+    SourceDataset,
     SourceLoader,
     SourceRun,
     SourceStats,
     StoppingStrategy,
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
-from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.distributed import Ranks, warn_once
 from seqrecord.loader.pipes.memory import check_machine
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.memory import CONSUMER
 from seqrecord.loader.sampling.random_order import Purpose, key_of
@@ -57,7 +58,7 @@ class MixLoader:
     """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
 
     Args:
-        sources: loader (of `loader_in_mix`) and weight of each source, by name.
+        datasets: the datasets of its sources, with their weights.
         options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
         epoch_clips: clips of an epoch over all ranks; replaces `stop`.
 
@@ -68,7 +69,7 @@ class MixLoader:
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[ClipLoader, Fraction]],
+        datasets: Sequence[SourceDataset],
         options: LoaderOptions,
         stop: StoppingStrategy,
         join: Join,
@@ -81,13 +82,13 @@ class MixLoader:
         self.epoch_clips = epoch_clips
         self.batch_size = size = options.most_clips
         self.draws = options.draws
-        self.counts = whole_shares([weight for _, weight in sources.values()])
-        each = zip(sources, self.counts, strict=True)
-        self.shares = {name: Fraction(count, sum(self.counts)) for name, count in each}
-        views = {name: loader.view for name, (loader, _) in sources.items()}
+        self.counts = whole_shares([dataset.weight for dataset in datasets])
+        self.shares, views = dict[str, Fraction](), dict[str, View]()
+        for dataset, count in zip(datasets, self.counts, strict=True):
+            self.shares[dataset.name] = Fraction(count, sum(self.counts))
+            views[dataset.name] = dataset.view
         features = joined_features(views, join)
-        steps = form.steps(views, self.shares, features)
-        formed = {name: one.with_vectors(steps[name]) for name, one in views.items()}
+        formed = form.views(views, self.shares, features)
         differing = differing_shapes(views, formed, features, alternate, form.own_units)
         self.alternate = bool(alternate or differing)
         check_sizes(views)
@@ -101,29 +102,27 @@ class MixLoader:
         raise_if(frames is not None and (self.alternate or has_count), problem, expected, got)
         self._unit = size if frames is None else 1  # slots that epochs are counted in
         self.loaders = {
-            name: SourceLoader(
-                name,
-                formed[name],
-                loader.options,
+            dataset.name: SourceLoader(
+                dataset,
+                formed[dataset.name],
                 options,
-                size if self.alternate else ceil(size * self.shares[name]),
-                partial(self._limit_of, name),
+                size if self.alternate else ceil(size * self.shares[dataset.name]),
+                partial(self._limit_of, dataset.name),
             )
-            for name, (loader, _) in sources.items()
+            for dataset in datasets
         }
         self._sources = list(self.loaders.values())
         numbered = dict(enumerate(self._sources))
-        alike = [{i: one} for i, one in numbered.items()] if self.alternate else [numbered]
+        alike = [dict([item]) for item in numbered.items()] if self.alternate else [numbered]
         self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
         masks = form.camera_padding_masks
         self.batches = [
             MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
         ]
-        shown = {name: float(share) for name, share in self.shares.items()}
-        warn_of_form(self.batches, shown, differing)
+        warn_of_form(self.batches, self.shares, differing)
         self._memory = MixMemory.of(options, self.loaders, self.shares, self.batches)
         self._places: dict[int, Shares] = {}  # by their key
-        self._done = {name: SourceStats() for name in sources}  # in the last iteration
+        self._done = {name: SourceStats() for name in views}  # in the last iteration
         self.prefetch, _ = self._memory.division(1)
         for source in self._sources:
             source.machine_part = 1 / len(self._sources)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import shlex
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import product
 from typing import Any, Literal, TypeAlias
 
 import numpy as np
@@ -85,63 +84,76 @@ class MixedBatches:
 
         Raises `ClipError` if two kinds of entries have one name.
         """
-        entries = dict[int, dict[str, str]]()
+        kinds = {number: dict[str, str]() for number in sources}  # of entries
+        form, columns = dict[str, View](), dict[str, ClipColumn]()
         for number, source in sources.items():
             view = source.view
             problem = f"frame lists of source {source.name!r} differ in length"
             expected, got = 'ragged="pad" in a mix', f"ragged={view.cut!r}"
             raise_if(view.cut != "pad", problem, expected, got)
-            entries[number] = _entries(view, features)
-        columns = _columns_of(sources)
-        last_first = list(sources.values())[::-1]
-        form = {  # of the first source with the feature
-            n: source.view
-            for n in features
-            for source in last_first
-            if n in source.view.batch_arrays
-        }
-        cameras = [name for name in columns if name.endswith(_CAMERA_COLUMNS)]
-        missing = {
-            name: numbers
-            for name in (*form, *cameras)
-            if (numbers := [number for number in sources if name not in entries[number]])
-        }
+            for name in view.batch_arrays:
+                if name in features:
+                    kinds[number][name] = "a feature"
+                    form.setdefault(name, view)  # of the first source with the feature
+            for column in view.columns:
+                is_list = column.dtype is None
+                kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
+                columns[column.name] = column
+        made = [name for name in features if name in form]
+        of_cameras = [name for name in columns if name.endswith(_CAMERA_COLUMNS)]
+        missing, cameras = dict[str, list[int]](), list[str]()
+        for name in (*made, *of_cameras):
+            if numbers := [number for number in sources if name not in kinds[number]]:
+                missing[name] = numbers
+        specs, lengths = dict[str, ArraySpec](), dict[str, int]()
+        nested, squeezed = set[str](), set[str]()
+        for name in made:
+            view = form[name]
+            specs[name], lengths[name] = view.batch_arrays[name], view.lengths[name]
+            nested |= {name} & view.nested
+            squeezed |= {name} & view.squeezed
+            if camera_masks and _is_camera(view, name):
+                cameras.append(name)
         batches = cls(
             sources,
-            {name: view.batch_arrays[name] for name, view in form.items()},
-            {name: view.lengths[name] for name, view in form.items()},
-            frozenset(name for name, view in form.items() if name in view.nested),
-            frozenset(name for name, view in form.items() if name in view.squeezed),
+            specs,
+            lengths,
+            frozenset(nested),
+            frozenset(squeezed),
             _joined(columns.values(), sources, missing),
             missing,
-            [n for n, view in form.items() if camera_masks and _is_camera(view, n)],
+            cameras,
             tasks,
         )
-        batches._check_names(entries)
+        batches._check_names(kinds)
         return batches
 
-    def _check_names(self, entries: Mapping[int, Mapping[str, str]]) -> None:
+    def _check_names(self, kinds: Mapping[int, Mapping[str, str]]) -> None:
         """Raise `ClipError` if kinds of entries, by source, differ from each other or the mix."""
-        mine = (column.name for column in (*self.columns, *self.late_columns))
-        kinds = dict.fromkeys(mine, "a column of the mix")
-        for number, kind_of in entries.items():
-            for name, kind in kind_of.items():
-                if kinds.setdefault(name, kind) != kind:
+        kind_of = dict[str, str]()
+        for column in (*self.columns, *self.late_columns):
+            kind_of[column.name] = "a column of the mix"
+        for number, of_source in kinds.items():
+            for name, kind in of_source.items():
+                if kind_of.setdefault(name, kind) != kind:
                     raise ClipError(
                         "two entries of a mix's batches have one name",
                         feature=name,
-                        expected=f"a new name for {kinds[name]} or the other entry",
+                        expected=f"a new name for {kind_of[name]} or the other entry",
                         got=f"{kind} of source {self.sources[number].name!r}",
                     )
 
     @cached_property
     def columns(self) -> Sequence[Column[Batch]]:
         """The columns of the mix itself: names of sources, and what these lack."""
-        lacking = {name + _MISSING: (numbers, False) for name, numbers in self.missing.items()}
-        real = {name + _IS_REAL: (self.missing.get(name, ()), True) for name in self.cameras}
-        flags = ((n, partial(_is_of, *which)) for n, which in (lacking | real).items())
-        masks = (Column(name, np.dtype(np.bool_), (), make) for name, make in flags)
-        return (Column(_DATASET, None, (), self._names), *masks)
+        columns = [Column(_DATASET, None, (), self._names)]
+        for name, numbers in self.missing.items():
+            is_missing = partial(_is_of, numbers, False)
+            columns.append(Column(name + _MISSING, np.dtype(np.bool_), (), is_missing))
+        for name in self.cameras:
+            is_real = partial(_is_of, self.missing.get(name, ()), True)
+            columns.append(Column(name + _IS_REAL, np.dtype(np.bool_), (), is_real))
+        return columns
 
     @cached_property
     def late_columns(self) -> Sequence[Column[Batch]]:
@@ -206,7 +218,8 @@ class MixedBatches:
         """A batch for users: features, and columns of all sources."""
         found: Clip = for_users(batch.features, self.nested, self.squeezed)
         found.update(batch.columns)
-        found.update((column.name, column.fill(batch)) for column in self.late_columns)
+        for column in self.late_columns:
+            found[column.name] = column.fill(batch)
         return found
 
     def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
@@ -250,25 +263,18 @@ class JoinedColumn:
         return memory
 
 
-def _columns_of(sources: Mapping[int, SourceLoader]) -> dict[str, ClipColumn]:
-    """The extra columns of all sources, by name."""
-    columns = (column for one in sources.values() for column in one.view.columns)
-    return {column.name: column for column in columns}
-
-
 def _joined(
     columns: Iterable[ClipColumn],
     sources: Mapping[int, SourceLoader],
     missing: Mapping[str, Collection[int]],
 ) -> list[JoinedColumn]:
     """Columns of batches of all sources; `missing` has the numbers of sources without a feature."""
-    # Sources that draw it write their own.
-    dilation = {number: source.options.dilations[0] for number, source in sources.items()}
     joined = []
     for column in columns:
         name, defaults = column.name, dict[int, Any]()
         if column.dtype is not None and name == "dilation":
-            defaults = dilation
+            # Sources that draw it write their own.
+            defaults = {number: one.options.dilations[0] for number, one in sources.items()}
         elif column.dtype is not None and name.endswith(DIM_IS_PAD):
             defaults = dict.fromkeys(missing.get(name.removesuffix(DIM_IS_PAD), ()), True)
         joined.append(JoinedColumn(column, defaults))
@@ -287,14 +293,6 @@ def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
     for slot, group in enumerate(zip(batch.source.tolist(), batch.epoch.tolist(), strict=True)):
         groups[group].append(slot)
     return groups
-
-
-def _entries(view: View, features: Collection[str]) -> dict[str, str]:
-    """The kinds of a source's batch entries, as text."""
-    found = {name: "a feature" for name in view.batch_arrays if name in features}
-    for column in view.columns:
-        found[column.name] = "a list" if column.dtype is None else f"a column {column.text}"
-    return found
 
 
 def _frames_of(batches: ShardBatches, number: int) -> int | None:
@@ -331,16 +329,15 @@ def _is_camera(view: View, name: str) -> bool:
 
 def joined_features(sources: Mapping[str, View], join: Join) -> list[str]:
     """The features of batches. Raises `ClipError` for an empty intersection."""
-    names = dict.fromkeys(name for one in sources.values() for name in one.batch_arrays)
-    found = [
-        n
-        for n in names
-        if join == "union" or all(n in one.batch_arrays for one in sources.values())
-    ]
-    problem, expected = "no feature is in all sources of the mix", 'one, or features="union"'
-    each = {name: ", ".join(one.batch_arrays) for name, one in sources.items()}
-    raise_if(not found, problem, expected, _listed(each))
-    return found
+    counts = Counter(name for view in sources.values() for name in view.batch_arrays)
+    names = [name for name, count in counts.items() if join == "union" or count == len(sources)]
+    if not names:
+        raise ClipError(
+            "no feature is in all sources of the mix",
+            expected='one, or features="union"',
+            got=_listed({source: ", ".join(view.batch_arrays) for source, view in sources.items()}),
+        )
+    return names
 
 
 def differing_shapes(
@@ -405,32 +402,43 @@ def _check_meanings(
     Logs a warning if only some sources declare them. Features made or changed by user functions are
     exempt, and so are texts, and units of `unitless` features.
     """
-    for name, attribute in product(features, ("kind", "unit")):
-        if attribute == "unit" and name in unitless:
-            continue
-        found = {s: meaning(one, name) for s, one in sources.items() if name in one.batch_arrays}
-        known = {s: spec for s, spec in found.items() if spec is not None}
-        specs = {s: f for s, f in known.items() if f.value_kind.number_dtype(f) is not None}
-        declared = {source: getattr(spec, attribute) for source, spec in specs.items()}
-        sure, *_ = [*(source for source, text in declared.items() if text is not None), ""]
-        for source in specs if sure else ():
-            is_known = differences(specs[sure], specs[source]).get(attribute)
-            if is_known is None:
-                continue
-            dataset, got = sources[source].dataset, _listed(declared)
-            given = f"{dataset.contents.stored_name(name)}={declared[sure]}"
-            command = f"`seqrecord edit describe {shlex.quote(dataset.url)} --{attribute} {given}`"
-            if not is_known:
-                problem = f"{attribute} of feature {name} is unknown in a source of a mix: {got}"
-                warn_once(f"{problem}; if it is {declared[sure]}: {command}")
-                continue
-            raise ClipError(
-                f"the sources of a mix disagree on the {attribute} of a feature",
-                feature=name,
-                expected=f"one {attribute}: rename the feature of a source (rename=), convert it, "
-                f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
-                got=got,
-            )
+    for name in features:
+        specs = dict[str, FeatureSpec]()
+        for source, view in sources.items():
+            spec: FeatureSpec | None = meaning(view, name) if name in view.batch_arrays else None
+            if spec is not None and spec.value_kind.number_dtype(spec) is not None:
+                specs[source] = spec
+        for attribute in ("kind", "unit") if name not in unitless else ("kind",):
+            declared: dict[str, str | None] = {
+                source: getattr(specs[source], attribute) for source in specs
+            }
+            declaring = [source for source, text in declared.items() if text is not None]
+            for source in specs if declaring else ():
+                is_known = differences(specs[declaring[0]], specs[source]).get(attribute)
+                if is_known is not None:
+                    _report(name, attribute, declared, sources[source], is_known)
+
+
+def _report(
+    name: str, attribute: str, declared: Mapping[str, str | None], view: View, is_known: bool
+) -> None:
+    """Raise `ClipError` for a feature whose kind or unit differs in a source, or log a warning if
+    it is unknown there.
+    """
+    text = next(text for text in declared.values() if text is not None)
+    described = f"{view.dataset.contents.stored_name(name)}={text}"
+    command = f"`seqrecord edit describe {shlex.quote(view.dataset.url)} --{attribute} {described}`"
+    if not is_known:
+        problem = f"{attribute} of feature {name} is unknown in a source of a mix"
+        warn_once(f"{problem}: {_listed(declared)}; if it is {text}: {command}")
+        return
+    raise ClipError(
+        f"the sources of a mix disagree on the {attribute} of a feature",
+        feature=name,
+        expected=f"one {attribute}: rename the feature of a source (rename=), convert it, "
+        f"depth by DepthToMeters({name!r}); or correct a wrong one: {command}",
+        got=_listed(declared),
+    )
 
 
 def _listed(of_source: Mapping[str, object]) -> str:

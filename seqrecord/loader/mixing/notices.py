@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
+from fractions import Fraction
 
 from torch.utils.data import get_worker_info
 
@@ -19,7 +20,7 @@ _MOST_NAMES = 5  # in a row
 
 
 def warn_of_form(
-    batches: Iterable[MixedBatches], shares: Mapping[str, float], differing: Mapping[str, str]
+    batches: Iterable[MixedBatches], shares: Mapping[str, Fraction], differing: Mapping[str, str]
 ) -> None:
     """Log one warning, in the training process of rank 0, if there is something to report.
 
@@ -47,7 +48,7 @@ def warn_of_form(
         for number, names in lacking.items():
             source = one.sources[number]
             shown = first_of(names, _MOST_NAMES)
-            row = f"{source.name} ({shares[source.name]:.0%} of clips) lacks {shown}"
+            row = f"{source.name} ({float(shares[source.name]):.0%} of clips) lacks {shown}"
             other = _alike(source.view, names, one)
             rows.append(row + f"; it has {first_of(other, _MOST_NAMES)}" * bool(other))
     if len(rows) > _MOST_ROWS:

@@ -6,6 +6,7 @@ import hashlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Sized
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from fractions import Fraction
 from functools import partial
 from typing import Any, ClassVar, Literal, TypeAlias
 
@@ -15,10 +16,12 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import Channel, OpenBatch
 from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.mixing.weights import SourceSize
 from seqrecord.loader.pipes.clip_loader import ClipLoader
-from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import EpochPlanner, plan_clips
 from seqrecord.loader.pipes.view import View
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
@@ -30,11 +33,11 @@ from seqrecord.store.units import raise_if
 StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 """The end of an epoch; see `SeqRecordMix`."""
 
-MIX_OPTIONS = (
-    *("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output"),
-    *(f"tuning.{name}" for name in ("num_threads", "video_decoder", "trace")),
-)
+MIX_OPTIONS = ("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output")
 """Options of the mix; sources must not set them."""
+
+MIX_TUNING = ("num_threads", "video_decoder", "trace")
+"""Options of a mix's `engine`; sources must not set them."""
 
 TUNING_OF_SOURCE = ("num_cursors", "shuffle_buffer", "fixed_shards")
 """Options of a source's `engine`; a mix must not set them."""
@@ -50,16 +53,90 @@ def naming_source(source: str) -> Iterator[None]:
         raise
 
 
-def agreed_clip_len(loaders: Mapping[str, ClipLoader]) -> int | tuple[int, int]:
+@dataclass(frozen=True, eq=False)
+class SourceDataset:
+    """A dataset of a mix: its clips and its weight. Picklable.
+
+    Attributes:
+        name: its name in the mix.
+        source: the name of the source that it is, or that is a mix with it.
+        view: its clips.
+        options: the options of the source.
+        weight: its weight in the mix; before it is known, its share in the source.
+    """
+
+    name: str
+    source: str
+    view: View
+    options: LoaderOptions
+    weight: Fraction = Fraction(1)
+
+    @property
+    def size(self) -> SourceSize:
+        """The clips of its epoch 0, and the frames of its selected episodes."""
+        view = self.view
+        num_frames = view.dataset.contents.index.num_frames[view.episode_rows]
+        return SourceSize(view.samples.in_epoch(0).num_clips, int(num_frames.sum()))
+
+    @property
+    def seed(self) -> int:
+        """The seed of its order in the mix."""
+        return self.view.samples.seed
+
+    def in_mix(self, features: Sequence[str] | None, seed: int) -> SourceDataset:
+        """The dataset in a mix with this seed. Its seed depends on its name, too, and not on other
+        sources. Only `features` are read, except transformed ones; `None`: all.
+        """
+        view, options = self.view, self.options
+        has_functions = options.frame_transform is not None or view.draws.functions is not None
+        if features is not None and not has_functions:
+            names = [name for name in view.dataset.features if name in features]
+            options = _of_features(options, names, view)
+            steps = {name: step for name, step in view.vectors.items() if name in names}
+            view = plan_clips(view.dataset, options).view.with_vectors(steps)
+        number = int.from_bytes(hashlib.sha256(self.name.encode()).digest()[:8], "little")
+        seed = key_of(Purpose.MIX_SEEDS, seed, number) >> 1
+        return replace(self, view=view.with_seed(seed), options=options)
+
+
+def check_source(name: str, options: LoaderOptions) -> None:
+    """Raise `ClipError` for a source with options of the mix."""
+    order = find_order(options.order)
+    raise_if(
+        not order.is_for_mixes,
+        f"source {name!r} of a mix gives {order.name}; rows of a mix have clips of all sources",
+        f"a source without order; for {order.name} a loader for each dataset",
+        f"order={order.name!r}",
+    )
+    tuning, changed = options.tuning, dict[str, Any]()
+    for name_of_mix in MIX_OPTIONS:
+        if (value := getattr(options, name_of_mix)) != getattr(LoaderOptions, name_of_mix):
+            changed[name_of_mix] = value
+    for name_of_mix in MIX_TUNING:
+        if (value := getattr(tuning, name_of_mix)) != getattr(EngineOptions, name_of_mix):
+            changed[f"engine.{name_of_mix}"] = value
+    if changed:
+        raise ClipError(
+            f"source {name!r} of a mix sets options of the mix",
+            expected=f"a loader without {', '.join(changed)}; pass them to SeqRecordMix if it has "
+            "them",
+            got=", ".join(f"{option}={value!r}" for option, value in changed.items()),
+        )
+
+
+def agreed_clip_len(datasets: Sequence[SourceDataset]) -> int | tuple[int, int]:
     """The `clip_len` that all sources draw for each batch; 1 if none is drawn.
 
     Raises `ClipError` if sources differ.
     """
-    found = {name: loader.options.clip_lens for name, loader in loaders.items()}
-    problem = "a batch of a mix has one number of frames, and sources draw clip_len differently"
-    got = ", ".join(f"{name}: {loaders[name].options.clip_len}" for name in found)
-    raise_if(len({*found.values()}) > 1, problem, "the same clip_len of all sources", got)
-    return next(iter(found.values())) or 1
+    drawn = {dataset.options.clip_lens for dataset in datasets}
+    if len(drawn) > 1:
+        raise ClipError(
+            "a batch of a mix has one number of frames, and sources draw clip_len differently",
+            expected="the same clip_len of all sources",
+            got=", ".join(f"{one.name}: {one.options.clip_len}" for one in datasets),
+        )
+    return next(iter(drawn)) or 1
 
 
 @dataclass(frozen=True)
@@ -175,9 +252,8 @@ class SourceLoader(ClipLoader):
     """Plans and executes the epochs of a source; the mix owns the batches.
 
     Args:
-        name: its name in the mix.
-        view: the clips, with the steps of the mix.
-        own: the options of the source.
+        dataset: the dataset.
+        view: its clips, with the steps of the mix.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
         limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
@@ -185,47 +261,30 @@ class SourceLoader(ClipLoader):
 
     def __init__(
         self,
-        name: str,
+        dataset: SourceDataset,
         view: View,
-        own: LoaderOptions,
         mix: LoaderOptions,
         batch_size: int,
         limit_in: Callable[[int], int],
     ) -> None:
-        engine = {one: getattr(own.tuning, one) for one in TUNING_OF_SOURCE}
-        if own.frame_transform is not None:
+        tuning = dataset.options.tuning
+        engine = {name: getattr(tuning, name) for name in TUNING_OF_SOURCE}
+        if dataset.options.frame_transform is not None:
             engine["video_decoder"] = "pyav"  # its frames are on the host
         options = replace(
-            own,
+            dataset.options,
+            seed=dataset.seed,
             batch_size=batch_size,
             engine=replace(mix.tuning, **engine),
             rank=mix.rank,
             device=mix.device,
         )
         super().__init__(EpochPlanner.of(view, options, limit_in))
-        self.name = name
+        self.name = dataset.name
 
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0
-
-
-def loader_in_mix(
-    name: str, loader: ClipLoader, features: Sequence[str] | None, seed: int
-) -> ClipLoader:
-    """The clips of a source in a mix with this seed. Its seed depends on its name, too, and not on
-    other sources. Only `features` are read, except transformed ones; `None`: all.
-    """
-    view, options = loader.view, loader.options
-    has_functions = options.frame_transform is not None or view.draws.functions is not None
-    if features is not None and not has_functions:
-        names = [one for one in view.dataset.features if one in features]
-        options = _of_features(options, names, view)
-        steps = {one: step for one, step in view.vectors.items() if one in names}
-        view = plan_clips(view.dataset, options).view.with_vectors(steps)
-    number = int.from_bytes(hashlib.sha256(name.encode()).digest()[:8], "little")
-    options = replace(options, seed=key_of(Purpose.MIX_SEEDS, seed, number) >> 1)
-    return ClipLoader(EpochPlanner.of(view, options))
 
 
 def _of_features(options: LoaderOptions, names: list[str], view: View) -> LoaderOptions:

@@ -12,9 +12,8 @@ from typing import Any, Literal, TypeAlias
 import numpy as np
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.transforms import is_probability
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import MAX_INT, check, check_integer, raise_if
+from seqrecord.store.units import MAX_INT, check, check_integer, is_probability, raise_if
 
 Weights: TypeAlias = "Mapping[str, float | Fraction] | Literal['clips', 'frames', 'equal']"
 """The argument `weights` of a mix."""
@@ -26,6 +25,9 @@ class SourceSize:
 
     clips: int
     frames: int
+
+    def __add__(self, other: SourceSize) -> SourceSize:
+        return SourceSize(self.clips + other.clips, self.frames + other.frames)
 
 
 @dataclass(frozen=True)

@@ -23,9 +23,8 @@ from seqrecord.loader.sampling.sample_functions import (
 )
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import MAX_SETTING, ClipTable, IntArray
-from seqrecord.store.clips.transforms import is_probability
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import check_integer
+from seqrecord.store.units import check_integer, is_probability
 
 _GOALS = ("uniform", "geometric")
 _ROWS = 1 << 20  # of which values are computed at once

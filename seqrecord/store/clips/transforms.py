@@ -25,7 +25,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, located
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.text import repr_of
-from seqrecord.store.units import MAX_INT, are_names, check, is_integer, raise_if
+from seqrecord.store.units import MAX_INT, are_names, check, is_integer, is_probability, raise_if
 
 if TYPE_CHECKING:
     from typing_extensions import Self
@@ -601,13 +601,6 @@ def _is_step(step: object) -> bool:
 def _has_steps(part: object) -> bool:
     """Whether a part of a `clip_transform` is a step or a dict of steps, not a function."""
     return isinstance(part, Mapping) or _is_step(part)
-
-
-def is_probability(p: Any) -> bool:
-    """Whether `p` is a number in [0, 1], of Python or NumPy."""
-    is_number = isinstance(p, (int, float, np.integer, np.floating))
-    # np.timedelta64 is a subclass of np.signedinteger.
-    return is_number and not isinstance(p, (bool, np.timedelta64)) and bool(0 <= p <= 1)
 
 
 def _integers(draws: FloatArray, count: IntArray) -> IntArray:
