@@ -41,8 +41,7 @@ def test_each_purpose_is_used_in_one_place() -> None:
         for node in ast.walk(ast.parse(text))
         if isinstance(node, ast.Attribute) and getattr(node.value, "id", None) == "Purpose"
     )
-    twice = {"PHASES": 2}  # an epoch's phase, and the clips before it
-    twice |= {"CROPS_OF_BATCH": 2}  # the size of a batch, and its windows
+    twice = {"CROPS_OF_BATCH": 2}  # the size of a batch, and its windows
     assert used == Counter([purpose.name for purpose in Purpose]) | Counter(twice)
 
 
