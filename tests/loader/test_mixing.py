@@ -6,6 +6,7 @@ import logging
 import os
 import re
 import time
+from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -321,6 +322,20 @@ def test_long_gops_and_many_ranks_are_mixed_like_a_full_shuffle(
     assert found.episodes >= 0.85 * found.full_episodes
     assert found.nbytes <= 8 << 30
     assert found.reading <= 1.1
+
+
+def test_staying_frames_need_the_memory_of_their_own_shares() -> None:
+    """These begin at any frame, not at chunks."""
+    data = dataset((30,) * 3, ClipSpec(16), chunk_frames=8)
+    asked = memory_request(ClipStats.of(*data), PlanSettings(batch_size=3))
+    request = replace(asked, stay=True)
+    chosen = request.default_settings(72, 72)
+    assert (chosen.num_cursors, chosen.num_shares) == (1, 1)
+    message, of_memory = request.mixing_limit(chosen, 72)
+    assert of_memory
+    assert str(message).endswith("leaves room for 72 B of frames, 90 B are needed")
+    mixed = replace(chosen, num_cursors=3, block_frames=8, first_block_frames=8)
+    assert resident_bounds(request.stats, mixed) == [90]
 
 
 def test_memory_below_a_shard_is_the_limit() -> None:

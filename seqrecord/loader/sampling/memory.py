@@ -272,7 +272,7 @@ class MemoryRequest:
     @property
     def limit_to_mix(self) -> int:
         """The smallest memory limit that mixes batches well, in bytes."""
-        return min(self._held_to_mix()) + self.sizes.beside_arena(1, 1)
+        return min(self._held_to_mix(self.settings)) + self.sizes.beside_arena(1, 1)
 
     @property
     def limit_to_stay(self) -> int:
@@ -288,7 +288,7 @@ class MemoryRequest:
         It has as many cursors as `MOST_OF_RANK` allows.
         """
         chunk, limits = self.sizes.chunk, list[int]()
-        for held in self._held_to_mix():
+        for held in self._held_to_mix(self.settings):
             nbytes = ceil(held * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
             limits.append(nbytes + max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1))))
             if limits[-1] <= MOST_OF_RANK:
@@ -446,20 +446,23 @@ class MemoryRequest:
         reason = f"clips are mixed from {counted(cursors, 'place')} at a time{why}"
         if cursors == 1 < enough:
             reason += ", so the epoch is nearly sequential"
-        if (needed := min(self._held_to_mix())) > max_held:
+        if (needed := min(self._held_to_mix(settings))) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{reason}: {room}, {format_size(needed)} are needed", True
         reread = interleaving.reread(enough)
         shards = f"in {num_shards} shards of so short an epoch"
         return f"{reason}: {shards} these would read {reread:.0%} of it twice", False
 
-    def _held_to_mix(self) -> list[int]:
-        """Bytes of frames for each affordable way to mix batches well; most cursors first."""
-        if not (self.settings.shuffle and find_order(self.settings.order).is_mixed):
+    def _held_to_mix(self, settings: PlanSettings) -> list[int]:
+        """Bytes of frames for each affordable way to mix batches well; most cursors first.
+
+        Blocks of `settings` with shares of their own may end at any frame, so they hold fewer.
+        """
+        if not (settings.shuffle and find_order(settings.order).is_mixed):
             return [self.least_held]
         held, ways = list[int](), self.interleaving.affordable_ways()
         for cursors, block in ways or [(1, self.stats.whole_block(self.num_shards))]:
-            held.append(cursors * self.cursor_bytes(block))
+            held.append(cursors * self.cursor_bytes(block, settings))
         return held
 
     def _limit_of_shards(self, settings: PlanSettings) -> str | None:
@@ -476,9 +479,13 @@ class MemoryRequest:
             f"episodes: {number:.1f} in a batch of {size}, where a shuffle of all has {full:.1f}"
         )
 
-    def cursor_bytes(self, block_frames: int) -> int:
-        """The greatest bytes of frames per cursor with blocks of this length; at least 1."""
-        tried = replace(self.settings, block_frames=block_frames, first_block_frames=block_frames)
+    def cursor_bytes(self, block_frames: int, settings: PlanSettings | None = None) -> int:
+        """The greatest bytes of frames per cursor with blocks of this length; at least 1.
+
+        `settings` has the shares of the plan; by default as requested.
+        """
+        settings = settings or self.settings
+        tried = replace(settings, block_frames=block_frames, first_block_frames=block_frames)
         return max(1, self.sizes.held(cursor_bounds(self.stats, tried)))
 
 
