@@ -7,6 +7,7 @@ import json
 import tracemalloc
 from collections.abc import Callable, Mapping
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -554,3 +555,27 @@ def test_memory_of_resident_frames(tmp_path: Path) -> None:
     assert min(row["predicted"] for row in rows) > 1000 * image.nbytes
     for row in rows:
         assert row["measured"] == pytest.approx(row["predicted"], rel=0.15)
+
+
+def test_copies_of_one_listed_frame_are_decoded_together(tmp_path: Path) -> None:
+    """Two runs of a cursor load the only frame of a list in one call."""
+    png = [{"id": "seqrecord.image", "format": "png"}]
+    with seqrecord.SeqRecordWriter(tmp_path / "r", codecs={"image": png}) as writer:
+        for key, count in zip("abc", (1, 2, 12), strict=True):
+            with writer.episode(key) as episode:
+                for i in range(count):
+                    episode.append({"image": np.full((8, 8, 3), i, np.uint8)})
+    lists = [[0, 0], [0, 0], [6, 10], [0, 0], [3, 11], [7, 4]]
+    table = {"episode": [*"bbcacc"], "frames": lists, "repeat": [1, 2, 1, 0, 1, 2]}
+    for seed, epoch, shard, batch_size in product(range(3), range(3), range(3), (1, 3)):
+        pipe = seqrecord.SeqRecordPipe(
+            tmp_path / "r",
+            samples=table,
+            seed=seed,
+            rank=(shard, 3),
+            batch_size=batch_size,
+            last_batch="keep",
+        )
+        pipe.set_epoch(epoch)
+        for batch in pipe:
+            assert batch["image"][..., 0, 0, 0].tolist() == batch["frames"].tolist()

@@ -457,8 +457,11 @@ def stacked(specs: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
 
 
 def _as_range(frames: list[int]) -> range | list[int]:
-    """Convert evenly spaced frames to a range, which is decoded in one call."""
-    step: Any = frames[1] - frames[0] if len(frames) > 1 else 1
+    """Convert evenly spaced frames to a range, which is decoded in one call.
+
+    A list of frames may repeat one, so the distance of two may be 0.
+    """
+    step = (frames[1] - frames[0] if len(frames) > 1 else 0) or 1
     run = range(frames[0], frames[0] + step * len(frames), step)
     return run if list(run) == frames else frames
 
