@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate, pairwise
 
@@ -77,6 +78,47 @@ class ExternalPages:
 
         For pages of references, of their `portable_bytes`; the pages are read for this.
         """
+
+        def content(page: memoryview, _: int) -> bytes:
+            return portable_bytes(page, self.files.file_of(*named_file(page)))
+
+        return self._digests(table, rows, content)
+
+    def content_digests(
+        self, table: GroupIndex, rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Return digests of the pages of chunks by their content, uint8 [rows, features, 16].
+
+        Pages of references are identified by the sizes and places of their items, which differ with
+        the content of video and images. Where all items have one size, as arrays have, by the
+        e-tags of their files, or by samples of local files.
+        """
+        [feature] = table.schema
+
+        def content(page: memoryview, row: int) -> bytes:
+            present = table.present(row, int(table.features[0]))
+            count = int(table.num_frames[row] if present is None else present.sum())
+            reference = self._codecs[feature].reference(page, int(table.external[row]), count)
+            evidence: object = None
+            if (reference.sizes == reference.sizes[0]).all():
+                evidence = self.files.evidence(reference)
+            names = [part.name for part in reference.parts]
+            extradata = b"" if names else reference.extradata
+            tables = reference.offsets, reference.sizes, reference.frames.astype(np.int64)
+            text = json.dumps([len(reference.sizes), reference.start, names, evidence])
+            return b"".join(
+                (text.encode(), *(t.astype("<i8").tobytes() for t in tables), extradata)
+            )
+
+        return self._digests(table, rows, content)
+
+    def _digests(
+        self,
+        table: GroupIndex,
+        rows: npt.NDArray[np.int64],
+        content: Callable[[memoryview, int], bytes],
+    ) -> npt.NDArray[np.uint8]:
+        """Return the digests of pages; of references, those of their `content(page, row)`."""
         digests = table.page_digest[rows]
         for number in np.unique(table.file[rows[refers := table.external[rows] > 0]]).tolist():
             places = np.flatnonzero(refers & (table.file[rows] == number))
@@ -94,8 +136,7 @@ class ExternalPages:
             ends = (starts + lengths).tolist()
             ranges = [ByteRange(a, b) for a, b in zip(starts.tolist(), ends, strict=True)]
             self._storage.read_ranges(path, ranges, buffers)
-            for row, page in zip(places.tolist(), buffers, strict=True):
-                content = portable_bytes(page, self.files.file_of(*named_file(page)))
-                digest = hashlib.sha256(content).digest()[:DIGEST_BYTES]
-                digests[row] = np.frombuffer(digest, np.uint8)
+            for place, page in zip(places.tolist(), buffers, strict=True):
+                digest = hashlib.sha256(content(page, int(rows[place]))).digest()[:DIGEST_BYTES]
+                digests[place] = np.frombuffer(digest, np.uint8)
         return digests

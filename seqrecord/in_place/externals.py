@@ -23,6 +23,7 @@ from seqrecord.errors import (
     StorageError,
     located,
 )
+from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.references import (
     MAX_LIST_BYTES,
     ExternalFile,
@@ -33,12 +34,14 @@ from seqrecord.store.format.references import (
 )
 from seqrecord.store.reading.external_files import Originals
 from seqrecord.store.reading.home import is_trusted
-from seqrecord.store.storage.base import Storage, identity_of, reads_commit, state_of
+from seqrecord.store.storage.base import LINKED, Storage, identity_of, reads_commit, state_of
 from seqrecord.store.storage.local import follow_links
 from seqrecord.store.storage.opening import StorageLike, open_storage
 from seqrecord.store.storage.parallel import map_files
 from seqrecord.store.storage.ranges import ByteRange
 from seqrecord.store.storage.url import without_commit
+
+_SAMPLE_BYTES = 4 << 10
 
 FileState: TypeAlias = tuple[int, int, int]
 
@@ -122,6 +125,28 @@ class ExternalFiles:
         file = self.file_of(reference.list_id, reference.file)
         files = [part for part, _ in self._parts(reference, file)] if reference.parts else [file]
         return [self._state(external_file) for external_file in files]
+
+    def evidence(self, reference: Reference) -> list[list[Any]]:
+        """Return what identifies the content of a page's first and last item: size, and e-tag; of
+        local files, whose times say nothing about content, the CRC32C of at most 4 KiB.
+        """
+        file = self.file_of(reference.list_id, reference.file)
+        items = list(zip(reference.offsets.tolist(), reference.sizes.tolist(), strict=True))
+        parts = [part for part, _ in self._parts(reference, file)] if reference.parts else []
+        facts: list[list[Any]] = []
+        for number in (0, len(items) - 1):
+            offset, size = (0, items[number][1]) if parts else items[number]
+            part = parts[number] if parts else file
+            store, start = self.store(part.root), offset if parts else reference.start + offset
+            if store.local_path(part.path) is None:
+                facts.append([size, part.identity and part.identity.partition(LINKED)[0]])
+                continue
+            item = ByteRange(start, start + min(size, _SAMPLE_BYTES))
+            sample = memoryview(bytearray(item.length))
+            with self._unchanged(part, None if parts else reference.list_id):
+                store.read_ranges(part.path, [item], [sample])
+            facts.append([size, crc32c(sample)])
+        return facts
 
     def _state(self, file: ExternalFile) -> list[Any] | None:
         if file in self._states:

@@ -112,6 +112,15 @@ class Contents:
         return read_inventories(self.storage, file)
 
     @cached_property
+    def trims(self) -> Mapping[str, tuple[int, int]]:
+        """Frames `[start, stop)` of the record files, by uid of a trimmed episode."""
+        if not self.manifest.edits:
+            return {}
+        from seqrecord.store.reading.metadata import read_edits
+
+        return read_edits(self.storage, self.manifest.edits).frames
+
+    @cached_property
     def episode_table(self) -> EpisodeLayout:
         """Episode lengths and chunk grids, for clips and plans."""
         num_frames, grids = self.index.num_frames, []

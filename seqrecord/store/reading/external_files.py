@@ -46,6 +46,9 @@ class ExternalFiles(Protocol):
     def states(self, reference: Reference) -> list[list[Any] | None]:
         """Return the present states of a page's files, see `state_of`."""
 
+    def evidence(self, reference: Reference) -> list[list[Any]]:
+        """Return what identifies the content of a page's first and last item."""
+
     def file_of(self, list_id: str, number: int) -> ExternalFile:
         """Return the file with a number in a list."""
 
@@ -83,6 +86,13 @@ class ExternalPages(Protocol):
     ) -> npt.NDArray[np.uint8]:
         """Return the digests of chunks' pages, wherever originals are: uint8 [rows, features,
         16].
+        """
+
+    def content_digests(
+        self, table: GroupIndex, rows: npt.NDArray[np.int64]
+    ) -> npt.NDArray[np.uint8]:
+        """Return digests of the content of chunks' pages, without places and times of files: uint8
+        [rows, features, 16].
         """
 
 

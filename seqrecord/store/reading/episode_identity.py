@@ -1,0 +1,224 @@
+"""What an episode consisted of when values were computed from it, and which of it is left.
+
+A dataset of derived values (latents, labels) stores the identity of each source episode in its
+metadata. It survives edits of the source: the uid of an episode is kept by renames, trims and
+rewritten record files; the digests of its pages also by merges and copies. A trim is found as the
+place of the present chunks among those of the identity::
+
+    identity     | a a a a | b b b b | c c c c | d d |
+    present            [ a | b b b b | c c ]                range(3, 10)
+
+Of originals in place, neither uids nor digests of references are stored, which an index made on
+another day or machine does not have: the digests of their content are.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import FormatError
+from seqrecord.store.json_object import JsonObject
+from seqrecord.store.reading.contents import Contents
+from seqrecord.store.reading.dataset import Dataset
+
+_DIGEST_BYTES = 8  # of the 16 in the index: an identity with 10 chunks of 3 features has 0.5 KB
+_HEX = re.compile(rf"([0-9a-f]{{{2 * _DIGEST_BYTES}}})*")
+_ID = re.compile(r"[0-9a-f]{32}")
+_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_KEY = re.compile(r"[^\x00-\x1f]{1,4096}")
+_MAX_FRAMES = 2**31
+
+
+def episode_identity(dataset: Dataset, number: int) -> dict[str, Any]:
+    """Return the identity of the dataset's episode `number`, JSON values, for `match_identity`.
+
+    Covers the selected features only: values depend on no others. Has about 20 bytes for each page.
+    Of originals in place, reads the references and, of files with items of one size, samples.
+    """
+    contents = dataset.contents
+    index, manifest = contents.index, contents.manifest
+    frames, uid = int(index.num_frames[number]), index.uid(number)
+    start = contents.trims.get(uid, (0, frames))[0]
+    identity = {
+        "key": index.key(number),
+        "num_frames": frames,
+        "frames": [start, start + frames],
+        "groups": [chunks.to_json() for chunks in _chunks_of(contents, number)],
+    }
+    if manifest.copied is None:  # an index of an original may be made again at any time
+        identity |= {"uid": uid, "dataset": manifest.fingerprint}
+    return identity
+
+
+def match_identity(identity: Mapping[str, Any], dataset: Dataset, number: int) -> range | str:
+    """Return the frames of the identity that the dataset's episode `number` consists of.
+
+    Frame t of the episode is frame `range[t]` of the identity. The range exceeds `[0, num_frames)`
+    of the identity where the episode was trimmed then, and is not now. For a mismatch, returns the
+    reason instead. Raises `FormatError` for an invalid identity.
+    """
+    expected = Identity.parse(identity)
+    contents, frames = dataset.contents, int(dataset.contents.index.num_frames[number])
+    uid, known_start = contents.index.uid(number), None
+    if expected.uid == uid and contents.manifest.copied is None:
+        start = contents.trims.get(uid, (0, frames))[0]
+        known_start = start - expected.start
+    present = {name: c for c in _chunks_of(contents, number) for name in c.digests}
+    stored = {name: c for c in expected.groups for name in c.digests}
+    common = sorted(present.keys() & stored.keys())
+    if known_start is not None:
+        differing = [
+            n for n in common if not present[n].agrees(n, stored[n], known_start, as_stored=True)
+        ]
+        if differing:
+            return f"feature {differing[0]} has changed"
+        return range(known_start, known_start + frames)
+    if not common:
+        return f"none of its features is left: {', '.join(sorted(stored)) or 'none'}"
+    starts = {s for n in common for s in present[n].starts_in(n, stored[n])}
+    length = expected.num_frames
+    starts = {s for s in starts if s < length and s + frames > 0}
+    starts = {
+        s
+        for s in starts
+        if all(present[n].agrees(n, stored[n], s, as_stored=False) for n in common)
+    }
+    whole = {s for s in starts if s == 0 and frames == length}
+    if len(starts := whole or starts) == 1:
+        [start] = starts
+        return range(start, start + frames)
+    if starts:
+        return "trimmed, and equal pages at several places"
+    return f"other frames of {', '.join(common)}"
+
+
+@dataclass(frozen=True)
+class Identity:
+    """A parsed identity: `start` is the first frame in the record files, `groups` the chunks.
+
+    `uid` and `dataset`, the fingerprint of the dataset, are `None` for an original in place.
+    """
+
+    key: str
+    num_frames: int
+    start: int
+    groups: tuple[GroupChunks, ...]
+    uid: str | None
+    dataset: str | None
+
+    @classmethod
+    def parse(cls, value: object) -> Identity:
+        """Check JSON values, raise `FormatError`."""
+        keys, what = ("key", "num_frames", "frames", "groups"), "the identity of an episode"
+        fields = JsonObject(value, keys, what, ("uid", "dataset"))
+        num_frames = fields.integer("num_frames", 1, _MAX_FRAMES)
+        frames = fields.list("frames", 2, 2)
+        if any(type(n) is not int for n in frames) or frames[1] - frames[0] != num_frames:
+            raise FormatError(
+                f"{what} has bad frames", expected=f"{num_frames} frames", got=str(frames)[:100]
+            )
+        return cls(
+            key=fields.text("key", _KEY),
+            num_frames=num_frames,
+            start=frames[0],
+            groups=tuple(map(GroupChunks.parse, fields.list("groups"))),
+            uid=fields.text("uid", _ID) if "uid" in fields.value else None,
+            dataset=fields.text("dataset", _FINGERPRINT) if "dataset" in fields.value else None,
+        )
+
+
+@dataclass(frozen=True, eq=False)
+class GroupChunks:
+    """The chunks of an episode in one group: `edges` are their first frames, then the end.
+
+    `digests` are the first 8 bytes of the features' page digests, as integers: uint64 [chunks] by
+    name. The first and last chunk of a trimmed episode have hidden frames.
+    """
+
+    edges: npt.NDArray[np.int64]  # [chunks + 1]
+    digests: Mapping[str, npt.NDArray[np.uint64]]
+
+    def to_json(self) -> dict[str, Any]:
+        """JSON values: the first frame, numbers of chunks by length, digests in hexadecimal."""
+        lengths = [[size, len([*run])] for size, run in groupby(np.diff(self.edges).tolist())]
+        digests = {name: column.tobytes().hex() for name, column in self.digests.items()}
+        return {"first": int(self.edges[0]), "chunks": lengths, "digests": digests}
+
+    @classmethod
+    def parse(cls, value: object) -> GroupChunks:
+        """Inverse of `to_json`. Raises `FormatError`."""
+        what = "a group of an identity"
+        fields = JsonObject(value, ("first", "chunks", "digests"), what)
+        lengths = fields.list("chunks", 1)
+        digests = fields.value["digests"]
+        if not isinstance(digests, dict) or not all(
+            isinstance(text, str) and _HEX.fullmatch(text) for text in digests.values()
+        ):
+            raise FormatError(f"{what} has bad digests", expected="hexadecimal digits by feature")
+        columns = {n: np.frombuffer(bytes.fromhex(text), np.uint64) for n, text in digests.items()}
+        counts = {len(column) for column in columns.values()}
+        is_right = all(
+            isinstance(run, list) and [type(n) for n in run] == [int, int] and min(run) >= 1
+            for run in lengths
+        )
+        if not is_right or counts - {sum(count for _, count in lengths)}:
+            raise FormatError(f"{what} has bad chunks", got=str(lengths)[:100])
+        first = fields.integer("first", -_MAX_FRAMES, 0)
+        sizes = np.repeat(*np.array(lengths, np.int64).T)
+        return cls(first + np.append(0, np.cumsum(sizes)), columns)
+
+    def starts_in(self, name: str, stored: GroupChunks) -> Iterator[int]:
+        """Yield the places in `stored` at which a chunk of a feature is the same."""
+        column, stored_column = self.digests[name], stored.digests[name]
+        order = np.argsort(stored_column, kind="stable")
+        for number in np.flatnonzero((column != 0) & np.isin(column, stored_column))[:_TRIED]:
+            low = np.searchsorted(stored_column, column[number], "left", order)
+            high = np.searchsorted(stored_column, column[number], "right", order)
+            for place in order[low:high].tolist():
+                yield int(stored.edges[place] - self.edges[number])
+
+    def agrees(self, name: str, stored: GroupChunks, start: int, *, as_stored: bool) -> bool:
+        """Return whether no chunk contradicts that frame 0 is frame `start` of `stored`.
+
+        Where both have frames, they must have equal chunks; unless `as_stored`, the first and last
+        chunk may have been cut to the remaining frames when they were copied.
+        """
+        first, end = self.edges[:-1] + start, self.edges[1:] + start
+        place = np.searchsorted(stored.edges[:-2], first)
+        is_same_chunk = (stored.edges[place] == first) & (stored.edges[place + 1] == end)
+        has_equal_page = self.digests[name] == stored.digests[name][place]
+        overlaps = np.searchsorted(stored.edges[:-1], end) - np.searchsorted(
+            stored.edges[1:], first, "right"
+        )
+        is_cut = np.zeros(len(first), bool)
+        if not as_stored:
+            is_cut[[0, -1]] = ~is_same_chunk[[0, -1]] & (overlaps[[0, -1]] == 1)
+        return bool((np.where(is_same_chunk, has_equal_page, is_cut) | (overlaps <= 0)).all())
+
+
+_TRIED = 64  # chunks of a feature whose places are tried: each is a candidate for all features
+
+
+def _chunks_of(contents: Contents, number: int) -> Iterator[GroupChunks]:
+    """Yield the chunks of an episode in each group with selected features, by stored names."""
+    index = contents.index
+    for group in sorted({spec.group for spec in contents.features.values()}):
+        table = index.groups[group]
+        part = table.rows_of(number)
+        rows = np.arange(part.start, part.stop)
+        digests = table.page_digest[part]
+        if table.external[part].any():
+            digests = contents.chunks.external.content_digests(table, rows)
+        short = np.ascontiguousarray(digests[:, :, :_DIGEST_BYTES]).view(np.uint64)[:, :, 0]
+        first = int(table.first_frame[part.start])
+        edges = first + np.append(0, np.cumsum(table.num_frames[part], dtype=np.int64))
+        names = [name for name in table.schema if name in contents.features]
+        columns = {n: short[:, table.schema.position(n)].copy() for n in names}
+        yield GroupChunks(edges, {contents.stored_name(n): c for n, c in columns.items()})
