@@ -9,6 +9,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+import seqrecord
 from tests.formats.cases import upload
 from tests.kit.cut_video_data import (
     FILES,
@@ -27,6 +28,7 @@ from tests.kit.cut_video_data import (
     renumbered,
     riff_chunk,
 )
+from tests.kit.source_faults import check_refused
 from tests.kit.video_file_data import decoded
 
 FAST = ("h264.mkv", "vp9.webm", "h264.live", "h264.fragmented", "h264.ts", "mpeg4.avi", "gif.gif")
@@ -278,3 +280,17 @@ def test_a_negative_count_of_a_table_is_no_raw_error(tmp_path: Path, made: Made)
     data = declare(made("h264.mp4"), b"ctts", 8, 0xFFFFFFFF)
     result = packed(data, tmp_path / "a", ".mp4")
     assert result.error is not None or len(result.frames) == FRAMES
+
+
+def test_an_edit_list_that_displays_no_frame_is_refused(tmp_path: Path, made: Made) -> None:
+    """`episodes` declares a frame for such a file, so reading it must raise."""
+    data = declare(made("h264.mp4"), b"elst", 12, 1 << 24)  # the first tick that is displayed
+    result = packed(data, tmp_path / "a", ".mp4")
+    assert "video without frames" in str(result.error)
+
+
+def test_a_packet_too_large_for_memory_is_a_damaged_video(tmp_path: Path, made: Made) -> None:
+    (tmp_path / "a.mp4").write_bytes(made("h264.mp4").read_bytes())
+    data = declare(made("h264.mp4"), b"stsz", 12, 0x3B000028)  # bytes of the first packet
+    (tmp_path / "b.mp4").write_bytes(data)
+    check_refused(seqrecord.open_source(tmp_path), ["b"], "truncated", file=tmp_path / "b.mp4")

@@ -34,6 +34,7 @@ _SEEKS = 4
 _BUFFER_BYTES = 1 << 20  # read at once from a URL
 _MOST_BEFORE = 64  # bytes of container headers in front of a packet
 _ZEROS = 4
+_DAMAGED = "damaged or truncated video"
 _USUAL_RATE = 30.0  # of files that declare none
 _MOST_SECONDS = 1e9
 _UNKNOWN_MATRIX = 2
@@ -120,15 +121,18 @@ class VideoFile:
         self._from_start()
         context = self._stream.codec_context
         context.thread_count, context.thread_type = 1, "NONE"
-        for packet in islice(self._file.demux(self._stream), MAX_LEADING):
-            with suppress(*video_errors()):  # raised by reading the frames
-                start = self._format and self._format.start(bytes(packet))
-                if self.forms is not None and start and (start.is_closed or start.may_lead):
-                    self.forms.check(bytes(packet), 0, is_key=True)
-                for frame in packet.decode():
-                    matrix = frame.side_data.get("DISPLAYMATRIX")
-                    with located(SourceError, file=str(self.path)):
-                        return UPRIGHT if matrix is None else orientation_of_matrix(bytes(matrix))
+        with self._errors(_DAMAGED):
+            for packet in islice(self._file.demux(self._stream), MAX_LEADING):
+                with suppress(*video_errors()):  # raised by reading the frames
+                    start = self._format and self._format.start(bytes(packet))
+                    if self.forms is not None and start and (start.is_closed or start.may_lead):
+                        self.forms.check(bytes(packet), 0, is_key=True)
+                    for frame in packet.decode():
+                        matrix = frame.side_data.get("DISPLAYMATRIX")
+                        with located(SourceError, file=str(self.path)):
+                            return (
+                                UPRIGHT if matrix is None else orientation_of_matrix(bytes(matrix))
+                            )
         return UPRIGHT
 
     @property
@@ -295,7 +299,7 @@ class VideoFile:
     def _demux(self, expected: int | None = None) -> Iterator[VideoPacket]:
         is_ts = self._file.format.name == "mpegts"
         joints = Joints(self.path, self.fps, self.tick, can_join=is_ts)
-        with self._errors("damaged or truncated video"):
+        with self._errors(_DAMAGED):
             for packet in self._file.demux(self._stream):
                 if not packet.size:
                     continue  # end of the stream

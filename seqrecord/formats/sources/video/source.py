@@ -105,6 +105,7 @@ class VideoSource(InPlace):
         first_path = next(iter(self._files_of(info.key).values()))
         with located(SourceError, episode=info.key), VideoFile(first_path, self.stream) as file:
             ticks = np.array(file.ticks(), np.int64)
+            _check_frames(len(ticks), file)
             return np.asarray((ticks - ticks[:1]) * file.tick, np.float64)
 
     def account(self) -> Account:
@@ -189,6 +190,7 @@ class VideoSource(InPlace):
                 for part in parts:
                     count += int(np.sum(part.num_frames))
                     yield part
+                _check_frames(count, file)
                 if table_count not in (None, count):
                     raise SourceError(
                         f"damaged video: its tables have another number of frames; {COPY}",
@@ -261,6 +263,12 @@ class VideoSource(InPlace):
 
 def _is_video(path: Path) -> bool:
     return path.suffix.lower() in VIDEO_ENDINGS
+
+
+def _check_frames(count: int, file: VideoFile) -> None:
+    """Raise `SourceError` for a video whose edit list, for example, displays no frame."""
+    if not count:
+        raise SourceError("video without frames", file=str(file.path), expected="at least 1", got=0)
 
 
 FORMAT = SourceFormat(
