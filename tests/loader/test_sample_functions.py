@@ -11,6 +11,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
+import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -347,6 +348,8 @@ WRONG: list[tuple[Any, str]] = [
     (lambda samples, *_: samples.take([0.5]), "no row numbers"),
     (lambda samples, *_: samples.with_columns(goal=[1]), r"another column goal.*for 67 rows"),
     (lambda samples, *_: samples.with_columns(goal=[{}] * 67), "another column goal"),
+    (lambda samples, *_: samples.with_columns(goal=np.zeros(67, np.clongdouble)), "another column"),
+    (lambda samples, *_: samples.with_columns(goal=np.zeros(67, np.longdouble)), "another column"),
     (lambda samples, *_: samples.with_columns(start=samples["start"]), "does not replace"),
     (lambda samples, *_: samples.with_columns(repeat=-samples["start"]), "invalid repeat, in row"),
     (lambda samples, *_: samples.with_columns(id=samples["start"]), "name of a batch's extra"),
@@ -355,6 +358,16 @@ WRONG: list[tuple[Any, str]] = [
     (where(lambda samples: None), "filter has no flag"),
     (skip_last(50), "leave no sample"),
 ]
+
+
+def test_columns_of_the_other_byte_order(numbered: Dataset) -> None:
+    def columns(samples: Samples, *_: Any) -> Samples:
+        return samples.with_columns(goal=samples["start"].astype(">i2"))
+
+    pipe = SeqRecordPipe(numbered, clip_len=1, samples=columns, batch_size=4, last_batch="keep")
+    for batch in pipe:
+        assert batch["goal"].dtype == torch.int16
+        assert batch["goal"].tolist() == batch["start"].tolist()
 
 
 def test_errors(numbered: Dataset) -> None:

@@ -327,8 +327,10 @@ def _checked_column(name: str, given: Any, count: int) -> Values:
         values: Values = np.asarray(given)
         if values.dtype.kind in "OUT":
             values = pa.array(list(given), pa.large_string())
-        elif values.dtype.kind not in kinds or values.ndim > 2:
+        elif values.dtype.kind not in kinds or values.dtype.itemsize > 8 or values.ndim > 2:
             raise TypeError(f"{values.dtype} {[*values.shape]}")
+        else:  # tensors have the byte order of the machine
+            values = values.astype(values.dtype.newbyteorder("="), copy=False)
         if np.shape(given)[:1] != (count,):
             raise ValueError(f"{[*np.shape(given)]} for {count} rows")
     except (pa.ArrowException, TypeError, ValueError) as error:
