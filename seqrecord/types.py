@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.mixing.summary import MixSourceSummary as MixSourceSummary
     from seqrecord.loader.mixing.summary import MixSummary as MixSummary
     from seqrecord.loader.pipes.options import ClipOptions as ClipOptions
+    from seqrecord.store.bfloat16 import BFLOAT16 as BFLOAT16
     from seqrecord.store.clips.transforms import ClipFunction as ClipFunction
     from seqrecord.store.clips.transforms import ClipTransform as ClipTransform
     from seqrecord.store.clips.transforms import VaryingClipFunction as VaryingClipFunction

@@ -47,6 +47,7 @@ from seqrecord.loader.engine.crops import (
     runs,
 )
 from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.loader.engine.vectors import VectorStep, VectorSteps, bits_of
 from seqrecord.loader.sampling.memory import CONSUMER
 from seqrecord.store.clips.grids import run_bounds
@@ -248,7 +249,7 @@ class DeviceArena:
         with self.stream.use():
             index = self._upload(np.ascontiguousarray(rows).reshape(-1))
             words = torch.index_select(stored_rows, 0, index)
-            values = words.view(torch.uint8).view(torch_dtype(step.given)).view(shape)
+            values = words.view(torch.uint8).view(torch_dtype(step.given.dtype)).view(shape)
             vectors = step.on_device(values, self._constants_of(feature, step))
             if int(slots[-1]) - first_slot == len(slots) - 1:
                 batch[first_slot : first_slot + len(slots)].copy_(vectors)
@@ -307,7 +308,7 @@ class DeviceArena:
 
     def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Upload an array that is never written to again."""
-        host, stream = torch.from_numpy(array), self.stream
+        host, stream = tensor_of(array), self.stream
         return upload(host, stream.device, is_late=stream.pins_memory)
 
 
@@ -322,11 +323,6 @@ def as_words(batch: torch.Tensor, spec: ArraySpec) -> torch.Tensor | None:
 def _bytes(frames: torch.Tensor) -> torch.Tensor:
     """View frames [n, height, width, …] as [n, height, width, bytes per pixel]."""
     return frames.unsqueeze(-1).flatten(3).view(torch.uint8)
-
-
-def torch_dtype(spec: ArraySpec) -> torch.dtype:
-    """Torch dtype of a feature."""
-    return torch.from_numpy(np.empty(0, spec.dtype)).dtype
 
 
 def _word(nbytes: int) -> torch.dtype:
@@ -479,7 +475,9 @@ class DeviceBatchBuilder:
                     shape = (size, *views[0][name])
                 count = math.prod(shape)
                 num_allocated = count if views is None else views[1][name]
-                memory = torch.empty(num_allocated, dtype=torch_dtype(spec), device=stream.device)
+                memory = torch.empty(
+                    num_allocated, dtype=torch_dtype(spec.dtype), device=stream.device
+                )
                 batch = memory[:count].view(shape)
                 self._features[name] = batch
                 is_whole = shape[2:] == tuple(spec.shape)  # others come as windows, not as rows

@@ -397,7 +397,7 @@ def is_vector(spec: FeatureSpec) -> bool:
     dimension.
     """
     nbytes = spec.value_kind.constant_nbytes(spec)
-    if spec.dtype.kind != "f" or nbytes is None:
+    if not _are_numbers(spec, "f") or nbytes is None:
         return False
     is_meant = spec.kind in VECTOR_KINDS or (spec.kind is None and len(spec.shape) <= 1)
     return is_meant and nbytes <= MAX_VECTOR * spec.dtype.itemsize

@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import SchemaError
+from seqrecord.store.bfloat16 import BFLOAT16, NAME, dtype_code, is_bfloat16
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer
 from seqrecord.store.value_kinds import VALUE_KINDS, ValueKind, ValueName
@@ -75,6 +76,7 @@ class FeatureSpec:
     """A feature: name, little-endian dtype, shape of one frame, codec, group, kind and unit.
 
     Attributes:
+        dtype: of one frame as stored; `seqrecord.types.BFLOAT16` for bfloat16, which NumPy lacks.
         shape: of one frame; `None` is a dimension that varies between frames.
         codec: chain of JSON configurations in the order of encoding; empty for raw frames.
         group: number of the feature's group. Features with one number share chunks.
@@ -156,7 +158,7 @@ class FeatureSpec:
         added = {} if self.added is None else {"added": self.added}
         return {
             "name": self.name,
-            "dtype": self.dtype.str,
+            "dtype": dtype_code(self.dtype),
             "shape": list(self.shape),
             "codec": [dict(config) for config in self.codec],
             "group": self.group,
@@ -185,7 +187,8 @@ class FeatureSpec:
         if "added" in value:
             # Text that no id matches in place of null, which is invalid here.
             options["added"] = "" if value["added"] is None else value["added"]
-        return cls(name, np.dtype(dtype), tuple(value["shape"]), tuple(value["codec"]), **options)
+        form: Any = dtype
+        return cls(name, form, tuple(value["shape"]), tuple(value["codec"]), **options)
 
     def __str__(self) -> str:
         return f"{self.name}: {self.value_kind.describe(self)}"
@@ -357,7 +360,8 @@ _DROPPED = re.compile(r"~[0-9]{1,4}")  # a dropped feature: its position in the 
 ADDED = re.compile(r"[0-9a-f]{16}")
 KIND = re.compile(r"[a-z][a-z0-9_]{0,31}")
 UNIT = re.compile(r"[\x20-\x7e]{1,32}")
-DTYPES = frozenset("|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16".split())  # noqa: SIM905
+_CODES = "|b1 |i1 <i2 <i4 <i8 |u1 <u2 <u4 <u8 <f2 <f4 <f8 <c8 <c16"
+DTYPES = frozenset((*_CODES.split(), NAME))
 
 CodecConfig = Mapping[str, Any]
 """A codec as its JSON configuration: `{"id": "zstd", "level": 1}`."""
@@ -412,6 +416,8 @@ def check_value(name: str, value: str, dtype: np.dtype[Any], shape: tuple[int | 
 
 def check_dtype(name: str, dtype: object) -> np.dtype[Any]:
     """The dtype in little-endian; raises `SchemaError` if it cannot be stored."""
+    if is_bfloat16(dtype):
+        return BFLOAT16
     try:
         checked: np.dtype[Any] = np.dtype(dtype)  # type: ignore[call-overload]
     except (TypeError, ValueError, SyntaxError) as error:
@@ -439,7 +445,7 @@ def unstorable(name: str, got: str, remedy: str = "") -> SchemaError:
     return SchemaError(
         "a dtype that cannot be stored",
         feature=name,
-        expected=f"bool, or integer, float or complex of at most 64 bits a part{remedy}",
+        expected=f"bool, bfloat16, or integer, float or complex of at most 64 bits a part{remedy}",
         got=got,
     )
 

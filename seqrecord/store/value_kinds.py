@@ -28,6 +28,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, CodecError, FrameError
+from seqrecord.store.bfloat16 import BFLOAT16, dtype_name, numbers_of
 from seqrecord.store.text import repr_of, shape_text
 
 ValueName = Literal["array", "text", "bytes"]
@@ -80,8 +81,7 @@ class ValueKind(ABC):
 
     def dtype_text(self, spec: Frames) -> str:
         """The dtype's name, or that in Python."""
-        name: str = spec.dtype.name
-        return name
+        return dtype_name(spec.dtype)
 
     def value_shape(self, shape: Shape) -> Shape:
         """A frame's shape as users see it: () for an object."""
@@ -102,11 +102,11 @@ class ValueKind(ABC):
         return f"{self.dtype_text(spec)} [{sizes}]"
 
     def number_dtype(self, spec: Frames) -> np.dtype[Any] | None:
-        """The numbers' dtype; `None` if frames have no numbers, as texts.
+        """The numbers' dtype for NumPy's users; `None` if frames have no numbers, as texts.
 
         Numbers can have a unit and statistics.
         """
-        return spec.dtype
+        return np.dtype(np.float32) if spec.dtype == BFLOAT16 else spec.dtype
 
     @abstractmethod
     def is_scalar(self, spec: Frames) -> bool:
@@ -143,7 +143,7 @@ class ValueKind(ABC):
 
     def user_value(self, array: npt.NDArray[Any]) -> Any:
         """The user's value of a decoded frame. Raises `CodecError` for text that is not UTF-8."""
-        return array
+        return numbers_of(array)
 
     def of_foreign(self, item: Any, dtype: np.dtype[Any]) -> Any:
         """Convert another format's item to the user's value: an array, or an object."""
@@ -189,7 +189,7 @@ class FixedArrays(ValueKind):
                 f"{function} returns another dtype or shape than for the first {unit}",
                 feature=name,
                 expected=self.describe(spec),
-                got=f"{array.dtype.name} {[*array.shape]}",
+                got=f"{dtype_name(array.dtype)} {[*array.shape]}",
             )
 
 
@@ -223,7 +223,7 @@ class RaggedArrays(ValueKind):
                 f"{function} returns an array that does not fit its example",
                 feature=name,
                 expected=f"{self.describe(spec)} of at most {largest} bytes",
-                got=f"{value.dtype} {[*value.shape]}"
+                got=f"{dtype_name(value.dtype)} {[*value.shape]}"
                 if isinstance(value, np.ndarray)
                 else repr_of(value, 50),
             )

@@ -25,7 +25,7 @@ from tests.kit.tiny import copy_dataset, footers_of
 _NAMES = (
     *("raw", "fast", "balanced", "small"),
     *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups", "video", "timed"),
-    *("referring", "files", "mixed"),
+    *("referring", "files", "mixed", "bfloat16"),
     *("changed", "rewritten", "trimmed", "encodings", "videos"),
 )
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"

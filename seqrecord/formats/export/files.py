@@ -32,7 +32,7 @@ import numpy.typing as npt
 from numpy.lib.format import open_memmap
 from PIL import Image
 
-from seqrecord.errors import ClipError, DestinationError, SeqRecordError
+from seqrecord.errors import ClipError, DestinationError, SchemaError, SeqRecordError
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.formats.sources.common.originals import MAX_DEPTH
@@ -45,6 +45,7 @@ from seqrecord.formats.sources.folders.exported import (
 )
 from seqrecord.formats.sources.folders.tree import MAX_METADATA_BYTES, METADATA
 from seqrecord.in_place.files import JUNK, is_junk
+from seqrecord.store.bfloat16 import BFLOAT16
 from seqrecord.store.codecs.images import image_format
 from seqrecord.store.format.text import check_key
 from seqrecord.store.processes.system import reserve
@@ -84,8 +85,9 @@ def to_files(
         progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `ClipError` for an unknown episode and for an empty selection, and `DestinationError` if
-    an episode's folder is not empty or cannot be written.
+    Raises `ClipError` for an unknown episode and for an empty selection, `SchemaError` for a
+    feature of bfloat16, which NumPy's files lack, and `DestinationError` if an episode's folder is
+    not empty or cannot be written.
 
     Example:
         from seqrecord import export
@@ -125,6 +127,15 @@ def _describe(dataset: Dataset, key: str) -> ExportedEpisode:
         raise ClipError("none of the frames has any of the features", episode=key)
     features = []
     for name, spec in dataset.features.items():
+        if spec.dtype == BFLOAT16:
+            raise SchemaError(
+                "NumPy's files have no bfloat16; choose other features (--features), or add it as "
+                "float32: seqrecord.edit.add_feature",
+                file=dataset.url,
+                feature=name,
+                expected="a dtype of NumPy",
+                got=str(spec).partition(": ")[2],
+            )
         present = episode.present(name)[numbers]
         is_array = spec.is_fixed and len(spec.shape) <= 1 and bool(present.all())
         ending = ".npy" if is_array else ""

@@ -17,6 +17,7 @@ from PIL import Image
 
 from seqrecord.errors import CodecError, SchemaError
 from seqrecord.formats.sources.lerobot.language import EVENTS, PERSISTENT, Rows
+from seqrecord.store.bfloat16 import BFLOAT16
 from seqrecord.store.feature_kinds import OTHER_KINDS, is_image, known_kind
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.schema import CodecConfig, FeatureSpec, Schema
@@ -215,6 +216,11 @@ def _column(name: str, spec: FeatureSpec) -> LeRobotColumn:
         return LeRobotColumn(name, spec, "language" if name == EVENTS else "string", (1,))
     if spec.value_kind.constant_nbytes(spec) is None:
         raise _export_error(spec, "LeRobot does not support bytes and varying shapes")
+    if spec.dtype == BFLOAT16:
+        problem = (
+            "LeRobot and Parquet have no bfloat16; choose other features, or add it as float32"
+        )
+        raise _export_error(spec, f"{problem}: seqrecord.edit.add_feature")
     shape = tuple(n or 0 for n in spec.shape) or (1,)
     for dtype, channel, fits in _PICTURES:
         if fits(spec):

@@ -23,6 +23,7 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.pools import BufferPool, page_aligned
+from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.value_kinds import (
@@ -211,7 +212,7 @@ class PackedFrames:
         self._used = 0
         self._shapes: list[tuple[int, ...]] = []
         self._results: dict[int, Sequence[npt.NDArray[Any]]] = {}  # of functions, in any order
-        self._dtype = torch.from_numpy(np.empty(0, spec.dtype)).dtype
+        self._dtype = torch_dtype(spec.dtype)
 
     def gather(self, slots: npt.NDArray[np.int64], frames: Sequence[Any]) -> None:
         """Append copies of frames, for slots in ascending order; see `Column`."""
@@ -321,7 +322,8 @@ class FrameForm(ABC):
 
     def missing(self, spec: ArraySpec, shape: tuple[int, ...]) -> Any:
         """Values of `shape`, [clips, …], without the feature: zeros, `None` for objects."""
-        return torch.from_numpy(np.zeros((*shape, *spec.shape), spec.dtype))
+        whole: Any = (*shape, *spec.shape)
+        return tensor_of(np.zeros(whole, spec.dtype))
 
 
 class Column(Protocol):
@@ -481,7 +483,10 @@ def _put_each(
         array = np.empty(shapes[place], dtype)
         reader.decode(page, data, [frame], [array])
         try:
-            rows.put(at, reader.value(page, array, frame))
+            if isinstance(rows, Padded):
+                rows.put(at, array)
+            else:
+                rows.put(at, reader.value(page, array, frame))
         except ClipError as error:
             raise error.located(frame=page.chunk.first_frame + frame) from None
 

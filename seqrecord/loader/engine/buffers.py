@@ -34,6 +34,7 @@ from seqrecord.loader.engine.batches import (
 from seqrecord.loader.engine.pools import BufferPool, FreshPool, view_of
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.sampling.memory import MAX_LOADS
+from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -394,11 +395,17 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     arena, rows = source.arena, source.rows[clip]
     for name in source.features:
         if source.crop is not None and name in source.crop.features:
-            yield name, read_only(source.crop.view(name, clip, arena[name], rows))
+            yield name, read_only(numbers_of(source.crop.view(name, clip, arena[name], rows)))
         elif FORMS[arena.specs[name].value_kind].is_stacked:
-            yield name, read_only(frames_in(arena[name], rows))
+            yield name, read_only(numbers_of(frames_in(arena[name], rows)))
         else:
-            yield name, [read_only(frame) for frame in arena.find_list(name, rows)]
+            yield name, [_user_value(frame) for frame in arena.find_list(name, rows)]
+
+
+def _user_value(frame: Any) -> Any:
+    from seqrecord.loader.engine.calls import read_only
+
+    return read_only(numbers_of(frame)) if isinstance(frame, np.ndarray) else frame
 
 
 class _RowCopy(NamedTuple):

@@ -12,7 +12,9 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.engine.tensors import user_array
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.clips.transforms import ClipFunction, VaryingClipFunction
 from seqrecord.store.reading.array_specs import (
@@ -210,7 +212,7 @@ def read_only(array: Any) -> Any:
 def as_arrays(clip: Any) -> Any:
     """Convert a feature of a clip to the input of functions: read-only arrays, or texts."""
     if isinstance(clip, torch.Tensor):
-        return read_only(clip.numpy())
+        return read_only(user_array(clip))
     return [as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
 
 
@@ -230,7 +232,7 @@ def _array(name: str, value: Any) -> Any:
     if isinstance(value, (list, tuple)) and value and isinstance(value[0], (str, bytes)):
         return list(value)
     try:
-        return np.asarray(value)
+        return as_array(value)
     except (TypeError, ValueError) as error:
         raise ClipError(
             f"{_NAME} returns a value that is not an array",

@@ -21,6 +21,7 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.crop_features import crop_features
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.bfloat16 import BFLOAT16
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.transforms import (
     BatchResize,
@@ -374,15 +375,29 @@ def runs(rows: IntArray) -> list[tuple[slice, slice]]:
     return found
 
 
+_CHANGING = ("image", "flow", "normals", "disparity")
+"""Kinds whose values a flip or a resize changes."""
+
+
 def _check_coded(name: str, spec: ArraySpec, kind: str | None, steps: tuple[CropStep, ...]) -> None:
     """Raise `ClipError` for a flip or resize of vectors coded as integers, whose encoding is
-    unknown.
+    unknown, and of numbers in bfloat16 that it would change.
     """
     is_coded = (kind == "normals" and spec.dtype.kind != "f") or (
         kind == "flow" and spec.dtype.kind in "ub"
     )
     flips = any(isinstance(step, HorizontalFlip) and step.p for step in steps)
-    resizes = kind == "flow" and any(isinstance(s, _RESIZING) for s in steps)
+    is_resized = any(isinstance(step, _RESIZING) for step in steps)
+    resizes = kind == "flow" and is_resized
+    # NumPy and torch interpolate no bfloat16 on the CPU, and its 8 bits would round the results.
+    if spec.dtype == BFLOAT16 and kind in _CHANGING and (flips or is_resized):
+        raise ClipError(
+            f"{'HorizontalFlip' if flips else 'Resize'} of {kind} in bfloat16",
+            feature=name,
+            expected=f"float32 {kind}, for example from a frame_transform; or steps with features= "
+            "without it",
+            got=str(spec),
+        )
     if is_coded and (flips or resizes):
         raise ClipError(
             f"{'HorizontalFlip' if flips else 'Resize'} of {kind} coded as integers",

@@ -21,6 +21,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.loader.engine.tensors import array_of, as_bits, tensor_of, tensor_of_bits
+
 
 def page_aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> npt.NDArray[Any]:
     """Allocate memory that begins at a page boundary, which speeds up reads into it.
@@ -65,11 +67,11 @@ class BufferPool:
         shape: tuple[int, ...] | None = None,
     ) -> torch.Tensor:
         """Lease the array, its first `count` rows, or a view of this `shape`, as a tensor."""
-        rows = array[:count] if shape is None else view_of(array, shape)
+        rows = as_bits(array[:count] if shape is None else view_of(array, shape))
         # All tensors and views refer to `rows`, and `rows` to `array`.
         finalizer = weakref.finalize(rows, _release, weakref.ref(self), array)
         finalizer.atexit = False
-        return torch.from_numpy(rows)
+        return tensor_of_bits(rows, array.dtype)
 
     def release(self, array: npt.NDArray[Any]) -> None:
         """Return an acquired array to the pool."""
@@ -115,9 +117,9 @@ def join(clips: Sequence[torch.Tensor]) -> torch.Tensor | None:
 def divide(batch: torch.Tensor) -> list[torch.Tensor]:
     """Split a leased batch [clips, …] into clips that `join` accepts."""
     # An array of a class of its own, which can be referred to weakly.
-    slab = batch.numpy().view(_Slab)
+    slab = array_of(batch).view(_Slab)
     _slabs[batch.data_ptr()] = slab
-    return list(torch.from_numpy(slab))
+    return list(tensor_of(slab))
 
 
 class _Slab(np.ndarray[Any, Any]):

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -79,7 +80,9 @@ class VectorStep:
         """Offset and scale in the dtype of the computation: float64 if float32 is not exact."""
         if self.normalization is None:
             return None
-        dtype = np.result_type(self.given.dtype, np.float32)
+        stored = self.given.value_kind.number_dtype(self.given)
+        assert stored is not None, "vectors are numbers"
+        dtype = np.result_type(stored, np.float32)
         one, two = self.normalization.offset.astype(dtype), self.normalization.scale.astype(dtype)
         return (one, two) if self.given.shape else (one[0], two[0])
 
@@ -92,7 +95,7 @@ class VectorStep:
     def write(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Write the result for `values`, [..., D], to `out`, [..., size]."""
         if self.numbers is not None:
-            values = np.subtract(values, self.numbers[0])
+            values = np.subtract(numbers_of(values), self.numbers[0])
             values /= self.numbers[1]
         if not self.is_moved:
             np.copyto(out, values, "same_kind")

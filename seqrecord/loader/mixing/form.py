@@ -174,7 +174,8 @@ def _is_usual(view: View, name: str) -> bool:
     stored = view.dataset.features.get(name)
     kind = None if stored is None else stored.kind
     is_vector = is_whole and len(spec.shape) == 1
-    return is_vector and spec.dtype.kind == "f" and kind in _KINDS
+    dtype = spec.value_kind.number_dtype(spec)
+    return is_vector and dtype is not None and dtype.kind == "f" and kind in _KINDS
 
 
 def _padded(view: View, name: str, steps: Mapping[str, VectorStep], size: int) -> VectorStep:

@@ -20,6 +20,7 @@ from seqrecord.loader.engine.devices import Device, device_class
 from seqrecord.loader.engine.engine import Engine, Execution, run_plan
 from seqrecord.loader.engine.executor import Job
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
+from seqrecord.loader.engine.tensors import array_of, tensor_of
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
@@ -278,7 +279,7 @@ class ClipLoader:
             if name in nested:
                 features[name] = [item]
             elif are_copied:
-                features[name] = [torch.from_numpy(np.array(row)) for row in item.numpy()]
+                features[name] = [tensor_of(np.array(row)) for row in array_of(item)]
         features = self.view.cut_clips(features, columns, single=True)
         return self.view.singles(features, columns)[::-1]
 

@@ -18,7 +18,9 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import nested
 from seqrecord.loader.engine.buffers import pool_class
 from seqrecord.loader.engine.pools import BufferPool, join
+from seqrecord.loader.engine.tensors import array_of, torch_dtype, user_array
 from seqrecord.loader.pipes.options import one_of
+from seqrecord.store.bfloat16 import BFLOAT16
 from seqrecord.store.text import repr_of
 
 _KEEP = 3  # buffers of a kind that nobody uses
@@ -32,8 +34,8 @@ _NUMBERS = (bool, int, float, complex)
 _ARRAYS = (np.ndarray, np.generic)
 _KINDS: tuple[Any, ...] = (torch.Tensor, _ARRAYS, _NUMBERS, Mapping)  # which do not mix
 
-_DTYPES = {  # of NumPy, which has no bfloat16
-    torch.from_numpy(np.empty(0, name)).dtype: np.dtype(name) for name in ("?", *"bhilBHILefdFD")
+_DTYPES = {  # of arrays
+    torch_dtype(dtype): dtype for dtype in (*map(np.dtype, ("?", *"bhilBHILefdFD")), BFLOAT16)
 }
 _WIDEST = {float: torch.float64, complex: torch.complex128}  # by default torch halves them
 
@@ -53,7 +55,10 @@ class SingleClip(dict[str, Any]):
 
 
 def make_numpy(clip: dict[str, Any]) -> dict[str, Any]:
-    """Replace the tensors of a clip or batch by arrays on the same memory, in place."""
+    """Replace the tensors of a clip or batch by arrays on the same memory, in place.
+
+    Tensors of bfloat16 become float32 in new memory.
+    """
     for name, value in clip.items():
         clip[name] = _as_numpy(value)
     return clip
@@ -62,7 +67,7 @@ def make_numpy(clip: dict[str, Any]) -> dict[str, Any]:
 def _as_numpy(value: Any) -> Any:
     # An array's base is its tensor, not another array, so that views keep the leased memory.
     if isinstance(value, torch.Tensor):
-        return value.numpy()
+        return user_array(value)
     return list(map(_as_numpy, value)) if type(value) is list else value
 
 
@@ -81,8 +86,9 @@ def collate(clips: Sequence[Mapping[str, Any]], *, output: str = "torch") -> dic
 
     Args:
         clips: single clips.
-        output: "numpy" makes NumPy arrays instead of tensors, without copying. A DataLoader around
-            a `SeqRecordMapDataset` with `output="numpy"` gets arrays without this argument.
+        output: "numpy" makes NumPy arrays instead of tensors, without copying; bfloat16 becomes
+            float32. A DataLoader around a `SeqRecordMapDataset` with `output="numpy"` gets arrays
+            without this argument.
 
     Raises `ClipError`, with the entry's name, for clips with different entries or shapes, and for
     batches: remove `batch_size` from the loader, or the `collate_fn`.
@@ -194,7 +200,7 @@ def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
     # Not by torch: its threads wait for each other, and on a busy machine that takes ten times as
     # long as the copy.
     for i, tensor in enumerate(tensors):
-        np.copyto(array[i, ...], tensor.resolve_conj().resolve_neg().numpy())
+        np.copyto(array[i, ...], array_of(tensor.resolve_conj().resolve_neg()))
     return pool.lease(array, len(tensors))
 
 

@@ -12,11 +12,11 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-import torch
 
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.decoding import Transform
+from seqrecord.loader.engine.tensors import torch_dtype
 from seqrecord.loader.pipes.option_values import FrameTransform, Ragged
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
@@ -86,7 +86,7 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
     """Raise `ClipError` for a feature with a dtype that torch lacks."""
     for name, spec in arrays.items():
         try:
-            torch.from_numpy(np.empty(0, spec.dtype))
+            torch_dtype(spec.dtype)
         except (TypeError, ValueError) as error:
             raise ClipError(
                 "torch has no such dtype; convert the feature by a transform",

@@ -35,6 +35,7 @@ from seqrecord.robots.lerobot.mix_sources import (
     mix_sources,
 )
 from seqrecord.robots.lerobot.mix_statistics import MixStatistics, are_stored
+from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.feature_kinds import OTHER_KINDS
 from seqrecord.store.lazy import import_extra
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -166,7 +167,8 @@ class _MixFeatures:
 
 def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
     """Whether LeRobot's processors need statistics of a feature, or have them."""
-    if spec.dtype.kind not in "fiu" or len(spec.shape) > 1:
+    dtype = spec.value_kind.number_dtype(spec)
+    if dtype is None or dtype.kind not in "fiu" or len(spec.shape) > 1:
         return False
     is_needed = name.startswith(("action", "observation."))
     return is_needed or all(are_stored(source, name) for source in sources if source.has(name))
@@ -277,7 +279,7 @@ def _entry(
         and all(names_of_source == channel_names[0] for names_of_source in channel_names)
         else None
     )
-    kind = spec.dtype.name.replace("float64", "float32")
+    kind = dtype_name(spec.dtype).replace("float64", "float32")
     return {"dtype": kind, "shape": [*spec.shape] or [1], "names": names}
 
 

@@ -17,6 +17,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import CodecError, SchemaError
 from seqrecord.store.areas import CODEC_CHECKS, CODEC_KINDS, load_entry
+from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.codecs.base import (
     ERRORS,
     MAX_BUFFER_BYTES,
@@ -245,8 +246,8 @@ class FrameCodec:
         if not fits or frame.dtype.newbyteorder("<") != self.dtype.newbyteorder("<"):
             raise CodecError(
                 "the frame's dtype or shape differs from the feature's",
-                expected=f"{self.dtype.name} {list(self.shape)}",
-                got=f"{frame.dtype.name} {list(frame.shape)}",
+                expected=f"{dtype_name(self.dtype)} {list(self.shape)}",
+                got=f"{dtype_name(frame.dtype)} {list(frame.shape)}",
             )
 
     def _keep(self, data: bytes) -> bytes:

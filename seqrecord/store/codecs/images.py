@@ -18,6 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from numpy.lib import format as npy_format
 
+from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.codecs.exif import check_single, check_upright, orientation_of
 from seqrecord.store.lazy import import_extra
 
@@ -179,7 +180,7 @@ def check_storable(dtype: np.dtype[Any], shape: tuple[int | None, ...], name: st
             raise ValueError("raw numbers of a variable shape need a header")
         return
     if len(shape) < 2 or shape[2:] not in _STORABLE[name].get(dtype, ()):
-        raise ValueError(f"a {name} image cannot store {dtype.name} {list(shape)}")
+        raise ValueError(f"a {name} image cannot store {dtype_name(dtype)} {list(shape)}")
 
 
 _GREY, _RGB, _RGBA = (), (3,), (4,)  # shapes of a pixel

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import CodecError, FrameError, SchemaError, located
+from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.checksum import Buffer, crc32c
 from seqrecord.store.codecs.chain import FrameCodec
 from seqrecord.store.codecs.exif import check_upright
@@ -57,7 +58,7 @@ class FramePages(PageCodec):
                 "a frame of this feature is too large",
                 feature=spec.name,
                 expected=f"at most {MAX_FRAME_BYTES} bytes",
-                got=f"{dtype} {list(shape)}",
+                got=f"{dtype_name(dtype)} {list(shape)}",
             )
         if isinstance(array, np.ndarray):
             array = np.asarray(array, dtype=spec.dtype, order="C")
@@ -134,7 +135,7 @@ def check_fits(spec: FeatureSpec, dtype: np.dtype[Any], shape: tuple[int, ...]) 
             f"an array does not fit its feature{hint}",
             feature=spec.name,
             expected=spec,
-            got=f"{dtype} {list(shape)}",
+            got=f"{dtype_name(dtype)} {list(shape)}",
         )
 
 

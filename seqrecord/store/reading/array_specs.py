@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.reading.trials import check_signature, repeatable
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
@@ -86,7 +87,7 @@ def apply_transform(transform: FrameFunction, frame: dict[str, Any]) -> dict[str
     Raises `ClipError` for another result.
     """
     return {
-        name: value if isinstance(value, (str, bytes)) else np.asarray(value)
+        name: value if isinstance(value, (str, bytes)) else as_array(value)
         for name, value in arrays_by_name("frame_transform", transform(frame)).items()
     }
 

@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
+from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.format.index import Index
 from seqrecord.store.reading.chunks import ChunkReader
@@ -157,7 +158,7 @@ class Episode:
                 features = page_names if is_read[places[0]] else names
                 pages = [page for page in reader.pages(chunk) if page.feature in features]
                 self._read_pages(pages, chunk_frames[places], arrays, places)
-        return arrays
+        return {n: v if isinstance(v, list) else numbers_of(v) for n, v in arrays.items()}
 
     def _read_pages(
         self,

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from html import escape
 
+from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import codec_text, printable, shape_text
 
@@ -25,7 +26,7 @@ def html_card(
     columns = columns or {}
     head = ("feature", "dtype", "shape", "codec", *columns)
     rows = [
-        (spec.name, spec.dtype.name, shape_text(spec.shape), codec_text(spec.codec), *cells)
+        (spec.name, dtype_name(spec.dtype), shape_text(spec.shape), codec_text(spec.codec), *cells)
         for spec, *cells in zip(features, *columns.values(), strict=True)
     ]
     lines = "".join(f"<div>{_cell(name)}: {_cell(value)}</div>" for name, value in facts)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.store.bfloat16 import numbers_of
 from seqrecord.store.feature_kinds import is_vector
 from seqrecord.store.schema import EncodedImage, FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import (
@@ -191,6 +192,7 @@ class _Feature:
         self._num_frames += num_frames
         if not frames.size:
             return
+        frames = numbers_of(frames)
         rows = np.ascontiguousarray(frames, self._dtype).reshape(-1, self.channels)
         if shares is not None:
             for sketch, moments in zip(self._channel_sketches(), moments_of(rows), strict=True):

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.store.bfloat16 import BFLOAT16
 from seqrecord.store.json_object import JsonObject
 from seqrecord.store.statistics.moments import Moments, moments_of
 from seqrecord.store.text import repr_of
@@ -27,13 +28,13 @@ _KEYS = {*_COUNTS, "mean", "std", "min", "max", "levels"}
 def sketch_dtype(dtype: np.dtype[Any]) -> np.dtype[Any] | None:
     """The dtype in which a sketch stores values of `dtype`; `None` for complex dtypes.
 
-    Every value is represented exactly: bool as uint8, float16 as float32.
+    Every value is represented exactly: bool as uint8, float16 and bfloat16 as float32.
     """
     if dtype.kind == "c":
         return None
     if dtype.str == "|b1":
         return np.dtype(np.uint8)
-    return np.dtype(np.float32) if dtype.str == "<f2" else dtype
+    return np.dtype(np.float32) if dtype.str == "<f2" or dtype == BFLOAT16 else dtype
 
 
 @dataclass(eq=False)

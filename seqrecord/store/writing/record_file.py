@@ -5,12 +5,14 @@ from __future__ import annotations
 import secrets
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import CodecError, FrameError, located
+from seqrecord.store.bfloat16 import BFLOAT16, as_words
 from seqrecord.store.format.footer import EpisodePart
 from seqrecord.store.format.page_kinds import (
     EncodedColumn,
@@ -370,7 +372,21 @@ def _encoder(spec: FeatureSpec) -> _Encoder:
     """Encoder for values of a feature: arrays, `str`, or `bytes` and similar buffers."""
     codec = page_codec(spec)
     encoders = codec.encode_block, codec.encode_frame, encode_each
-    return spec.value_kind.column_encoder(spec.name, *encoders)
+    encoder = spec.value_kind.column_encoder(spec.name, *encoders)
+    return partial(_encode_words, spec.name, encoder) if spec.dtype == BFLOAT16 else encoder
+
+
+def _encode_words(
+    feature: str, encode: _Encoder, items: npt.NDArray[Any] | Sequence[Any]
+) -> EncodedColumn:
+    """Encode frames of a feature of bfloat16."""
+    if isinstance(items, np.ndarray):
+        return encode(as_words(feature, items))
+    words = []
+    for frame, item in enumerate(items):
+        with located(FrameError, frame=frame):
+            words.append(item if isinstance(item, EncodedImage) else as_words(feature, item))
+    return encode(words)
 
 
 def _as_they_are(items: Any) -> Any:
@@ -391,6 +407,8 @@ def check_value(spec: FeatureSpec, item: Any) -> None:
     """Raise `FrameError` for a value that does not fit the feature; arrays are not encoded."""
     if not isinstance(item, EncodedImage):
         array = spec.value_kind.stored_array(spec.name, item)
+        if spec.dtype == BFLOAT16:
+            array = as_words(spec.name, array)
         check_fits(spec, array.dtype, array.shape)
         return
     try:

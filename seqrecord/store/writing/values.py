@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from seqrecord.errors import FrameError
+from seqrecord.store.bfloat16 import as_array
 from seqrecord.store.codecs.exif import check_single, orientation_of
 from seqrecord.store.schema import EncodedImage, Frame
 from seqrecord.store.text import repr_of
@@ -36,7 +37,7 @@ def plain(item: Any, feature: str) -> Any:
     if remedy := _remedy_of_tensor(item) or _remedy_of_picture(item):
         raise _refusal("value needs a conversion to a NumPy array", feature, item, remedy)
     try:
-        array = np.asarray(item)
+        array = as_array(item)
     except Exception as error:  # from its `__array__`
         remedy = "an array: convert the value with its own library"
         refused = _refusal("value cannot be converted to a NumPy array", feature, item, remedy)
@@ -112,7 +113,7 @@ def _remedy_of_tensor(item: Any) -> str:
         ".resolve_conj()": item.is_conj(),
         ".resolve_neg()": item.is_neg(),
         ".float()": item.dtype.is_floating_point
-        and item.dtype not in (torch.float16, torch.float32, torch.float64),
+        and item.dtype not in (torch.bfloat16, torch.float16, torch.float32, torch.float64),
         ".to(torch.complex64)": item.dtype == getattr(torch, "complex32", None),
     }
     calls = "".join(step for step, is_needed in steps.items() if is_needed)

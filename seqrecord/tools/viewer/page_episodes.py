@@ -76,8 +76,11 @@ class PageFeatures:
     def of(cls, source: PageSource) -> PageFeatures:
         """Sort the features by their plot types."""
         specs = source.dataset.features
-        kinds = {n: kind_of(n, spec.dtype, spec.shape, spec.kind) for n, spec in specs.items()}
         dtypes = {name: spec.value_kind.number_dtype(spec) for name, spec in specs.items()}
+        kinds = {
+            n: kind_of(n, dtypes[n] or spec.dtype, spec.shape, spec.kind)
+            for n, spec in specs.items()
+        }
         arrays = [name for name, dtype in dtypes.items() if dtype is not None]
         pictures = tuple(name for name in arrays if kinds[name] in PICTURE_KINDS)
         curves = tuple(name for name in arrays if kinds[name] == "curves")

@@ -116,7 +116,7 @@ def _view_episode(
     columns = [numbers[i] for i in spread(len(numbers), max_columns)]
     strips = {}
     for name, feature in episode.features.select(features).items():
-        form = feature.dtype, feature.shape
+        form = feature.value_kind.number_dtype(feature) or feature.dtype, feature.shape
         # Curves are small: they show all frames of the clip.
         is_curve = kind_of(name, *form, feature.kind) in ("curves", "samples")
         frames = list(values_in_order(episode, name, numbers if is_curve else columns))
