@@ -13,6 +13,7 @@ import numpy as np
 from seqrecord.errors import ClipError, SeqRecordError, located
 from seqrecord.loader.engine.arena import FORMS, stacked
 from seqrecord.loader.frame_cache import FrameFolder
+from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.columns import ClipEpisodes, NoDraws
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import (
@@ -47,6 +48,7 @@ from seqrecord.store.text import repr_of, shown_place
 from seqrecord.store.units import parse_size, raise_if
 
 if TYPE_CHECKING:
+    from seqrecord.loader.pipes.camera_columns import CameraColumns
     from seqrecord.store.clips.transforms import ClipFunction
 
 BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
@@ -187,6 +189,14 @@ def _view(
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
         draws = AugmentationSampler(cameras, arrays, dataset, clip_episodes, first.episode)
+    cameras_of_images: CameraColumns | None = None
+    if isinstance(options.camera, Camera):
+        from seqrecord.loader.pipes.camera_columns import CameraColumns
+        from seqrecord.loader.pipes.camera_rigs import EpisodeRigs
+
+        row = int(clip_episodes.rows(first.episode)[0])
+        rigs = EpisodeRigs.of(options.camera, dataset, arrays, row)
+        cameras_of_images = CameraColumns(rigs, clip_frames.windows)
     view = View(
         dataset=dataset,
         episode_rows=episodes.selected,
@@ -204,6 +214,7 @@ def _view(
         is_deterministic=is_deterministic,
         unchanged_features=unchanged,
         draws=draws,
+        cameras=cameras_of_images,
         lengths=clip_frames.lengths,
         nested=nested,
         clip_episodes=clip_episodes,

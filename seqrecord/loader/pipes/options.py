@@ -12,6 +12,7 @@ import numpy as np
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS
+from seqrecord.loader.pipes.camera_values import Camera, check_camera
 from seqrecord.loader.pipes.option_values import (
     FrameCache,
     FrameTransform,
@@ -51,7 +52,8 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
     from seqrecord.loader.clips.sample_tables import TableLike
-    from seqrecord.store.clips.transforms import Camera, ClipFunction, ClipTransform
+    from seqrecord.store.clips.transforms import Camera as CameraSteps
+    from seqrecord.store.clips.transforms import ClipFunction, ClipTransform
 
 MOST_THREADS = 1024  # of a loader, or of all sources of a mix
 _MOST_RANKS = (1 << 31) - 1
@@ -343,6 +345,17 @@ class ClipOptions:
             only is divided by 1, and zeros of padding are kept. This comes last: `frame_transform`
             and the functions of `clip_transform` receive stored values. Not for images, nor for
             features that a function changes.
+        camera: columns of the cameras of images, in one convention for all sources: `True`, or a
+            `Camera`. For each image that has one: `<image>_pose`, [batch, T, 4, 4], camera-to-world
+            with OpenCV's axes; `<image>_K`, [batch, T, 3, 3], in pixels of the image in the batch;
+            `<image>_distortion`, [batch, T, 14], in OpenCV's order, and
+            `<image>_distortion_model`, int64 [batch], 0 for none, 1 for OpenCV's, 2 for its fisheye
+            model. Unknown values are 0, and true in `<image>_pose_is_missing`,
+            `<image>_K_is_missing` and `<image>_distortion_is_missing`, bool [batch, T]. Positions
+            are in metres where `is_metric`, bool [batch], and `camera_offset`, float64 [batch, 3],
+            was subtracted from them. Poses and intrinsics are read although they are not in
+            `features`; they have the frames of their image. They are on the host. See
+            docs/cameras.md.
         output: "torch" (default): tensors. "numpy": writable NumPy arrays on the same memory, which
             is reused after the last array or view is gone. Extra columns are arrays as well. Give a
             DataLoader a `collate_fn` that keeps arrays; see docs/jax.md. Excludes `device` and
@@ -374,6 +387,7 @@ class ClipOptions:
     clip_transform: ClipTransform | None = _checked(None, _check_clip_transform)
     ragged: Ragged = _checked("list", _passes(check_ragged))
     vectors: Mapping[str, Vector] | None = _checked(None, check_vectors)
+    camera: bool | Camera | None = _checked(None, check_camera)
     output: str = _checked("torch", one_of("torch", "numpy"))
     seed: int = _checked(0, lambda _, value: check_seed(value))
 
@@ -478,7 +492,7 @@ class ClipOptions:
         return is_drawn or not self.built_ins.keys().isdisjoint(_STEPS)
 
     @property
-    def steps_and_functions(self) -> tuple[tuple[Camera, ...], tuple[ClipFunction, ...]]:
+    def steps_and_functions(self) -> tuple[tuple[CameraSteps, ...], tuple[ClipFunction, ...]]:
         """The parts of `clip_transform`: crops and flips of each camera, then functions."""
         if self.clip_transform is None:
             return (), ()

@@ -45,6 +45,7 @@ from seqrecord.store.text import shown_place
 if TYPE_CHECKING:
     from seqrecord.loader.clips.frame_lists import FrameLists
     from seqrecord.loader.engine.vectors import VectorSteps
+    from seqrecord.loader.pipes.camera_columns import CameraColumns
     from seqrecord.loader.pipes.draws import StepSampler
     from seqrecord.store.statistics.by_feature import Statistics
 
@@ -75,6 +76,7 @@ class View:
         is_deterministic: whether its results may stay in memory.
         unchanged_features: features that it leaves unchanged.
         draws: sampler of `clip_transform` parameters.
+        cameras: the columns of images' cameras, if requested.
         vectors: steps of features: normalization, placement.
         lengths: the number of frames of each of these features in a clip.
         nested: the features that come as nested tensors.
@@ -101,6 +103,7 @@ class View:
     is_deterministic: bool
     unchanged_features: frozenset[str]
     draws: NoDraws
+    cameras: CameraColumns | None = None
     vectors: VectorSteps = field(default_factory=dict)
     lengths: Mapping[str, int]
     nested: frozenset[str]
@@ -204,13 +207,20 @@ class View:
         columns = ClipColumns.of(
             self.clip_episodes,
             self.clip_frames.windows,
-            self.draws.columns,
+            self._drawn_columns,
             None if span is None else self.windows.usual,
             padded,
             distant,
             self.metadata,
         )
         return replace(columns, constants=constants)
+
+    @property
+    def _drawn_columns(self) -> Sequence[ClipColumn]:
+        """Columns of random parameters and cameras; these replace others of their names."""
+        camera_columns = [] if self.cameras is None else self.cameras.columns
+        names = {column.name for column in camera_columns}
+        return [*(c for c in self.draws.columns if c.name not in names), *camera_columns]
 
     def check_names(self, reserved: Sequence[str] = ()) -> None:
         """Raise `ClipError` if two entries of a batch have one name."""

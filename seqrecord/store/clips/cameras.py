@@ -125,6 +125,14 @@ class EpisodeCamera(NamedTuple):
         return [float("nan")] * (len(INTRINSICS) + 2)
 
 
+def camera_matrix(intrinsics: FloatArray, skew: FloatArray) -> FloatArray:
+    """Camera matrices K, float64[n, 3, 3], of fx, fy, cx, cy, [n, 4], and the skew, [n]."""
+    matrices = np.zeros((len(intrinsics), 3, 3))
+    matrices[:, 0, 0], matrices[:, 1, 1] = intrinsics[:, 0], intrinsics[:, 1]
+    matrices[:, :2, 2], matrices[:, 0, 1], matrices[:, 2, 2] = intrinsics[:, 2:], skew, 1
+    return matrices
+
+
 OWN_INTRINSICS = "_intrinsics"
 OWN_DISTORTION = "_distortion"
 

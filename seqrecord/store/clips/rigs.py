@@ -75,15 +75,14 @@ def pose_matrices(values: npt.NDArray[Any]) -> tuple[FloatArray, BoolArray]:
     poses = np.zeros((len(numbers), 4, 4))
     poses[:, 3, 3] = 1
     if numbers.shape[1] == len("xyzxyzw"):
-        norm = np.linalg.norm(numbers[:, 3:], axis=1)
-        missing |= ~(norm > 0)
+        missing[(numbers[:, 3:] == 0).all(axis=1)] = True
         quaternions = np.where(missing[:, None], (0, 0, 0, 1), numbers[:, 3:])
         poses[:, :3, :3] = rotations_of(quaternions)
         poses[:, :3, 3] = numbers[:, :3]
     else:
         poses[:, :3] = numbers[:, :12].reshape(-1, 3, 4)
         last_rows = np.broadcast_to((0, 0, 0, 1), (len(numbers), 4))
-        if numbers.shape[1] > 12:  # noqa: PLR2004 - [4, 4]
+        if numbers.shape[1] > 12:
             last_rows = numbers[:, 12:]
         _check_rigid(poses, last_rows, missing)
     poses[missing] = 0
@@ -192,8 +191,8 @@ def _kitti(metadata: Mapping[str, Any], image: str) -> FloatArray:
     projection = kitti_projection(metadata, image)
     pose = np.eye(4)
     pose[:3, 3] = -np.linalg.solve(projection[:, :3], projection[:, 3])
-    first = kitti_projection(metadata, "image_0")
-    pose[:3, 3] += np.linalg.solve(first[:, :3], first[:, 3])
+    origin = kitti_projection(metadata, "image_0")
+    pose[:3, 3] += np.linalg.solve(origin[:, :3], origin[:, 3])
     return pose
 
 
@@ -207,8 +206,8 @@ def _rigid(matrix: Any) -> FloatArray:
     poses, missing = pose_matrices(np.array(matrix, np.float64).reshape(1, 4, 4))
     if missing.any():
         raise ValueError("numbers that are not finite")
-    found: FloatArray = poses[0]
-    return found
+    pose: FloatArray = poses[0]
+    return pose
 
 
 _OPENCV = _Convention(_single, _no_change)
@@ -233,8 +232,11 @@ def image_poses(
     *,
     feature: str | None = None,
     axes: str | None = None,
-) -> ImagePoses:
+    may_lack: bool = False,
+) -> ImagePoses | None:
     """Where an image's camera poses come from, by the metadata of an episode.
+
+    `None` if the dataset has no poses, or, by its format's convention, none of this camera.
 
     Args:
         image: the feature.
@@ -243,27 +245,21 @@ def image_poses(
         images: the images of the loader, among which poses of a bag must be unambiguous.
         feature: the feature with the poses, instead of that of the format.
         axes: a key of `AXES`, instead of the axes of the format.
+        may_lack: whether an image of an unknown convention has no poses, instead of an error.
 
     Raises `ClipError` if the metadata does not tell the convention, or lacks a calibration.
     """
     convention = _convention(metadata)
-    if feature is None and convention is not None:
-        names = convention.features(image)
-        feature = next((name for name in names if name in pose_features), None)
-        if feature is None and len(pose_features) > 0:
-            raise _refused(image, f"a feature {names[0]}", ", ".join(sorted(pose_features)))
     if feature is None:
-        optical = [name for name in pose_features if _OPTICAL.fullmatch(name)]
-        if len(optical) == len(images) == 1:
-            feature = optical[0]
+        feature = _pose_feature(image, convention, pose_features, images)
+    if feature is None and (convention is not None or may_lack or not pose_features):
+        return None
     if feature is None:
         raise _refused(
             image,
-            'Camera(poses={"' + image + '": "…"}, axes="opencv"), the feature of its poses',
-            f"features of poses: {', '.join(sorted(pose_features)) or 'none'}",
+            'camera=Camera(poses={"' + image + '": "…"}, axes="opencv"), the feature of its poses',
+            f"features of poses: {', '.join(sorted(pose_features))}",
         )
-    if feature not in pose_features:
-        raise _refused(image, ", ".join(sorted(pose_features)) or "a feature of poses", feature)
     if axes is not None:
         return ImagePoses(feature, AXES[axes])
     if convention is None and _OPTICAL.fullmatch(feature):
@@ -271,7 +267,7 @@ def image_poses(
     if convention is None:
         raise _refused(
             image,
-            "Camera(axes=…), one of " + ", ".join(AXES) + "; or a metadata `convention` "
+            "camera=Camera(axes=…), one of " + ", ".join(AXES) + "; or a metadata `convention` "
             f'{{"pose": "{OPENCV_POSES}"}}',
             f"poses of feature {feature} without a convention",
         )
@@ -279,6 +275,23 @@ def image_poses(
         return ImagePoses(feature, convention.body_from_camera(metadata, image))
     except (KeyError, TypeError, ValueError, AttributeError, np.linalg.LinAlgError) as error:
         raise _refused(image, convention.needed, f"{type(error).__name__}: {error}") from error
+
+
+def _pose_feature(
+    image: str,
+    convention: _Convention | None,
+    pose_features: Collection[str],
+    images: Collection[str],
+) -> str | None:
+    """The feature with an image's poses, by convention or the names of a bag's frames."""
+    if convention is not None:
+        candidates = convention.features(image)
+        return next((name for name in candidates if name in pose_features), None)
+    optical_frames = [name for name in pose_features if _OPTICAL.fullmatch(name)]
+    if len(optical_frames) == len(images) == 1:
+        return optical_frames[0]
+    # A single feature whose axes the user names, see `image_poses`.
+    return next(iter(pose_features)) if len(pose_features) == len(images) == 1 else None
 
 
 def _convention(metadata: Mapping[str, Any]) -> _Convention | None:

@@ -1,0 +1,288 @@
+"""The cameras of a loader's images, by episode: sources of poses, intrinsics and distortion."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from seqrecord.errors import ClipError, located
+from seqrecord.loader.pipes.camera_frames import FloatArray, FrameValues
+from seqrecord.loader.pipes.camera_values import Camera
+from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.store.clips.cameras import (
+    OWN_DISTORTION,
+    OWN_INTRINSICS,
+    EpisodeCamera,
+    camera_matrix,
+)
+from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, lens_model, lens_of
+from seqrecord.store.clips.rigs import POSE_SHAPES, ImagePoses, image_poses
+from seqrecord.store.feature_kinds import (
+    are_intrinsics,
+    has_pixels,
+    is_camera_image,
+    is_distortion,
+    size_in,
+)
+from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.schema import FeatureSpec, Schema
+
+LENS_NUMBERS = {OPENCV: 1, FISHEYE: 2}
+"""The models in the column `<image>_distortion_model`; 0 is no distortion."""
+
+_MAX_EPISODES = 1 << 14  # with rigs in memory
+
+
+class Lens(NamedTuple):
+    """Number of the model, and coefficients, float64 [14], in OpenCV's order."""
+
+    model: int
+    coefficients: FloatArray
+
+
+class ImageRig(NamedTuple):
+    """The camera of an image in an episode.
+
+    `poses` is `None` if it has none; positions are multiplied by `scale`, which gives metres if
+    `is_metric`. `matrix` and `lens` come from the metadata, for resized frames; `None` if unknown.
+    """
+
+    poses: ImagePoses | None
+    scale: float
+    is_metric: bool
+    matrix: FloatArray | None
+    lens: Lens | None
+
+
+@dataclass(frozen=True)
+class ImageCamera:
+    """An image of the loader, and the features with its camera's values per frame.
+
+    `frame` is height and width of stored frames, `size` of frames resized on reading.
+    `stored_name` is its name in the record files, which metadata refers to.
+    """
+
+    name: str
+    stored_name: str
+    frame: tuple[int | None, ...]
+    size: tuple[int, int] | None
+    intrinsics: str | None
+    distortion: str | None
+
+    def in_metadata(self, metadata: Mapping[str, Any]) -> EpisodeCamera:
+        """Its camera in the metadata `camera`, which may have cameras by feature."""
+        cameras = metadata.get("camera")
+        names = cameras if isinstance(cameras, Mapping) else ()
+        name = self.name if self.name in names else self.stored_name
+        return EpisodeCamera(name, self.frame, self.size, has_distortion=True, has_skew=True)
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeRigs:
+    """The cameras of images in each episode. Picklable.
+
+    Attributes:
+        dataset: the dataset with the features of `values`.
+        camera: the argument of the loader.
+        images: the images that have cameras.
+        pose_features: features of poses by their stored names.
+        values: values per frame: poses, intrinsics, distortion.
+    """
+
+    dataset: Dataset
+    camera: Camera
+    images: Sequence[ImageCamera]
+    pose_features: Mapping[str, FeatureSpec]
+    values: FrameValues
+    _rigs: PerProcess[dict[int, dict[str, ImageRig]]] = field(
+        default_factory=lambda: PerProcess(dict), repr=False
+    )
+
+    @classmethod
+    def of(
+        cls, camera: Camera, dataset: Dataset, arrays: Mapping[str, ArraySpec], row: int
+    ) -> EpisodeRigs:
+        """Find the cameras of the images among `arrays`, by the episode in `row` of the index.
+
+        Raises `ClipError` if no image has a pose or intrinsics, and for poses of an unknown
+        convention.
+        """
+        schema = dataset.contents.index.schema.active
+        requested = camera.poses or {}
+        for name, feature in requested.items():
+            with located(ClipError, file=dataset.url, feature=name):
+                _check_requested(name, feature, schema, arrays)
+        names = _images(camera, dataset, arrays)
+        are_alike = len({dataset.features[name].stored.shape[:2] for name in names}) == 1
+        images = [_image(name, dataset, schema, may_share=are_alike) for name in names]
+        pose_features = {
+            dataset.contents.stored_name(name): spec
+            for name, spec in schema.items()
+            if (spec.kind == "pose" or name in requested.values()) and _are_poses(spec)
+        }
+        names = [spec.name for spec in pose_features.values()]
+        names += [name for image in images for name in (image.intrinsics, image.distortion) if name]
+        stored = dataset.resized(None)
+        values = FrameValues(stored.select(list(dict.fromkeys(names))) if names else stored)
+        rigs = cls(dataset, camera, images, pose_features, values)
+        return replace(rigs, images=rigs._with_cameras(row))
+
+    def _with_cameras(self, row: int) -> list[ImageCamera]:
+        """The images that have a pose or intrinsics in an episode."""
+        rigs = self.of_episode(row)
+        present, absent = list[ImageCamera](), list[str]()
+        for image in self.images:
+            rig = rigs[image.name]
+            has_matrix = rig.matrix is not None or image.intrinsics is not None
+            if rig.poses is not None or has_matrix:
+                present.append(image)
+            else:
+                absent.append(image.name)
+        if present:
+            if absent:
+                warn_once(f"{self.dataset.url}: camera: no pose and no intrinsics of {absent}")
+            return present
+        raise ClipError(
+            "camera: no image has a pose or intrinsics",
+            file=self.dataset.url,
+            episode=self.dataset.contents.index.key(row),
+            expected="a feature of kind pose; a feature of kind intrinsics; or metadata `camera` "
+            '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size',
+            got=f"images: {', '.join(absent) or 'none'}; features of poses: "
+            f"{', '.join(self.pose_features) or 'none'}",
+        )
+
+    def of_episode(self, row: int) -> dict[str, ImageRig]:
+        """The cameras in the episode in this row of the index, by image.
+
+        Raises `ClipError` for poses of an unknown convention.
+        """
+        cache = self._rigs.get()
+        if (rigs := cache.get(row)) is None:
+            index = self.dataset.contents.index
+            with located(ClipError, file=self.dataset.url, episode=index.key(row)):
+                metadata = index.episode_metadata(row)
+                rigs = {image.name: self._rig(image, metadata) for image in self.images}
+            if len(cache) > _MAX_EPISODES:  # another thread may clear it meanwhile
+                cache.clear()
+            cache[row] = rigs
+        return rigs
+
+    def _rig(self, image: ImageCamera, metadata: Mapping[str, Any]) -> ImageRig:
+        contents = self.dataset.contents
+        requested = (self.camera.poses or {}).get(image.name)
+        poses = image_poses(
+            image.stored_name,
+            metadata,
+            list(self.pose_features),
+            [other.stored_name for other in self.images],
+            feature=None if requested is None else contents.stored_name(requested),
+            axes=self.camera.axes,
+            may_lack=self.camera.poses is not None,
+        )
+        scale = None
+        if poses is not None:
+            spec = self.pose_features[poses.feature]
+            unit = None if spec.unit is None else spec.unit.partition(",")[0]  # one per number
+            scale, poses = size_in(unit, "m"), poses._replace(feature=spec.name)
+        matrix, lens = _camera_of(image, metadata)
+        return ImageRig(poses, scale or 1.0, scale is not None, matrix, lens)
+
+    def lens_number(self, image: ImageCamera, row: int, count: int) -> int | None:
+        """The model of `count` coefficients per frame; `None` if unknown."""
+        metadata = self.dataset.contents.index.episode_metadata(row)
+        camera = image.in_metadata(metadata).camera_in(metadata.get("camera"))
+        model = lens_model(camera, count)
+        return None if model is None else LENS_NUMBERS[model]
+
+
+def _camera_of(
+    image: ImageCamera, metadata: Mapping[str, Any]
+) -> tuple[FloatArray | None, Lens | None]:
+    """Matrix and lens of an image's camera in the metadata, of resized frames."""
+    camera = image.in_metadata(metadata)
+    columns = camera.columns(None, [metadata.get("camera")])
+    matrix: FloatArray | None = None
+    if not np.isnan(columns[camera.column]).any():
+        matrix = camera_matrix(columns[camera.column], columns[camera.skew_column])[0]
+    lens = lens_of(camera.camera_in(metadata.get("camera")))
+    if matrix is None or lens is None:
+        return matrix, None
+    coefficients = np.zeros(MAX_COEFFICIENTS)
+    coefficients[: len(lens[1])] = lens[1]
+    return matrix, Lens(LENS_NUMBERS[lens[0]] if any(lens[1]) else 0, coefficients)
+
+
+def _images(camera: Camera, dataset: Dataset, arrays: Mapping[str, ArraySpec]) -> list[str]:
+    """The images of the loader, or without any its depth maps; and features of `Camera.poses`."""
+    specs = {name: spec for name, spec in dataset.features.items() if name in arrays}
+    images = [name for name, spec in specs.items() if is_camera_image(name, spec, spec.kind)]
+    images = images or [name for name, spec in specs.items() if spec.kind == "depth"]
+    return list(dict.fromkeys([*images, *(camera.poses or {})]))
+
+
+def _image(name: str, dataset: Dataset, schema: Schema, *, may_share: bool) -> ImageCamera:
+    """`may_share`: whether a feature of intrinsics or distortion may be that of all images."""
+    stored_name, spec = dataset.contents.stored_name(name), dataset.features[name]
+    size = dataset.contents.sizes.get(name)
+    height, width = spec.stored.shape[:2]
+    return ImageCamera(
+        name,
+        stored_name,
+        (height, width),
+        size,
+        _feature_of((name, stored_name), OWN_INTRINSICS, _intrinsics(schema), schema, may_share),
+        _feature_of((name, stored_name), OWN_DISTORTION, _distortions(schema), schema, may_share),
+    )
+
+
+def _intrinsics(schema: Schema) -> list[str]:
+    return [n for n, spec in schema.items() if spec.kind == "intrinsics" and are_intrinsics(spec)]
+
+
+def _distortions(schema: Schema) -> list[str]:
+    return [n for n, spec in schema.items() if is_distortion(n, spec, spec.kind)]
+
+
+def _feature_of(
+    owners: Sequence[str],
+    ending: str,
+    features: Sequence[str],
+    schema: Collection[str],
+    may_share: bool,
+) -> str | None:
+    """The feature with values per frame of an image's camera: its own, or one of all images."""
+    for owner in owners:
+        if owner + ending in features:
+            return owner + ending
+    shared = [name for name in features if name.removesuffix(ending) not in {*schema} - {name}]
+    return shared[0] if may_share and len(shared) == 1 else None
+
+
+def _are_poses(spec: FeatureSpec) -> bool:
+    return spec.dtype.kind == "f" and spec.shape in POSE_SHAPES
+
+
+def _check_requested(
+    name: str, feature: str, schema: Schema, arrays: Mapping[str, ArraySpec]
+) -> None:
+    """Raise `ClipError` for an entry of `Camera.poses` that is no image, or no feature of poses."""
+    if name not in arrays or name not in schema or not has_pixels(schema[name]):
+        pixel_features = [n for n in arrays if n in schema and has_pixels(schema[n])]
+        raise ClipError(
+            "camera: not an image of the loader",
+            expected=f"one of {', '.join(pixel_features) or 'its images'}",
+            got=name,
+        )
+    if feature not in schema or not _are_poses(schema[feature]):
+        poses = [n for n, spec in schema.items() if _are_poses(spec)]
+        raise ClipError(
+            "camera: not a feature of poses",
+            expected=f"a feature of floats [7], [12], [16], [3, 4] or [4, 4]: {', '.join(poses)}",
+            got=str(schema.get(feature, feature)),
+        )

@@ -1,0 +1,80 @@
+"""Values of the loaders' argument `camera`, checked when they are created."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from seqrecord.store.clips.rigs import AXES
+from seqrecord.store.units import are_names, check, raise_if
+
+LARGE, START = "large", "first"
+
+_DTYPES = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Camera:
+    """Cameras in batches: the argument `camera` of loaders.
+
+    Example:
+        camera = seqrecord.Camera(poses={"image": "pose"}, axes="opencv", inverse=True)
+        pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2, camera=camera)
+        batch = next(iter(pipe))
+        print(batch["image_pose"].shape)  # [2, 4, 4, 4]
+
+    Args:
+        dtype: dtype of the columns, "float32" (default) or "float64". They are computed as float64.
+        inverse: deliver world-to-camera (extrinsics) instead of camera-to-world.
+        recenter: the offset that is subtracted from the positions of a clip, of all its cameras.
+            "large" (default): the multiples of 8192 m that are nearest to the clip's first known
+            position. They are 0 within 4096 m of the origin; beyond, float32 would round positions
+            to millimetres and more. "first": the clip's first known position. `None`: none. The
+            column `camera_offset` has it.
+        poses: features with the poses of images, by image, for datasets whose metadata does not
+            tell. Images of an unknown convention that are not named here have no poses. Features
+            named here get columns even if they are no images, for example depth maps.
+        axes: axes of the cameras of stored poses, for datasets whose metadata does not tell:
+            "opencv" (x right, y down, z forward), "opengl" (y up, z backward), "ned" (x forward, y
+            right, z down) or "ros" (x forward, y left, z up). Poses are camera-to-world.
+    """
+
+    dtype: str = "float32"
+    inverse: bool = False
+    recenter: str | None = LARGE
+    poses: Mapping[str, str] | None = None
+    axes: str | None = None
+
+    def __post_init__(self) -> None:
+        """Raise `ClipError` for an invalid value."""
+        _check_word("dtype", self.dtype, _DTYPES)
+        is_flag = isinstance(self.inverse, (bool, np.bool_))
+        check("inverse of a Camera", self.inverse, is_flag, "True or False")
+        _check_word("recenter", self.recenter, (LARGE, START, None))
+        _check_word("axes", self.axes, (*AXES, None))
+        if self.poses is not None:
+            poses: Any = self.poses
+            is_right = isinstance(poses, Mapping) and are_names(poses)
+            is_right = is_right and are_names([*poses.values()])
+            expected = 'a dict of features by image, such as {"image": "pose"}'
+            object.__setattr__(
+                self, "poses", {**check("poses of a Camera", poses, is_right, expected)}
+            )
+
+
+def check_camera(name: str, value: Any) -> Camera | None:
+    """Return the `Camera` of an argument; `None` for false."""
+    if isinstance(value, (bool, np.bool_)):
+        return Camera() if value else None
+    expected = "True, False or a seqrecord.Camera(…)"
+    camera: Camera = check(name, value, isinstance(value, Camera), expected)
+    return camera
+
+
+def _check_word(argument: str, value: Any, words: tuple[str | None, ...]) -> None:
+    is_word = value is None or isinstance(value, str)
+    expected = " or ".join(map(repr, words))
+    raise_if(not (is_word and value in words), f"invalid {argument} of a Camera", expected, value)

@@ -1,0 +1,98 @@
+"""Cameras in batches: rendered spots of known points are where poses and intrinsics put them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import seqrecord
+from seqrecord import SeqRecordPipe, open_source
+from tests.formats.camera_originals import ORIGINALS, Original
+from tests.formats.cases import index_source
+from tests.formats.format_cases.scenes import spot_errors
+from tests.kit.lenses import project
+
+Array = npt.NDArray[Any]
+
+MODELS = ("opencv", "opencv", "opencv_fisheye")
+MIRROR = np.diag([-1.0, 1.0, 1.0, 1.0])
+
+
+@pytest.fixture(params=ORIGINALS)
+def original(request: pytest.FixtureRequest) -> Original:
+    return ORIGINALS[request.param]
+
+
+def written(original: Original, folder: Path, *, in_place: bool = False) -> Path:
+    """A dataset of the original."""
+    original.write(folder / "original")
+    source, place = open_source(folder / "original"), folder / "records"
+    if in_place:
+        index_source(source, place, workers=1)
+    else:
+        seqrecord.convert(source, place, workers=1)
+    return place
+
+
+def camera_points(batch: Any, image: str, clip: int, points: Array) -> Array:
+    """Points [T, P, 3] in the cameras of a clip's frames, whose world is mirrored in flips."""
+    is_flipped = "flipped" in batch and bool(batch["flipped"][clip])
+    world = (points * [-1, 1, 1] if is_flipped else points) - batch["camera_offset"][clip].numpy()
+    poses = np.linalg.inv(batch[f"{image}_pose"][clip].double().numpy())
+    seen: Array = world @ poses[:, :3, :3].swapaxes(1, 2) + poses[:, None, :3, 3]
+    return seen
+
+
+def pixels_of(batch: Any, image: str, clip: int, points: Array) -> Array:
+    """Pixels [T, P, 2] of points, by the columns of a batch."""
+    lens = batch[f"{image}_distortion"][clip].double().numpy()
+    model = MODELS[int(batch[f"{image}_distortion_model"][clip])]
+    pixels = []
+    for t, seen in enumerate(camera_points(batch, image, clip, points)):
+        matrix = batch[f"{image}_K"][clip, t].double().numpy()
+        numbers = matrix[[0, 1, 0, 1], [0, 1, 2, 2]]
+        pixels.append(project(seen, numbers, lens[t], model, matrix[0, 1]))
+    return np.stack(pixels)
+
+
+def errors_of(batch: Any, image: str, points: Array) -> list[float]:
+    """Distances in pixels between spots and reprojected points, of all clips."""
+    errors = []
+    for clip, frames in enumerate(batch[image].numpy()):
+        assert not batch[f"{image}_K_is_missing"][clip].any()
+        assert not batch[f"{image}_pose_is_missing"][clip].any()
+        for frame, pixels in zip(frames, pixels_of(batch, image, clip, points), strict=True):
+            errors += spot_errors(frame if frame.ndim == 3 else frame[..., None], pixels)
+    return errors
+
+
+def assert_rigid(batch: Any, image: str) -> None:
+    """Assert that poses are rotations and translations, of determinant 1."""
+    poses = batch[f"{image}_pose"].double()
+    identity = torch.eye(3, dtype=torch.float64).expand(*poses.shape[:2], 3, 3)
+    rotations = poses[..., :3, :3]
+    assert torch.allclose(rotations @ rotations.transpose(2, 3), identity, atol=1e-5)
+    assert torch.allclose(torch.linalg.det(rotations), torch.tensor(1.0, dtype=torch.float64))
+    assert (poses[..., 3, :] == torch.tensor([0, 0, 0, 1])).all()
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_points_reproject_to_their_spots(
+    original: Original, in_place: bool, tmp_path: Path
+) -> None:
+    place = written(original, tmp_path, in_place=in_place)
+    images = list(original.images)
+    pipe = SeqRecordPipe(place, clip_len=3, features=images, batch_size=2, camera=True)
+    for batch in pipe:
+        assert (batch["is_metric"] == original.is_metric).all()
+        for image in images:
+            assert batch[f"{image}_pose"].dtype == torch.float32
+            assert_rigid(batch, image)
+            errors = errors_of(batch, image, original.points)
+            assert len(errors) >= 6
+            assert max(errors) < 0.1
