@@ -210,8 +210,9 @@ def _camera_of(
     matrix: FloatArray | None = None
     if not np.isnan(columns[camera.column]).any():
         matrix = camera_matrix(columns[camera.column], columns[camera.skew_column])[0]
-    lens = lens_of(camera.camera_in(metadata.get("camera")))
-    if matrix is None or lens is None:
+    # Sources declare distortion: a camera without an entry has none.
+    lens = lens_of(camera.camera_in(metadata.get("camera")) or {})
+    if lens is None or (matrix is None and image.intrinsics is None):
         return matrix, None
     coefficients = np.zeros(MAX_COEFFICIENTS)
     coefficients[: len(lens[1])] = lens[1]

@@ -12,7 +12,7 @@ camera with other axes, or of the body that carries the cameras. A rig converts 
 | EuRoC | of the sensor of the ground truth | `T_BS` of the sensor and of the camera |
 | KITTI odometry | of `image_0`, OpenCV axes | baselines, of P0 to P3 |
 | scenes, and every dataset whose metadata `convention` says so | OpenCV axes | identity |
-| bags | of an optical frame of /tf (REP 103) | identity |
+| bags | of the optical frame of a camera in /tf (REP 103); `camera_poses` names it | identity |
 
 References: https://github.com/castacks/tartanair_tools/blob/master/data_type.md,
 https://cvg.cit.tum.de/data/datasets/rgbd-dataset/file_formats, the readme of KITTI's odometry
@@ -36,6 +36,9 @@ BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 OPENCV_POSES = "camera-to-world, OpenCV axes: x right, y down, z forward"
 """Value of `convention["pose"]` in the metadata of episodes with poses in this convention."""
+
+CAMERA_POSES = "camera_poses"
+"""Entry of the metadata: features with poses in this convention, by image."""
 
 POSE_SHAPES: tuple[tuple[int, ...], ...] = ((7,), (12,), (16,), (3, 4), (4, 4))
 """Shapes of poses: x y z and a quaternion x y z w, or a matrix in the order of rows."""
@@ -71,7 +74,7 @@ def pose_matrices(values: npt.NDArray[Any]) -> tuple[FloatArray, BoolArray]:
     `frame`.
     """
     numbers = np.asarray(values, np.float64).reshape(len(values), -1)
-    missing: BoolArray = ~np.isfinite(numbers).all(axis=1)
+    missing: BoolArray = np.logical_not(np.isfinite(numbers).all(axis=1))
     poses = np.zeros((len(numbers), 4, 4))
     poses[:, 3, 3] = 1
     if numbers.shape[1] == len("xyzxyzw"):
@@ -250,6 +253,9 @@ def image_poses(
     Raises `ClipError` if the metadata does not tell the convention, or lacks a calibration.
     """
     convention = _convention(metadata)
+    declared = metadata.get(CAMERA_POSES)
+    if feature is None and isinstance(declared, Mapping) and declared.get(image) in pose_features:
+        return ImagePoses(declared[image], AXES["opencv"])
     if feature is None:
         feature = _pose_feature(image, convention, pose_features, images)
     if feature is None and (convention is not None or may_lack or not pose_features):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,21 @@ class ImageCameras:
         }
         metadata = {"camera": camera if any(camera.values()) else {}, "camera_unknown": reasons}
         return {name: content for name, content in metadata.items() if content}
+
+    def pose_features(self, recording: Recording, frames: Mapping[str, str]) -> dict[str, str]:
+        """Return the feature with the poses of each image's camera.
+
+        The frame of a CameraInfo is its camera's optical frame. `frames` has frames by feature.
+        """
+        features = {frame.strip("/"): feature for feature, frame in frames.items()}
+        poses: dict[str, str] = {}
+        for topic, images in self.topics.items() if features else ():
+            with suppress(SourceError, ValueError):  # reported where the camera is read
+                for _, data, _ in islice(recording.messages([topic]), 1):
+                    frame = ros_message(recording.topics[topic], data).header.frame_id.strip("/")
+                    if frame in features:
+                        poses |= dict.fromkeys(images, features[frame])
+        return poses
 
     def check_messages(
         self, recording: Recording, messages: Iterator[tuple[str, bytes, Path]]

@@ -29,6 +29,7 @@ from seqrecord.formats.sources.mcap.topics import LAYOUT, TopicSource, is_video,
 from seqrecord.formats.sources.mcap.transforms import read_poses
 from seqrecord.formats.sources.mcap.videos import TopicVideo, decode_videos, num_before_start
 from seqrecord.in_place.boundary import reader_boundary
+from seqrecord.store.clips.rigs import CAMERA_POSES
 from seqrecord.store.originals.protocol import EpisodeInfo, SourceFormat
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.schema import Frame
@@ -58,7 +59,8 @@ class McapSource(TopicSource):
     unless `map` names them.
 
     The CameraInfo beside an image (`/front/camera_info` for `/front/image_raw`) is its `camera` in
-    the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`.
+    the metadata: intrinsics, size and distortion, for `/front/image_rect…` from `P`. If `poses` has
+    its frame, `camera_poses` in the metadata names the feature with the camera's poses.
 
     `/camera/image_raw` becomes the feature `camera.image_raw`. Messages with several values give
     several features, for example `imu.data.orientation` [x, y, z, w], `imu.data.angular_velocity`
@@ -264,6 +266,8 @@ class McapSource(TopicSource):
         if names:
             metadata["names"] = names
         metadata |= self.cameras.metadata(recording)
+        if camera_poses := self.cameras.pose_features(recording, self.frame_ids):
+            metadata[CAMERA_POSES] = camera_poses
         return EpisodeInfo(recording.key, len(aligned.clock), metadata, fps=aligned.fps)
 
 
