@@ -94,7 +94,7 @@ class FrameFolder:
         return cached_frames
 
 
-class _Kept(NamedTuple):
+class _CachedFeature(NamedTuple):
     """Group of a cached name, bytes of a frame, place in the cache, and its source features."""
 
     group: int
@@ -134,9 +134,9 @@ class CachedRows(NamedTuple):
     there: Bools
     entries: Mapping[int, CacheEntry | None]
 
-    def take(self, some: Any) -> CachedRows:
+    def take(self, index: Any) -> CachedRows:
         """The frames of an index, a mask or a slice."""
-        return self._replace(read=self.read[some], there=self.there[some])
+        return self._replace(read=self.read[index], there=self.there[index])
 
 
 class CachedFrames:
@@ -150,7 +150,7 @@ class CachedFrames:
         self._cache, self._index, self._reader = cache, index, reader
         self.features: dict[int, list[str]] = {}
         """Names of the features, or results, of each group that has any."""
-        self._kept: dict[str, _Kept] = {}
+        self._cached_features: dict[str, _CachedFeature] = {}
         self._tags: dict[tuple[int, int], npt.NDArray[np.uint64]] = {}
         self._last_use = time.time_ns()
         _register(self)
@@ -158,9 +158,14 @@ class CachedFrames:
         self._results: dict[Any, CachedFrames] = {}
         for name, spec in reader.features.items():
             if is_costly(spec):
-                self._take(name, _Kept(spec.group, spec.nbytes, _place(spec), [name]))
-        others = {spec.group for name, spec in reader.features.items() if name not in self._kept}
-        self._whole = self.features.keys() - others  # groups of which all features are here
+                self._take(name, _CachedFeature(spec.group, spec.nbytes, _place(spec), [name]))
+        uncached_groups = {
+            spec.group
+            for name, spec in reader.features.items()
+            if name not in self._cached_features
+        }
+        # Groups of which all features are here.
+        self._whole = self.features.keys() - uncached_groups
 
     def of_results(
         self, leading: int, specs: Mapping[str, ArraySpec], key: str | None
@@ -174,29 +179,29 @@ class CachedFrames:
         has_gaps = any(self._reader.raw[spec.group].has_gaps for spec in features.values())
         if key is None or None in sizes or has_gaps:
             return None
-        known = leading, key, *specs.items()
-        if (found := self._results.get(known)) is not None:
-            return found
-        found = CachedFrames(self._cache, self._index, self._reader)
-        found.features, found._whole = {}, {leading}
+        identity = leading, key, *specs.items()
+        if (results := self._results.get(identity)) is not None:
+            return results
+        results = CachedFrames(self._cache, self._index, self._reader)
+        results.features, results._whole = {}, {leading}
         places = {n: [_place(s), s.value, s.kind, s.unit] for n, s in features.items()}
         for name, spec in specs.items():
             facts = [key, name, spec.dtype.str, spec.shape, places]
             place = "transformed frames " + json.dumps(facts)
-            found._take(name, _Kept(leading, spec.nbytes, place, [*features]))
-        return self._results.setdefault(known, found)
+            results._take(name, _CachedFeature(leading, spec.nbytes, place, [*features]))
+        return self._results.setdefault(identity, results)
 
-    def _take(self, name: str, kept: _Kept) -> None:
-        self.features.setdefault(kept.group, []).append(name)
-        self._kept[name] = kept
+    def _take(self, name: str, cached_feature: _CachedFeature) -> None:
+        self.features.setdefault(cached_feature.group, []).append(name)
+        self._cached_features[name] = cached_feature
 
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
         """Whether all features of these frames of a group seem to be there."""
         return group in self._whole and all(
             (entry := self._entry(name, row)) is not None
-            and self._cache.covers(entry, first, some.stop - some.start)
+            and self._cache.covers(entry, slot, part.stop - part.start)
             for name in self.features[group]
-            for some, row, first in self._runs(name, chunk, frame, frame)
+            for part, row, slot in self._runs(name, chunk, frame, frame)
         )
 
     def read(
@@ -209,14 +214,14 @@ class CachedFrames:
         absent, read = ~self._present([name], chunk, frame), np.zeros(len(frame), np.bool_)
         out[rows[absent]] = 0  # as decoding leaves frames without the feature
         entries: dict[int, CacheEntry | None] = {}
-        for some, row, first in self._runs(name, chunk, frame, rows):
+        for part, row, slot in self._runs(name, chunk, frame, rows):
             if row not in entries:
                 for reference in self._sources(name, row).references:
                     self._reader.external.files.check(reference)
                 entries[row] = self._entry(name, row)
             if (entry := entries[row]) is not None:
-                start = first * entry.slot_bytes
-                read[some] = self._cache.read(entry, start, _bytes(out, rows, some))
+                start = slot * entry.slot_bytes
+                read[part] = self._cache.read(entry, start, _bytes(out, rows, part))
         return CachedRows(read, absent | read, entries)
 
     def add(
@@ -237,20 +242,20 @@ class CachedFrames:
         if not self._cache.is_filling:
             return
         decoded = {PageKey(p.chunk.group, p.chunk.row, p.feature): (p, data) for p, data in pages}
-        group, features = self._kept[name].group, self._reader.features.items()
+        group, features = self._cached_features[name].group, self._reader.features.items()
         names = [name, *(n for n, s in features if s.group == group)]
         whole = self._present(names, chunk, frame)
         chunk, frame, rows = chunk[whole], frame[whole], rows[whole]
         sound: dict[int, bool] = {}
-        for some, row, first in self._runs(name, chunk, frame, rows):
+        for part, row, slot in self._runs(name, chunk, frame, rows):
             if (entry := entries.get(row)) is None:
                 continue
             if row not in sound:
                 sound[row] = self._is_sound(name, row, entry, decoded)
             if sound[row]:
                 total = int(self._index.groups[group].num_frames[row])
-                data, size = _bytes(out, rows, some), entry.slot_bytes
-                slots = {first + i: data[i * size :][:size] for i in range(len(data) // size)}
+                data, size = _bytes(out, rows, part), entry.slot_bytes
+                slots = {slot + i: data[i * size :][:size] for i in range(len(data) // size)}
                 self._cache.add(entry, total * size, slots, self._protected)
 
     def _is_sound(
@@ -279,30 +284,30 @@ class CachedFrames:
         Each with its slice, chunk row, and first frame in the chunk.
         """
         runs = []
-        table = self._index.groups[self._kept[name].group]
-        first, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
+        table = self._index.groups[self._cached_features[name].group]
+        slot, present = frame - table.first_frame[chunk], self._present([name], chunk, frame)
         for begin, stop in pairwise(run_bounds(frame, rows, constant=2 * chunk + present)):
             if present[begin]:
-                runs.append((slice(begin, stop), int(chunk[begin]), int(first[begin])))
+                runs.append((slice(begin, stop), int(chunk[begin]), int(slot[begin])))
         return runs
 
     def _present(self, names: list[str], chunk: IntArray, frame: IntArray) -> Bools:
         """Whether frames have all these features of a group, bool[n]; a transform needs all."""
-        found, group = np.ones(len(frame), np.bool_), self._kept[names[0]].group
+        present, group = np.ones(len(frame), np.bool_), self._cached_features[names[0]].group
         table = self._index.groups[group]
         if not self._reader.raw[group].has_gaps:
-            return found
+            return present
         for begin, stop in pairwise(run_bounds(constant=chunk)):
             row = int(chunk[begin])
             for name in filter(table.schema.__contains__, names):
-                if (there := _present_frames(table, row, name)) is not None:
-                    found[begin:stop] &= there[frame[begin:stop] - table.first_frame[row]]
-        return found
+                if (has_feature := _present_frames(table, row, name)) is not None:
+                    present[begin:stop] &= has_feature[frame[begin:stop] - table.first_frame[row]]
+        return present
 
     def _entry(self, name: str, row: int) -> CacheEntry | None:
         """The entry of a chunk's frames; `None` if a file that it depends on has no identity."""
         self._last_use = time.time_ns()
-        kept, sources = self._kept[name], self._sources(name, row)
+        cached_feature, sources = self._cached_features[name], self._sources(name, row)
         states = [self._reader.file_state(page.group, page.row) for page in sources.raw]
         for reference in sources.references:
             states += self._reader.external.files.states(reference)
@@ -311,50 +316,54 @@ class CachedFrames:
         identity = sources.identity
         if states:
             identity += hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return CacheEntry(kept.place, identity, kept.nbytes, sources.tag)
+        return CacheEntry(cached_feature.place, identity, cached_feature.nbytes, sources.tag)
 
     def _sources(self, name: str, row: int) -> _Sources:
         """What the entry of a chunk's frames depends on."""
-        if (found := self._known.get((row, name))) is None:
+        if (sources := self._known.get((row, name))) is None:
             if len(self._known) >= _MOST_PAGES:
                 self._known.clear()
-            found = self._known[row, name] = self._sources_of(self._kept[name], row)
-        return found
+            sources = self._known[row, name] = self._sources_of(self._cached_features[name], row)
+        return sources
 
-    def _sources_of(self, kept: _Kept, row: int) -> _Sources:
-        digest, table = hashlib.sha256(), self._index.groups[kept.group]
-        found = _Sources("", [], [], [], self._tag(kept, row))
-        for feature in kept.sources:
-            other = self._index.groups[self._reader.features[feature].group]
-            for key in self._pages_beside(kept.group, row, feature):
-                column = other.schema.position(feature)
+    def _sources_of(self, cached_feature: _CachedFeature, row: int) -> _Sources:
+        digest, table = hashlib.sha256(), self._index.groups[cached_feature.group]
+        sources = _Sources("", [], [], [], self._tag(cached_feature, row))
+        for feature in cached_feature.sources:
+            source_table = self._index.groups[self._reader.features[feature].group]
+            for key in self._pages_beside(cached_feature.group, row, feature):
+                column = source_table.schema.position(feature)
                 # Equal pages may meet at another offset in another dataset.
-                shift = int(other.first_frame[key.row]) - int(table.first_frame[row])
-                facts = [shift, other.page_digest[key.row, column].tobytes().hex()]
+                shift = int(source_table.first_frame[key.row]) - int(table.first_frame[row])
+                facts = [shift, source_table.page_digest[key.row, column].tobytes().hex()]
                 reference = self._reader.reference(key.group, key.row, feature)
                 if reference is not None:
-                    found.references.append(reference)
-                elif page_kind(other.schema[feature]).in_slices:
-                    present = _present_frames(other, key.row, feature)
+                    sources.references.append(reference)
+                elif page_kind(source_table.schema[feature]).in_slices:
+                    present = _present_frames(source_table, key.row, feature)
                     bits = "" if present is None else np.packbits(present).tobytes().hex()
-                    numbers = (other.offset, other.num_frames, other.page_length[:, column])
+                    numbers = (
+                        source_table.offset,
+                        source_table.num_frames,
+                        source_table.page_length[:, column],
+                    )
                     facts += [bits, *(int(column[key.row]) for column in numbers)]
-                    found.raw.append(key)
+                    sources.raw.append(key)
                 else:
-                    found.hashed.append(key)
+                    sources.hashed.append(key)
                 digest.update(json.dumps(facts).encode())
-        return found._replace(identity=digest.hexdigest())
+        return sources._replace(identity=digest.hexdigest())
 
-    def _tag(self, kept: _Kept, row: int) -> str:
+    def _tag(self, cached_feature: _CachedFeature, row: int) -> str:
         """How the digest of an entry's page begins, in its own group."""
-        _, column = self._tagged(kept)
-        page = self._index.groups[kept.group].page_digest[row, column]
+        _, column = self._tagged(cached_feature)
+        page = self._index.groups[cached_feature.group].page_digest[row, column]
         return str(page[:_TAG_BYTES].tobytes().hex())
 
-    def _tagged(self, kept: _Kept) -> tuple[str, int]:
+    def _tagged(self, cached_feature: _CachedFeature) -> tuple[str, int]:
         """The feature, and its column, whose pages begin the names of entries' files."""
-        schema = self._index.groups[kept.group].schema
-        feature = next(name for name in kept.sources if name in schema)
+        schema = self._index.groups[cached_feature.group].schema
+        feature = next(name for name in cached_feature.sources if name in schema)
         return feature, schema.position(feature)
 
     def _protected(self, place: str, names: list[str]) -> Bools:
@@ -363,43 +372,48 @@ class CachedFrames:
         See `CacheFolder`. In use are this dataset and all datasets that this process has read since
         the cache was opened: otherwise sources of a mix would evict one another.
         """
-        found, since = np.zeros(len(names), np.bool_), self._cache.keep_since
+        is_in_use, since = np.zeros(len(names), np.bool_), self._cache.keep_since
         for user in _users_of(self._cache):
             if user is self or user._last_use >= since:
-                found |= user._has_files(place, names)
-        return found
+                is_in_use |= user._has_files(place, names)
+        return is_in_use
 
     def _has_files(self, place: str, names: list[str]) -> Bools:
         """Whether files, in the folder of a place, are of this dataset, bool[n].
 
         By their tags: one in 2^64 / chunks may be of another dataset.
         """
-        found = np.zeros(len(names), np.bool_)
-        for kept in self._kept.values():
-            if hash_of_place(kept.place) == place:
+        has_tag = np.zeros(len(names), np.bool_)
+        for cached_feature in self._cached_features.values():
+            if hash_of_place(cached_feature.place) == place:
                 tags = b"".join(bytes.fromhex(name[: 2 * _TAG_BYTES]) for name in names)
-                numbers, own = np.frombuffer(tags, np.uint64), self._sorted_tags(kept)
-                nearest = np.searchsorted(own, numbers).clip(max=len(own) - 1)
-                found |= own[nearest] == numbers
-        return found
+                numbers, own_tags = (
+                    np.frombuffer(tags, np.uint64),
+                    self._sorted_tags(cached_feature),
+                )
+                nearest = np.searchsorted(own_tags, numbers).clip(max=len(own_tags) - 1)
+                has_tag |= own_tags[nearest] == numbers
+        return has_tag
 
-    def _sorted_tags(self, kept: _Kept) -> npt.NDArray[np.uint64]:
+    def _sorted_tags(self, cached_feature: _CachedFeature) -> npt.NDArray[np.uint64]:
         """The tags of a cached name's entries: sorted once, since each eviction looks here."""
-        column = self._tagged(kept)[1]
-        if (tags := self._tags.get((kept.group, column))) is None:
-            digests = self._index.groups[kept.group].page_digest[:, column, :_TAG_BYTES]
+        column = self._tagged(cached_feature)[1]
+        if (tags := self._tags.get((cached_feature.group, column))) is None:
+            digests = self._index.groups[cached_feature.group].page_digest[:, column, :_TAG_BYTES]
             tags = np.sort(np.ascontiguousarray(digests).view(np.uint64).reshape(-1))
-            self._tags[kept.group, column] = tags
+            self._tags[cached_feature.group, column] = tags
         return tags
 
     def _pages_beside(self, group: int, row: int, feature: str) -> Iterator[PageKey]:
         """The pages of a feature that have frames of a chunk."""
-        other = self._reader.features[feature].group
-        table, others = self._index.groups[group], self._index.groups[other]
-        first, episode = int(table.first_frame[row]), table.episode_of(row)
-        ends = np.array([max(first, 0), first + int(table.num_frames[row]) - 1])
-        begin, last = others.chunks_of(episode, ends).tolist()
-        yield from (PageKey(other, number, feature) for number in range(begin, last + 1))
+        other_group = self._reader.features[feature].group
+        table, other_table = self._index.groups[group], self._index.groups[other_group]
+        start, episode = int(table.first_frame[row]), table.episode_of(row)
+        ends = np.array([max(start, 0), start + int(table.num_frames[row]) - 1])
+        begin, last_chunk = other_table.chunks_of(episode, ends).tolist()
+        yield from (
+            PageKey(other_group, number, feature) for number in range(begin, last_chunk + 1)
+        )
 
 
 _users: weakref.WeakSet[CachedFrames] = weakref.WeakSet()
@@ -430,13 +444,13 @@ def is_costly(spec: FeatureSpec) -> bool:
 
 def _place(spec: FeatureSpec) -> str:
     """Text of everything that determines decoded frames, beside their page."""
-    stored = spec.stored
+    stored_spec = spec.stored
     facts = {
         "dtype": spec.dtype.str,
         "shape": spec.shape,
-        "stored": stored.shape,
+        "stored": stored_spec.shape,
         "smooth": is_smooth(spec),
-        "codec": stored.codec,
+        "codec": stored_spec.codec,
         "revision": _REVISION,
         "libraries": {package: _version(package) for package in _PACKAGES},
     }
@@ -450,7 +464,7 @@ def _version(package: str) -> str | None:
         return None
 
 
-def _bytes(out: npt.NDArray[Any], rows: IntArray, some: slice) -> memoryview:
+def _bytes(out: npt.NDArray[Any], rows: IntArray, part: slice) -> memoryview:
     """Memory of consecutive rows."""
-    first, count = int(rows[some.start]), some.stop - some.start
-    return out[first : first + count].reshape(-1).view(np.uint8).data
+    start, count = int(rows[part.start]), part.stop - part.start
+    return out[start : start + count].reshape(-1).view(np.uint8).data

@@ -48,7 +48,7 @@ class FrameLists(ClipWindow):
 
     @classmethod
     def of(
-        cls, episode: IntArray, frames: IntArray, most: int | None = None
+        cls, episode: IntArray, frames: IntArray, max_frames: int | None = None
     ) -> tuple[FrameLists, IntArray]:
         """Build excerpts of at most `most` frames (or the frames of one clip).
 
@@ -59,22 +59,24 @@ class FrameLists(ClipWindow):
         order = np.lexsort((frames.min(axis=1), episode))  # then as listed
         episode, frames = episode[order], frames[order]
         excerpt = np.cumsum(np.diff(episode, prepend=episode[:1]) != 0)
-        if most is not None:
-            excerpt = _divided(excerpt, frames, most)
+        if max_frames is not None:
+            excerpt = _divided(excerpt, frames, max_frames)
         keys = frame_keys(excerpt[:, None], frames)
-        found, places = np.unique(keys, return_inverse=True)
-        owner, inside = split_keys(found)
+        unique_keys, places = np.unique(keys, return_inverse=True)
+        owner, frames_of_excerpts = split_keys(unique_keys)
         count = int(excerpt[-1]) + 1
-        first = np.searchsorted(owner, np.arange(count + 1))
-        places = places.reshape(keys.shape) - first[excerpt][:, None]
+        offsets = np.searchsorted(owner, np.arange(count + 1))
+        places = places.reshape(keys.shape) - offsets[excerpt][:, None]
         # The start is the first place, or the next one that no other clip has as its start.
-        number, apart = np.arange(len(excerpt)), 4 * (len(excerpt) + len(found) + 1)
+        number, apart = np.arange(len(excerpt)), 4 * (len(excerpt) + len(unique_keys) + 1)
         begin = np.searchsorted(excerpt, excerpt)
         early = places.min(axis=1) - (number - begin) + excerpt * apart
         start = np.maximum.accumulate(early) - excerpt * apart + (number - begin)
         owners = episode[np.searchsorted(excerpt, np.arange(count))]
         length_of = None if (lengths == frames.shape[1]).all() else lengths[order]
-        return cls(owners, first, inside, excerpt, start, places, length_of, most), order
+        return cls(
+            owners, offsets, frames_of_excerpts, excerpt, start, places, length_of, max_frames
+        ), order
 
     def __len__(self) -> int:
         return len(self.episode)
@@ -121,16 +123,18 @@ class FrameLists(ClipWindow):
         owner = np.repeat(np.arange(len(self)), self.num_frames)
         row = self.episode[owner]
         groups = []
-        for some in episodes.groups:
-            grid = some if some.stored_grid is None else some.stored_grid
+        for group in episodes.groups:
+            grid = group if group.stored_grid is None else group.stored_grid
             chunk = grid.row(row, grid.place(row, self.frames))
             begins = np.flatnonzero(
                 (np.diff(owner, prepend=-1) != 0) | (np.diff(chunk, prepend=-1) != 0)
             )
             first_chunk = np.searchsorted(begins, self.first[:-1])
             first_frame = begins - self.first[owner[begins]]
-            found = ChunkGrid.of(self.num_frames, first_chunk, first_frame, group=grid.group)
-            groups.append(replace(found, rows=chunk[begins], by_frame=grid.by_frame))
+            grid_of_excerpts = ChunkGrid.of(
+                self.num_frames, first_chunk, first_frame, group=grid.group
+            )
+            groups.append(replace(grid_of_excerpts, rows=chunk[begins], by_frame=grid.by_frame))
         return EpisodeLayout(self.num_frames, tuple(groups), episodes.leading)
 
     # ---- `ClipWindow`, for all features
@@ -158,24 +162,24 @@ class FrameLists(ClipWindow):
 
 def with_last_repeated(frames: IntArray) -> IntArray:
     """Frames, int64[n, T], with -1 behind shorter lists replaced by their last frame."""
-    last = np.maximum((frames >= 0).sum(axis=1) - 1, 0)
-    return np.where(frames < 0, np.take_along_axis(frames, last[:, None], axis=1), frames)
+    last_place = np.maximum((frames >= 0).sum(axis=1) - 1, 0)
+    return np.where(frames < 0, np.take_along_axis(frames, last_place[:, None], axis=1), frames)
 
 
-def _divided(episode: IntArray, frames: IntArray, most: int) -> IntArray:
+def _divided(episode: IntArray, frames: IntArray, max_frames: int) -> IntArray:
     """Divide the clips of episodes into excerpts of at most `most` frames; returns numbers,
     int64[n].
 
     `episode` is the number of each clip's episode, counted from 0, ascending.
     """
     keys = np.unique(frame_keys(episode[:, None], frames))
-    is_large = np.bincount(split_keys(keys)[0]) > most
+    is_large = np.bincount(split_keys(keys)[0]) > max_frames
     begins = np.diff(episode, prepend=-1) != 0
     frames_of_excerpt: set[int] = set()
     for clip in np.flatnonzero(is_large[episode]).tolist():
-        mine = set(frames[clip].tolist())
-        if begins[clip] or len(frames_of_excerpt | mine) > most:
-            begins[clip], frames_of_excerpt = True, mine
+        clip_frames = set(frames[clip].tolist())
+        if begins[clip] or len(frames_of_excerpt | clip_frames) > max_frames:
+            begins[clip], frames_of_excerpt = True, clip_frames
         else:
-            frames_of_excerpt |= mine
+            frames_of_excerpt |= clip_frames
     return np.cumsum(begins) - 1

@@ -63,10 +63,10 @@ class VariableRows:
     def nbytes(self) -> int:
         return self._memory.nbytes + self._shapes.nbytes
 
-    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+    def make(self, start: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
         """Return writable arrays of these shapes, in the rows from `first` on."""
-        self._shapes[first : first + len(shapes)] = shapes
-        return [self[first + i] for i in range(len(shapes))]
+        self._shapes[start : start + len(shapes)] = shapes
+        return [self[start + i] for i in range(len(shapes))]
 
     def sizes(self, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Height and width of the frames in rows, int64[n]; int64[n, 2]."""
@@ -87,10 +87,10 @@ class ObjectRows(list[Any]):
         super().__init__([None] * num_rows)
         self.nbytes, self._dtype = num_rows * spec.nbytes, spec.dtype
 
-    def make(self, first: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
+    def make(self, start: int, shapes: Sequence[tuple[int, ...]]) -> list[npt.NDArray[Any]]:
         """Return new arrays of these shapes, in the rows from `first` on."""
         arrays = [np.empty(shape, self._dtype) for shape in shapes]
-        self[first : first + len(arrays)] = arrays
+        self[start : start + len(arrays)] = arrays
         return arrays
 
     def put(self, row: int, value: str | bytes) -> None:
@@ -126,8 +126,8 @@ class Arena:
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
         """Height and width of frames of variable shape in rows, int64[n]; int64[n, 2]."""
-        found: npt.NDArray[np.int64] = self._arrays[feature].sizes(rows)
-        return found
+        sizes: npt.NDArray[np.int64] = self._arrays[feature].sizes(rows)
+        return sizes
 
     def find_list(self, feature: str, rows: npt.NDArray[np.int64]) -> list[Any]:
         """Frames of variable shape in rows: views that are valid until the rows are overwritten.
@@ -299,7 +299,7 @@ class FrameForm(ABC):
     """Bytes per frame in a batch, beside its values."""
 
     @abstractmethod
-    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+    def clear(self, spec: FeatureSpec, target: FeatureRows, start: int, count: int) -> None:
         """Clear a feature's rows, for frames that lack it."""
 
     @abstractmethod
@@ -348,12 +348,12 @@ class StackedForm(FrameForm):
     def rows(spec: ArraySpec, num_rows: int) -> Any:
         return page_aligned((num_rows, *spec.shape), spec.dtype)  # type: ignore[arg-type]
 
-    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+    def clear(self, spec: FeatureSpec, target: FeatureRows, start: int, count: int) -> None:
         rows = target[spec.name]
         if isinstance(rows, np.ndarray):
-            rows[first : first + count] = 0
+            rows[start : start + count] = 0
         else:
-            rows.clear(first, count)
+            rows.clear(start, count)
 
     def decode(
         self,
@@ -385,13 +385,13 @@ class RaggedForm(FrameForm):
     rows = VariableRows
     column = PackedFrames
 
-    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+    def clear(self, spec: FeatureSpec, target: FeatureRows, start: int, count: int) -> None:
         rows = target[spec.name]
         if isinstance(rows, np.ndarray):  # padded
-            rows[first : first + count] = 0
-            target[mask_name(spec.name)][first : first + count] = False
+            rows[start : start + count] = 0
+            target[mask_name(spec.name)][start : start + count] = False
         else:
-            rows.make(first, [tuple(size or 0 for size in spec.shape)] * count)
+            rows.make(start, [tuple(size or 0 for size in spec.shape)] * count)
 
     def decode(
         self,
@@ -407,8 +407,8 @@ class RaggedForm(FrameForm):
             padded = Padded(reader.features[page.feature], rows, target[mask_name(page.feature)])
             _put_each(reader, page, data, frames, padded, row)
             return
-        found = reader.shapes(page, data)
-        shapes = [*map(found.__getitem__, page.positions(frames).tolist())]
+        shape_of = reader.shapes(page, data)
+        shapes = [*map(shape_of.__getitem__, page.positions(frames).tolist())]
         reader.decode(page, data, frames, rows.make(row, shapes))
 
     def pool(
@@ -425,9 +425,9 @@ class ObjectForm(FrameForm):
     rows = ObjectRows
     column = ObjectColumn
 
-    def clear(self, spec: FeatureSpec, target: FeatureRows, first: int, count: int) -> None:
+    def clear(self, spec: FeatureSpec, target: FeatureRows, start: int, count: int) -> None:
         rows, empty = target[spec.name], spec.value_kind.user_value(np.empty(0, _BYTE))
-        for row in range(first, first + count):
+        for row in range(start, start + count):
             rows.put(row, empty)
 
     def decode(
@@ -510,27 +510,27 @@ def for_users(
 
 def squeeze(features: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Remove the axis of frames from the named features."""
-    found = dict(features)
+    squeezed = dict(features)
     for name in names:
-        item = found[name]
+        item = squeezed[name]
         if isinstance(item, torch.Tensor):
-            found[name] = item.squeeze(1)
+            squeezed[name] = item.squeeze(1)
         else:
             clips = item if isinstance(item, list) else item.lists()
-            found[name] = [
+            squeezed[name] = [
                 clip and clip[0] for clip in clips
             ]  # empty if the source lacks the feature
-    return found
+    return squeezed
 
 
 def cut(features: Mapping[str, Any], lengths: Sequence[int], *, as_nested: bool) -> dict[str, Any]:
     """Cut features of a batch to the lengths of its clips: lists of clips, or nested tensors."""
-    found = dict[str, Any]()
+    lists = dict[str, Any]()
     for name, item in features.items():
-        found[name] = [clip[:length] for clip, length in zip(item, lengths, strict=True)]
+        lists[name] = [clip[:length] for clip, length in zip(item, lengths, strict=True)]
         if as_nested and isinstance(item, torch.Tensor):
-            found[name] = nested(found[name])
-    return found
+            lists[name] = nested(lists[name])
+    return lists
 
 
 def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:
@@ -558,10 +558,10 @@ def _jagged(values: torch.Tensor, lengths: Sequence[int]) -> torch.Tensor:
     # Neither this copy nor min and max wait for the device.
     ends = torch.tensor([0, *accumulate(lengths)], device="cpu")
     ends = upload(ends, values.device, is_late=values.device.type == "cuda")
-    made: torch.Tensor = torch.nested.nested_tensor_from_jagged(
+    jagged: torch.Tensor = torch.nested.nested_tensor_from_jagged(
         values, ends, min_seqlen=min(lengths), max_seqlen=max(lengths)
     )
-    return made
+    return jagged
 
 
 def upload(host: torch.Tensor, device: torch.device, *, is_late: bool) -> torch.Tensor:

@@ -263,18 +263,18 @@ class HostBatchBuilder:
         if calls is not None:
             copiers.copy(self._calls(slots, sources, calls, vectors, copiers.num_threads))
             return 0
-        parts, others = self._parts(slots, sources, vectors)
-        others += self._crops(slots, sources)
-        others += self._vectors(slots, sources, vectors)
+        parts, copies = self._parts(slots, sources, vectors)
+        copies += self._crops(slots, sources)
+        copies += self._vectors(slots, sources, vectors)
         total = sum(part.out.nbytes for part in parts)
-        if total + sum(other.nbytes for other in others) < _COPY_BYTES:
+        if total + sum(copy.nbytes for copy in copies) < _COPY_BYTES:
             # Using threads would take longer than copying.
             for part in parts:
                 part.copy()
-            for other in others:
-                other.do()
+            for copy in copies:
+                copy.do()
         else:
-            copiers.copy([*others, *_pieces(parts, total, copiers.num_threads)])
+            copiers.copy([*copies, *_pieces(parts, total, copiers.num_threads)])
         for source in sources if self._columns else ():
             for name in source.features:
                 if (column := self._columns.get(name)) is not None:
@@ -349,8 +349,8 @@ class HostBatchBuilder:
                 buffer = self._buffers.get(name)
                 if buffer is None or (step := vectors.get(name)) is None:
                     continue
-                for some in step.blocks(source.rows):
-                    rows, into = source.rows[some], slots[some]
+                for block in step.blocks(source.rows):
+                    rows, into = source.rows[block], slots[block]
                     do = partial(_write, source.arena, name, rows, step, buffer, into)
                     yield Copy(buffer[0].nbytes * len(into), do)
 
@@ -364,8 +364,8 @@ class HostBatchBuilder:
     ) -> Iterator[Copy]:
         """Function calls of some clips each. Their duration is unknown: all threads share them."""
         count = max(1, len(slots) // (_TASKS_PER_THREAD * num_threads))
-        for first in range(0, len(slots), count):
-            numbers = range(first, min(first + count, len(slots)))
+        for start in range(0, len(slots), count):
+            numbers = range(start, min(start + count, len(slots)))
             do = partial(self._call, slots, sources, calls, numbers, vectors)
             yield Copy(_COPY_BYTES, do)
 
@@ -445,13 +445,13 @@ def _write(
     shape: tuple[int, ...] = step.given.shape  # type: ignore[assignment]
     values = np.empty((*rows.shape, *shape), step.given.dtype)
     arena.gather(feature, rows.reshape(-1), values.reshape(-1, *shape))
-    first = int(slots[0])
-    if int(slots[-1]) - first == len(slots) - 1:
-        step.write(values, buffer[first : first + len(slots)])
+    start = int(slots[0])
+    if int(slots[-1]) - start == len(slots) - 1:
+        step.write(values, buffer[start : start + len(slots)])
     else:
-        made = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
-        step.write(values, made)
-        _put(made, buffer, slots)
+        results = np.empty((len(slots), *buffer.shape[1:]), buffer.dtype)
+        step.write(values, results)
+        _put(results, buffer, slots)
 
 
 def _put(clips: npt.NDArray[Any], buffer: npt.NDArray[Any], slots: npt.NDArray[np.int64]) -> None:
@@ -463,7 +463,7 @@ def _put(clips: npt.NDArray[Any], buffer: npt.NDArray[Any], slots: npt.NDArray[n
     ]
 
 
-def _pieces(parts: Iterable[_RowCopy], left: int, threads: int) -> Iterator[Copy]:
+def _pieces(parts: Iterable[_RowCopy], remaining_bytes: int, threads: int) -> Iterator[Copy]:
     """Divide the copies `parts`, `left` bytes in total, into pieces of decreasing size.
 
     Threads that take one piece after the other then finish together, with few calls. After each
@@ -473,11 +473,11 @@ def _pieces(parts: Iterable[_RowCopy], left: int, threads: int) -> Iterator[Copy
         row = part.out.nbytes // max(1, len(part.rows)) or 1
         start, count = 0, len(part.rows)
         while start < count:
-            stop = start + max(1, max(_COPY_BYTES, left // threads) // row)
+            stop = start + max(1, max(_COPY_BYTES, remaining_bytes // threads) // row)
             if (count - stop) * row < _COPY_BYTES // 2:
                 stop = count
             out = part.out[start:stop]
             piece = _RowCopy(part.arena, part.feature, part.rows[start:stop], out)
             yield Copy(out.nbytes, piece.copy)
-            left -= out.nbytes
+            remaining_bytes -= out.nbytes
             start = stop

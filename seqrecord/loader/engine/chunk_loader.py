@@ -72,17 +72,17 @@ class ChunkFetcher:
     def read(self, chunk: Chunk, without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory, except features in `without`."""
         begin, pages = perf_counter(), self._reader.pages(chunk)
-        wanted = [page for page in pages if page.feature not in without]
-        buffer = self._buffers.acquire(sum([page.buffer_bytes for page in wanted]))
+        selected_pages = [page for page in pages if page.feature not in without]
+        buffer = self._buffers.acquire(sum([page.buffer_bytes for page in selected_pages]))
         try:
             with self._decoder.naming(chunk):
-                data = self._reader.read(wanted, buffer)
+                data = self._reader.read(selected_pages, buffer)
         except BaseException:
             self._buffers.release(buffer)
             raise
-        if wanted:
-            self._stats.note_fetch(begin, sum([page.nbytes for page in wanted]), chunk.row)
-        names = (page.feature for page in wanted)
+        if selected_pages:
+            self._stats.note_fetch(begin, sum([page.nbytes for page in selected_pages]), chunk.row)
+        names = (page.feature for page in selected_pages)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 
     def release(self, *chunks: Fetched | None) -> None:
@@ -108,29 +108,31 @@ class ChunkFetcher:
         if load.group not in self.in_pieces or stop >= fetched.chunk.stop_frame:
             self.release(fetched)
             return
-        kept = [other for other in fetched.others if other.chunk.stop_frame > stop]
-        self.release(*(other for other in fetched.others if other not in kept))
-        self._open[load.group, load.cursor] = (load.run, replace(fetched, others=kept))
+        open_chunks = [chunk for chunk in fetched.others if chunk.chunk.stop_frame > stop]
+        self.release(*(chunk for chunk in fetched.others if chunk not in open_chunks))
+        self._open[load.group, load.cursor] = (load.run, replace(fetched, others=open_chunks))
 
     def with_others(self, fetched: Fetched, frames: IntArray) -> Fetched:
         """Add the chunks of other groups with these frames to a chunk.
 
         `fetched` is unchanged on errors.
         """
-        had = {(other.chunk.group, other.chunk.row): other for other in fetched.others}
-        others: list[Fetched] = []
+        had = {
+            (companion.chunk.group, companion.chunk.row): companion for companion in fetched.others
+        }
+        companions: list[Fetched] = []
         read: list[Fetched] = []
         try:
             for chunk in self._chunks_of_others(fetched.chunk, frames):
-                other = had.pop((chunk.group, chunk.row), None)
-                if other is None:
-                    read.append(other := self.read(chunk))
-                others.append(other)
+                companion = had.pop((chunk.group, chunk.row), None)
+                if companion is None:
+                    read.append(companion := self.read(chunk))
+                companions.append(companion)
         except BaseException:
             self.release(*read)
             raise
         self.release(*had.values())
-        return replace(fetched, others=others)
+        return replace(fetched, others=companions)
 
     def _chunks_of_others(self, chunk: Chunk, frames: IntArray) -> Iterator[Chunk]:
         """Yield the chunks of other groups with these frames of an episode."""
@@ -222,8 +224,8 @@ class ChunkLoader:
             self._fetcher.release(still_open)
         rows = np.concatenate([item.rows for item in items])
         with self._buffers.storing(target, rows) as (out, places):
-            wanted = RowLoad(*self._frames(*loads), places, out)
-            self._keep(loads[0], self._load(wanted, fetched))
+            row_load = RowLoad(*self._frames(*loads), places, out)
+            self._keep(loads[0], self._load(row_load, fetched))
         self._mark(target, rows)
         self._stats.add(loads=len(loads))
 
@@ -239,35 +241,37 @@ class ChunkLoader:
             return BegunLoad(None, ())
         fetched = self._fetcher.take(load) or self._read_chunk(load)
         try:
-            first = self._first_part(load, fetched, needed)
+            is_in_part = self._first_part(load, fetched, needed)
         except BaseException:
             self._fetcher.release(fetched)
             raise
-        last = int(np.flatnonzero(first)[-1]) + 1
-        left = np.flatnonzero(~first)
+        stop = int(np.flatnonzero(is_in_part)[-1]) + 1
+        remaining = np.flatnonzero(~is_in_part)
         # The decoder continues before it seeks back.
         in_order = self._groups[load.group].in_order
-        parts = [left[left >= last], left[left < last]] if in_order else [left]
-        return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(first))
+        parts = (
+            [remaining[remaining >= stop], remaining[remaining < stop]] if in_order else [remaining]
+        )
+        return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(is_in_part))
 
-    def finish(self, item: AssignedLoad, begun: BegunLoad) -> None:
+    def finish(self, item: AssignedLoad, begun_load: BegunLoad) -> None:
         """Complete a partial load."""
-        if begun.fetched is None:
+        if begun_load.fetched is None:
             return
-        for some in begun.left:
-            if len(some):
-                begun = self._go_on(item, begun, some)
-        self._keep(item.load, begun.fetched)
+        for frames in begun_load.left:
+            if len(frames):
+                begun_load = self._go_on(item, begun_load, frames)
+        self._keep(item.load, begun_load.fetched)
         self._stats.add(loads=1)
 
-    def _go_on(self, item: AssignedLoad, begun: BegunLoad, some: IntArray) -> BegunLoad:
+    def _go_on(self, item: AssignedLoad, begun_load: BegunLoad, index: IntArray) -> BegunLoad:
         """Load `some` frames of a load, by index."""
         group, chunk, frame = self._frames(item.load)
-        with self._buffers.storing(item.target, item.rows[some]) as (out, places):
-            wanted = RowLoad(group, chunk[some], frame[some], places, out)
-            begun = replace(begun, fetched=self._load(wanted, begun.fetched))
-        self._mark(item.target, item.rows[some])
-        return begun
+        with self._buffers.storing(item.target, item.rows[index]) as (out, places):
+            row_load = RowLoad(group, chunk[index], frame[index], places, out)
+            begun_load = replace(begun_load, fetched=self._load(row_load, begun_load.fetched))
+        self._mark(item.target, item.rows[index])
+        return begun_load
 
     def _mark(self, target: Any, rows: IntArray) -> None:
         """Mark loaded rows of an arena, if frames stay."""
@@ -282,21 +286,21 @@ class ChunkLoader:
         Of the last run (a group of pictures), frames up to the last needed one: its decoder stays
         open.
         """
-        wanted: npt.NDArray[np.bool_] = needed.copy()
-        before: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
+        is_in_part: npt.NDArray[np.bool_] = needed.copy()
+        is_up_to_last: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
         if load.group in self.in_pieces:
-            return before
+            return is_up_to_last
         for page in fetched.pages:
-            inside = self._frames(load)[2] - fetched.chunk.first_frame
+            position = self._frames(load)[2] - fetched.chunk.first_frame
             with self._decoder.naming(fetched.chunk):
-                run = self._reader.runs(page, fetched.data, inside)
+                run = self._reader.runs(page, fetched.data, position)
             if run is not None:
-                wanted |= before & np.isin(run, run[wanted])
-        return wanted
+                is_in_part |= is_up_to_last & np.isin(run, run[is_in_part])
+        return is_in_part
 
-    def load(self, wanted: RowLoad) -> None:
+    def load(self, row_load: RowLoad) -> None:
         """Load frames into rows, beside loads of a plan."""
-        self._fetcher.release(self._load(wanted, None))
+        self._fetcher.release(self._load(row_load, None))
 
     def is_cached(self, load: Load) -> bool:
         """Whether all frames of a load seem to be in the frame cache."""
@@ -351,11 +355,11 @@ class ChunkLoader:
         """Read the bytes of a load into the chunk store, if it has room."""
         begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
         frames = self._frames(load)[2] - chunk.first_frame
-        first, stop = int(frames.min()), int(frames.max()) + 1
-        if stop - first > load.count * self._steps[load.group]:
+        start, stop = int(frames.min()), int(frames.max()) + 1
+        if stop - start > load.count * self._steps[load.group]:
             return  # frames of a list, far from each other
         with self._decoder.naming(chunk):
-            store.prefetch(chunk.path, self._reader.ranges(chunk, range(first, stop)))
+            store.prefetch(chunk.path, self._reader.ranges(chunk, range(start, stop)))
         self._stats.note_fetch(begin, 0, chunk.row)
 
     def _read_chunk(self, load: Load) -> Fetched:
@@ -369,105 +373,111 @@ class ChunkLoader:
     def _frames(self, *loads: Load) -> tuple[int, IntArray, IntArray]:
         """The group, and chunk row and frame number of each frame of loads in it; int64[n] each."""
         columns = [(load.episode, load.chunk, load.first, load.count) for load in loads]
-        episode, chunk, first, count = np.array(columns, np.int64).T
-        owner, inside = ragged_arange(count)
-        frame = first[owner] + inside * self._steps[loads[0].group]
+        episode, chunk, start, count = np.array(columns, np.int64).T
+        owner, index = ragged_arange(count)
+        frame = start[owner] + index * self._steps[loads[0].group]
         return (
             loads[0].group,
             chunk[owner],
             self._clip_frames.stored_frames(episode[owner], frame)[1],
         )
 
-    def _load(self, wanted: RowLoad, fetched: Fetched | None) -> Fetched | None:
+    def _load(self, row_load: RowLoad, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.
 
         `fetched` is released when another chunk is read, and on errors.
         """
-        group, names = wanted.group, self._groups[wanted.group].names
+        group, names = row_load.group, self._groups[row_load.group].names
         try:
-            wanted, there = self._read_cached(wanted)
-            if not len(wanted.frame):
+            row_load, cached_rows = self._read_cached(row_load)
+            if not len(row_load.frame):
                 return fetched
-            straight = {name for name, cached in there.items() if cached.there.all()}
+            straight = {name for name, cached in cached_rows.items() if cached.there.all()}
             if self._transform is not None:
                 straight = set()  # it needs all features
             if self._groups[group].is_direct and fetched is None:
-                straight |= self._read_raw(wanted, straight)
-                self._add_cached(there, straight, wanted)
+                straight |= self._read_raw(row_load, straight)
+                self._add_cached(cached_rows, straight, row_load)
             if straight == names and not self._reader.raw[group].has_gaps:
-                count = len(wanted.frame) if group == self._leading else 0
+                count = len(row_load.frame) if group == self._leading else 0
                 self._stats.add(frames_decoded=count)
                 return None
-            for begin, stop in pairwise(run_bounds(constant=wanted.chunk)):
+            for begin, stop in pairwise(run_bounds(constant=row_load.chunk)):
                 check_wanted(self._dataset.url)
-                some = slice(begin, stop)
-                part, row = wanted.take(some), int(wanted.chunk[begin])
+                index = slice(begin, stop)
+                part, row = row_load.take(index), int(row_load.chunk[begin])
                 if fetched is None or fetched.chunk.row != row:
-                    last, fetched = fetched, None
-                    self._fetcher.release(last)
+                    previous, fetched = fetched, None
+                    self._fetcher.release(previous)
                     fetched = self._fetcher.read(self._reader.chunk_at(group, row), straight)
                 if self._transform is not None:
                     fetched = self._fetcher.with_others(fetched, part.frame)
                 self._decoder.decode(fetched, part.frame, part.out, part.rows)
-                added = {n: cached.take(some) for n, cached in there.items() if n not in straight}
+                added = {
+                    n: cached.take(index) for n, cached in cached_rows.items() if n not in straight
+                }
                 self._add_cached(added, added, part, fetched)
         except BaseException:
             self._fetcher.release(fetched)
             raise
         return fetched
 
-    def _read_raw(self, wanted: RowLoad, without: Collection[str]) -> set[str]:
+    def _read_raw(self, row_load: RowLoad, without: Collection[str]) -> set[str]:
         """Read raw features directly into rows, `without` some; returns their names."""
-        group, chunk = wanted.group, wanted.chunk
+        group, chunk = row_load.group, row_load.chunk
         raw, table = self._reader.raw[group], self._dataset.contents.index.groups[group]
-        targets = {name: wanted.out[name] for name in raw.specs if name not in without}
+        targets = {name: row_load.out[name] for name in raw.specs if name not in without}
         if not targets:
             return set()
         begin = perf_counter()
-        runs = frame_runs(chunk, wanted.frame - table.first_frame[chunk], wanted.rows)
+        runs = frame_runs(chunk, row_load.frame - table.first_frame[chunk], row_load.rows)
         try:
             pool, exact = self._buffers.chunks, self._exact
             nbytes = raw.read(runs, targets, pool, exact=exact, resizing=self._decoder.resizing)
         except Exception as error:
             if chunk[0] != chunk[-1]:
                 for a, b in pairwise(run_bounds(constant=chunk)):  # find the wrong chunk
-                    self._read_raw(wanted.take(slice(a, b)), without)
+                    self._read_raw(row_load.take(slice(a, b)), without)
             # If each chunk alone is right, name the first.
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise
         self._stats.note_fetch(begin, nbytes, int(chunk[0]))
         return set(targets)
 
-    def _read_cached(self, wanted: RowLoad) -> tuple[RowLoad, dict[str, CachedRows]]:
+    def _read_cached(self, row_load: RowLoad) -> tuple[RowLoad, dict[str, CachedRows]]:
         """Read frames that are in the frame cache.
 
         Returns the frames that are not there with all features, and what each feature has of them.
         """
-        found: dict[str, CachedRows] = {}
-        group, chunk, frame, rows, out = wanted
+        cached_rows: dict[str, CachedRows] = {}
+        group, chunk, frame, rows, out = row_load
         if self._cached is None or not len(frame):
-            return wanted, found
+            return row_load, cached_rows
         begin = perf_counter()
         try:
             for name in self._cached.features.get(group, ()):
-                found[name] = self._cached.read(name, chunk, frame, out[name], rows)
+                cached_rows[name] = self._cached.read(name, chunk, frame, out[name], rows)
         except Exception as error:  # for example, an original has changed
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise
         count = 0
-        if found and group == self._counted:  # as decoded frames: once for all features
-            count = int(np.logical_or.reduce([cached.read for cached in found.values()]).sum())
+        if cached_rows and group == self._counted:  # as decoded frames: once for all features
+            count = int(
+                np.logical_or.reduce([cached.read for cached in cached_rows.values()]).sum()
+            )
         self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
-        if found.keys() != self._groups[group].names:
-            return wanted, found
-        rest = ~np.logical_and.reduce([cached.there for cached in found.values()])
-        return wanted.take(rest), {name: cached.take(rest) for name, cached in found.items()}
+        if cached_rows.keys() != self._groups[group].names:
+            return row_load, cached_rows
+        uncached = ~np.logical_and.reduce([cached.there for cached in cached_rows.values()])
+        return row_load.take(uncached), {
+            name: cached.take(uncached) for name, cached in cached_rows.items()
+        }
 
     def _add_cached(
         self,
         cached: Mapping[str, CachedRows],
         names: Collection[str],
-        wanted: RowLoad,
+        row_load: RowLoad,
         fetched: Fetched | None = None,
     ) -> None:
         """Add decoded frames of these features to the frame cache if they are not there.
@@ -477,7 +487,7 @@ class ChunkLoader:
         parts = () if fetched is None else (fetched, *fetched.others)
         for name in cached.keys() & names:
             assert self._cached is not None, "it was asked"
-            _, chunk, frame, rows, out = wanted.take(~cached[name].there)
+            _, chunk, frame, rows, out = row_load.take(~cached[name].there)
             pages = [
                 (page, part.data[page.feature])
                 for part in parts

@@ -120,33 +120,35 @@ class WorkerPool:
         `needed`, bool[rows] by the `id` of an arena, are the rows of waiting clips.
         """
         started, whole = list[Loading](), list[AssignedLoad]()
-        last = {(item.load.group, item.load.cursor): item.load for item in placed}
+        last_load = {(item.load.group, item.load.cursor): item.load for item in placed}
         for item in placed:
-            load, some = item.load, needed[id(item.target)][item.rows]
+            load, is_needed = item.load, needed[id(item.target)][item.rows]
             is_piece = load.group in self._loader.in_pieces
             has_room = self._is_untouched and self._loader.is_compact(load)
             may_wait = has_room or self._num_open > 0
             if is_piece:  # its chunk stays open for the cursor's next load
-                may_wait = load is last[load.group, load.cursor]
-            if some.all() or not (some.any() and may_wait and self._loader.has_parts(item)):
+                may_wait = load is last_load[load.group, load.cursor]
+            if is_needed.all() or not (
+                is_needed.any() and may_wait and self._loader.has_parts(item)
+            ):
                 whole.append(item)
                 continue
-            before = self._before.get((load.group, load.cursor)) if is_piece else None
-            done = self._loaders.submit(self._begin, item, some, before)
+            previous = self._before.get((load.group, load.cursor)) if is_piece else None
+            future = self._loaders.submit(self._begin, item, is_needed, previous)
             self._num_open -= not (is_piece or has_room)
-            self._begun.append((item, done))
-            started.append(Loading(item.first_use, done))
+            self._begun.append((item, future))
+            started.append(Loading(item.first_use, future))
         return started + self.start(whole)
 
     def finish(self) -> list[Loading]:
         """Complete the loads that `begin` has started."""
         started = []
-        for item, begun in self._begun:
+        for item, begun_load in self._begun:
             load = item.load
-            done = self._loaders.submit(self._finish, item, begun)
+            future = self._loaders.submit(self._finish, item, begun_load)
             if load.group in self._loader.in_pieces:
-                self._before[load.group, load.cursor] = done
-            started.append(Loading(item.first_use, done))
+                self._before[load.group, load.cursor] = future
+            started.append(Loading(item.first_use, future))
         self._begun.clear()
         return started
 
@@ -158,33 +160,33 @@ class WorkerPool:
         """
         self._channel.check_open()
         sizes = [item.nbytes for item in placed]
-        most = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
+        limit = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
         started: list[Loading] = []
-        some: list[AssignedLoad] = []
-        left = 0
+        joined_items: list[AssignedLoad] = []
+        room = 0
         for item, size in zip(placed, sizes, strict=True):
-            left -= size
-            if some and (left < 0 or item.load.group != some[0].load.group):
-                started.append(self._start(some))
-                some = []
-            if not some:
-                left = (most if self._loader.joins(item.load) else 0) - size
-            some.append(item)
-        if some:
-            started.append(self._start(some))
+            room -= size
+            if joined_items and (room < 0 or item.load.group != joined_items[0].load.group):
+                started.append(self._start(joined_items))
+                joined_items = []
+            if not joined_items:
+                room = (limit if self._loader.joins(item.load) else 0) - size
+            joined_items.append(item)
+        if joined_items:
+            started.append(self._start(joined_items))
         return started
 
-    def _start(self, some: Sequence[AssignedLoad]) -> Loading:
+    def _start(self, items: Sequence[AssignedLoad]) -> Loading:
         """Start loads of one group in one thread."""
-        load = some[0].load
-        fetching, before = self._fetching.pop(load, None), None
+        load = items[0].load
+        fetching, previous = self._fetching.pop(load, None), None
         self._not_fetched.discard(load)
         if is_piece := load.group in self._loader.in_pieces:
-            before = self._before.get((load.group, load.cursor))
-        done = self._loaders.submit(self._load, some, fetching, before)
+            previous = self._before.get((load.group, load.cursor))
+        future = self._loaders.submit(self._load, items, fetching, previous)
         if is_piece:  # a decoder continues after the previous load
-            self._before[load.group, load.cursor] = done
-        return Loading(some[0].first_use, done)
+            self._before[load.group, load.cursor] = future
+        return Loading(items[0].first_use, future)
 
     def fetch(self, loads: Iterable[Load]) -> None:
         """Read up to `num_read_ahead` chunks whose frames have no rows yet.
@@ -231,31 +233,31 @@ class WorkerPool:
 
     def _load(
         self,
-        some: Sequence[AssignedLoad],
+        items: Sequence[AssignedLoad],
         fetching: Future[Fetched | None] | None,
-        before: Future[None] | None,
+        previous: Future[None] | None,
     ) -> None:
         # Cannot deadlock: earlier loads have begun.
-        if before is not None:
-            wait([before])
+        if previous is not None:
+            wait([previous])
         if fetching is None:
-            self._run(self._loader, some)
+            self._run(self._loader, items)
             return
         assert self._ahead is not None
         try:
-            self._run(self._loader, some, fetching.result())
+            self._run(self._loader, items, fetching.result())
         finally:
             self._ahead.release()
 
     def _begin(
-        self, item: AssignedLoad, needed: npt.NDArray[np.bool_], before: Future[None] | None
+        self, item: AssignedLoad, needed: npt.NDArray[np.bool_], previous: Future[None] | None
     ) -> BegunLoad:
-        if before is not None:
-            wait([before])
+        if previous is not None:
+            wait([previous])
         return self._run(self._loader.begin, item, needed)
 
-    def _finish(self, item: AssignedLoad, begun: Future[BegunLoad]) -> None:
-        self._run(self._loader.finish, item, begun.result())
+    def _finish(self, item: AssignedLoad, begun_load: Future[BegunLoad]) -> None:
+        self._run(self._loader.finish, item, begun_load.result())
 
     def _run(self, do: Callable[..., _Result], *arguments: Any) -> _Result:
         self._channel.check_open()
@@ -304,20 +306,20 @@ class Copies:
 
     def copy(self, copies: Iterable[Copy]) -> None:
         """Submit copies of the current piece."""
-        asked, piece = list(copies), self._piece
+        copy_list, piece = list(copies), self._piece
         with self._lock:
             self._count()
-            self._copying += len(asked)
-            piece.missing += len(asked)
-        for one in asked:
-            self._threads.submit(self._make, one, piece)
+            self._copying += len(copy_list)
+            piece.missing += len(copy_list)
+        for part in copy_list:
+            self._threads.submit(self._make, part, piece)
 
-    def finish(self, done: Callable[[], object]) -> None:
+    def finish(self, on_end: Callable[[], object]) -> None:
         """End the piece, and begin the next. After its last copy, the copying thread calls `done`,
         unless a copy failed.
         """
         piece, self._piece = self._piece, _Piece(self._piece.number + 1)
-        piece.done = done
+        piece.done = on_end
         self._note(piece, None, copies=0)
 
     def wait(self) -> None:
@@ -354,9 +356,9 @@ class Copies:
             piece.has_failed = piece.has_failed or error is not None
             is_done = not piece.missing and not piece.has_failed
         if is_done:
-            done, piece.done = piece.done, do_nothing
-            error = error_of(done)
-            del done
+            on_end, piece.done = piece.done, do_nothing
+            error = error_of(on_end)
+            del on_end
         with self._lock:
             if error is not None and (self._error is None or piece.number < self._error[0]):
                 self._error = piece.number, error
@@ -371,7 +373,7 @@ class Copies:
 
     def _count(self) -> None:
         """Add the elapsed time if copies are in progress."""
-        now = self._clock()
+        time = self._clock()
         if self._copying:
-            self._seconds += now - self._since
-        self._since = now
+            self._seconds += time - self._since
+        self._since = time

@@ -35,19 +35,19 @@ def python_value(key: str, value: Any) -> Any:
     return value if convert is None or value is None else convert(key, value)
 
 
-def check_keys(problem: str, given: Collection[str], known: Collection[str]) -> None:
+def check_keys(problem: str, names: Collection[str], valid_names: Collection[str]) -> None:
     """Raise `ClipError` for an unknown name, with the closest known one."""
-    for name in sorted(given):
-        if name not in known:
-            near = difflib.get_close_matches(name, known, 1, cutoff=0.5)
-            expected = near[0] if near else ", ".join(sorted(known))
+    for name in sorted(names):
+        if name not in valid_names:
+            near = difflib.get_close_matches(name, valid_names, 1, cutoff=0.5)
+            expected = near[0] if near else ", ".join(sorted(valid_names))
             raise ClipError(problem, expected=expected, got=repr_of(name, 50))
 
 
 def _windows(key: str, value: Any) -> Any:
     if not isinstance(value, Mapping):
         return value  # refused by the loader
-    return {feature: _window(f"{key} of {feature}", one) for feature, one in value.items()}
+    return {feature: _window(f"{key} of {feature}", window) for feature, window in value.items()}
 
 
 def _window(name: str, value: Any) -> Any:
@@ -55,18 +55,18 @@ def _window(name: str, value: Any) -> Any:
     `{next, …}`.
     """
     if isinstance(value, list):
-        return [_window(name, one) for one in value]
+        return [_window(name, part) for part in value]
     if not isinstance(value, Mapping):
         return value
     for key, kind in _WINDOWS.items():
         if key in value:
-            first, options = value[key], {one: value[one] for one in value if one != key}
-            if kind is not Seconds or not isinstance(first, Mapping):  # no first, last and step
-                first = {next(iter(inspect.signature(kind).parameters)): _window(name, first)}
-            return _called(kind, name, {**first, **options})
+            argument, options = value[key], {part: value[part] for part in value if part != key}
+            if kind is not Seconds or not isinstance(argument, Mapping):  # no first, last and step
+                argument = {next(iter(inspect.signature(kind).parameters)): _window(name, argument)}
+            return _called(kind, name, {**argument, **options})
     check_keys(f"{name} has an unknown key", value, ("start", "stop", "step", *_WINDOWS))
     numbers: list[Any] = [value.get("start", 0), value.get("stop"), value.get("step", 1)]
-    if any(type(one) is not int for one in numbers) or numbers[2] == 0:
+    if any(type(part) is not int for part in numbers) or numbers[2] == 0:
         raise ClipError(
             f"{name} is not a range of frames",
             expected="integers start (default 0), stop (exclusive) and step (default 1)",
@@ -78,9 +78,11 @@ def _window(name: str, value: Any) -> Any:
 def _transform(key: str, value: Any) -> Any:
     """Steps: a list of `{RandomCrop: 224}`; or such lists by feature."""
     if isinstance(value, Mapping) and not any(name in _STEPS for name in value):
-        return {feature: _transform(f"{key} of {feature}", one) for feature, one in value.items()}
+        return {
+            feature: _transform(f"{key} of {feature}", steps) for feature, steps in value.items()
+        }
     if isinstance(value, (list, tuple)):
-        return [_step(key, one) for one in value]
+        return [_step(key, steps) for steps in value]
     return _step(key, value)
 
 
@@ -91,8 +93,8 @@ def _step(key: str, value: Any, steps: Mapping[str, Callable[..., Any]] = _STEPS
         expected = f"one step, such as {next(iter(steps))}: 2, of {', '.join(steps)}"
         raise ClipError(f"{key} has an invalid step", expected=expected, got=repr_of(value, 100))
     check_keys(f"{key} has an unknown key", value, steps)
-    ((name, given),) = value.items()
-    return _called(steps[name], name, given)
+    ((name, argument),) = value.items()
+    return _called(steps[name], name, argument)
 
 
 def _engine(key: str, value: Any) -> Any:
@@ -105,7 +107,7 @@ def _engine(key: str, value: Any) -> Any:
 def _samples(key: str, value: Any) -> Any:
     """The path of a table, functions as `{every: 4}`, or a list of both."""
     if isinstance(value, list):
-        return [_samples(key, one) for one in value]
+        return [_samples(key, part) for part in value]
     is_table = not isinstance(value, Mapping) or "episode" in value
     return value if is_table else _step(key, value, BUILT_INS)
 
@@ -114,9 +116,9 @@ def _vectors(key: str, value: Any) -> Any:
     """Vectors by feature, or one for all features."""
     if not isinstance(value, Mapping) or any(isinstance(v, Vector) for v in value.values()):
         return value  # of Python
-    if not any(isinstance(one, Mapping) for one in value.values()):
+    if not any(isinstance(vector, Mapping) for vector in value.values()):
         return _made(Vector, key, value)
-    return {name: _made(Vector, f"{key} of {name}", one) for name, one in value.items()}
+    return {name: _made(Vector, f"{key} of {name}", vector) for name, vector in value.items()}
 
 
 def _made(make: Callable[..., Any], key: str, value: Any) -> Any:
@@ -124,21 +126,21 @@ def _made(make: Callable[..., Any], key: str, value: Any) -> Any:
     return _called(make, key, value) if isinstance(value, Mapping) else value
 
 
-def _called(make: Callable[..., Any], name: str, given: Any) -> Any:
+def _called(make: Callable[..., Any], name: str, argument: Any) -> Any:
     """The value of a class or function with these arguments: a mapping, or its only one."""
     parameters = inspect.signature(make).parameters
-    options = dict(given) if isinstance(given, Mapping) else {}
+    options = dict(argument) if isinstance(argument, Mapping) else {}
     check_keys(f"{name} has an unknown key", options, parameters)
-    values = [] if given is None or isinstance(given, Mapping) else [given]
-    for key, one in parameters.items():
-        if one.kind is one.VAR_POSITIONAL:  # a list of them
-            given = options.pop(key, given)
-            values = given if isinstance(given, list) else values
+    values = [] if argument is None or isinstance(argument, Mapping) else [argument]
+    for key, parameter in parameters.items():
+        if parameter.kind is parameter.VAR_POSITIONAL:  # a list of them
+            argument = options.pop(key, argument)
+            values = argument if isinstance(argument, list) else values
     try:
         return make(*values, **options)
     except TypeError:
         expected = f"values for {', '.join(parameters)}"
-        raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(given)) from None
+        raise ClipError(f"{name} lacks a value", expected=expected, got=repr_of(argument)) from None
 
 
 _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {

@@ -45,16 +45,16 @@ class PerEpisode:
         runs, is_changed = list[ClipTable](), False
         for begin, end in pairwise(edges.tolist()):
             part = samples.of_runs(begin, end)
-            found = checked(self.function(part, epoch, SampleRandom(key, epoch, begin)), part)
-            is_changed |= changes_rows(part, found)
-            first = clips.first_sample[begin]
-            runs.append(replace(found.clips, samples=found.clips.first_sample + first))
-            for name, column in found.columns.items():
+            result = checked(self.function(part, epoch, SampleRandom(key, epoch, begin)), part)
+            is_changed |= changes_rows(part, result)
+            first_row = clips.first_sample[begin]
+            runs.append(replace(result.clips, samples=result.clips.first_sample + first_row))
+            for name, column in result.columns.items():
                 if column is not part.columns.get(name):
-                    columns.setdefault(name, []).append(found[name])
+                    columns.setdefault(name, []).append(result[name])
         names = ("episode", "first_start", "count", "first_sample")
         if is_changed:
-            joined = (np.concatenate([getattr(one, name) for one in runs]) for name in names)
+            joined = (np.concatenate([getattr(run, name) for run in runs]) for name in names)
             episode, first_start, count, first_sample = joined
             clips = replace(
                 clips, episode=episode, first_start=first_start, count=count, samples=first_sample
@@ -104,16 +104,16 @@ def every(n: int, *, rotate: bool = False) -> BuiltIn:
 
 def _every(samples: Samples, epoch: int, rng: SampleRandom, n: int, rotate: bool) -> Samples:
     phase, clips, spec = 0, samples.clips, samples.clips.spec
-    first, count = clips.first_start, clips.count
+    start, count = clips.first_start, clips.count
     if samples.listed is not None:  # starts of excerpts are no frames
-        first = samples["start"]
-        count = np.ones_like(first)
+        start = samples["start"]
+        count = np.ones_like(start)
     if rotate and len(samples):
-        first, stride = (first - spec.phase) // spec.stride, n // gcd(n, spec.stride)
-        number = phase_of_epoch(first, count, stride, epoch=epoch, seed=rng.seed)
+        start, stride = (start - spec.phase) // spec.stride, n // gcd(n, spec.stride)
+        number = phase_of_epoch(start, count, stride, epoch=epoch, seed=rng.seed)
         phase = spec.phase + number * spec.stride
     if samples.listed is not None:
-        return samples.filter((first - phase) % n == 0)
+        return samples.filter((start - phase) % n == 0)
     return samples.every(n, phase)
 
 
@@ -124,9 +124,9 @@ def where(condition: Callable[[Samples], Any]) -> BuiltIn:
         long = seqrecord.samples.where(lambda samples: samples.num_frames >= 8)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=long, batch_size=2)
     """
-    given: Any = condition
-    if not callable(given):
-        got = repr_of(given, 100)
+    argument: Any = condition
+    if not callable(argument):
+        got = repr_of(argument, 100)
         raise ClipError("where has no condition", expected="a function of the table", got=got)
     return BuiltIn("where", {"condition": condition}, _where, reads_columns=True)
 
@@ -192,10 +192,10 @@ def _one_per_episode(samples: Samples, _epoch: int, rng: SampleRandom) -> Sample
     episode, _ = samples.episodes.stored_frames(clips.locate(clips.offsets))
     begin = clips.offsets[np.diff(episode, prepend=-1) != 0]
     end = np.append(begin[1:], len(samples))
-    chosen = between(uniform(rng.key(), np.arange(len(begin))), begin, end)
-    run = np.searchsorted(clips.offsets, chosen, side="right") - 1
-    inside = chosen - clips.offsets[run]
-    return replace(samples, clips=clips.pieces(run, inside, inside + 1))
+    row = between(uniform(rng.key(), np.arange(len(begin))), begin, end)
+    run = np.searchsorted(clips.offsets, row, side="right") - 1
+    offset = row - clips.offsets[run]
+    return replace(samples, clips=clips.pieces(run, offset, offset + 1))
 
 
 def repeat_by(name: str, *, power: float = 1.0) -> BuiltIn:
@@ -277,7 +277,7 @@ def dilate(*dilations: int) -> BuiltIn:
         faster = seqrecord.samples.dilate(1, 2)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=3, samples=faster, batch_size=2)
     """
-    several = sorted(check_integer("dilation", one, least=1) for one in dilations)
+    several = sorted(check_integer("dilation", dilation, least=1) for dilation in dilations)
     if not several or len({*several}) < len(several):
         expected, got = "different integers, such as dilate(1, 2, 4)", repr_of(dilations, 100)
         raise ClipError("dilate has no choice", expected=expected, got=got)
@@ -289,14 +289,14 @@ def dilate(*dilations: int) -> BuiltIn:
 def _dilate(
     samples: Samples, _epoch: int, rng: SampleRandom, dilations: tuple[int, ...]
 ) -> Samples:
-    key, whole = rng.key(), [samples.episodes.complete(one) for one in dilations]
+    key, whole = rng.key(), [samples.episodes.complete(frame_step) for frame_step in dilations]
 
     def dilation(clips: ClipKeys) -> IntArray:
         fits = np.stack([table.has(clips.episode, clips.start) for table in whole], axis=1)
         count = np.cumsum(fits, axis=1)
-        chosen = (uniform(key, clips.sample) * count[:, -1]).astype(np.int64)
-        found: IntArray = np.array(dilations)[np.argmax(count > chosen[:, None], axis=1)]
-        return found
+        place = (uniform(key, clips.sample) * count[:, -1]).astype(np.int64)
+        drawn_dilation: IntArray = np.array(dilations)[np.argmax(count > place[:, None], axis=1)]
+        return drawn_dilation
 
     return samples.computed("dilation", int, dilation)
 
@@ -400,8 +400,8 @@ def _future_goal(
         share, frames = uniform(key, clips.sample), episodes.num_frames[episode] - start
         if kind == "geometric":
             ahead = np.log1p(-share * (1 - discount**frames)) / np.log(discount)
-            found: IntArray = start + np.minimum(ahead.astype(np.int64), frames - 1)
-            return found
+            frame: IntArray = start + np.minimum(ahead.astype(np.int64), frames - 1)
+            return frame
         return between(share, start, start + frames)
 
     return samples.computed(column, int, goal)

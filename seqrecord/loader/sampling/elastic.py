@@ -52,10 +52,10 @@ def items_of_workers(
     whole = bisect_right(
         range(max(turns)), batches, key=lambda n: sum(min(n + 1, m) for m in turns)
     )
-    given = [min(whole, m) for m in turns]
-    for worker in [i for i, m in enumerate(turns) if m > whole][: batches - sum(given)]:
-        given[worker] += 1
-    return [min(n * batch_size, items) for n, items in zip(given, most, strict=True)]
+    returned = [min(whole, m) for m in turns]
+    for worker in [i for i, m in enumerate(turns) if m > whole][: batches - sum(returned)]:
+        returned[worker] += 1
+    return [min(n * batch_size, items) for n, items in zip(returned, most, strict=True)]
 
 
 def find_remaining(
@@ -78,12 +78,12 @@ def find_remaining(
     for number, segment in enumerate(segments):
         settings, count = segment.settings, segment.ranks * segment.workers
         order = order_of(settings)
-        each = settings.batch_size or 1 if order.has_rows else settings.cursors
-        if count > _MAX_SHARDS or count * each > _MAX_CURSORS:
+        num_cursors = settings.batch_size or 1 if order.has_rows else settings.cursors
+        if count > _MAX_SHARDS or count * num_cursors > _MAX_CURSORS:
             raise StateError(
                 "a segment has more shards or cursors than can be planned",
                 expected=f"at most {_MAX_SHARDS}, with at most {_MAX_CURSORS} in all",
-                got=f"{count} shards of {each}",
+                got=f"{count} shards of {num_cursors}",
             )
         place = epoch, number
         sequence, returned = order.returned(table, episodes, windows, segment, place, draws)
@@ -110,46 +110,54 @@ def returned_of_cursors(
     layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
     sequence, shares = layout.share_out(table, np.arange(count))
     shards = [Shard(i, count, workers) for i in range(count)]
-    each = [ShardBatches.of(settings, draws, epoch, number, one) for one in shards[:workers]]
-    clips = layout.num_clips(shares, each)
-    most = [each[i % workers].count(n) for i, n in enumerate(clips.tolist())]
-    batches = batches_of_shards(segment, np.array(most)).tolist()
-    first = np.array([each[i % workers].first_clip(n) for i, n in enumerate(batches)])
-    given = np.minimum(first, clips)
-    if (given == clips).all():
+    batches_of_workers = [
+        ShardBatches.of(settings, draws, epoch, number, member) for member in shards[:workers]
+    ]
+    clips = layout.num_clips(shares, batches_of_workers)
+    num_batches = [batches_of_workers[i % workers].count(n) for i, n in enumerate(clips.tolist())]
+    batches = batches_of_shards(segment, np.array(num_batches)).tolist()
+    num_clips = np.array(
+        [batches_of_workers[i % workers].first_clip(n) for i, n in enumerate(batches)]
+    )
+    num_returned = np.minimum(num_clips, clips)
+    if (num_returned == clips).all():
         return sequence, [slice(None)]
 
     def of_shard(shard: Shard) -> Iterator[slice | IntArray]:
         """The places of a shard's first `count` clips in the sequence."""
-        some = shares.stop[shard.index] > shares.start[shard.index]
-        start, stop = (bounds[shard.index, some] for bounds in shares[:2])
-        taken = int(given[shard.index])
+        is_part = shares.stop[shard.index] > shares.start[shard.index]
+        start, stop = (bounds[shard.index, is_part] for bounds in shares[:2])
+        quota = int(num_returned[shard.index])
         if is_shuffled:
-            own = np.concatenate([np.arange(*share) for share in zip(start, stop, strict=True)])
-            yield own[shuffled(settings, epoch, shard, len(own))[:taken]]
+            places = np.concatenate([np.arange(*share) for share in zip(start, stop, strict=True)])
+            yield places[shuffled(settings, epoch, shard, len(places))[:quota]]
             return
         cursors = layout.cursors(sequence, start, stop)
         shift = start - cursors.begin  # from clip numbers of the cursors
-        before = cursors.clips_before_rounds()
-        index = int(np.searchsorted(before, taken, side="right")) - 1
+        clips_before = cursors.clips_before_rounds()
+        index = int(np.searchsorted(clips_before, quota, side="right")) - 1
         yield from map(slice, start, cursors.first_clips(np.array([[index]]))[0] + shift)
-        if taken > before[index]:
+        if quota > clips_before[index]:
             blocks = cursors.blocks(index, index + 1)[layout.episodes.leading]
             blocks, position = layout.in_order(blocks, index * cursors.count + blocks.cursor)
-            row, inside = layout.deal(blocks, position, cursors.count)
-            clip = blocks.clip[row] + inside + shift[blocks.cursor[row]]
-            yield clip[: taken - before[index]]
+            row, offset = layout.deal(blocks, position, cursors.count)
+            clip = blocks.clip[row] + offset + shift[blocks.cursor[row]]
+            yield clip[: quota - clips_before[index]]
 
-    return sequence, chain.from_iterable(of_shard(one) for one in shards if given[one.index])
+    return sequence, chain.from_iterable(
+        of_shard(member) for member in shards if num_returned[member.index]
+    )
 
 
-def batches_of_shards(segment: EpochSegment, most: IntArray) -> IntArray:
+def batches_of_shards(segment: EpochSegment, clips: IntArray) -> IntArray:
     """The number of batches that each shard has returned, of at most `most`; int64[shards] each."""
-    ranks, size = most.reshape(segment.ranks, segment.workers), segment.batch_size
+    ranks, size = clips.reshape(segment.ranks, segment.workers), segment.batch_size
     longest = ranks[np.argmax((-(-ranks // size)).sum(axis=1))]
     items_of_workers(longest.tolist(), segment.batch, size)  # it has so many, or raises
-    found = [items_of_workers(one, segment.batch, size, others=True) for one in ranks.tolist()]
-    return np.concatenate(found)
+    batches = [
+        items_of_workers(workers, segment.batch, size, others=True) for workers in ranks.tolist()
+    ]
+    return np.concatenate(batches)
 
 
 def _is_shuffled(settings: PlanSettings, epoch: int, number: int) -> bool:

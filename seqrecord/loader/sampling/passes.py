@@ -42,9 +42,9 @@ def passes(runs: Runs) -> Runs:
     episode, start, count, copy, sample = _sorted(*columns)
     again = (start + (count - 1) * runs.stride)[:-1] >= start[1:]
     if (again & (np.diff(episode) == 0) & (np.diff(copy) == 0)).any():  # listed several times
-        row, inside = ragged_arange(count)
-        episode, start = episode[row], start[row] + inside * runs.stride
-        sample = sample[row] + inside * runs.sample_step
+        row, offset = ragged_arange(count)
+        episode, start = episode[row], start[row] + offset * runs.stride
+        sample = sample[row] + offset * runs.sample_step
         copy = _number_in(frame_keys(episode, start), sample)
         columns = episode, start, np.ones_like(row), copy, sample
         episode, start, count, copy, sample = _sorted(*columns)
@@ -52,28 +52,28 @@ def passes(runs: Runs) -> Runs:
     opens = new.copy()
     opens[1:] |= (start + count * runs.stride)[:-1] != start[1:]
     opens[1:] |= (sample + count * runs.sample_step)[:-1] != sample[1:]
-    some = np.flatnonzero(opens)
+    starts = np.flatnonzero(opens)
     return Runs(
         runs.stride,
-        episode[some],
-        start[some],
-        np.add.reduceat(count, some),
-        np.cumsum(new)[some] - 1,
-        sample[some],
+        episode[starts],
+        start[starts],
+        np.add.reduceat(count, starts),
+        np.cumsum(new)[starts] - 1,
+        sample[starts],
         runs.sample_step,
     )
 
 
 def copies(passes: Runs) -> IntArray:
     """The number of copies of each episode, int64[episodes]; 0 for episodes without clips."""
-    found: IntArray = np.bincount(_episodes(passes)).astype(np.int64)
-    return found
+    num_copies: IntArray = np.bincount(_episodes(passes)).astype(np.int64)
+    return num_copies
 
 
 def _episodes(runs: Runs) -> IntArray:
     """The episode of each run; int64[runs]."""
-    found: IntArray = runs.episode[np.diff(runs.run, prepend=-1) != 0]
-    return found
+    episodes: IntArray = runs.episode[np.diff(runs.run, prepend=-1) != 0]
+    return episodes
 
 
 def _sorted(
@@ -108,20 +108,24 @@ def in_step(
     order, totals = list[IntArray](), list[IntArray]()
     by_shard = np.argsort(shard_of, kind="stable")
     ends = np.cumsum(np.bincount(shard_of, minlength=num_shards))
-    for shard, own in enumerate(np.split(by_shard, ends[:-1])):
-        times = _times(kind[own], place[own], key_of(Purpose.PASS_TIMES, key, shard))
-        mine = own[np.argsort(times, kind="stable")]
-        cursor_of = _cursors(lengths[mine], num_cursors)
-        order.append(mine[np.argsort(cursor_of, kind="stable")])
-        totals.append(np.bincount(cursor_of, clips[mine], num_cursors).astype(np.int64))
+    for shard, runs_of_shard in enumerate(np.split(by_shard, ends[:-1])):
+        times = _times(
+            kind[runs_of_shard], place[runs_of_shard], key_of(Purpose.PASS_TIMES, key, shard)
+        )
+        ordered = runs_of_shard[np.argsort(times, kind="stable")]
+        cursor_of = _cursors(lengths[ordered], num_cursors)
+        order.append(ordered[np.argsort(cursor_of, kind="stable")])
+        totals.append(np.bincount(cursor_of, clips[ordered], num_cursors).astype(np.int64))
     # Shares of equally many clips then begin near the shards' first runs.
-    shards = np.argsort(_even_places(np.array([some.sum() for some in totals])))
+    shards = np.argsort(
+        _even_places(np.array([clips_of_cursors.sum() for clips_of_cursors in totals]))
+    )
     number = np.empty(len(clips), np.int64)
     number[np.concatenate([order[shard] for shard in shards])] = np.arange(len(clips))
     counts = np.concatenate([totals[shard] for shard in shards])
-    before = np.cumsum(counts) - counts
+    clips_before = np.cumsum(counts) - counts
     has_many = len(clips) >= _LEAST * num_shards * num_cursors
-    return runs.ordered(number), before.reshape(num_shards, -1) if has_many else None
+    return runs.ordered(number), clips_before.reshape(num_shards, -1) if has_many else None
 
 
 def _places_in_kinds(runs: Runs, num_copies: IntArray, key: int) -> tuple[IntArray, IntArray]:
@@ -131,9 +135,9 @@ def _places_in_kinds(runs: Runs, num_copies: IntArray, key: int) -> tuple[IntArr
     The runs of an episode are at even distances.
     """
     episode = _episodes(runs)
-    drawn = hash64(key_of(Purpose.PASS_ORDER, key), np.arange(len(episode)))
+    hashes = hash64(key_of(Purpose.PASS_ORDER, key), np.arange(len(episode)))
     jitter = uniform(key_of(Purpose.PASS_PLACES, key), np.arange(len(episode)))
-    when = (_number_in(episode, drawn) + jitter) / np.bincount(episode)[episode]
+    when = (_number_in(episode, hashes) + jitter) / np.bincount(episode)[episode]
     kind = num_copies[episode]
     return kind, _number_in(kind, when)
 
@@ -158,28 +162,30 @@ def _shards(
     shard, totals = np.zeros(len(clips), np.int64), np.zeros(num_shards, np.int64)
     if num_shards == 1:
         return shard
-    drawn = hash64(key_of(Purpose.PASS_SHARDS, key), np.arange(len(clips)))
+    hashes = hash64(key_of(Purpose.PASS_SHARDS, key), np.arange(len(clips)))
     group = place // num_shards
     size = np.bincount(kind)[kind]
-    some = (group + 1) * num_shards > size
-    order = np.lexsort((drawn, -clips, group, kind, some))  # incomplete groups make totals equal
+    is_incomplete = (group + 1) * num_shards > size
+    order = np.lexsort(
+        (hashes, -clips, group, kind, is_incomplete)
+    )  # incomplete groups make totals equal
     bounds = np.flatnonzero(
         (np.diff(group[order], prepend=-1) != 0) | (np.diff(kind[order], prepend=-1) != 0)
     )
-    for number, mine in enumerate(np.split(order, bounds[1:])):
+    for number, members in enumerate(np.split(order, bounds[1:])):
         # Equal totals are in another order each time.
         ties = np.roll(np.arange(num_shards), number)
-        least = np.lexsort((ties, totals))[: len(mine)]
-        shard[mine] = least
-        totals[least] += clips[mine]
+        emptiest = np.lexsort((ties, totals))[: len(members)]
+        shard[members] = emptiest
+        totals[emptiest] += clips[members]
     return shard
 
 
 def _times(kind: IntArray, place: IntArray, key: int) -> npt.NDArray[np.float64]:
     """When to begin each run of a shard, float64[runs] in [0, 1): evenly spaced for each kind."""
     number = _number_in(kind, place)
-    first = uniform(key, kind)
-    return (number + first) / np.bincount(kind)[kind]
+    phase = uniform(key, kind)
+    return (number + phase) / np.bincount(kind)[kind]
 
 
 def _cursors(lengths: IntArray, num_cursors: int) -> IntArray:
@@ -200,7 +206,7 @@ def _even_places(totals: IntArray) -> IntArray:
     order, mean, excess = np.argsort(totals, kind="stable").tolist(), totals.mean(), 0.0
     places = np.empty(len(order), np.int64)
     for place in range(len(order)):
-        chosen = order.pop(0 if excess > 0 else -1)
-        places[chosen] = place
-        excess += totals[chosen] - mean
+        number = order.pop(0 if excess > 0 else -1)
+        places[number] = place
+        excess += totals[number] - mean
     return places

@@ -240,8 +240,8 @@ class Plan(ABC):
 
     def resident(self, round_index: int) -> tuple[Loads, ...]:
         """For each group, loads of exactly the frames in memory at the start of a round."""
-        held = self._cursors.held(round_index)
-        return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(held))
+        blocks = self._cursors.held(round_index)
+        return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(blocks))
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
         """Used frames of a group, given by its place: see `CursorSchedule.used`."""
@@ -274,9 +274,10 @@ class Plan(ABC):
         clips = self._clips(*self._in_order(blocks[self.leading]))
         groups = [
             GroupRound(
-                self._loads(i, some, some.loaded_before, some.loaded)[1], self._frees(i, some)[1]
+                self._loads(i, group_blocks, group_blocks.loaded_before, group_blocks.loaded)[1],
+                self._frees(i, group_blocks)[1],
             )
-            for i, some in enumerate(blocks)
+            for i, group_blocks in enumerate(blocks)
             if loads
         ]
         return Round(start, clips, tuple(groups))
@@ -288,8 +289,8 @@ class Plan(ABC):
 
     def numbers(self, place: IntArray) -> IntArray:
         """The numbers of this shard's clips by `Clips.place`, int64[n] each."""
-        found: IntArray = (place - (self._segment << _PLACE_BITS)) // self.shard.count
-        return found
+        numbers: IntArray = (place - (self._segment << _PLACE_BITS)) // self.shard.count
+        return numbers
 
     def _places(self, number: IntArray) -> IntArray:
         """`Clips.place` of clips, by number in this shard."""
@@ -300,14 +301,14 @@ class Plan(ABC):
 
     def _rounds(self, start: int, stop: int) -> Iterator[Round]:
         marks = np.arange(start, stop + 1)
-        found = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
-        clips = self._clips(*found[self.leading])
+        blocks_of_groups = [self._in_order(blocks) for blocks in self._cursors.blocks(start, stop)]
+        clips = self._clips(*blocks_of_groups[self.leading])
         groups = []
-        for i, (blocks, _) in enumerate(found):
+        for i, (blocks, _) in enumerate(blocks_of_groups):
             loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
             frees = self._frees(i, blocks)
-            done = map(GroupRound, _by_round(*loads, marks), _by_round(*frees, marks))
-            groups.append(list(done))
+            rounds = map(GroupRound, _by_round(*loads, marks), _by_round(*frees, marks))
+            groups.append(list(rounds))
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
         for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
             yield Round(start + i, clips.rows(*rows), tuple(of_groups))
@@ -321,32 +322,34 @@ class Plan(ABC):
         """
         grid, window = self._episodes.groups[group], self._windows[group]
         step, phase = window.frame_step, self._spec.phase + window.offset
-        some = stop > start
+        is_loaded = stop > start
         first_place = grid.place(blocks.episode, start)
         last_place = grid.place(blocks.episode, np.maximum(stop - 1, start))
-        row, inside = ragged_arange(np.where(some, last_place - first_place + 1, 0))
-        place, episode = first_place[row] + inside, blocks.episode[row]
+        row, offset = ragged_arange(np.where(is_loaded, last_place - first_place + 1, 0))
+        place, episode = first_place[row] + offset, blocks.episode[row]
         begin, end = grid.bounds(episode, place)
-        first = np.maximum(start[row], begin)
-        first += (phase - first) % step
-        count = -(-(np.minimum(stop[row], end) - first) // step)
-        some = count > 0
-        row, episode = row[some], episode[some]
+        start_frame = np.maximum(start[row], begin)
+        start_frame += (phase - start_frame) % step
+        count = -(-(np.minimum(stop[row], end) - start_frame) // step)
+        is_loaded = count > 0
+        row, episode = row[is_loaded], episode[is_loaded]
         return blocks.round[row], Loads(
             blocks.cursor[row],
             blocks.run[row],
             episode,
-            grid.row(episode, place[some]),
-            first[some],
-            count[some],
+            grid.row(episode, place[is_loaded]),
+            start_frame[is_loaded],
+            count[is_loaded],
         )
 
     def _frees(self, group: int, blocks: Blocks) -> tuple[IntArray, Frees]:
         """The frees of rows, and their rounds, int64[n]."""
-        some = blocks.kept > blocks.held
-        first = blocks.held[some]
-        count = -(-(blocks.kept[some] - first) // self._windows[group].frame_step)
-        return blocks.round[some], Frees(blocks.cursor[some], blocks.run[some], first, count)
+        is_freed = blocks.kept > blocks.held
+        start_frame = blocks.held[is_freed]
+        count = -(-(blocks.kept[is_freed] - start_frame) // self._windows[group].frame_step)
+        return blocks.round[is_freed], Frees(
+            blocks.cursor[is_freed], blocks.run[is_freed], start_frame, count
+        )
 
     @abstractmethod
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:

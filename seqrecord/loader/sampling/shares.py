@@ -57,55 +57,60 @@ class Shares:
         self._lock = PerProcess(threading.Lock)
 
     def __getstate__(self) -> dict[str, object]:
-        kept = {name: value for name, value in vars(self).items() if name != "_base"}
-        return {**kept, "_kept": {}}
+        state = {name: value for name, value in vars(self).items() if name != "_base"}
+        return {**state, "_kept": {}}
 
     def sources(self, start: int, stop: int) -> IntArray:
         """The sources of slots `[start, stop)`; int64[stop - start]."""
-        first, last = start // self._length, -(-stop // self._length)
-        periods = [self._period(number) for number in range(first, max(last, first + 1))]
-        begin = first * self._length
+        start_period, stop_period = start // self._length, -(-stop // self._length)
+        periods = [
+            self._period(number)
+            for number in range(start_period, max(stop_period, start_period + 1))
+        ]
+        begin = start_period * self._length
         return np.concatenate(periods)[start - begin : stop - begin].astype(np.int64)
 
     def given(self, slot: int) -> IntArray:
         """The number of each source's slots before this one; int64[sources]."""
-        period, rest = divmod(slot, self._length)
-        inside = np.bincount(self._period(period)[:rest], minlength=len(self.counts))
-        found: IntArray = np.array(self.counts, np.int64) * (period * self._repeats) + inside
-        return found
+        period, position = divmod(slot, self._length)
+        in_period = np.bincount(self._period(period)[:position], minlength=len(self.counts))
+        counts: IntArray = np.array(self.counts, np.int64) * (period * self._repeats) + in_period
+        return counts
 
     def slots(self, source: int, start: int, stop: int) -> IntArray:
         """The slots with numbers `[start, stop)` of a source; int64[stop - start]."""
-        each = self.counts[source] * self._repeats
-        first, last = start // each, -(-stop // each)
-        found = [
+        per_period = self.counts[source] * self._repeats
+        start_period, stop_period = start // per_period, -(-stop // per_period)
+        parts = [
             np.flatnonzero(self._period(number) == source) + number * self._length
-            for number in range(first, max(last, first + 1))
+            for number in range(start_period, max(stop_period, start_period + 1))
         ]
-        slots: IntArray = np.concatenate(found)[start - first * each : stop - first * each]
+        slots: IntArray = np.concatenate(parts)[
+            start - start_period * per_period : stop - start_period * per_period
+        ]
         return slots
 
     def _period(self, number: int) -> _Sources:
         """The sources of the slots in period `number`."""
-        if (found := self._kept.get(number)) is None:
+        if (sources := self._kept.get(number)) is None:
             with self._lock.get():  # threads of all sources need the same periods
-                if (found := self._kept.get(number)) is None:
+                if (sources := self._kept.get(number)) is None:
                     if (len(self._kept) + 1) * self._length > max(_KEPT, 2 * self._length):
                         del self._kept[next(iter(self._kept))]
-                    found = self._kept[number] = self._swapped(
+                    sources = self._kept[number] = self._swapped(
                         key_of(Purpose.MIX_PERIODS, self._key, number)
                     )
-        return found
+        return sources
 
     def _swapped(self, key: int) -> _Sources:
         base = self._base
         sources: _Sources = base[0].copy()
-        first, last = base[1].copy(), base[2].copy()
+        window_start, window_end = base[1].copy(), base[2].copy()
         for number in range(_PASSES):
             at = np.arange(number % 2, self._length - 1, 2)
-            drawn = hash64(key_of(Purpose.MIX_SWAPS, key, number), at) >> np.uint64(63) == 1
-            at = at[drawn & (last[at] > at) & (first[at + 1] <= at)]
-            for column in (sources, first, last):
+            is_swapped = hash64(key_of(Purpose.MIX_SWAPS, key, number), at) >> np.uint64(63) == 1
+            at = at[is_swapped & (window_end[at] > at) & (window_start[at + 1] <= at)]
+            for column in (sources, window_start, window_end):
                 column[at], column[at + 1] = column[at + 1], column[at].copy()
         return sources
 
@@ -120,8 +125,8 @@ class Shares:
         for source in range(len(self.counts)):
             at = np.flatnonzero(sources == source)
             number[at] = np.arange(len(at))
-        first, last = _window(number, count, total)
-        return sources.astype(np.uint16), first, last
+        window_start, window_end = _window(number, count, total)
+        return sources.astype(np.uint16), window_start, window_end
 
 
 def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
@@ -149,27 +154,27 @@ def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
 
 def _window(number: IntArray, count: IntArray, total: int) -> tuple[IntArray, IntArray]:
     """The first and the last possible slot for a source's slot of this number."""
-    first: IntArray = number * total // count
-    last: IntArray = -(-(number + 1) * total // count) - 1
-    return first, last
+    start: IntArray = number * total // count
+    end: IntArray = -(-(number + 1) * total // count) - 1
+    return start, end
 
 
 def _by_deadlines(counts: Sequence[int]) -> IntArray:
     """The source of each of `sum(counts)` slots: the one whose window ends first."""
     total = sum(counts)
     order = np.empty(total, np.int64)
-    given = [0] * len(counts)
+    num_slots = [0] * len(counts)
     later: list[tuple[int, int, int]] = []  # when its window begins, when it ends, source
     ready = [(-(-total // count) - 1, source) for source, count in enumerate(counts)]
     heapq.heapify(ready)
     for slot in range(total):
         while later and later[0][0] <= slot:
             heapq.heappush(ready, heapq.heappop(later)[1:])
-        last, source = heapq.heappop(ready)
-        assert last >= slot, "a window was missed"
+        deadline, source = heapq.heappop(ready)
+        assert deadline >= slot, "a window was missed"
         order[slot] = source
-        given[source] += 1
-        number, count = given[source], counts[source]
+        num_slots[source] += 1
+        number, count = num_slots[source], counts[source]
         window = number * total // count, -(-(number + 1) * total // count) - 1
         if number < count:
             heapq.heappush(later, (*window, source))
