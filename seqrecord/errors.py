@@ -22,16 +22,17 @@
     ├── SourceError               an original file or episode is missing, broken or inconsistent
     ├── ClipError                 invalid loader argument, or a clip request without a result
     │   └── MemoryLimitError      the memory limit is too small for the request
+    ├── JoinError                 datasets do not fit together
     ├── EpisodeKeyError           no episode has this key
     ├── StatisticsKeyError        no statistics of this feature
     ├── StateError                a saved state does not match dataset or settings
     ├── ResourceError             no more threads, processes, descriptors or memory
     └── MissingPackageError       an optional package is not installed
 
-Some classes also derive from a builtin: `SchemaError`, `FrameError`, `ClipError`, `LocationError`
-and `StateError` from `ValueError`, `NotFoundError` from `FileNotFoundError`, `EpisodeKeyError` and
-`StatisticsKeyError` from `KeyError`, `MissingPackageError` from `ImportError`, and `ResourceError`
-from `RuntimeError`.
+Some classes also derive from a builtin: `SchemaError`, `FrameError`, `ClipError`, `JoinError`,
+`LocationError` and `StateError` from `ValueError`, `NotFoundError` from `FileNotFoundError`,
+`EpisodeKeyError` and `StatisticsKeyError` from `KeyError`, `MissingPackageError` from
+`ImportError`, and `ResourceError` from `RuntimeError`.
 """
 
 from __future__ import annotations
@@ -54,6 +55,7 @@ __all__ = [
     "EpisodeKeyError",
     "FormatError",
     "FrameError",
+    "JoinError",
     "LocationError",
     "MemoryLimitError",
     "MissingPackageError",
@@ -272,6 +274,10 @@ class ClipError(SeqRecordError, ValueError):
 
 class MemoryLimitError(ClipError):
     """The memory limit is too small for the request; the message has the required minimum."""
+
+
+class JoinError(SeqRecordError, ValueError):
+    """Datasets cannot be joined: episodes lack a partner, or were changed since."""
 
 
 class EpisodeKeyError(SeqRecordError, KeyError):

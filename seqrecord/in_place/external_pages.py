@@ -21,7 +21,7 @@ from seqrecord.store.format.references import (
 )
 from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.pages import Page
-from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.base import Storage, file_url_of
 from seqrecord.store.storage.ranges import ByteRange
 
 
@@ -127,7 +127,7 @@ class ExternalPages:
             if (size := self._storage.size(path)) < total:
                 raise FormatError(
                     "chunks outside their record file",
-                    file=f"{self._storage.url}/{path}",
+                    file=file_url_of(self._storage, path),
                     expected=f"at least {total} bytes",
                     got=f"{size} bytes",
                 )

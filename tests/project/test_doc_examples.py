@@ -143,6 +143,7 @@ PAGES = [
         "docs/clips.md", {"robot-records": "robot", "lidar-records": "lidar", "gps-records": "gps"}
     ),
     Page("docs/order.md", {"robot-records": "robot"}),
+    Page("docs/join.md", {"robot-records": "robot"}, has_torch=False),
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
         "docs/mixing.md", dict.fromkeys(("bridge-records", "droid-records", "own-records"), "robot")

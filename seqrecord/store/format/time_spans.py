@@ -217,6 +217,20 @@ class EpisodeTimeSpans:
             *(np.concatenate([_widen(a, width), _widen(b, width)]) for a, b in pairs)
         )
 
+    def take(self, rows: npt.NDArray[np.int64]) -> EpisodeTimeSpans:
+        """Return the time spans of these episodes, int64 [n]; unknown for row -1."""
+        is_row = (rows >= 0)[:, None, None]
+        columns = (np.where(is_row, a[rows], np.nan) for a in (self.min_growth, self.max_growth))
+        return EpisodeTimeSpans(*columns)
+
+    def beside(self, others: EpisodeTimeSpans) -> EpisodeTimeSpans:
+        """Return the time spans of the same episodes with the features of `others` behind."""
+        width = max(self.min_growth.shape[2], others.min_growth.shape[2])
+        pairs = ((self.min_growth, others.min_growth), (self.max_growth, others.max_growth))
+        return EpisodeTimeSpans(
+            *(np.concatenate([_widen(a, width), _widen(b, width)], axis=1) for a, b in pairs)
+        )
+
     def check(self, num_frames: npt.NDArray[np.int64]) -> None:
         """Raise `FormatError` unless the values are possible for episodes of `num_frames`, int64
         [E].

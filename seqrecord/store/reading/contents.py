@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -39,6 +39,16 @@ if TYPE_CHECKING:
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 
 
+class JoinedDatasets(Protocol):
+    """The datasets of a joined one, see `store.reading.joining`. Picklable."""
+
+    def statistics(self) -> Statistics:
+        """Return the statistics of all features."""
+
+    def reopened(self, fields: dict[str, Any]) -> Contents:
+        """Return the joined contents, with these `fields` of a pickled dataset."""
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
     """Internal parts of an open dataset.
@@ -48,6 +58,7 @@ class Contents:
     features. `externals` are the referenced files, if they may be at other places than their
     lists say. `bad` are episodes of an original that the index leaves out. `attached` are objects
     of other parts, by class: datasets made of this one have them too, also in other processes.
+    `join` are the datasets of a joined one, whose manifest and index are in memory only.
     """
 
     storage: Storage
@@ -59,6 +70,7 @@ class Contents:
     externals: ExternalFiles | None = None
     bad: BadEpisodes = field(default_factory=BadEpisodes)
     attached: Mapping[type[Any], Any] = field(default_factory=dict)
+    join: JoinedDatasets | None = None
 
     @classmethod
     def of(
@@ -96,9 +108,12 @@ class Contents:
     @cached_property
     def statistics(self) -> Statistics:
         """See `Dataset.statistics`."""
-        if (file := self.manifest.statistics) is None:
+        if self.join is not None:
+            statistics = self.join.statistics()
+        elif (file := self.manifest.statistics) is None:
             return Statistics(0, {}, lacking=self.storage.url)
-        statistics = read_statistics(self.storage, file, self.manifest.schema)
+        else:
+            statistics = read_statistics(self.storage, file, self.manifest.schema)
         features = {self.names.get(name, name): feature for name, feature in statistics.items()}
         return Statistics(statistics.num_frames, features)
 

@@ -321,5 +321,7 @@ def _reopen(parts: dict[str, Any]) -> Dataset:
 
     `parts` are its `Contents` without the index.
     """
+    if parts["join"] is not None:
+        return Dataset(parts["join"].reopened(parts))
     parts["manifest"], index = load_version(parts["storage"], parts["manifest"])
     return Dataset(Contents(**parts, index=index.renamed(parts["names"])))

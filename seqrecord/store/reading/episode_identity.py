@@ -50,7 +50,7 @@ def episode_identity(dataset: Dataset, number: int) -> dict[str, Any]:
         "key": index.key(number),
         "num_frames": frames,
         "frames": [start, start + frames],
-        "groups": [chunks.to_json() for chunks in _chunks_of(contents, number)],
+        "groups": [chunks.to_json() for chunks in chunks_of(contents, number)],
     }
     if manifest.copied is None:  # an index of an original may be made again at any time
         identity |= {"uid": uid, "dataset": manifest.fingerprint}
@@ -64,39 +64,7 @@ def match_identity(identity: Mapping[str, Any], dataset: Dataset, number: int) -
     of the identity where the episode was trimmed then, and is not now. For a mismatch, returns the
     reason instead. Raises `FormatError` for an invalid identity.
     """
-    expected = Identity.parse(identity)
-    contents, frames = dataset.contents, int(dataset.contents.index.num_frames[number])
-    uid, known_start = contents.index.uid(number), None
-    if expected.uid == uid and contents.manifest.copied is None:
-        start = contents.trims.get(uid, (0, frames))[0]
-        known_start = start - expected.start
-    present = {name: c for c in _chunks_of(contents, number) for name in c.digests}
-    stored = {name: c for c in expected.groups for name in c.digests}
-    common = sorted(present.keys() & stored.keys())
-    if known_start is not None:
-        differing = [
-            n for n in common if not present[n].agrees(n, stored[n], known_start, as_stored=True)
-        ]
-        if differing:
-            return f"feature {differing[0]} has changed"
-        return range(known_start, known_start + frames)
-    if not common:
-        return f"none of its features is left: {', '.join(sorted(stored)) or 'none'}"
-    starts = {s for n in common for s in present[n].starts_in(n, stored[n])}
-    length = expected.num_frames
-    starts = {s for s in starts if s < length and s + frames > 0}
-    starts = {
-        s
-        for s in starts
-        if all(present[n].agrees(n, stored[n], s, as_stored=False) for n in common)
-    }
-    whole = {s for s in starts if s == 0 and frames == length}
-    if len(starts := whole or starts) == 1:
-        [start] = starts
-        return range(start, start + frames)
-    if starts:
-        return "trimmed, and equal pages at several places"
-    return f"other frames of {', '.join(common)}"
+    return Identity.parse(identity).match(dataset.contents, number)
 
 
 @dataclass(frozen=True)
@@ -115,9 +83,12 @@ class Identity:
 
     @classmethod
     def parse(cls, value: object) -> Identity:
-        """Check JSON values, raise `FormatError`."""
-        keys, what = ("key", "num_frames", "frames", "groups"), "the identity of an episode"
-        fields = JsonObject(value, keys, what, ("uid", "dataset"))
+        """Check JSON values, which may have other keys beside. Raises `FormatError`."""
+        keys, optional = ("key", "num_frames", "frames", "groups"), ("uid", "dataset")
+        what = "the identity of an episode"
+        if isinstance(value, Mapping):
+            value = {name: value[name] for name in (*keys, *optional) if name in value}
+        fields = JsonObject(value, keys, what, optional)
         num_frames = fields.integer("num_frames", 1, _MAX_FRAMES)
         frames = fields.list("frames", 2, 2)
         if any(type(n) is not int for n in frames) or frames[1] - frames[0] != num_frames:
@@ -132,6 +103,42 @@ class Identity:
             uid=fields.text("uid", _ID) if "uid" in fields.value else None,
             dataset=fields.text("dataset", _FINGERPRINT) if "dataset" in fields.value else None,
         )
+
+    def match(self, contents: Contents, number: int) -> range | str:
+        """See `match_identity`."""
+        uid, frames = contents.index.uid(number), int(contents.index.num_frames[number])
+        present = {
+            name: chunks for chunks in chunks_of(contents, number) for name in chunks.digests
+        }
+        stored = {name: chunks for chunks in self.groups for name in chunks.digests}
+        pairs = {n: (present[n], stored[n]) for n in sorted(present.keys() & stored.keys())}
+        if self.uid == uid and contents.manifest.copied is None:
+            start = contents.trims.get(uid, (0, frames))[0] - self.start
+            for name, (chunks, stored_chunks) in pairs.items():
+                if not chunks.agrees(name, stored_chunks, start, as_stored=True):
+                    return f"feature {name} has changed"
+            return range(start, start + frames)
+        if not pairs:
+            return f"none of its features is left: {', '.join(sorted(stored)) or 'none'}"
+        starts = self._starts(pairs, frames)
+        if len(starts) == 1:
+            return range(starts[0], starts[0] + frames)
+        if starts:
+            return "trimmed, and equal pages at several places"
+        return f"other frames of {', '.join(pairs)}"
+
+    def _starts(
+        self, pairs: Mapping[str, tuple[GroupChunks, GroupChunks]], frames: int
+    ) -> list[int]:
+        """Return the frames of the identity with which an episode of `frames` may begin."""
+        places = {p for n, (chunks, stored) in pairs.items() for p in chunks.starts_in(n, stored)}
+        starts = [
+            start
+            for start in sorted(places)
+            if -frames < start < self.num_frames
+            and all(a.agrees(name, b, start, as_stored=False) for name, (a, b) in pairs.items())
+        ]
+        return [0] if 0 in starts and frames == self.num_frames else starts
 
 
 @dataclass(frozen=True, eq=False)
@@ -206,7 +213,7 @@ class GroupChunks:
 _TRIED = 64  # chunks of a feature whose places are tried: each is a candidate for all features
 
 
-def _chunks_of(contents: Contents, number: int) -> Iterator[GroupChunks]:
+def chunks_of(contents: Contents, number: int) -> Iterator[GroupChunks]:
     """Yield the chunks of an episode in each group with selected features, by stored names."""
     index = contents.index
     for group in sorted({spec.group for spec in contents.features.values()}):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
@@ -20,10 +20,13 @@ from seqrecord.store.reading.dataset import (
     skipping_bad_episodes,
 )
 from seqrecord.store.reading.filters import BadEpisodes
+from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike
 
 if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.store.reading.external_files import Originals
+    from seqrecord.store.reading.join_matching import Check
+    from seqrecord.store.reading.joining import Missing
     from seqrecord.store.reading.summary import Summary
 
 
@@ -40,6 +43,9 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     tolerance: float | None = None,
     language: Mapping[str, str] | None = None,
     skip_bad_episodes: bool = False,
+    join: Sequence[DatasetLike] | DatasetLike = (),
+    missing: Missing = "error",
+    check: Check = "pages",
 ) -> Dataset:
     """Open a dataset for reading. This is `seqrecord.open`.
 
@@ -69,6 +75,13 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         skip_bad_episodes: leave out episodes of an original that cannot be read;
             `Dataset.bad_episodes` has the errors. By default an original with such episodes is
             refused. Features that cannot be read are left out unless `features` names them.
+        join: datasets with more features of the same episodes, *companions*: paths, URLs or open
+            datasets; see docs/join.md. `features` may name theirs. `storage_options` and the cache
+            are for URLs among them, too.
+        missing: for episodes without a partner in a companion: `"error"`, `"drop"` to leave them
+            out, `"pad"` to keep them without its features.
+        check: what partners must have in common: `"pages"`, the frames that a companion was
+            computed from, where it stores that; `"lengths"`, the number of frames.
 
     Files whose values an index copied are compared once per process: see docs/in-place.md.
 
@@ -76,25 +89,50 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     missing. Raises `FormatError` for a damaged dataset, `SourceError` for a damaged original, or
     for `tolerance` or `language` with an original that is not a LeRobot dataset. Raises `ClipError`
     for `originals` with an original and `language` without one, and `SchemaError` for an unknown
-    feature.
+    feature, or one of two datasets that are joined. Raises `JoinError` for datasets that do not fit
+    together.
 
     Example:
         with seqrecord.open("records/", features=["pose"]) as dataset:
             for key, episode in dataset.episodes.items():
                 print(key, episode[0:4]["pose"].shape)
     """
-    dataset = _open(
-        location,
-        storage_options,
-        tolerance,
-        language,
-        features=features,
-        version=version,
-        verify=verify,
-        cache_dir=cache_dir,
-        cache_limit=cache_limit,
-        originals=originals,
-    )
+    options: dict[str, Any] = {"tolerance": tolerance, "language": language, "version": version}
+    options |= {"cache_dir": cache_dir, "cache_limit": cache_limit, "originals": originals}
+    settings = {"storage_options": storage_options, "verify": verify}
+    companions = [join] if isinstance(join, str | PathLike | Dataset | Storage) else join
+    if not companions:
+        return _open_checked(location, skip_bad_episodes, features=features, **settings, **options)
+    from seqrecord.store.reading.joining import join_datasets
+
+    remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
+    with ExitStack() as opened_datasets:
+
+        def opened_companion(item: DatasetLike) -> Dataset:
+            if isinstance(item, Dataset):
+                return item
+            arguments = remote if "://" in str(item) else {"verify": verify}
+            companion = _open_checked(item, skip_bad_episodes, **arguments)
+            opened_datasets.callback(companion.close)
+            return companion
+
+        members = [opened_companion(item) for item in companions]
+        base_features = features
+        if features is not None:
+            companion_names = {name for member in members for name in member.features}
+            base_features = [name for name in features if name not in companion_names] or None
+        base = _open_checked(
+            location, skip_bad_episodes, features=base_features, **settings, **options
+        )
+        opened_datasets.callback(base.close)
+        dataset = join_datasets(base, members, missing=missing, check=check).select(features)
+        opened_datasets.pop_all()
+        return dataset
+
+
+def _open_checked(location: StorageLike, skip_bad_episodes: bool, **options: Any) -> Dataset:
+    """Like `open`, without companions."""
+    dataset = _open(location, **options)
     if skip_bad_episodes:
         return skipping_bad_episodes(dataset)
     try:

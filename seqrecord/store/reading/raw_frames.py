@@ -30,7 +30,7 @@ from seqrecord.store.format.pages import aligned
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.resizing import resize_frame
 from seqrecord.store.schema import Schema
-from seqrecord.store.storage.base import Storage, worth_rereading
+from seqrecord.store.storage.base import Storage, file_url_of, worth_rereading
 from seqrecord.store.storage.ranges import ByteRange
 
 _BLOCK_BYTES = 2 << 20  # read, then checked while in the processor's cache
@@ -244,7 +244,7 @@ class RawFrames:
         episode = table.episode_of(row)
         key, total = self._index.key(episode), int(self._index.num_frames[episode])
         return {
-            "file": f"{self._storage.url}/{self._paths[int(table.file[row])]}",
+            "file": file_url_of(self._storage, self._paths[int(table.file[row])]),
             "episode": f"{key} (frames {max(start, 0)} to {min(start + count, total) - 1})",
         }
 

@@ -285,11 +285,17 @@ def worth_rereading(storage: Storage, path: str, ranges: Sequence[ByteRange]) ->
     """
     if storage.local_path(path) is not None:
         return False
-    _logger.warning("%s/%s: checksum mismatch; reading again", storage.url, path)
+    _logger.warning("%s: checksum mismatch; reading again", file_url_of(storage, path))
     while isinstance(storage, StorageWrapper):
         storage.forget(path, ranges)
-        storage = storage.inner
+        storage, path = storage.beneath(path)
     return True
+
+
+def file_url_of(storage: Storage, path: str) -> str:
+    """URL of a file, for messages."""
+    file_url: Callable[[str], str] | None = getattr(storage, "file_url", None)
+    return f"{storage.url}/{path}" if file_url is None else file_url(path)
 
 
 def check_path(path: str) -> str:
@@ -395,6 +401,14 @@ class StorageWrapper:
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:  # noqa: ARG002 - no cache
         """Remove ranges from the cache, if this is one; returns whether it had any."""
         return False
+
+    def beneath(self, path: str) -> tuple[Storage, str]:
+        """Return the storage to which a path is forwarded, and the path in it."""
+        return self.inner, path
+
+    def file_url(self, path: str) -> str:
+        """See `file_url_of`."""
+        return file_url_of(*self.beneath(path))
 
     @property
     def has_disk_cache(self) -> bool:

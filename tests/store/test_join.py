@@ -1,0 +1,278 @@
+"""Joined datasets: compared with the same features stored together."""
+
+from __future__ import annotations
+
+import logging
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import SeqRecordWriter, edit
+from seqrecord.errors import FormatError, JoinError, SchemaError
+from seqrecord.store.reading.episode_identity import episode_identity
+from tests.kit.datasets import columns, noise, write_dataset
+from tests.kit.tiny import read_all
+
+Frames = dict[str, list[dict[str, Any]]]
+
+LENGTHS = {"a": 14, "b": 9, "c": 1, "d": 23}
+
+
+def source_frames() -> Frames:
+    return {
+        key: columns(
+            image=noise(length, 4, 5, 3, seed=seed),
+            step=np.arange(length, dtype="<i4") + 1000 * seed,
+        )
+        for seed, (key, length) in enumerate(LENGTHS.items())
+    }
+
+
+def latent_frames(gaps: Mapping[str, tuple[int, ...]] | None = None) -> Frames:
+    """Latents, ragged boxes and texts; frames `gaps` of an episode lack latents."""
+    frames: Frames = {}
+    for seed, (key, length) in enumerate(LENGTHS.items()):
+        latents: list[Any] = list(noise(length, 6, dtype="f4", seed=seed + 50))
+        for number in (gaps or {}).get(key, ()):
+            latents[number] = None
+        boxes = [np.full(((i + 1) % 3, 4), i + seed, "<f4") for i in range(length)]
+        texts = [f"{key} {i}" for i in range(length)]
+        frames[key] = columns(latent=latents, boxes=boxes, text=texts)
+    return frames
+
+
+def write_derived(path: Path, source: Path, frames: Frames, **options: Any) -> None:
+    """Write values of a dataset's episodes, with the identities of these."""
+    if "boxes" in next(iter(frames.values()))[-1]:
+        options["features"] = {"boxes": {"shape": (None, 4)}}
+    with seqrecord.open(source) as dataset:
+        identities = {
+            key: {"derived_from": {**episode_identity(dataset, i), "function": "test"}}
+            for i, key in enumerate(dataset.episodes)
+        }
+    write_dataset(path, frames, metadata=identities, **options)
+
+
+@pytest.fixture
+def places(tmp_path: Path) -> tuple[Path, Path]:
+    """A dataset in chunks of four frames, and its companion in chunks of five."""
+    source, latents = tmp_path / "source", tmp_path / "latents"
+    write_dataset(source, source_frames(), chunk_frames=4)
+    write_derived(latents, source, latent_frames({"b": (2, 3), "d": (0,)}), chunk_frames=5)
+    return source, latents
+
+
+def check_equal(frames: Frames, expected: Frames) -> None:
+    """Assert that both have the same episodes in order, and each frame the same values."""
+    assert [*frames] == [*expected]
+    for key, episode in expected.items():
+        assert len(frames[key]) == len(episode)
+        for number, (frame, values) in enumerate(zip(frames[key], episode, strict=True)):
+            assert {*frame} == {*values}, (key, number)
+            for name, value in values.items():
+                assert np.array_equal(frame[name], value), (key, number, name)
+
+
+def together(*parts: Frames) -> Frames:
+    return {
+        key: [
+            {name: value for frame in frames for name, value in frame.items()}
+            for frames in zip(*(part[key] for part in parts), strict=True)
+        ]
+        for key in parts[0]
+    }
+
+
+def test_frames_equal_those_stored_together(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    expected = together(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}))
+    check_equal(read_all(source, join=[latents]), expected)
+    check_equal(read_all(source, join=latents), expected)
+    with seqrecord.open(latents) as companion:
+        check_equal(read_all(source, join=[companion]), expected)
+    names = ["latent", "step"]
+    some = {k: [{n: f[n] for n in names if n in f} for f in v] for k, v in expected.items()}
+    check_equal(read_all(source, join=[latents], features=names), some)
+
+
+def test_a_pickled_joined_dataset_is_equal(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with seqrecord.open(source, join=[latents]) as dataset:
+        renamed = dataset.renamed({"latent": "z", "step": "latent"})
+        for version in (dataset, dataset.select(["text", "image"]), renamed):
+            copy = pickle.loads(pickle.dumps(version))
+            assert copy.features == version.features
+            assert copy.fingerprint == version.fingerprint
+            for key, episode in version.episodes.items():
+                for number in (0, len(episode) - 1):
+                    frame, copied = episode[number], copy.episodes[key][number]
+                    assert frame.keys() == copied.keys()
+                    assert all(np.array_equal(frame[n], copied[n]) for n in frame)
+            copy.close()
+
+
+def cut(frames: Frames, key: str, start: int, stop: int) -> Frames:
+    return {k: v[start:stop] if k == key else v for k, v in frames.items()}
+
+
+@pytest.mark.parametrize("span", [(0, 9), (3, 14), (4, 8), (5, 7), (13, 14)])
+def test_trimmed_episodes(places: tuple[Path, Path], span: tuple[int, int]) -> None:
+    source, latents = places
+    edit.trim_episodes(source, ["a"], slice(*span))
+    latent = latent_frames({"b": (2, 3), "d": (0,)})
+    expected = cut(together(source_frames(), latent), "a", *span)
+    check_equal(read_all(source, join=[latents]), expected)
+    edit.merge_datasets([source], source.with_name("copy"))
+    if span != (5, 7) and span != (13, 14):  # without a whole chunk
+        check_equal(read_all(source.with_name("copy"), join=[latents]), expected)
+
+
+def test_frames_that_the_companion_lacks_are_gaps(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, latents = places
+    version = edit.list_versions(source)[0].id
+    edit.trim_episodes(source, ["d"], slice(5, 19))
+    write_derived(latents.with_name("short"), source, cut(latent_frames(), "d", 5, 19))
+    edit.restore_version(source, version)
+    expected = together(source_frames(), latent_frames())
+    for number in (*range(5), *range(19, 23)):
+        expected["d"][number] = source_frames()["d"][number]
+    with caplog.at_level(logging.WARNING):
+        frames = read_all(source, join=[latents.with_name("short")])
+    check_equal(frames, expected)
+    [warning] = [r.getMessage() for r in caplog.records if "joined" in r.getMessage()]
+    assert warning.endswith("9 frames of other episodes without values")
+
+
+def test_missing_partners(places: tuple[Path, Path], caplog: pytest.LogCaptureFixture) -> None:
+    source, latents = places
+    edit.delete_episodes(latents, ["b", "c"])
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(source, join=[latents])
+    assert error.value.episode == "b, c"
+    assert (error.value.expected, error.value.got) == ("partners of 4 episodes", 2)
+    expected = together(source_frames(), latent_frames({"d": (0,)}))
+    with caplog.at_level(logging.WARNING):
+        dropped = read_all(source, join=[latents], missing="drop")
+    check_equal(dropped, {key: expected[key] for key in "ad"})
+    assert "2 episodes of 4 without a partner: left out" in caplog.text
+    padded = read_all(source, join=[latents], missing="pad")
+    check_equal(padded, expected | {key: source_frames()[key] for key in "bc"})
+    with pytest.raises(seqrecord.ClipError, match="unknown missing"):
+        seqrecord.open(source, join=[latents], missing="ignore")  # type: ignore[arg-type]
+
+
+def test_companions_without_identities_join_by_key_and_length(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, latents = places
+    plain = latents.with_name("plain")
+    boxes = {"boxes": {"shape": (None, 4)}}
+    write_dataset(plain, dict(reversed(latent_frames().items())), features=boxes)
+    with caplog.at_level(logging.WARNING):
+        frames = read_all(source, join=[plain])
+    check_equal(frames, together(source_frames(), latent_frames()))
+    assert "joined to" in caplog.text
+    assert "by key and length" in caplog.text
+    edit.trim_episodes(source, ["d"], slice(5, 19))
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(source, join=[plain])
+    assert (error.value.episode, error.value.got) == ("d", 23)
+
+
+def test_changed_sources_are_refused(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.add_feature(source, "step", lambda episode: [np.int32(7)] * len(episode), overwrite=True)
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(source, join=[latents])
+    assert (error.value.episode, error.value.got) == ("a, b, c", "feature step has changed")
+    frames = read_all(source, join=[latents], check="lengths", features=["latent"])
+    latent = latent_frames({"b": (2, 3), "d": (0,)})
+    expected = {k: [{n: f[n] for n in f if n == "latent"} for f in v] for k, v in latent.items()}
+    check_equal(frames, expected)
+
+
+def test_other_frames_under_the_same_key_are_refused(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.delete_episodes(source, ["b"])
+    with SeqRecordWriter(source, mode="append") as writer, writer.episode("b") as episode:
+        for frame in columns(image=noise(9, 4, 5, 3, seed=99), step=np.arange(9, dtype="<i4")):
+            episode.append(frame)
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(source, join=[latents])
+    assert (error.value.episode, error.value.got) == ("b", "other frames of image, step")
+
+
+def test_renamed_and_merged_sources(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.rename_episodes(source, {"a": "b", "b": "a"})
+    expected = together(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}))
+    expected = {{"a": "b", "b": "a"}.get(key, key): frames for key, frames in expected.items()}
+    check_equal(read_all(source, join=[latents]), expected)
+    both = source.with_name("both")
+    edit.merge_datasets([source, source], both, prefixes=["x/", "y/"])
+    merged = {f"{prefix}/{key}": frames for prefix in "xy" for key, frames in expected.items()}
+    found = read_all(both, join=[latents])
+    check_equal({key: found[key] for key in merged}, merged)
+
+
+def test_two_companions(places: tuple[Path, Path], tmp_path: Path) -> None:
+    source, latents = places
+    returns = {k: columns(ret=np.arange(n, dtype="f4")) for k, n in LENGTHS.items()}
+    write_derived(tmp_path / "returns", source, returns)
+    expected = together(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}), returns)
+    joined = read_all(source, join=[latents, tmp_path / "returns"])
+    check_equal(joined, expected)
+    with seqrecord.open(source, join=[latents]) as inner:  # a joined dataset is a dataset
+        check_equal(read_all(tmp_path / "returns", join=[inner]), together(returns, expected))
+
+
+def test_duplicate_names_are_refused(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with pytest.raises(SchemaError) as error:
+        seqrecord.open(source, join=[latents, latents])
+    assert error.value.feature == "latent"
+    parts = [seqrecord.open(latents, features=[name]) for name in ("latent", "text")]
+    with seqrecord.open(source, join=parts) as dataset:
+        assert list(dataset.features) == ["image", "step", "latent", "text"]
+        assert dataset.episodes["b"][4]["text"] == "b 4"
+
+
+def test_damaged_identities_name_the_companion(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.set_metadata(latents, ["b"], {"derived_from": {"key": "b"}})
+    with pytest.raises(FormatError) as error:
+        seqrecord.open(source, join=[latents])
+    assert error.value.file == str(latents)
+
+
+def test_statistics_cover_joined_features(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with seqrecord.open(source, join=[latents]) as dataset:
+        stored, computed = dataset.statistics, dataset.compute_statistics()
+        assert {*stored} == {*computed}
+        for name, feature in computed.items():
+            np.testing.assert_allclose(stored[name].mean, feature.mean, rtol=1e-6)
+    edit.delete_episodes(source, ["b"])
+    with seqrecord.open(source, join=[latents]) as dataset:
+        assert "latent" not in dataset.statistics  # of other frames
+
+
+def test_a_damaged_page_names_its_file(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    [file] = (latents / "records").glob("*.seqrec")
+    data = bytearray(file.read_bytes())
+    data[70] ^= 1
+    file.write_bytes(data)
+    with seqrecord.open(source, join=[latents]) as dataset:
+        episode = dataset.episodes["a"]
+        assert episode.read([0], features=["image"])["image"].shape == (1, 4, 5, 3)
+        with pytest.raises(seqrecord.errors.ChecksumError) as error:
+            episode[:]
+    assert error.value.file == str(file)
