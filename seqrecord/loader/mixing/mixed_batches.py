@@ -224,13 +224,22 @@ class MixedBatches:
 
     def _columns(self, batch: Batch, *, batches: ShardBatches, number: int) -> dict[str, Any]:
         """The columns of a batch. A thread of a source makes them, as they take milliseconds."""
+        return self.columns_of(batch, batches, number, counts=True)
+
+    def columns_of(
+        self, batch: Batch, batches: ShardBatches, number: int, *, counts: bool = False
+    ) -> dict[str, Any]:
+        """The columns of batch `number` of `batches`, except those that are made of features.
+
+        `counts` counts window times without a frame.
+        """
         frames = _frames_of(batches, number)
         draws = DrawsByPlace.of_one(batches, number)
         joined = {one.column.name: one.memory(batch.source, frames) for one in self.joined}
         for (number, epoch), some in _by_source(batch).items():
-            slots = np.array(some)
-            clips = batch.clips.take(slots)
-            self.sources[number].columns(clips, epoch, draws, joined, slots)
+            slots, source = np.array(some), self.sources[number]
+            fill = source.columns if counts else source.fill_columns
+            fill(batch.clips.take(slots), epoch, draws, joined, slots)
         return {column.name: column.fill(batch) for column in self.columns} | joined
 
     def _names(self, batch: Batch) -> list[str]:

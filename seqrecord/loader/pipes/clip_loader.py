@@ -32,7 +32,7 @@ from seqrecord.loader.pipes.planning import EpochPlanner, of_selected, plan_clip
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.bounds import EpochSegment
+from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
@@ -314,13 +314,37 @@ class ClipLoader:
     ) -> dict[str, Any]:
         """The columns of clips of an epoch beside features, each a list or a tensor.
 
-        `draws` are the batch's; `memory` as for `ClipColumns.fill`.
+        `draws` are the batch's; `memory` as for `ClipColumns.fill`. Counts window times without a
+        frame.
         """
-        view, frames = self.view, self._drawn_frames(epoch, draws)
-        drawn = self._draw_of(epoch, draws, view.draws.draw)(clips, ())
-        columns, num_far = view.fill_columns(clips, frames, drawn, *memory)
+        columns, num_far = self.fill_columns(clips, epoch, draws, *memory)
         self._iteration.times_without_frame += num_far
         return columns
+
+    def fill_columns(
+        self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None, *memory: Any
+    ) -> tuple[dict[str, Any], int]:
+        """See `columns`; also returns the number of window times without a frame nearby."""
+        view, frames = self.view, self._drawn_frames(epoch, draws)
+        drawn = self._draw_of(epoch, draws, view.draws.draw)(clips, ())
+        return view.fill_columns(clips, frames, drawn, *memory)
+
+    def plan_rows(
+        self, epoch: int, shard: Shard, segments: Segments, settings: PlanSettings | None
+    ) -> Plan:
+        """See `BatchSource`."""
+        planner = self.planner
+        settings = settings or planner.settings_of(shard.count, epoch, segments)
+        return planner.plan_by(settings, epoch, shard, segments)
+
+    def rows(self, plan: Plan, first: int, last: int, *, single: bool = False) -> Clip:
+        """See `BatchSource`."""
+        clips = plan.clips_between(plan.first_clip(first), plan.first_clip(last))
+        columns, _ = self.fill_columns(clips.keys, plan.epoch, plan.draws)
+        if self.batch_size is not None:
+            place = PlanBatch(plan, first)
+            columns |= {column.name: column.fill(place) for column in self._plan_columns}
+        return self.view.singles({}, columns)[0] if single else columns
 
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""

@@ -268,6 +268,14 @@ class Epochs:
         done = EngineStats().report() if self._last is None else self._last.report()
         return self.loader.stats(done, self._position.epoch)
 
+    def run(self, shard: Shard) -> State:
+        """The position, with the ranks and workers of the run: until an iteration begins, those of
+        a loaded state.
+        """
+        self._follow_workers()
+        is_loaded = self._position.is_saved and not self._is_begun
+        return self._position if is_loaded else self._here(shard)
+
     @property
     def _next(self) -> State:
         """The start of the next iteration."""

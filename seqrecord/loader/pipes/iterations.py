@@ -14,6 +14,7 @@ from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 
 
@@ -70,6 +71,16 @@ class BatchSource(Protocol):
 
     def to_clips(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
         """Convert batch `number` of the plan to items for users; single clips in reverse order."""
+
+    def plan_rows(
+        self, epoch: int, shard: Shard, segments: Segments, settings: PlanSettings | None
+    ) -> Any:
+        """The plan of a shard, with these settings or those of the run, whatever its memory."""
+
+    def rows(self, plan: Any, first: int, last: int, *, single: bool = False) -> Clip:
+        """The columns of items `[first, last)` of a plan, each a list or a tensor; of a `single`
+        clip its values.
+        """
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""

@@ -11,6 +11,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.arguments import init_takes_arguments
+from seqrecord.loader.pipes.batch_rows import BatchNumber, rows_of_batch
 from seqrecord.loader.pipes.callers import (
     check_kept,
     find_buffering_pipe,
@@ -173,6 +174,48 @@ class EpochStream:
           episodes in no clip.
         """
         return self._epochs.stats()
+
+    def rows(
+        self,
+        epoch: int,
+        batch: int,
+        *,
+        rank: int | tuple[int, int] | None = None,
+        workers: int | None = None,
+        segment: int | None = None,
+        batch_size: int | None = None,
+    ) -> Clip:
+        """Return the rows of a batch: the batch without features, which is not read.
+
+        The keys are those of the batch beside its features: `episode`, `start`, columns of samples
+        and draws, `dataset` in a mix. The numbers are integers of the plan, so a batch of any rank
+        and epoch can be named, also after the run: make the loader with the same arguments and load
+        a state of the run.
+
+        Args:
+            epoch: number of the epoch, from 0.
+            batch: number of the batch in the epoch, counted over all workers of a rank, from 0. A
+                resumed run continues to count; after a change of ranks or workers in the middle of
+                an epoch it counts from 0 again, as `state_dict(batches=…)` does.
+            rank: the rank, by default this process's; with the number of ranks, `(5, 8)`, if it is
+                not that of the run.
+            workers: DataLoader workers of a rank, by default those of the run: of a loaded state
+                until an iteration begins, then of the iteration.
+            segment: number of the epoch's segment, if ranks or workers changed within the epoch of
+                a loaded state; by default the last one.
+            batch_size: the DataLoader's batch size, if it has one; the rows are then a batch of
+                single clips.
+
+        Columns that are made of features (`task_index` of a mix) are missing. Raises `StateError`
+        for a batch, rank or segment that there is not.
+
+        Example:
+            pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, batch_size=2)
+            pipe.rows(0, 1)["episode"]  # keys of the clips in the second batch
+        """
+        which = BatchNumber(epoch, batch, rank, workers, segment, batch_size)
+        shard, epochs = self._shard(), self._epochs
+        return rows_of_batch(epochs.loader, epochs.run(shard), shard, which)
 
     @property
     def num_ranks(self) -> int:

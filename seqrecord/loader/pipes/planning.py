@@ -159,6 +159,12 @@ class EpochPlanner:
             self._logged.add(shard.count)
             self._log_mixing(shard.count)
         settings = self.plan_memory(shard.count, epoch, segments).settings
+        return self.plan_by(settings, epoch, shard, segments)
+
+    def plan_by(
+        self, settings: PlanSettings, epoch: int, shard: Shard, segments: Segments = ()
+    ) -> Plan:
+        """The plan of a shard with these settings; see `plan`."""
         table, episodes = self.clips(epoch, segments), self.view.episodes
         segment = len(segments)
         plan_class = self.order.plan_class(settings, epoch, segment)
@@ -166,6 +172,15 @@ class EpochPlanner:
         return make(table, episodes, settings, epoch=epoch, shard=shard, segment=segment)
 
     # ---- memory
+
+    def settings_of(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> PlanSettings:
+        """The settings of epochs with `num_shards` shards, or of the rest of one: those of a loaded
+        state whatever their memory, else those that `plan_memory` chooses.
+        """
+        found = self._memory_plans.get((num_shards, epoch if segments else 0, segments))
+        if isinstance(found, PlanSettings):
+            return found
+        return self.plan_memory(num_shards, epoch, segments).settings
 
     def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
         """Settings and memory of epochs with `num_shards` shards, or of the rest of one.

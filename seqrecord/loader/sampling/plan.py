@@ -282,6 +282,18 @@ class Plan(ABC):
         ]
         return Round(start, clips, tuple(groups))
 
+    def clips_between(self, first: int, last: int) -> Clips:
+        """The clips `[first, last)` of this shard, in emitted order; loads nothing."""
+        index, skip = self.locate_clip(first)
+        parts, count = list[Clips](), 0
+        for begin, end in self.spans(index):
+            if count >= skip + last - first:
+                break
+            parts.append(self.merged(begin, end, loads=False).clips)
+            count += len(parts[-1])
+        columns = zip(*(vars(part).values() for part in parts), strict=True)
+        return Clips(*map(np.concatenate, columns)).rows(skip, skip + last - first)
+
     @property
     def draws(self) -> DrawsByPlace:
         """The draws of this shard's batches."""

@@ -1,0 +1,136 @@
+"""The rows of a batch by its number, from integers alone: no frame is read."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from seqrecord.errors import StateError
+from seqrecord.loader.pipes.collating import make_numpy
+from seqrecord.loader.pipes.iterations import BatchSource
+from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.elastic import items_of_workers
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.units import MAX_INT, check_integer
+
+
+class BatchNumber(NamedTuple):
+    """A batch as a training counts it.
+
+    Attributes:
+        epoch: number of the epoch.
+        batch: number of the batch in the epoch, or in its segment, over all workers of the rank.
+        rank: the rank, alone or with the number of ranks; `None`: this process's.
+        workers: workers of a rank; `None`: those of the run.
+        segment: number of the epoch's segment; `None`: the last one.
+        batch_size: of a DataLoader that makes the batches.
+    """
+
+    epoch: int
+    batch: int
+    rank: int | tuple[int, int] | None = None
+    workers: int | None = None
+    segment: int | None = None
+    batch_size: int | None = None
+
+
+class _Team(NamedTuple):
+    """The ranks and workers that share a segment of an epoch.
+
+    A DataLoader makes batches of `batch_size` items.
+    """
+
+    ranks: int
+    workers: int
+    batch_size: int
+    segments: Segments  # before it
+    settings: PlanSettings | None = None  # if it is over
+
+
+def rows_of_batch(source: BatchSource, run: State, own: Shard, which: BatchNumber) -> Clip:
+    """The rows of a batch of a run; see `EpochStream.rows`.
+
+    `run` is the position of the run, and `own` the shard of this process.
+    """
+    for name in ("epoch", "batch"):
+        check_integer(name, getattr(which, name), least=0, most=MAX_INT)
+    team = _team(source, run, own, which)
+    size = team.batch_size if which.batch_size is None else which.batch_size
+    check_integer("batch_size", size, least=1, most=MAX_INT)
+    rank = _rank(own, which.rank, team)
+    shards = rank.divided(team.workers)
+    plans = [source.plan_rows(which.epoch, shard, team.segments, team.settings) for shard in shards]
+    lengths = [plan.num_batches for plan in plans]
+    num_batches = sum(-(-length // size) for length in lengths)
+    if which.batch >= num_batches:
+        raise StateError(
+            "the epoch, or its segment, has no such batch",
+            expected=f"0 to {num_batches - 1} on rank {rank.index} of {rank.count} with "
+            f"{team.workers} workers",
+            got=which.batch,
+        )
+    before, after = (items_of_workers(lengths, which.batch + i, size) for i in (0, 1))
+    [worker] = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a < b]
+    is_single = source.batch_size is None and size == 1
+    rows = source.rows(plans[worker], before[worker], after[worker], single=is_single)
+    return make_numpy(rows) if source.options.output == "numpy" else rows
+
+
+def _team(source: BatchSource, run: State, own: Shard, which: BatchNumber) -> _Team:
+    """The ranks and workers of the batch, and the segments of the epoch before it.
+
+    Raises `StateError` for a segment that the run does not have.
+    """
+    ranks, workers = run.ranks or own.rank.count, run.workers or own.workers
+    segments = run.segments if which.epoch == run.epoch else ()
+    if which.segment is not None:
+        check_integer("segment", which.segment, least=0, most=MAX_INT)
+        if which.segment > len(segments):
+            raise StateError(
+                f"epoch {which.epoch} has no such segment at this position",
+                expected=f"0 to {len(segments)}; or a state that was saved later in this epoch",
+                got=which.segment,
+            )
+        if which.segment < len(segments):
+            part = segments[which.segment]
+            place = part.ranks, part.workers, part.batch_size
+            return _Team(*place, segments[: which.segment], part.settings)
+    if isinstance(which.rank, tuple):
+        ranks = which.rank[1]
+    if which.workers is not None:
+        workers = check_integer("workers", which.workers, least=0, most=(1 << 16) - 1) or 1
+    is_inside = run.is_saved and which.epoch == run.epoch and bool(run.batch or segments)
+    is_same = (ranks, workers) == (run.ranks, run.workers)
+    is_same &= not run.is_saved or _has_batches_of(source, run)
+    if is_inside and not is_same:
+        run.check_of_rank()
+        resumed = source.after_change(run)
+        if resumed.epoch != which.epoch:
+            raise StateError(
+                "on other ranks or workers, a mix continues at its next epoch",
+                expected=f"epoch {resumed.epoch}, or the {run.ranks} ranks and {run.workers} "
+                "workers of the state",
+                got=f"epoch {which.epoch} of {ranks} ranks and {workers} workers",
+            )
+        segments = resumed.segments
+    return _Team(ranks, workers, run.batch_size if is_same else 1, segments)
+
+
+def _rank(own: Shard, rank: int | tuple[int, int] | None, team: _Team) -> Shard:
+    """The rank of the batch. Raises `StateError` without one, or for one that there was not."""
+    index: object = rank
+    if rank is None:
+        index = own.rank.index if own.rank.count == team.ranks else None
+        index = 0 if team.ranks == 1 else index
+    elif isinstance(rank, tuple):
+        index = rank[0] if rank[1] == team.ranks else None
+    if not isinstance(index, int) or isinstance(index, bool) or not 0 <= index < team.ranks:
+        expected = f"rank=0 to rank={team.ranks - 1}, the ranks of this part of the run"
+        raise StateError("no such rank", expected=expected, got=f"rank={rank}")
+    return Shard(index, team.ranks)
+
+
+def _has_batches_of(source: BatchSource, state: State) -> bool:
+    """Whether a state counts batches of the loader's size."""
+    sizes = [one.planner.settings.batch_size for one in source.sources]
+    return sizes == [one.settings.batch_size for one in state.sources]

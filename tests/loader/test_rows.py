@@ -1,0 +1,240 @@
+"""`rows(epoch, batch)`: which rows were in a batch, from integers, also after the run."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    At,
+    EngineOptions,
+    HorizontalFlip,
+    MaxFrames,
+    RandomCrop,
+    SeqRecordIterableDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+    StateError,
+)
+from tests.kit.datasets import noise, write_dataset
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+FEATURES = ("id", "image")
+CLIP: dict[str, Any] = {"clip_len": 3, "seed": 4}
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("rows") / "records"
+    frames = [{"id": np.array([n], np.int64), "image": noise(6, 8, 3, seed=n)} for n in range(30)]
+    episodes = {f"e{n}": frames[: 12 + 3 * n] for n in range(6)}
+    metadata = {key: {"robot": key.upper()} for key in episodes}
+    write_dataset(root, episodes, metadata=metadata, chunk_frames=8)
+    return root
+
+
+def check(batch: Any, rows: Any, features: tuple[str, ...] = FEATURES) -> None:
+    """Assert that rows are the batch without its features."""
+    assert list(rows) == [name for name in batch if name not in features]
+    for name, value in rows.items():
+        if isinstance(value, torch.Tensor):
+            assert value.dtype == batch[name].dtype, name
+            assert torch.equal(value, batch[name]), name
+        elif isinstance(value, np.ndarray):
+            np.testing.assert_array_equal(value, batch[name], strict=True)
+        else:
+            assert value == batch[name], name
+
+
+TABLE = {
+    "episode": ["e0", "e3", "e4", "e5"],
+    "start": [0, 9, 4, 17],
+    "goal": [5, 12, 12, 20],
+    "loss": [0.5, 1.0, 2.0, 8.0],
+    "repeat": [1.5, 2.0, 1.0, 4.0],
+}
+OPTIONS: dict[str, dict[str, Any]] = {
+    "batches": {"batch_size": 4},
+    "single clips": {},
+    "in order": {"batch_size": 4, "shuffle": False, "last_batch": "keep"},
+    "sequences": {"batch_size": 2, "order": "sequences"},
+    "columns": {"batch_size": 4, "windows": {"id": [-2, 0]}, "pad": "edge", "metadata": ["robot"]},
+    "budget": {"batch_size": MaxFrames(12), "clip_len": (2, 5)},
+    "crops": {"batch_size": 4, "clip_transform": [RandomCrop((4, 4)), HorizontalFlip(0.5)]},
+    "a table": {"batch_size": 2, "samples": TABLE, "windows": {"id": [At("goal")]}},
+    "functions": {"batch_size": 4, "samples": seqrecord.samples.every(2, rotate=True)},
+    "numpy": {"batch_size": 4, "output": "numpy"},
+    "one cursor": {"batch_size": 4, "engine": EngineOptions(num_cursors=1)},
+    "a shuffle of shards": {"batch_size": 4, "engine": EngineOptions(fixed_shards=True)},
+}
+
+
+@pytest.mark.parametrize("case", OPTIONS)
+def test_rows_are_the_batch_without_features(path: Path, case: str) -> None:
+    options = {**CLIP, **OPTIONS[case]}
+    for rank in ((0, 1), (1, 3)):
+        loader = SeqRecordPipe(path, rank=rank, **options)
+        other = SeqRecordPipe(path, rank=(0, 1), **options)
+        for epoch in range(3):
+            for number, batch in enumerate(loader):
+                check(batch, loader.rows(epoch, number))
+                if number % 3 == 0:
+                    check(batch, other.rows(epoch, number, rank=rank))
+
+
+@pytest.mark.parametrize("kind", [SeqRecordIterableDataset, SeqRecordNode])
+def test_every_stream_has_rows(path: Path, kind: Any) -> None:
+    loader = kind(path, batch_size=4, **CLIP)
+    check(next(iter(SeqRecordPipe(path, batch_size=4, **CLIP))), loader.rows(0, 0))
+
+
+def mix_of(path: Path, **options: Any) -> SeqRecordMix:
+    sources = {
+        "few": SeqRecordPipe(path, clip_len=3, episodes=["e0"]),
+        "many": SeqRecordPipe(path, clip_len=3, metadata=["robot"]),
+    }
+    weights = {"few": 0.3, "many": 0.7}
+    return SeqRecordMix(sources, weights=weights, batch_size=5, seed=2, **options)
+
+
+@pytest.mark.parametrize("alternate", [False, True])
+def test_rows_of_a_mix(path: Path, alternate: bool) -> None:
+    """The few clips of a source come again, in its later epochs, in one epoch of the mix."""
+    options: dict[str, Any] = {"single_source_batches": alternate, "stopping_strategy": 9}
+    mix = mix_of(path, **options)
+    again = mix_of(path, **options)
+    for epoch in range(3):
+        for number, batch in enumerate(mix):
+            check(batch, again.rows(epoch, number))
+    stats = mix.stats()
+    assert mix.rows(2, 8)
+    assert mix.stats() == stats
+
+
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_rows_of_workers(path: Path, num_workers: int) -> None:
+    for make in (
+        lambda: SeqRecordIterableDataset(path, batch_size=4, **CLIP),
+        lambda: mix_of(path),
+    ):
+        loader: Any = make()
+        for epoch in range(2):
+            batches = DataLoader(loader, batch_size=None, num_workers=num_workers)
+            for number, batch in enumerate(batches):
+                check(batch, loader.rows(epoch, number))
+                if number == 0:
+                    check(batch, make().rows(epoch, number, workers=num_workers))
+
+
+def test_batches_of_a_dataloader(path: Path) -> None:
+    loader = SeqRecordIterableDataset(path, **CLIP)
+    batches = DataLoader(loader, batch_size=4, num_workers=2, collate_fn=seqrecord.collate)
+    for number, batch in enumerate(batches):
+        check(batch, loader.rows(0, number, batch_size=4))
+
+
+# ---- a run that is killed, and resumed on other ranks
+
+Named = dict[tuple[str, int, int], Any]
+
+
+def run(
+    path: Path, ranks: int, workers: int, stop: int, state: Any = None, **options: Any
+) -> tuple[Named, Any]:
+    """Run all ranks from a state on; returns their batches by (segment, rank, number), and the
+    state after `stop` batches of each. The ranks take two batches more before they are killed.
+    """
+    batches, saved = Named(), None
+    for rank in range(ranks):
+        loader = SeqRecordIterableDataset(path, rank=(rank, ranks), batch_size=2, **CLIP, **options)
+        if state is not None:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        stream = DataLoader(loader, batch_size=None, num_workers=workers)
+        for number, batch in enumerate(islice(stream, stop + 2)):
+            batches["", rank, number] = batch
+        saved = loader.state_dict(batches=stop)
+    return batches, saved
+
+
+def test_every_batch_of_a_resumed_run_is_named_by_one_process(path: Path) -> None:
+    """Four ranks of two workers are killed, three of two continue, and then three of one."""
+    first, state = run(path, 4, 2, 3)
+    second, later = run(path, 3, 2, 2, state)
+    third, _ = run(path, 3, 1, 2, later)
+    loader = SeqRecordIterableDataset(path, rank=(0, 1), batch_size=2, **CLIP)
+    loader.load_state_dict(state)
+    for (_, rank, number), batch in first.items():
+        check(batch, loader.rows(0, number, rank=rank))
+    for (_, rank, number), batch in second.items():
+        check(batch, loader.rows(0, number, rank=(rank, 3)))
+    loader.load_state_dict(later)
+    for (_, rank, number), batch in first.items():
+        check(batch, loader.rows(0, number, rank=rank, segment=0))
+    for (_, rank, number), batch in second.items():
+        check(batch, loader.rows(0, number, rank=rank))
+        check(batch, loader.rows(0, number, rank=rank, segment=1))
+    for (_, rank, number), batch in third.items():
+        check(batch, loader.rows(0, number, rank=rank, workers=1))
+    assert min(map(len, (first, second, third))) >= 12
+
+
+def test_naming_batches_moves_no_position(path: Path) -> None:
+    _, state = run(path, 2, 1, 2)
+    loader = SeqRecordIterableDataset(path, rank=(0, 2), batch_size=2, **CLIP)
+    loader.load_state_dict(state)
+    loader.rows(3, 1, rank=(5, 8))
+    again = SeqRecordIterableDataset(path, rank=(0, 2), batch_size=2, **CLIP)
+    again.load_state_dict(state)
+    for batch, other in zip(loader, again, strict=True):
+        check(batch, other, features=())
+
+
+def test_a_state_names_batches_without_its_memory(path: Path) -> None:
+    """A state's order needs more memory than this process allows: names need none."""
+    loader = SeqRecordPipe(path, rank=(1, 2), batch_size=4, **CLIP)
+    iterator = iter(loader)
+    batch = next(iterator)
+    state = loader.state_dict()
+    small = SeqRecordPipe(path, batch_size=4, memory_limit=20_000, **CLIP)
+    small.load_state_dict(state)
+    check(batch, small.rows(0, 0, rank=1))
+
+
+def wrong() -> Iterator[tuple[dict[str, Any], str]]:
+    yield {"batch": 1000}, r"no such batch; expected: 0 to \d+ on rank 0 of 4 with 2 workers"
+    yield {"rank": 4}, "expected: rank=0 to rank=3, the ranks of this part of the run; got: rank=4"
+    yield {"rank": None}, "got: rank=None"
+    yield {"segment": 1}, "no such segment at this position; expected: 0 to 0"
+    yield {"segment": 0, "epoch": 1, "rank": 9}, "no such rank"
+
+
+def test_batches_that_there_are_not(path: Path) -> None:
+    _, state = run(path, 4, 2, 3)
+    loader = SeqRecordIterableDataset(path, rank=(0, 1), batch_size=2, **CLIP)
+    loader.load_state_dict(state)
+    for arguments, match in wrong():
+        named = {"epoch": 0, "batch": 0, "rank": 0, **arguments}
+        with pytest.raises(StateError, match=match):
+            loader.rows(**named)
+
+
+def test_a_mix_on_other_ranks_has_no_rest_of_its_epoch(path: Path) -> None:
+    mix = mix_of(path, rank=(0, 2))
+    next(iter(mix))
+    state = mix.state_dict()
+    again = mix_of(path, rank=(0, 1))
+    again.load_state_dict(state)
+    assert again.rows(0, 1, rank=1)
+    with pytest.raises(StateError, match=r"continues at its next epoch; expected: epoch 1, or"):
+        again.rows(0, 1, rank=(1, 3))
