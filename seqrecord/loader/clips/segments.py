@@ -38,9 +38,9 @@ def segments(table: TableLike) -> Segments:
         spans = seqrecord.samples.segments(spans)
         pipe = seqrecord.SeqRecordPipe("records/", clip_len=4, samples=spans, batch_size=2)
     """
-    given: Any = table
+    table_or_path: Any = table
     is_path = isinstance(table, (str, PathLike))
-    return Segments(local_path(given, "table") if is_path else given)
+    return Segments(local_path(table_or_path, "table") if is_path else table_or_path)
 
 
 def segment_columns(segments: Segments) -> dict[str, pa.Array]:
@@ -84,14 +84,14 @@ def clips_in_segments(
     if "dilation" in columns:  # of which `reaches` has the lowest one
         dilation = np.asarray(columns["dilation"], np.int64)
         reach = reach // max(1, int(dilation.min(initial=1))) * dilation[:, None]
-    first, last = start + reach[:, 0], stop - 1 - reach[:, 1]
-    count = np.maximum((last - first) // stride + 1, 0)
+    first_start, last_start = start + reach[:, 0], stop - 1 - reach[:, 1]
+    count = np.maximum((last_start - first_start) // stride + 1, 0)
     row = np.repeat(np.arange(len(count)), count)
     if not len(row):
-        least = int(reach.sum(axis=1).min()) + 1
-        expected = f"segments of at least {least} frames"
+        min_frames = int(reach.sum(axis=1).min()) + 1
+        expected = f"segments of at least {min_frames} frames"
         raise ClipError("no segment is as long as a clip", expected=expected)
-    inside = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
+    number = np.arange(len(row)) - np.repeat(np.cumsum(count) - count, count)
     clips = {name: column.take(pa.array(row)) for name, column in columns.items()}
-    clips["start"] = pa.array(first[row] + inside * stride)
+    clips["start"] = pa.array(first_start[row] + number * stride)
     return clips, int((count == 0).sum())

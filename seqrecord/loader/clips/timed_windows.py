@@ -85,23 +85,25 @@ def offsets_and_times(
     Raises `ClipError` if no frame is close enough to a time, and if a window's number of frames
     differs between episodes.
     """
-    index, found, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
+    index, converted, by_rate = dataset.contents.index, dict[str, Any](), dict[str, IntArray]()
     rate, clocks = np.zeros(len(index.fps), np.int64), dict[str, Timestamps]()
-    values, first, which = np.unique(index.fps[selected], return_index=True, return_inverse=True)
+    values, first_rows, which = np.unique(
+        index.fps[selected], return_index=True, return_inverse=True
+    )
     for name, window in windows.items():
         if not isinstance(window, Seconds):
-            found[name] = OffsetWindow.of(window)
+            converted[name] = OffsetWindow.of(window)
         elif window.timestamps is None:
-            keys = [index.key(row) for row in selected[first].tolist()]
+            keys = [index.key(row) for row in selected[first_rows].tolist()]
             by_rate[name] = window.at_rates(values.tolist(), keys, name)
         else:
             if window.timestamps not in clocks:
                 clocks[window.timestamps] = Timestamps(dataset, window.timestamps, selected)
-            found[name] = clocks[window.timestamps].window(window)
+            converted[name] = clocks[window.timestamps].window(window)
     if all((offsets == offsets[0]).all() for offsets in by_rate.values()):
-        return found | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
+        return converted | {n: OffsetWindow(offsets[:1]) for n, offsets in by_rate.items()}, rate
     rate[selected] = which
-    return found | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
+    return converted | {n: OffsetWindow(offsets, rate) for n, offsets in by_rate.items()}, rate
 
 
 class Timestamps:
@@ -146,15 +148,15 @@ class Timestamps:
                 got=f"timestamps in {self.unit}",
             )
         steps = time_spans.mean_steps(self._selected, self._place)
-        wrong = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
-        if spec.unit is None and len(wrong):
+        implausible = np.flatnonzero(np.isfinite(steps) & ~is_plausible(steps))
+        if spec.unit is None and len(implausible):
             name, url = dataset.contents.stored_name(feature), shlex.quote(dataset.url)
             raise ClipError(
                 "timestamps without a unit are implausible as seconds",
-                **self.name(int(self._selected[wrong[0]])),  # type: ignore[arg-type]
+                **self.name(int(self._selected[implausible[0]])),  # type: ignore[arg-type]
                 expected="a unit such as ns, us, ms or s: `seqrecord edit describe "
                 f"{url} --unit {name}=ns`",
-                got=f"frames {steps[wrong[0]]:g} s apart, if the unit is s",
+                got=f"frames {steps[implausible[0]]:g} s apart, if the unit is s",
             )
 
     def __getstate__(self) -> dict[str, Any]:  # without the cache
@@ -162,20 +164,20 @@ class Timestamps:
 
     def window(self, seconds: Seconds) -> TimedWindow:
         """Return the window for these times."""
-        first, _ = self._bounds(min(seconds.time_list))
-        _, last = self._bounds(max(seconds.time_list))
+        lowest, _ = self._bounds(min(seconds.time_list))
+        _, highest = self._bounds(max(seconds.time_list))
         pads = seconds.out_of_range == "pad"
-        return TimedWindow(seconds.time_list, seconds.tolerance, pads, first, last, self)
+        return TimedWindow(seconds.time_list, seconds.tolerance, pads, lowest, highest, self)
 
     def seconds(self, episode: int) -> npt.NDArray[np.float64]:
         """See `Clock`."""
-        if (found := self._read.get(episode)) is not None:
-            return found
+        if (times := self._read.get(episode)) is not None:
+            return times
         name, row = self._feature, self._dataset.episodes[self.name(episode)["episode"]]
         stamps = row.read(range(len(row)), features=[name])[name].reshape(-1)
         whole = stamps.astype(np.int64 if stamps.dtype.kind in "iu" else np.float64)
-        found = np.asarray((whole - whole[:1]) * self._unit, np.float64)
-        if not (np.diff(found) > 0).all():
+        times = np.asarray((whole - whole[:1]) * self._unit, np.float64)
+        if not (np.diff(times) > 0).all():
             raise ClipError(
                 "timestamps do not ascend",
                 **self.name(episode),  # type: ignore[arg-type]
@@ -183,9 +185,9 @@ class Timestamps:
             )
         if self._read_bytes > _MOST_BYTES:
             self._read, self._read_bytes = {}, 0
-        self._read[episode] = found
-        self._read_bytes += found.nbytes
-        return found
+        self._read[episode] = times
+        self._read_bytes += times.nbytes
+        return times
 
     def name(self, episode: int) -> dict[str, str]:
         """See `Clock`."""
@@ -199,10 +201,10 @@ class Timestamps:
             return 0, 0
         near, far = 0, 1  # for episodes of a single frame
         if len(self._selected):
-            least, most = time_spans.frames_within(
+            nearest, furthest = time_spans.frames_within(
                 self._selected, self._place, abs(time) / self._unit
             )
-            near, far = int(least.min()), int(most.max()) + 1
+            near, far = int(nearest.min()), int(furthest.max()) + 1
         return (near, far) if time > 0 else (-far, -near)
 
 
@@ -236,15 +238,15 @@ def _is_irregular(index: Index, clock: str | None, selected: IntArray) -> npt.ND
     The latter happens after a change of the unit.
     """
     fps = index.fps[selected]
-    found: npt.NDArray[np.bool_] = fps == 0
+    is_irregular: npt.NDArray[np.bool_] = fps == 0
     if clock is not None and index.time_spans is not None:
         place, size = (
             timestamp_features(index.schema).index(clock),
             size_in(index.schema[clock].unit, "s"),
         )
         with np.errstate(divide="ignore"):
-            others = index.time_spans.contradict(selected, place, 1 / (fps * (size or 1.0)))
+            contradicted = index.time_spans.contradict(selected, place, 1 / (fps * (size or 1.0)))
         if size is None:
-            others &= is_plausible(index.time_spans.mean_steps(selected, place))
-        found |= others
-    return found
+            contradicted &= is_plausible(index.time_spans.mean_steps(selected, place))
+        is_irregular |= contradicted
+    return is_irregular

@@ -90,22 +90,22 @@ class ClipFunctions:
                 if isinstance(function, VaryingClipFunction)
                 for name, value in arrays_by_name("example", function.example).items()
             }
-            made = {
+            specs = {
                 name: _varying_spec(name, largest[name])
                 if name in largest
                 else _spec_of(name, value, arrays)
                 for name, value in values.items()
             }
             texts = {name for name, value in values.items() if object_kind(value) is not None}
-            single = frozenset(texts.union(largest).intersection(made))
+            single = frozenset(texts.union(largest).intersection(specs))
             listed = frozenset(name for name, value in values.items() if isinstance(value, list))
             unchanged = unchanged_values(clip, clip, values)
-            found = cls(functions, dataset, tuple(clip), made, single, listed, unchanged)
-            found._check(values)
+            clip_functions = cls(functions, dataset, tuple(clip), specs, single, listed, unchanged)
+            clip_functions._check(values)
         except Exception as error:
             unknown.add_place(error, episode, start)
             raise
-        return found
+        return clip_functions
 
     def calls_for(
         self, seed: int, epoch: int, clips: IntArray, episode: IntArray, start: IntArray
@@ -145,13 +145,17 @@ class ClipFunctions:
     def _call(self, clip: Any, row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         generator = np.random.default_rng(seed)
         for function in self.functions:
-            made = arrays_by_name(_NAME, function({**clip, **row}, generator))
-            clip = {name: value for name, value in made.items() if value is not row.get(name, made)}
-            if wrong := [name for name in clip if name in row]:
+            results = arrays_by_name(_NAME, function({**clip, **row}, generator))
+            clip = {
+                name: value
+                for name, value in results.items()
+                if value is not row.get(name, results)
+            }
+            if clashes := [name for name in clip if name in row]:
                 raise ClipError(
                     f"{_NAME} returns a value under the name of a batch's extra column",
                     expected="another name",
-                    got=", ".join(wrong),
+                    got=", ".join(clashes),
                 )
         return {name: _array(name, value) for name, value in arrays_by_name(_NAME, clip).items()}
 
@@ -196,8 +200,8 @@ class Calls:
             else:
                 np.copyto(out[name], arrays[name])
         single = self.functions.single
-        others = {name: value for name, value in arrays.items() if name not in out}
-        return {name: [one] if name in single else one for name, one in others.items()}
+        loose_values = {name: value for name, value in arrays.items() if name not in out}
+        return {name: [one] if name in single else one for name, one in loose_values.items()}
 
 
 def read_only(array: Any) -> Any:
@@ -242,7 +246,7 @@ def _array(name: str, value: Any) -> Any:
         ) from error
 
 
-def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpec:
+def _spec_of(name: str, value: Any, input_specs: Mapping[str, ArraySpec]) -> ArraySpec:
     if not isinstance(value, (list, str, bytes)):
         if not value.ndim:
             raise ClipError(
@@ -253,7 +257,7 @@ def _spec_of(name: str, value: Any, before: Mapping[str, ArraySpec]) -> ArraySpe
             )
         return ArraySpec(value.dtype, value.shape)
     texts = value if isinstance(value, list) else [value]
-    return replace(text_spec(_NAME, name, texts[0], before), shape=(len(texts), None))
+    return replace(text_spec(_NAME, name, texts[0], input_specs), shape=(len(texts), None))
 
 
 def _varying_spec(name: str, largest: Any) -> ArraySpec:
@@ -271,7 +275,7 @@ def _varying_spec(name: str, largest: Any) -> ArraySpec:
 
 
 def text_spec(
-    caller: str, name: str, text: str | bytes, before: Mapping[str, ArraySpec]
+    caller: str, name: str, text: str | bytes, input_specs: Mapping[str, ArraySpec]
 ) -> ArraySpec:
     """Spec of a text feature that a function returns: equal to the function's input.
 
@@ -279,7 +283,7 @@ def text_spec(
     """
     kind = object_kind(text)
     assert kind is not None, "neither str nor bytes"
-    if name not in before or before[name].value_kind is not kind:
+    if name not in input_specs or input_specs[name].value_kind is not kind:
         raise ClipError(
             f"{caller} returns texts of unknown size",
             feature=name,
@@ -287,4 +291,4 @@ def text_spec(
             "attribute `example` of a function of clips, see seqrecord.types.VaryingClipFunction",
             got=repr_of(text, 50),
         )
-    return before[name]
+    return input_specs[name]

@@ -80,8 +80,8 @@ class FrameDecoder:
     def decode(self, fetched: Fetched, frames: IntArray, out: FeatureRows, rows: IntArray) -> None:
         """Decode frames of a chunk into rows, and transform them."""
         seconds = dict.fromkeys((page.feature for page in fetched.pages), 0.0)
-        every = [page for part in (fetched, *fetched.others) for page in part.pages]
-        before = sum(map(self._reader.num_decoded, every))
+        pages = [page for part in (fetched, *fetched.others) for page in part.pages]
+        num_before = sum(map(self._reader.num_decoded, pages))
         with self._decoding:
             begin = perf_counter()
             if self._transform is not None:
@@ -93,7 +93,7 @@ class FrameDecoder:
         self._stats.add_decoding(seconds)
         self._stats.add(
             frames_decoded=decoded if fetched.chunk.group == self._leading else 0,
-            video_frames_decoded=sum(map(self._reader.num_decoded, every)) - before,
+            video_frames_decoded=sum(map(self._reader.num_decoded, pages)) - num_before,
             decode_seconds=end - begin,
         )
 
@@ -116,14 +116,16 @@ class FrameDecoder:
                     spec = self._reader.features[page.feature]
                     for row in rows[~present].tolist():
                         FORMS[spec.value_kind].clear(spec, out, row, 1)
-            inside, places = frames[present] - chunk.first_frame, rows[present]
+            positions, places = frames[present] - chunk.first_frame, rows[present]
             runs = list(pairwise(run_bounds(places)))
             with self.naming(chunk):
                 for page in pages:
                     if (item := fetched.data.get(page.feature)) is not None:
                         start = perf_counter()
                         for a, b in runs:
-                            self._store_run(page, item, inside[a:b].tolist(), out, int(places[a]))
+                            self._store_run(
+                                page, item, positions[a:b].tolist(), out, int(places[a])
+                            )
                         seconds[page.feature] += perf_counter() - start
         return decoded
 

@@ -56,9 +56,9 @@ class VectorStep:
         """Places in batches without a value of the source, bool [size]; `None` if not placed."""
         if self.places is None:
             return None
-        found = np.ones(self.size, np.bool_)
-        found[list(self.places)] = False
-        return found
+        is_padding = np.ones(self.size, np.bool_)
+        is_padding[list(self.places)] = False
+        return is_padding
 
     def __str__(self) -> str:
         texts = []
@@ -80,17 +80,20 @@ class VectorStep:
         """Offset and scale in the dtype of the computation: float64 if float32 is not exact."""
         if self.normalization is None:
             return None
-        stored = self.given.value_kind.number_dtype(self.given)
-        assert stored is not None, "vectors are numbers"
-        dtype = np.result_type(stored, np.float32)
-        one, two = self.normalization.offset.astype(dtype), self.normalization.scale.astype(dtype)
-        return (one, two) if self.given.shape else (one[0], two[0])
+        dtype_of_source = self.given.value_kind.number_dtype(self.given)
+        assert dtype_of_source is not None, "vectors are numbers"
+        dtype = np.result_type(dtype_of_source, np.float32)
+        offset, two = (
+            self.normalization.offset.astype(dtype),
+            self.normalization.scale.astype(dtype),
+        )
+        return (offset, two) if self.given.shape else (offset[0], two[0])
 
     def blocks(self, rows: IntArray) -> Iterator[slice]:
         """Split clips, rows int64[clips, frames], so that temporary memory is bounded."""
         nbytes = rows.shape[1] * max(self.given.nbytes, self.made.nbytes)
         count = max(1, _BLOCK_BYTES // max(1, nbytes))
-        yield from (slice(first, first + count) for first in range(0, len(rows), count))
+        yield from (slice(start, start + count) for start in range(0, len(rows), count))
 
     def write(self, values: npt.NDArray[Any], out: npt.NDArray[Any]) -> None:
         """Write the result for `values`, [..., D], to `out`, [..., size]."""
@@ -115,8 +118,8 @@ class VectorStep:
 
     def arrays(self) -> list[npt.NDArray[Any]]:
         """Constants for `on_device`."""
-        found = [] if self.numbers is None else [np.array(values) for values in self.numbers]
-        return [*found, self._index] if self.is_moved else found
+        constants = [] if self.numbers is None else [np.array(values) for values in self.numbers]
+        return [*constants, self._index] if self.is_moved else constants
 
     def on_device(self, values: torch.Tensor, constants: list[torch.Tensor]) -> torch.Tensor:
         """Compute the result for `values`, [..., D], in new memory, with uploaded `arrays`."""
@@ -126,8 +129,8 @@ class VectorStep:
         if not self.is_moved:
             return values
         bits = values.view(bits_of(values))
-        made = bits.new_zeros((*bits.shape[:-1], self.size))
-        return made.index_copy_(-1, constants[-1], bits).view(values.dtype)
+        placed = bits.new_zeros((*bits.shape[:-1], self.size))
+        return placed.index_copy_(-1, constants[-1], bits).view(values.dtype)
 
 
 def bits_of(values: torch.Tensor) -> torch.dtype:

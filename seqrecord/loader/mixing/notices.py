@@ -38,19 +38,19 @@ def warn_of_form(
             "each batch of a mix has a single source, because features differ in shape; vectors= "
         )
         head += "for vectors, resize= for images, or single_source_batches=True"
-    for one in batches:
+    for form in batches:
         lacking: dict[int, list[str]] = defaultdict(list)
-        for name, numbers in one.missing.items():
-            spec = one.specs.get(name)
+        for name, numbers in form.missing.items():
+            spec = form.specs.get(name)
             if spec is None or spec.value_kind.number_dtype(spec) is not None:
                 for number in numbers:
                     lacking[number].append(name)
         for number, names in lacking.items():
-            source = one.sources[number]
+            source = form.sources[number]
             shown = first_of(names, _MOST_NAMES)
             row = f"{source.name} ({float(shares[source.name]):.0%} of clips) lacks {shown}"
-            other = _alike(source.view, names, one)
-            rows.append(row + f"; it has {first_of(other, _MOST_NAMES)}" * bool(other))
+            similar = _alike(source.view, names, form)
+            rows.append(row + f"; it has {first_of(similar, _MOST_NAMES)}" * bool(similar))
     if len(rows) > _MOST_ROWS:
         rows[_MOST_ROWS - 1 :] = [f"… {len(rows) - _MOST_ROWS + 1} more"]
     if rows:
@@ -64,14 +64,14 @@ def _alike(view: View, names: Sequence[str], batches: MixedBatches) -> list[str]
     """
     dataset = view.dataset
     read = {dataset.contents.stored_name(name): name for name in dataset.features}
-    wanted = set()
-    for other in batches.sources.values():
-        features = other.view.dataset.features
-        wanted |= {_kind(name, features[name]) for name in names if name in features}
+    kinds = set()
+    for source in batches.sources.values():
+        features = source.view.dataset.features
+        kinds |= {_kind(name, features[name]) for name in names if name in features}
     return [
         read.get(name, name)
         for name, spec in dataset.schema.active.items()
-        if (name not in read or read[name] in batches.missing) and _kind(name, spec) in wanted
+        if (name not in read or read[name] in batches.missing) and _kind(name, spec) in kinds
     ]
 
 

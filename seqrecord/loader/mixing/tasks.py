@@ -40,15 +40,24 @@ class TaskNumbers:
         Texts of the feature come from the metadata `tasks`, or else from all frames. Raises
         `ClipError` for a source without tasks.
         """
-        texts = {source: _texts(source, one, features) for source, one in sources.items()}
-        found = sorted({text for some in texts.values() for each in some.values() for text in each})
-        numbers = {text: number for number, text in enumerate(found)}
+        texts = {
+            source: _texts(source, source_view, features) for source, source_view in sources.items()
+        }
+        distinct_texts = sorted(
+            {
+                text
+                for by_row in texts.values()
+                for episode_texts in by_row.values()
+                for text in episode_texts
+            }
+        )
+        numbers = {text: number for number, text in enumerate(distinct_texts)}
         of_episodes = {}
         for source, view in sources.items():
             if not _has_feature(view, features):
                 rows = np.full(len(view.dataset.contents.index.num_frames), -1, np.int64)
-                for row, each in texts[source].items():
-                    rows[row] = numbers[each[0]]
+                for row, episode_texts in texts[source].items():
+                    rows[row] = numbers[episode_texts[0]]
                 of_episodes[source] = rows
         return cls(numbers, of_episodes)
 
@@ -59,8 +68,8 @@ class TaskNumbers:
         """
         if (rows := self.of_episodes.get(source)) is not None:
             return rows[view.clip_episodes.rows(episode)]
-        first = [text if isinstance(text, str) else text[0] for text in texts]
-        for text in first:
+        first_texts = [text if isinstance(text, str) else text[0] for text in texts]
+        for text in first_texts:
             if text not in self.numbers:
                 raise ClipError(
                     f"source {source!r} of a mix: a task that the metadata lacks",
@@ -69,7 +78,7 @@ class TaskNumbers:
                     expected=f"a text in the episode's metadata `{_TASKS}`",
                     got=text,
                 )
-        return np.array([self.numbers[text] for text in first], np.int64)
+        return np.array([self.numbers[text] for text in first_texts], np.int64)
 
 
 def episode_tasks(dataset: Dataset, row: int, *, has_feature: bool) -> list[str]:
@@ -97,7 +106,7 @@ def _has_feature(view: View, features: Sequence[str]) -> bool:
 def _texts(source: str, view: View, features: Sequence[str]) -> dict[int, tuple[str, ...]]:
     """The tasks of each selected episode, by row."""
     dataset, has_feature = view.dataset, _has_feature(view, features)
-    index, found = dataset.contents.index, dict[int, tuple[str, ...]]()
+    index, texts_of_rows = dataset.contents.index, dict[int, tuple[str, ...]]()
     for row in view.episode_rows.tolist():
         metadata = index.episode_metadata(row)
         texts = episode_tasks(dataset, row, has_feature=has_feature)
@@ -110,5 +119,5 @@ def _texts(source: str, view: View, features: Sequence[str]) -> dict[int, tuple[
                 episode=index.key(row),
                 expected=f"a text feature `{TASK}`, or the metadata `{TASK}` or `{_TASKS}`",
             )
-        found[row] = tuple(texts)
-    return found
+        texts_of_rows[row] = tuple(texts)
+    return texts_of_rows

@@ -57,24 +57,24 @@ class Proportions:
         if isinstance(weights, Mapping):
             is_right = set(weights) == set(sizes)
             check("weights", weights, is_right, f"weights by source, of {', '.join(sizes)}")
-            found = {
+            amounts = {
                 name: amount(f"the weight of source {name!r}", weights[name]) for name in sizes
             }
         elif weights == "equal" and isinstance(weights, str):
-            found = dict.fromkeys(sizes, Fraction(1))
+            amounts = dict.fromkeys(sizes, Fraction(1))
         else:
             is_right = weights is None or (isinstance(weights, str) and weights in _SIZES)
             expected = '"clips", "frames", "equal", or a dict of numbers by source'
             check("weights", weights, is_right, f"{expected}; alpha=0.5 for sizes to a power")
             expected = "a number of 0 (equal weights) to 1 (by size)"
             check("alpha", alpha, is_probability(alpha), expected)
-            return cls({name: _power(_SIZES[weights](one), alpha) for name, one in sizes.items()})
+            return cls({name: _power(_SIZES[weights](size), alpha) for name, size in sizes.items()})
         problem, expected = (
             "alpha is the power of a size",
             'weights "clips" or "frames", or no alpha',
         )
         raise_if(alpha != 1, problem, expected, weights)
-        return cls(found)
+        return cls(amounts)
 
 
 def amount(name: str, value: Any) -> Fraction:
@@ -119,20 +119,20 @@ def _chosen(
         "weights; or repeat and choose, with which the other sources give each clip once",
         f"weights={repr_of(weights)}, alpha={repr_of(alpha)}",
     )
-    times, numbers = ({} if given is None else given for given in (repeat, choose))
-    for name, given in (("repeat", times), ("choose", numbers)):
-        is_right = isinstance(given, Mapping) and set(given) <= set(sizes)
-        check(name, given, is_right, f"a dict by source, of {', '.join(sizes)}")
+    times, numbers = ({} if by_source is None else by_source for by_source in (repeat, choose))
+    for name, by_source in (("repeat", times), ("choose", numbers)):
+        is_right = isinstance(by_source, Mapping) and set(by_source) <= set(sizes)
+        check(name, by_source, is_right, f"a dict by source, of {', '.join(sizes)}")
     if both := [name for name in times if name in numbers]:
         problem = f"source {both[0]!r} of a mix has repeat and choose"
         raise ClipError(problem, expected="only one", got=(times[both[0]], numbers[both[0]]))
     clips = {name: size.clips for name, size in sizes.items()}
     for name, number in numbers.items():
         clips[name] = check_integer(f"choose of source {name!r}", number, least=0, most=MAX_INT)
-    for name, one in times.items():
-        factor = amount(f"repeat of source {name!r}", one)
+    for name, value in times.items():
+        factor = amount(f"repeat of source {name!r}", value)
         clips[name] = math.floor(sizes[name].clips * factor)
         problem = f"repeat of source {name!r} is too small: it gives no clip"
         expected = f"at least 1/{sizes[name].clips}, or 0 to exclude the source"
-        raise_if(not clips[name] and bool(factor), problem, expected, one)
+        raise_if(not clips[name] and bool(factor), problem, expected, value)
     return Proportions({name: Fraction(n) for name, n in clips.items()}, sum(clips.values()))

@@ -104,7 +104,7 @@ class _Reader:
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
             return self._mapping(node, level)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
-            return [self.value(one, level + 1, key) for one in node.value]
+            return [self.value(child, level + 1, key) for child in node.value]
         if isinstance(node, yaml.ScalarNode) and node.tag == _TAG + "str":
             return self._scalar(node, key)
         raise _at(node, "a tag is not allowed", "plain values", node.tag)
@@ -120,7 +120,7 @@ class _Reader:
 
     def _mapping(self, node: yaml.MappingNode, level: int) -> YamlDict:
         merged: list[yaml.Node] = []
-        found, lines = YamlDict(), dict[str, int]()
+        mapping, lines = YamlDict(), dict[str, int]()
         for key_node, value_node in node.value:
             if key_node.value == "<<" and key_node.style is None:
                 is_list = isinstance(value_node, yaml.SequenceNode)
@@ -129,18 +129,20 @@ class _Reader:
             key: Hashable = self.value(key_node, level + 1)
             if not isinstance(key, str):
                 raise _at(key_node, "a key is not text", "quotes around it", repr_of(key, 50))
-            if key in found:
-                first = f"{key!r}, first in line {lines[key]}"
-                raise _at(key_node, "a key appears twice", "each key once", first)
-            found[key], lines[key] = self.value(value_node, level + 1, key), _line(key_node)
-        for other in merged:  # keys of `<<`; earlier ones take precedence
-            base = self.value(other, level + 1)
+            if key in mapping:
+                place = f"{key!r}, first in line {lines[key]}"
+                raise _at(key_node, "a key appears twice", "each key once", place)
+            mapping[key], lines[key] = self.value(value_node, level + 1, key), _line(key_node)
+        for base_node in merged:  # keys of `<<`; earlier ones take precedence
+            base = self.value(base_node, level + 1)
             if not isinstance(base, YamlDict):
-                raise _at(other, "<< is not a mapping", "an alias such as *name", repr_of(base, 50))
-            found = YamlDict({**base, **found})
+                raise _at(
+                    base_node, "<< is not a mapping", "an alias such as *name", repr_of(base, 50)
+                )
+            mapping = YamlDict({**base, **mapping})
             lines = {**base.lines, **lines}
-        found.lines = lines
-        return found
+        mapping.lines = lines
+        return mapping
 
 
 def _line(node: yaml.Node) -> int:

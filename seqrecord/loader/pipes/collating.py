@@ -49,9 +49,9 @@ class SingleClip(dict[str, Any]):
 
     @classmethod
     def of(cls, as_lists: frozenset[str], items: Iterable[tuple[str, Any]]) -> SingleClip:
-        made = cls(items)  # without an `__init__` of its own, which takes as long again
-        made.as_lists = as_lists
-        return made
+        clip = cls(items)  # without an `__init__` of its own, which takes as long again
+        clip.as_lists = as_lists
+        return clip
 
 
 def make_numpy(clip: dict[str, Any]) -> dict[str, Any]:
@@ -106,8 +106,8 @@ def collate(clips: Sequence[Mapping[str, Any]], *, output: str = "torch") -> dic
             expected="a list of clips, each a dict by feature",
             got=repr_of([type(clip).__name__ for clip in clips], 100),
         )
-    for other in [clip for clip in clips if clip.keys() != clips[0].keys()]:
-        expected, got = (", ".join(map(str, clip)) for clip in (clips[0], other))
+    for odd_clip in [clip for clip in clips if clip.keys() != clips[0].keys()]:
+        expected, got = (", ".join(map(str, clip)) for clip in (clips[0], odd_clip))
         raise ClipError("clips of different features make no batch", expected=expected, got=got)
     _check_single(clips)
     lists = clips[0].as_lists if isinstance(clips[0], SingleClip) else frozenset()
@@ -134,18 +134,18 @@ def _check_single(clips: Sequence[Mapping[str, Any]]) -> None:
 
 def _collate(name: str, values: list[Any]) -> Any:
     """The values of one entry as a tensor, or as the list that they are."""
-    first = values[0]
+    example = values[0]
     for value in values if len(set(map(type, values))) > 1 else ():
-        if _kind(value) != _kind(first):
-            raise _unlike(name, type(first).__name__, type(value).__name__)
-    if isinstance(first, Mapping):
+        if _kind(value) != _kind(example):
+            raise _unlike(name, type(example).__name__, type(value).__name__)
+    if isinstance(example, Mapping):
         return collate(values)
     try:
-        if isinstance(first, _ARRAYS) and first.dtype.kind in "biufc":
+        if isinstance(example, _ARRAYS) and example.dtype.kind in "biufc":
             values = [torch.from_numpy(np.require(value, None, ["C", "W"])) for value in values]
-        elif isinstance(first, _NUMBERS):  # as torch's `default_collate`, but on the host
-            return torch.tensor(values, dtype=_WIDEST.get(type(first)), device="cpu")
-        elif not isinstance(first, torch.Tensor):
+        elif isinstance(example, _NUMBERS):  # as torch's `default_collate`, but on the host
+            return torch.tensor(values, dtype=_WIDEST.get(type(example)), device="cpu")
+        elif not isinstance(example, torch.Tensor):
             return values  # texts, and frames of variable shapes
     except (OverflowError, RuntimeError, TypeError, ValueError) as error:
         raise ClipError(
@@ -153,7 +153,7 @@ def _collate(name: str, values: list[Any]) -> Any:
             feature=name,
             expected="numbers of one kind from -2^63 to 2^63 - 1, or arrays of a dtype that torch "
             "has, in the machine's byte order",
-            got=repr_of(getattr(first, "dtype", values), 100),
+            got=repr_of(getattr(example, "dtype", values), 100),
         ) from error
     return (_nested if any(value.is_nested for value in values) else _stacked)(name, values)
 
@@ -163,12 +163,12 @@ def _kind(value: Any) -> int:
 
 
 def _nested(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
-    first = tensors[0]
+    example = tensors[0]
     for tensor in tensors:
         if not tensor.is_nested or tensor.layout is not torch.jagged:
             raise _unlike(name, "nested, torch.jagged", f"{tensor.layout} {_shown(tensor)}")
-        if tensor.dtype != first.dtype or tensor.shape[2:] != first.shape[2:]:
-            raise _unlike(name, _shown(first), _shown(tensor))
+        if tensor.dtype != example.dtype or tensor.shape[2:] != example.shape[2:]:
+            raise _unlike(name, _shown(example), _shown(tensor))
     return nested(tensors)
 
 
@@ -177,13 +177,18 @@ def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 
     In reused memory if they are on the host and NumPy has the dtype.
     """
-    first, kinds = tensors[0], set(map(_kind_of, tensors))
+    example, kinds = tensors[0], set(map(_kind_of, tensors))
     for tensor in tensors if len(kinds) > 1 else ():
-        if (tensor.shape, tensor.dtype) != (first.shape, first.dtype):
-            raise _unlike(name, _shown(first), _shown(tensor))
-    *_, is_cpu, layout, wants_gradient = _kind_of(first)
-    plain = is_cpu and layout is torch.strided and not wants_gradient and first.dtype in _DTYPES
-    if not plain or len(kinds) > 1 or {*map(type, tensors)} != {torch.Tensor} or not first.numel():
+        if (tensor.shape, tensor.dtype) != (example.shape, example.dtype):
+            raise _unlike(name, _shown(example), _shown(tensor))
+    *_, is_cpu, layout, wants_gradient = _kind_of(example)
+    plain = is_cpu and layout is torch.strided and not wants_gradient and example.dtype in _DTYPES
+    if (
+        not plain
+        or len(kinds) > 1
+        or {*map(type, tensors)} != {torch.Tensor}
+        or not example.numel()
+    ):
         return torch.stack(tensors)
     joined = join(tensors)
     return _copied(tensors) if joined is None else joined
@@ -191,11 +196,11 @@ def _stacked(name: str, tensors: list[torch.Tensor]) -> torch.Tensor:
 
 def _copied(tensors: list[torch.Tensor]) -> torch.Tensor:
     """Tensors of one shape and dtype, one after the other in memory that is used again."""
-    first, pool = tensors[0], _pool_for(tensors)
+    example, pool = tensors[0], _pool_for(tensors)
     array = pool.acquire()
-    if first.ndim and first.numel() < _ONE_THREAD and all(map(_is_contiguous, tensors)):
+    if example.ndim and example.numel() < _ONE_THREAD and all(map(_is_contiguous, tensors)):
         batch = pool.lease(array, len(tensors))
-        torch.cat(tensors, out=batch.view(-1, *first.shape[1:]))
+        torch.cat(tensors, out=batch.view(-1, *example.shape[1:]))
         return batch
     # Not by torch: its threads wait for each other, and on a busy machine that takes ten times as
     # long as the copy.
@@ -233,11 +238,11 @@ def batch_memory() -> _MakePool:
 
 def _pool_for(tensors: Sequence[torch.Tensor]) -> BufferPool:
     """A pool of arrays for at least this number of tensors."""
-    first, in_worker, memory = tensors[0], get_worker_info() is not None, batch_memory()
+    example, in_worker, memory = tensors[0], get_worker_info() is not None, batch_memory()
     if in_worker and memory not in _of_worker:
         _of_worker.append(memory)
     count = 1 << (len(tensors) - 1).bit_length()  # few kinds, also of last batches
-    return memory((count, *first.shape), _DTYPES[first.dtype], in_worker)
+    return memory((count, *example.shape), _DTYPES[example.dtype], in_worker)
 
 
 def _new_pool(shape: tuple[int, ...], dtype: np.dtype[Any], is_shared: bool) -> BufferPool:

@@ -35,19 +35,19 @@ class Ranks:
     environment: the pickled object carries the rank of the sender.
     """
 
-    def __init__(self, given: tuple[int, int] | None = None) -> None:
-        self.given = None if given is None else Shard(*given)
+    def __init__(self, rank: tuple[int, int] | None = None) -> None:
+        self.given = None if rank is None else Shard(*rank)
         self._sent: Shard | None = None  # found by the process that pickled this
         self._senders: frozenset[int] = frozenset()  # it, and its own sender
 
     def __getstate__(self) -> dict[str, Any]:
-        found = None
+        rank = None
         with suppress(ClipError):  # not now: who iterates there will find the same
-            found = self._find()
+            rank = self._find()
         if self.given is None:
-            _check_launcher(found)
+            _check_launcher(rank)
         senders = frozenset() if self._received() is None else self._senders
-        return {**self.__dict__, "_sent": found, "_senders": senders | {os.getpid()}}
+        return {**self.__dict__, "_sent": rank, "_senders": senders | {os.getpid()}}
 
     def current(self) -> Shard:
         """This process's rank, as the shard that its workers share.
@@ -57,9 +57,9 @@ class Ranks:
         """
         if self.given is not None:
             return self.given
-        found = self._find()
-        _check_launcher(found)
-        return found or Shard()
+        rank = self._find()
+        _check_launcher(rank)
+        return rank or Shard()
 
     def shard(self) -> Shard:
         """The shard of this rank and worker. Shards are numbered rank by rank, worker by worker."""
@@ -88,8 +88,8 @@ def warn_once(notice: str) -> None:
     rank = Shard()
     with suppress(ClipError):  # raised where the rank is needed
         rank = _of_process_group() or _of_environment(os.environ) or rank
-    own = object()
-    if not rank.index and not this_worker()[0] and _warned.setdefault(notice, own) is own:
+    marker = object()
+    if not rank.index and not this_worker()[0] and _warned.setdefault(notice, marker) is marker:
         _logger.warning("%s", notice)
 
 
@@ -99,17 +99,17 @@ def this_worker() -> tuple[int, int]:
     return (info.id, info.num_workers) if info is not None else (0, 1)
 
 
-def _check_launcher(found: Shard | None) -> None:
+def _check_launcher(rank: Shard | None) -> None:
     """Raise `ClipError` if a launcher of several processes requires explicit ranks."""
-    _refuse_accelerate(found)
-    _refuse_jax(found)
+    _refuse_accelerate(rank)
+    _refuse_jax(rank)
 
 
-def _refuse_jax(found: Shard | None) -> None:
+def _refuse_jax(rank: Shard | None) -> None:
     """Raise `ClipError` if JAX has several processes, and another rank or none was found."""
     index, count = _jax_process()
-    if count > 1 and found != Shard(index, count):
-        got = "none" if found is None else f"rank {found.index} of {found.count}"
+    if count > 1 and rank != Shard(index, count):
+        got = "none" if rank is None else f"rank {rank.index} of {rank.count}"
         raise ClipError(
             "rank is required with several JAX processes",
             expected="rank=(jax.process_index(), jax.process_count()); processes that share one "
@@ -127,10 +127,10 @@ def _jax_process() -> tuple[int, int]:
     return jax.process_index(), jax.process_count()
 
 
-def _refuse_accelerate(found: Shard | None) -> None:
+def _refuse_accelerate(rank: Shard | None) -> None:
     """Raise `ClipError` if Accelerate may divide this rank's shard again. See `Ranks`."""
     accelerate = sys.modules.get("accelerate.state")
-    if found is None or found.count == 1 or accelerate is None:
+    if rank is None or rank.count == 1 or accelerate is None:
         return
     kind = accelerate.PartialState
     # To call it sets Accelerate up, if nothing has yet.
@@ -140,7 +140,7 @@ def _refuse_accelerate(found: Shard | None) -> None:
             "among ranks",
             expected="rank=(0, 1) for a loader that accelerator.prepare gets; for any other "
             "rank=(accelerator.process_index, accelerator.num_processes)",
-            got=f"none, and rank {found.index} of {found.count} was found",
+            got=f"none, and rank {rank.index} of {rank.count} was found",
         )
 
 
@@ -167,11 +167,11 @@ def _of_environment(environment: Mapping[str, str]) -> Shard | None:
             names.append("LOCAL_WORLD_SIZE")
     values = [environment.get(name) for name in names]
     try:
-        rank, world, *others = [int(value or "") for value in values]
+        rank, world, *node_values = [int(value or "") for value in values]
     except ValueError:
-        rank, world, others = 0, 0, []
-    if len(others) == 2:
-        node, of_a_node = others
+        rank, world, node_values = 0, 0, []
+    if len(node_values) == 2:
+        node, of_a_node = node_values
         rank = node * of_a_node + rank if node >= 0 and 0 <= rank < of_a_node else -1
     if not 0 <= rank < world:
         raise ClipError(

@@ -30,20 +30,20 @@ def check_ranks(loader: object, group: Any = None) -> None:
 
     Raises `ClipError` for another object, and with several ranks without a process group.
     """
-    found = loader.dataset if isinstance(loader, DataLoader) else loader
-    if not isinstance(found, EpochStream):
+    stream = loader.dataset if isinstance(loader, DataLoader) else loader
+    if not isinstance(stream, EpochStream):
         raise ClipError(
             "check_ranks compares loaders of this package",
             expected="a SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode or SeqRecordMix",
-            got=type(found).__name__,
+            got=type(stream).__name__,
         )
-    if not (dist.is_available() and dist.is_initialized()) and found.num_ranks > 1:
+    if not (dist.is_available() and dist.is_initialized()) and stream.num_ranks > 1:
         raise ClipError(
             "check_ranks compares ranks through torch.distributed",
             expected="torch.distributed.init_process_group(…) before",
-            got=f"{found.num_ranks} ranks without a process group",
+            got=f"{stream.num_ranks} ranks without a process group",
         )
-    compare_ranks(found.shared_position, group)
+    compare_ranks(stream.shared_position, group)
 
 
 def compare_ranks(position: Callable[[], Mapping[str, Any]], group: Any = None) -> None:
@@ -51,18 +51,22 @@ def compare_ranks(position: Callable[[], Mapping[str, Any]], group: Any = None) 
     if not (dist.is_available() and dist.is_initialized()):
         return
     try:
-        own = dict(position())
+        own_position = dict(position())
     except SeqRecordError as error:  # on all ranks, so that none waits for this one
-        own = {"error": str(error)}
+        own_position = {"error": str(error)}
     gathered: list[Any] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(gathered, own, group)
-    failed = [f"rank {i}: {one['error']}" for i, one in enumerate(gathered) if "error" in one]
+    dist.all_gather_object(gathered, own_position, group)
+    failed = [
+        f"rank {i}: {gathered_position['error']}"
+        for i, gathered_position in enumerate(gathered)
+        if "error" in gathered_position
+    ]
     if failed:
         raise StateError(f"ranks without a position to compare: {'; '.join(failed)}")
-    first, *others = map(_entries, gathered)
-    for rank, other in enumerate(others, 1):
+    entries, *entries_of_ranks = map(_entries, gathered)
+    for rank, entries_of_rank in enumerate(entries_of_ranks, 1):
         problem = f"all ranks need the same arguments, set_epoch and state; 0 and {rank} differ in"
-        check_same(problem, first, other, {**first, **other})
+        check_same(problem, entries, entries_of_rank, {**entries, **entries_of_rank})
 
 
 def _entries(value: Any, name: str = "") -> dict[str, Any]:
@@ -73,4 +77,6 @@ def _entries(value: Any, name: str = "") -> dict[str, Any]:
         parts = {f"{name}.{key}" if name else key: item for key, item in value.items()}
     else:
         return {name: value}
-    return {path: one for part, item in parts.items() for path, one in _entries(item, part).items()}
+    return {
+        path: leaf for part, item in parts.items() for path, leaf in _entries(item, part).items()
+    }

@@ -50,23 +50,23 @@ def shard_frames(
     layout = EpochLayout.of(table, episodes, windows, settings, num_shards)
     shards = np.arange(num_shards) if shards is None else shards
     runs, shares = layout.share_out(table, shards)
-    mine, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
+    rows, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
     shard = share // max(1, shares.start.shape[1])
-    found, most = [], []
+    intervals, max_counts = [], []
     for grid, window in zip(episodes.groups, windows, strict=True):
-        used = _united(shard, mine.episode, *used_frames(mine, episodes, window), grid.stored_grid)
+        used = _united(shard, rows.episode, *used_frames(rows, episodes, window), grid.stored_grid)
         counts = np.bincount(used[0], used[3] - used[2], len(shards))
-        most.append(int(counts.max(initial=0)))
-        found.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
-    return found, tuple(most)
+        max_counts.append(int(counts.max(initial=0)))
+        intervals.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
+    return intervals, tuple(max_counts)
 
 
 def used_frames(runs: Runs, episodes: EpisodeLayout, window: Window) -> tuple[IntArray, IntArray]:
     """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
     each.
     """
-    last = episodes.num_frames[runs.episode] - 1
-    return window.begin(runs.first_start, last), window.stop(runs.last_start, last)
+    last_frame = episodes.num_frames[runs.episode] - 1
+    return window.begin(runs.first_start, last_frame), window.stop(runs.last_start, last_frame)
 
 
 def _united(
@@ -88,12 +88,12 @@ def _united(
         return shard, episode, begin, stop
     apart = frame_keys(owner, begin)[1:] > reached[:-1]
     if chunks is not None:
-        last = split_keys(reached[:-1])[1] - 1
-        is_same = chunks.place(episode[:-1], last) == chunks.place(episode[1:], begin[1:])
+        last_frame = split_keys(reached[:-1])[1] - 1
+        is_same = chunks.place(episode[:-1], last_frame) == chunks.place(episode[1:], begin[1:])
         apart &= (owner[1:] != owner[:-1]) | ~is_same
-    first = np.flatnonzero(np.append(True, apart))
-    stops = split_keys(reached[np.append(first[1:], len(shard)) - 1])[1]
-    return shard[first], episode[first], begin[first], stops
+    openings = np.flatnonzero(np.append(True, apart))
+    stops = split_keys(reached[np.append(openings[1:], len(shard)) - 1])[1]
+    return shard[openings], episode[openings], begin[openings], stops
 
 
 class ShuffledPlan(EpochPlan):
@@ -106,8 +106,8 @@ class ShuffledPlan(EpochPlan):
     def _lay_out(self, table: ClipTable, segment: int) -> None:
         assert not segment, "the rest of an epoch is planned as a first one"
         _, runs, shares = self._share_out(table, 0, 0)
-        some = shares.stop > shares.start
-        self._mine, _ = runs.slices(shares.start[some], shares.stop[some])
+        has_clips = shares.stop > shares.start
+        self._mine, _ = runs.slices(shares.start[has_clips], shares.stop[has_clips])
         self.num_rounds = -(-self.num_clips // _ROUND)
         self.num_cursors = min(1, self.num_clips)
         self._resident = [0] * len(self._windows)
@@ -152,18 +152,20 @@ class ShuffledPlan(EpochPlan):
         """
         grid, window = self._episodes.groups[group], self._windows[group]
         grid = grid if grid.stored_grid is None else grid.stored_grid
-        last = self._episodes.num_frames[episode] - 1
-        begin, stop = window.begin(start, last), window.stop(start, last)
+        last_frame = self._episodes.num_frames[episode] - 1
+        begin, stop = window.begin(start, last_frame), window.stop(start, last_frame)
         first_place = grid.place(episode, begin)
-        row, inside = ragged_arange(grid.place(episode, stop - 1) - first_place + 1)
-        keys = frame_keys(episode[row], first_place[row] + inside)
+        row, offset = ragged_arange(grid.place(episode, stop - 1) - first_place + 1)
+        keys = frame_keys(episode[row], first_place[row] + offset)
         keys, use, number = np.unique(keys, return_index=True, return_inverse=True)
         owner, place = split_keys(keys)
-        first, end = grid.bounds(owner, place)  # and of each chunk only the frames of these clips
-        low, high = end.copy(), first.copy()
+        begin_of_chunk, end = grid.bounds(
+            owner, place
+        )  # and of each chunk only the frames of these clips
+        low, high = end.copy(), begin_of_chunk.copy()
         np.minimum.at(low, number, begin[row])
         np.maximum.at(high, number, stop[row])
-        low, high = np.maximum(low, first), np.minimum(high, end)
+        low, high = np.maximum(low, begin_of_chunk), np.minimum(high, end)
         step, phase = window.frame_step, self._spec.phase + window.offset
         low += (phase - low) % step
         count = -(-(high - low) // step)

@@ -24,8 +24,8 @@ def share_out(
     `batch` is the size of a batch in bytes; the rest is divided by weight. Raises
     `MemoryLimitError` if the minima of all sources do not fit.
     """
-    least = {name: request.least_limit for name, request in requests.items()}
-    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(least.values())
+    minima = {name: request.least_limit for name, request in requests.items()}
+    limit, needed = min(parse_size(memory_limit), _MOST_BYTES), sum(minima.values())
 
     def fits(prefetch: int) -> bool:
         batches = (prefetch + CONSUMER) * batch
@@ -33,30 +33,33 @@ def share_out(
         return are_few and needed + batches <= limit
 
     prefetch = next(filter(fits, (*_MORE, *range(PREFETCH, 1, -1))), 1)
-    return prefetch, divide_memory(least, weights, (prefetch + CONSUMER) * batch, limit)
+    return prefetch, divide_memory(minima, weights, (prefetch + CONSUMER) * batch, limit)
 
 
 def divide_memory(
-    least: Mapping[str, int], weights: Mapping[str, float], batches: int, limit: int
+    minima: Mapping[str, int], weights: Mapping[str, float], batches: int, limit: int
 ) -> dict[str, int]:
     """Divide a limit by weight, with at least `least` bytes for each source.
 
     `batches` bytes are reserved. Raises `MemoryLimitError` if the minima do not fit.
     """
     room = limit - batches
-    if room < sum(least.values()):
+    if room < sum(minima.values()):
         raise MemoryLimitError(
             "memory_limit is too small for this mix",
-            expected=f"at least {sum(least.values()) + batches} bytes: {batches} of batches, and "
-            + ", ".join(f"{nbytes} of {name}" for name, nbytes in least.items()),
+            expected=f"at least {sum(minima.values()) + batches} bytes: {batches} of batches, and "
+            + ", ".join(f"{nbytes} of {name}" for name, nbytes in minima.items()),
             got=f"{limit} bytes",
         )
-    found: dict[str, int] = {}
+    settled: dict[str, int] = {}
     while True:
-        rest = {name: weight for name, weight in weights.items() if name not in found}
-        left = room - sum(found.values())
-        shares = {name: int(left * weight / sum(rest.values())) for name, weight in rest.items()}
-        small = [name for name, nbytes in shares.items() if nbytes < least[name]]
+        unsettled = {name: weight for name, weight in weights.items() if name not in settled}
+        unsettled_bytes = room - sum(settled.values())
+        shares = {
+            name: int(unsettled_bytes * weight / sum(unsettled.values()))
+            for name, weight in unsettled.items()
+        }
+        small = [name for name, nbytes in shares.items() if nbytes < minima[name]]
         if not small:
-            return {**found, **shares}
-        found.update((name, least[name]) for name in small)
+            return {**settled, **shares}
+        settled.update((name, minima[name]) for name in small)

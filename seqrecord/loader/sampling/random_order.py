@@ -141,9 +141,9 @@ def phase_of_epoch(first: IntArray, count: IntArray, stride: int, *, epoch: int,
     return int(phases[permutation(key_of(Purpose.PHASES, seed, group), len(phases))[place]])
 
 
-def _phases(first: IntArray, count: IntArray, stride: int) -> IntArray:
+def _phases(starts: IntArray, count: IntArray, stride: int) -> IntArray:
     """The phases with a start, ascending."""
-    begin = first % stride
+    begin = starts % stride
     end = begin + np.minimum(count, stride)
     # A run may go past the last phase, and on at the first.
     begins = np.concatenate((begin, np.zeros_like(begin)))
@@ -175,12 +175,14 @@ def times_in_epoch(
     `row`, int64[n], are numbers of samples that are equal wherever lists of frames are divided.
     """
     times, fractions = np.floor(repeat).astype(np.int64), _fractions(repeat)
-    some = np.flatnonzero(fractions)
+    fractional = np.flatnonzero(fractions)
     key = key_of(Purpose.EXTRA_ORDER, seed, epoch)
-    some = some[np.argsort(hash64(key, row[some]), kind="stable")]
-    rest = _sum(fractions) % _ONE
-    is_longer = _is_longer(rest, seed, epoch)
-    times[some] += _extra(fractions[some].astype(np.int64), seed, epoch, is_longer=is_longer)
+    fractional = fractional[np.argsort(hash64(key, row[fractional]), kind="stable")]
+    remainder = _sum(fractions) % _ONE
+    is_longer = _is_longer(remainder, seed, epoch)
+    times[fractional] += _extra(
+        fractions[fractional].astype(np.int64), seed, epoch, is_longer=is_longer
+    )
     return times
 
 
@@ -188,9 +190,9 @@ def epoch_sizes(
     repeat: npt.NDArray[np.float64], epochs: Iterable[int], *, seed: int
 ) -> Iterator[int]:
     """The number of clips in each of these epochs: the sum of `times_in_epoch`."""
-    whole, rest = divmod(_sum(_fractions(repeat)), _ONE)
+    whole, remainder = divmod(_sum(_fractions(repeat)), _ONE)
     fewest = int(np.floor(repeat).sum()) + whole
-    return (fewest + _is_longer(rest, seed, epoch) for epoch in epochs)
+    return (fewest + _is_longer(remainder, seed, epoch) for epoch in epochs)
 
 
 def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> npt.NDArray[np.bool_]:
@@ -202,16 +204,16 @@ def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> np
     undecided, share, level = np.arange(len(fractions)), fractions, 0
     while len(undecided) > 1:
         half = len(undecided) // 2
-        first, second = undecided[:half], undecided[half : 2 * half]
+        head, second = undecided[:half], undecided[half : 2 * half]
         total, room = share[:half] + share[half : 2 * half], _ONE - share[half : 2 * half]
         is_full = total >= _ONE
-        drawn = uniform(key_of(Purpose.EXTRA_SAMPLES, seed, epoch, level), np.arange(half))
+        draw = uniform(key_of(Purpose.EXTRA_SAMPLES, seed, epoch, level), np.arange(half))
         # Of the first one, to take from the second.
-        wins = drawn * np.where(is_full, 2 * _ONE - total, total) < np.where(
+        wins = draw * np.where(is_full, 2 * _ONE - total, total) < np.where(
             is_full, room, share[:half]
         )
-        comes[np.where(wins, first, second)[is_full]] = True
-        undecided = np.append(np.where(wins != is_full, first, second), undecided[2 * half :])
+        comes[np.where(wins, head, second)[is_full]] = True
+        undecided = np.append(np.where(wins != is_full, head, second), undecided[2 * half :])
         share = np.append(np.where(is_full, total - _ONE, total), share[2 * half :])
         undecided, share = undecided[share > 0], share[share > 0]
         level += 1
@@ -219,13 +221,13 @@ def _extra(fractions: IntArray, seed: int, epoch: int, *, is_longer: bool) -> np
     return comes
 
 
-def _is_longer(rest: int, seed: int, epoch: int) -> bool:
+def _is_longer(remainder: int, seed: int, epoch: int) -> bool:
     """Whether an epoch is one clip longer than the shortest epoch.
 
     A share of `rest / _ONE` of all epochs is longer, evenly spaced; `seed` shifts them.
     """
     shift = key_of(Purpose.LONGER_EPOCHS, seed) >> (64 - _BITS)
-    return (epoch * rest + shift) % _ONE + rest >= _ONE
+    return (epoch * remainder + shift) % _ONE + remainder >= _ONE
 
 
 def _fractions(repeat: npt.NDArray[np.float64]) -> npt.NDArray[np.uint64]:

@@ -68,8 +68,8 @@ class SampleRandom:
 
 def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> IntArray:
     """Integers in [low, high), from numbers in [0, 1)."""
-    found: IntArray = low + np.minimum((share * (high - low)).astype(np.int64), high - low - 1)
-    return found
+    numbers: IntArray = low + np.minimum((share * (high - low)).astype(np.int64), high - low - 1)
+    return numbers
 
 
 class SampleFunction(Protocol):
@@ -102,8 +102,8 @@ class BuiltIn:
         return self.function(samples, epoch, rng, **self.arguments)
 
     def __repr__(self) -> str:
-        given = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
-        return f"{self.name}({given})"
+        arguments = ", ".join(f"{name}={value!r}" for name, value in self.arguments.items())
+        return f"{self.name}({arguments})"
 
     @property
     def is_implicit(self) -> bool:
@@ -116,14 +116,14 @@ class BuiltIn:
         return not self.is_implicit
 
 
-def checked(found: Any, samples: Samples) -> Samples:
+def checked(result: Any, samples: Samples) -> Samples:
     """The result of a function of samples. Raises `ClipError`."""
-    if isinstance(found, Samples) and found.episodes is samples.episodes:
-        return found
+    if isinstance(result, Samples) and result.episodes is samples.episodes:
+        return result
     raise ClipError(
         "a function of samples returns no table made from its argument",
         expected="samples.filter(…), samples.take(…) or samples.with_columns(…)",
-        got=repr_of(found, 200),
+        got=repr_of(result, 200),
     )
 
 
@@ -150,7 +150,7 @@ def called(
     return samples, changed
 
 
-def changes_rows(before: Samples, after: Samples) -> bool:
+def changes_rows(samples: Samples, result: Samples) -> bool:
     """Whether a function has changed the rows of a table, or their number."""
-    is_same = after.columns.get("repeat") is before.columns.get("repeat")
-    return after.clips is not before.clips or not is_same
+    is_same = result.columns.get("repeat") is samples.columns.get("repeat")
+    return result.clips is not samples.clips or not is_same

@@ -85,14 +85,14 @@ class SequencePlan(Plan):
             check_drop_last(runs.num_clips, settings, shard.count)
         if settings.drops:
             stop = np.minimum(stop, start + runs.num_clips // shard.count // size)
-        some = stop > start
-        start, stop = start[some], stop[some]
+        has_clips = stop > start
+        start, stop = start[has_clips], stop[has_clips]
         row, _ = runs.find(start)
         self.num_cut = int((start > runs.first_clip[row]).sum())
-        mine, cursor = runs.slices(start, stop)
-        self._sequences = mine
-        self.num_sequences = len(mine)
-        self._cursors = _Rows(mine, cursor, self._episodes, self._windows)
+        pieces, cursor = runs.slices(start, stop)
+        self._sequences = pieces
+        self.num_sequences = len(pieces)
+        self._cursors = _Rows(pieces, cursor, self._episodes, self._windows)
         self.num_cursors = self._cursors.count
         self.num_rounds = self.num_batches = self._cursors.num_rounds
         lengths = stop - start
@@ -123,10 +123,10 @@ class SequencePlan(Plan):
         count = self.first_clip(batch + 1) - self.first_clip(batch)
         clip = self._cursors.begin[:count] + batch
         row, _ = self._sequences.find(clip)
-        first = self._sequences.first_clip[row]
+        first_clip = self._sequences.first_clip[row]
         return {
-            "is_first": clip == first,
-            "is_last": clip + 1 == first + self._sequences.count[row],
+            "is_first": clip == first_clip,
+            "is_last": clip + 1 == first_clip + self._sequences.count[row],
         }
 
     def _first_clip(self, batch: int) -> int:
@@ -228,11 +228,11 @@ class SequenceOrder(PlannedOrder):
 
         settings, count = segment.settings, segment.ranks * segment.workers
         sequence, start, stop = rows_of(table, settings, np.arange(count), count, *place)
-        most = (stop - start).max(axis=1)
+        num_clips = (stop - start).max(axis=1)
         if settings.is_even:
-            most[:] = (stop - start).min() if settings.drops else most.max()
-        batches = batches_of_shards(segment, most)
-        if (batches < most).any():
+            num_clips[:] = (stop - start).min() if settings.drops else num_clips.max()
+        batches = batches_of_shards(segment, num_clips)
+        if (batches < num_clips).any():
             stop = np.minimum(start + batches[:, None], stop)
         return sequence, map(slice, start.ravel(), stop.ravel())
 
@@ -250,8 +250,8 @@ def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
     # Frames are `i * stride + j * dilation`. Two pairs are the same frame where their i differ by
     # multiples of `every` and their j by as many of `back`: all but the first of them count twice.
     common = int(np.gcd(spec.stride, spec.dilation))
-    every, back = spec.dilation // common, spec.stride // common
-    again = np.maximum(0, table.count - every) * max(0, spec.length - back)
+    period, back = spec.dilation // common, spec.stride // common
+    again = np.maximum(0, table.count - period) * max(0, spec.length - back)
     used = int((table.count * spec.length - again).sum())
     return int(num_frames[table.selected].sum()) - used
 
@@ -281,10 +281,10 @@ def _equal_rows(
     smaller = num_shards - larger  # shards, the first ones, with one clip less than the others
     row = np.arange(num_rows)
     short, long = ((clips + num_rows - 1 - row) // num_rows for clips in (low, low + 1))
-    every = short * smaller + long * larger  # of all shards' rows of one number
+    per_row = short * smaller + long * larger  # of all shards' rows of one number
     index = shards[:, None]
-    before = short * np.minimum(index, smaller) + long * np.maximum(0, index - smaller)
-    start: IntArray = np.cumsum(every) - every + before
+    preceding = short * np.minimum(index, smaller) + long * np.maximum(0, index - smaller)
+    start: IntArray = np.cumsum(per_row) - per_row + preceding
     return start, start + np.where(index < smaller, short, long)
 
 
@@ -297,10 +297,10 @@ def _whole_rows(
     count = min(num_shards * num_rows, len(clips))  # others are empty
     owner, load = np.zeros_like(clips), np.zeros(count, np.int64)
     longest_first = np.argsort(-clips, kind="stable")
-    for first in range(0, len(clips), max(1, count)):
-        some = longest_first[first : first + count]
-        owner[some] = np.argsort(load, kind="stable")[: len(some)]
-        load[owner[some]] += clips[some]
+    for block in range(0, len(clips), max(1, count)):
+        members = longest_first[block : block + count]
+        owner[members] = np.argsort(load, kind="stable")[: len(members)]
+        load[owner[members]] += clips[members]
     by_load = np.argsort(-load, kind="stable")  # dealt to the shards in turn
     place = np.empty(count, np.int64)
     place[by_load] = np.arange(count)

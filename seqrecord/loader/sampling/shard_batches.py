@@ -107,11 +107,9 @@ class ShardBatches:
     def frames(self, batch: IntArray) -> IntArray:
         """The frames of each clip of batches, int64[n]."""
         assert self.draws is not None
-        least, most = self.draws.least, self.draws.most
-        found: IntArray = least + (self.uniform(_FRAMES, batch) * (most - least + 1)).astype(
-            np.int64
-        )
-        return found
+        low, high = self.draws.least, self.draws.most
+        frames: IntArray = low + (self.uniform(_FRAMES, batch) * (high - low + 1)).astype(np.int64)
+        return frames
 
     def first_clip(self, batch: int) -> int:
         """The number of clips in batches before this one."""
@@ -143,8 +141,8 @@ class ShardBatches:
         ends = self._ends
         while len(ends) < batches or not len(ends) or ends[-1] <= clip:
             assert self.draws is not None
-            more = np.arange(len(ends), 2 * len(ends) or _BATCHES)
-            clips = np.cumsum(self.draws.clips(self.frames(more)))
+            numbers = np.arange(len(ends), 2 * len(ends) or _BATCHES)
+            clips = np.cumsum(self.draws.clips(self.frames(numbers)))
             ends = np.concatenate((ends, clips + ends[-1:].sum()))
         self._ends = ends
         return ends
