@@ -35,6 +35,9 @@ FORMATS: Mapping[str, str] = {
 IN_PLACE = "seqrecord.formats.indexing.originals:find_index"
 """Function that indexes an original, to read it in place."""
 
+TABLES = "seqrecord.formats.indexing.tables:open_table"
+"""Function `open(table, dataset, storage_options)` that opens a user's table as a dataset."""
+
 IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 """Function that returns whether a location is an original."""
 

@@ -324,6 +324,7 @@ def _write_frames(
     with boundary(episode=info.key):
         blocks = blocks_of(source, info)
     has_frames_only = not (hasattr(source, "videos") or hasattr(source, "chunks"))
+    has_frames_only &= not getattr(source, "has_empty_frames", False)
     for block in guarded(blocks, episode=info.key):
         start, count = count, count + block.num_frames
         if count > info.num_frames:

@@ -1,0 +1,178 @@
+"""Tables joined to a dataset, packed once into the user's folder as companion datasets.
+
+::
+
+    SEQRECORD_HOME/tables/DIGEST/       a dataset with the table's values, by episode and frame
+    SEQRECORD_HOME/tables/DIGEST.lock   locked while it is written
+
+DIGEST covers the table's bytes, and the keys and lengths of the episodes that it names; the numbers
+of LeRobot's episodes only for tables that use them.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import logging
+import os
+import re
+import secrets
+import shutil
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager, suppress
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.formats.converting.convert import convert
+from seqrecord.formats.indexing.table_source import TableSource
+from seqrecord.in_place.files import on_disk
+from seqrecord.in_place.remote import RemoteFiles, is_url
+from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
+from seqrecord.store.clips.table_places import INDEX, EpisodeNames
+from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.reading.home import is_private, make_private, private_folder
+from seqrecord.store.storage.opening import open_storage
+from seqrecord.store.storage.url import local_path
+from seqrecord.store.text import name_index
+from seqrecord.store.units import Progress, format_size
+
+_LAYOUT = 1  # of companions: another number packs all tables again
+_KEPT_SECONDS = 30 * 86400.0  # without use
+_COMPANION = re.compile(r"[0-9a-f]{40}(-[0-9a-f]{8})?")
+_logger = logging.getLogger("seqrecord")
+
+
+def open_table(
+    table: TableLike,
+    dataset: Dataset,
+    storage_options: Mapping[str, Any] | None = None,
+) -> Dataset:
+    """Open a table as a dataset: the episodes of `dataset` that it names.
+
+    The table is packed if this user has no copy for the same bytes and episodes. One process packs
+    it, others wait. Episodes without a row are not in the result; frames without one, and nulls,
+    are missing values.
+
+    Raises `ClipError` for a table that cannot be read, or with a row that fits no frame.
+    """
+    with _local_table(table, storage_options) as local_table:
+        arrow_table = ArrowTable.open(local_table)
+        names = episode_names(dataset)
+        digest = _digest(arrow_table, names)
+        with private_folder("tables", digest) as folder:
+            companion = _opened(folder / digest)
+            if companion is None:
+                with _lock(folder / f"{digest}.lock", arrow_table.shown):
+                    companion = _opened(folder / digest)
+                    if companion is None:
+                        _pack(arrow_table, names, folder / digest)
+                        companion = open_packed(folder / digest)
+    name_index(companion.url, arrow_table.shown)
+    for inventory in companion.inventories:
+        for row in inventory.left_out_data:
+            _logger.warning("%s: %s", arrow_table.shown, row)
+    return companion
+
+
+def episode_names(dataset: Dataset) -> EpisodeNames:
+    """Return the names by which tables refer to a dataset's episodes."""
+    index = dataset.contents.index
+    numbers = range(len(index.num_frames))
+    return EpisodeNames(index.keys, index.num_frames, lambda: map(index.episode_metadata, numbers))
+
+
+@contextmanager
+def _local_table(table: TableLike, options: Mapping[str, Any] | None) -> Iterator[TableLike]:
+    """Provide a table, copied to the local disk if it is at a URL."""
+    if isinstance(table, str) and is_url(table):
+        folder, _, name = table.partition("?")[0].rpartition("/")
+        query = table.partition("?")[1:]
+        files = RemoteFiles(open_storage(folder + "".join(query), options))
+        with on_disk(files.root / name) as path:
+            yield path
+    elif isinstance(table, (str, os.PathLike)):
+        yield local_path(table, "join")
+    else:
+        yield table
+
+
+def _digest(table: ArrowTable, names: EpisodeNames) -> str:
+    """The name of a table's companion."""
+    digest = hashlib.sha256(f"{_LAYOUT} {table.digest()}".encode())
+    digest.update("\n".join(names.keys.to_pylist()).encode())
+    digest.update(names.num_frames.astype("<i8").tobytes())
+    if {"episode_index", INDEX} & {*table.schema.names}:
+        numbers = names.lerobot_numbers
+        digest.update(b"" if numbers is None else numbers.astype("<i8").tobytes())
+    return digest.hexdigest()[:40]
+
+
+def _opened(folder: Path) -> Dataset | None:
+    """Open a companion; `None` if there is none, or if parts of it were deleted."""
+    if not folder.is_dir() or not is_private(folder):
+        return None
+    try:
+        companion = open_packed(folder)
+        for file in companion.contents.manifest.record_files:
+            if (folder / file.path).stat().st_size != file.size:
+                raise FormatError("record file has another size")
+    except (NotFoundError, FormatError, OSError):
+        return None
+    with suppress(OSError):
+        os.utime(folder)  # its last use
+    return companion
+
+
+def _pack(table: ArrowTable, names: EpisodeNames, folder: Path) -> None:
+    """Write a companion; it appears when it is complete."""
+    from tqdm import tqdm
+
+    begin = time.monotonic()
+    _remove_unused(folder.parent)
+    new_folder = folder.with_name(f"{folder.name}-{secrets.token_hex(4)}")
+    new_folder.mkdir(mode=0o700)
+    name_index(str(new_folder / "companion"), table.shown)
+    try:
+        with (
+            closing(TableSource(table, names, new_folder)) as source,
+            tqdm(desc=f"packing {table.shown}", unit="frame", leave=False, disable=None) as bar,
+        ):
+
+            def show(progress: Progress) -> None:
+                bar.total = progress.total
+                bar.update(progress.done - bar.n)
+
+            convert(source, new_folder / "companion", workers=1, progress=show)
+        make_private(new_folder)
+        shutil.rmtree(folder, ignore_errors=True)  # damaged
+        (new_folder / "companion").rename(folder)
+    finally:
+        shutil.rmtree(new_folder, ignore_errors=True)
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
+    _logger.info(
+        "%s: packed in %.1f s; the companion is in %s and takes %s",
+        *(table.shown, time.monotonic() - begin, folder, format_size(size)),
+    )
+
+
+def _remove_unused(folder: Path) -> None:
+    """Remove companions, and parts of interrupted ones, that were not used for 30 days."""
+    now = time.time()
+    for path in folder.iterdir():
+        with suppress(OSError):
+            if _COMPANION.fullmatch(path.name) and now - path.stat().st_mtime > _KEPT_SECONDS:
+                shutil.rmtree(path, ignore_errors=True)
+
+
+@contextmanager
+def _lock(path: Path, shown: str) -> Iterator[None]:
+    with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _logger.warning("%s: another process is packing it; waiting", shown)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield

@@ -1,0 +1,282 @@
+"""Episodes and frames that the rows of a table name, for `samples=` and `join=`.
+
+::
+
+    episode              key as text, or number in the dataset
+    episode_index        number; of a LeRobot dataset, LeRobot's
+    frame, frame_index   frame of the episode
+    start, stop (end)    frames [start, stop)
+    index                frame, counted over all episodes in the order of their numbers
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+
+from seqrecord.errors import ClipError
+from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.text import repr_of
+
+EPISODE_NAMES = ("episode", "episode_index")
+FRAME_NAMES = ("frame", "frame_index")
+STOP_NAMES = ("stop", "end")
+INDEX = "index"
+
+UNKNOWN = -1
+"""Row of an episode that a dataset lacks."""
+
+_EXPECTED = (
+    "episode (key or number) or episode_index, with frame, frame_index, or start and stop (end); "
+    "or index, the frame counted over all episodes"
+)
+
+
+@dataclass(frozen=True, eq=False)
+class EpisodeNames:
+    """Keys, numbers and lengths of a dataset's episodes, by which tables name them.
+
+    `metadata` returns the metadata of all episodes; only numbers of LeRobot datasets need it.
+    """
+
+    keys: pa.StringArray
+    num_frames: IntArray
+    metadata: Callable[[], Iterable[Mapping[str, Any]]]
+
+    @cached_property
+    def lerobot_numbers(self) -> IntArray | None:
+        """LeRobot's number of each episode, int64 [E]; `None` if no episode has one.
+
+        They differ from the dataset's numbers where episodes were left out or deleted. Raises
+        `ClipError` if several datasets were merged, so that numbers are ambiguous.
+        """
+        numbers = [metadata.get("episode_index") for metadata in self.metadata()]
+        original_numbers = [number for number in numbers if type(number) is int]
+        if not original_numbers:
+            return None
+        if len({*original_numbers}) < len(numbers):
+            raise ClipError(
+                "episode_index is ambiguous: episodes of several originals were merged",
+                expected="the column episode, with keys or with numbers in this dataset",
+                got=f"{len({*original_numbers})} numbers of {len(numbers)} episodes",
+            )
+        return np.array(original_numbers, np.int64)
+
+    def find(self, column: pa.Array, name: str) -> IntArray:
+        """Return the row of each episode, int64 [n], `UNKNOWN` for episodes that are not here.
+
+        `name` is the column's, one of `EPISODE_NAMES`. Raises `ClipError` for another type, and for
+        a number in the dataset that is out of range.
+        """
+        import pyarrow.compute as pc  # a slow import
+
+        if name == "episode" and _is_text(column.type):
+            rows = pc.index_in(column.cast(self.keys.type), value_set=self.keys)
+            return np.asarray(rows.fill_null(UNKNOWN), np.int64)
+        numbers = _integers(column, name, "keys or numbers" if name == "episode" else "numbers")
+        if name != "episode" and (original_numbers := self.lerobot_numbers) is not None:
+            order = np.argsort(original_numbers)
+            place = np.searchsorted(original_numbers, numbers, sorter=order)
+            rows = order[np.minimum(place, len(order) - 1)]
+            return np.where(original_numbers[rows] == numbers, rows, UNKNOWN)
+        last = len(self.num_frames) - 1
+        for row in np.flatnonzero((numbers < 0) | (numbers > last))[:1].tolist():
+            raise _wrong(f"unknown number in column {name}", row, f"0 to {last}", numbers[row])
+        return numbers
+
+    def locate(self, column: pa.Array) -> tuple[IntArray, IntArray]:
+        """Return episode row and frame of each `index`, int64 [n] each.
+
+        Raises `ClipError` if an index is out of range, or if LeRobot's numbers have holes: the
+        lengths of the episodes in between are unknown.
+        """
+        numbers, order = _integers(column, INDEX, "frames"), self._order()
+        if order is None:
+            raise ClipError(
+                "the column index is ambiguous: the dataset lacks some of LeRobot's episodes",
+                expected="the columns episode_index and frame_index",
+            )
+        stops = np.cumsum(self.num_frames[order])
+        total = int(stops[-1])
+        for row in np.flatnonzero((numbers < 0) | (numbers >= total))[:1].tolist():
+            problem = f"frame outside of the dataset in column {INDEX}"
+            raise _wrong(problem, row, f"0 to {total - 1}", numbers[row])
+        place = np.searchsorted(stops, numbers, "right")
+        return order[place], numbers - (stops - self.num_frames[order])[place]
+
+    def indexes(self, episode: IntArray, frame: IntArray) -> IntArray | None:
+        """Return the `index` of frames, int64 [n]; `None` if it is unknown, see `locate`."""
+        if (order := self._order()) is None:
+            return None
+        begins = np.empty_like(order)
+        begins[order] = np.cumsum(self.num_frames[order]) - self.num_frames[order]
+        return begins[episode] + frame
+
+    def _order(self) -> IntArray | None:
+        """Rows of the episodes in the order of their numbers; `None` if the numbers have holes."""
+        numbers = self.lerobot_numbers
+        if numbers is None:
+            return np.arange(len(self.num_frames))
+        order = np.argsort(numbers)
+        has_holes = not np.array_equal(numbers[order], np.arange(len(numbers)))
+        return None if has_holes else order
+
+
+@dataclass(frozen=True, eq=False)
+class TablePlaces:
+    """Frames [start, stop) of an episode that each row of a table names, int64 [n] each.
+
+    The episode is a row of the dataset, or `UNKNOWN`; then `stop` is 0 for a whole episode.
+    """
+
+    episode: IntArray
+    start: IntArray
+    stop: IntArray
+
+    @classmethod
+    def of(
+        cls, columns: Mapping[str, pa.Array], episodes: EpisodeNames, first_row: int = 0
+    ) -> TablePlaces:
+        """Return the places of rows, given the columns that `place_names` returns.
+
+        `first_row` is the number of the first row, for errors. Raises `ClipError` with the row for
+        values that are null, out of range, or contradict each other.
+        """
+        try:
+            places = _places(columns, episodes)
+            places.check(episodes)
+        except _RowError as error:
+            raise error.numbered(first_row) from None
+        return places
+
+    def check(self, episodes: EpisodeNames) -> None:
+        """Raise `ClipError` for frames outside of a known episode."""
+        limit = episodes.num_frames[self.episode]
+        is_outside = (self.start < 0) | (self.stop <= self.start) | (self.stop > limit)
+        for row in np.flatnonzero(is_outside & (self.episode != UNKNOWN))[:1].tolist():
+            start, stop = int(self.start[row]), int(self.stop[row])
+            is_frame = stop == start + 1
+            raise _wrong(
+                "frame outside of its episode" if is_frame else "frames outside of their episode",
+                row,
+                f"0 to {limit[row] - 1}" if is_frame else f"0 <= start < stop <= {limit[row]}",
+                start if is_frame else f"start {start}, stop {stop}",
+                episode=episodes.keys[self.episode[row]].as_py(),
+            )
+
+
+def place_names(names: Collection[str]) -> list[str]:
+    """Return the column names that name places, of a table with these columns.
+
+    Raises `ClipError` if they name no episode, or contradict each other.
+    """
+    stops = [name for name in STOP_NAMES if name in names]
+    frames = [name for name in FRAME_NAMES if name in names]
+    of_spans = [*(["start"] if "start" in names else []), *stops]
+    others = [name for name in (*EPISODE_NAMES, INDEX) if name in names]
+    problem = ""
+    if not others:
+        problem = "the table names no episodes"
+    elif of_spans and (len(stops) != 1 or "start" not in names):
+        problem = "a span needs start and one of stop and end"
+    elif of_spans and (frames or INDEX in others):
+        problem = "the table has columns for spans and for single frames"
+    elif of_spans and not {*others} - {INDEX}:
+        problem = "the table names no episodes"
+    if problem:
+        raise ClipError(problem, expected=_EXPECTED, got=", ".join(names)[:200])
+    return [*others, *frames, *of_spans]
+
+
+def _places(columns: Mapping[str, pa.Array], episodes: EpisodeNames) -> TablePlaces:
+    """The places of rows whose frames are not checked yet."""
+    episode: IntArray | None = None
+    frame: IntArray | None = None
+    for name in EPISODE_NAMES:
+        if name in columns:
+            _refuse_nulls(columns[name], name)
+            rows = episodes.find(columns[name], name)
+            _check_equal(episode, rows, "episode and episode_index disagree")
+            episode = rows
+    for name in FRAME_NAMES:
+        if name in columns:
+            numbers = _integers(columns[name], name, "frames")
+            _check_equal(frame, numbers, "frame and frame_index disagree")
+            frame = numbers
+    if INDEX in columns:
+        episode, frame = _with_index(columns[INDEX], episode, frame, episodes)
+    assert episode is not None, "place_names requires a name"
+    if frame is not None:
+        return TablePlaces(episode, frame, frame + 1)
+    for name in STOP_NAMES:
+        if name in columns:
+            start = _integers(columns["start"], "start", "frames")
+            return TablePlaces(episode, start, _integers(columns[name], name, "frames"))
+    stop = np.where(episode == UNKNOWN, 0, episodes.num_frames[episode])
+    return TablePlaces(episode, np.zeros_like(stop), stop)
+
+
+def _with_index(
+    column: pa.Array, episode: IntArray | None, frame: IntArray | None, episodes: EpisodeNames
+) -> tuple[IntArray, IntArray]:
+    """Episode and frame of each row of a table with an index, which must agree with both."""
+    if episode is None or frame is None:
+        rows, frames = episodes.locate(column)
+        _check_equal(episode, rows, "index and episode disagree")
+        _check_equal(frame, frames, "index and frame disagree")
+        return rows, frames
+    numbers, expected = _integers(column, INDEX, "frames"), episodes.indexes(episode, frame)
+    if expected is not None:
+        expected = np.where(episode == UNKNOWN, numbers, expected)
+        problem = "index disagrees with episode and frame; if it counts rows, leave it out"
+        _check_equal(expected, numbers, problem)
+    return episode, frame
+
+
+def _integers(column: pa.Array, name: str, content: str) -> IntArray:
+    """A column of integers without nulls."""
+    _refuse_nulls(column, name)
+    if not pa.types.is_integer(column.type):
+        got = str(column.type)
+        raise ClipError(f"no {content} in column {name}", expected="integers", got=got)
+    return np.asarray(column.cast(pa.int64(), safe=False), np.int64)
+
+
+def _refuse_nulls(column: pa.Array, name: str) -> None:
+    for row in np.flatnonzero(column.is_null())[:1].tolist():
+        raise _wrong(f"no value in column {name}", row, "a value", "null")
+
+
+def _check_equal(expected: IntArray | None, numbers: IntArray, problem: str) -> None:
+    if expected is not None:
+        for row in np.flatnonzero(expected != numbers)[:1].tolist():
+            raise _wrong(problem, row, int(expected[row]), int(numbers[row]))
+
+
+def _is_text(kind: pa.DataType) -> bool:
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+class _RowError(ClipError):
+    """An error in a row of some rows of a table; `numbered` names the row."""
+
+    row = 0
+
+    def numbered(self, first_row: int) -> ClipError:
+        """The error as of a table in which these rows begin at row `first_row`."""
+        message = f"{self.message}, in row {first_row + self.row}"
+        return ClipError(message, **self.context())
+
+
+def _wrong(
+    problem: str, row: int, expected: object, got: object, episode: str | None = None
+) -> _RowError:
+    shown = got if isinstance(got, (int, np.integer)) else repr_of(got, 100)
+    error = _RowError(problem, episode=episode, expected=expected, got=shown)
+    error.row = row
+    return error
