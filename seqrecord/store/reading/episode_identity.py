@@ -15,7 +15,7 @@ another day or machine does not have: the digests of their content are.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import Any
@@ -24,6 +24,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import FormatError
+from seqrecord.store.clips.grids import IntArray, ragged_arange
 from seqrecord.store.json_object import JsonObject
 from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset
@@ -31,7 +32,7 @@ from seqrecord.store.reading.dataset import Dataset
 _DIGEST_BYTES = 8  # of the 16 in the index: an identity with 10 chunks of 3 features has 0.5 KB
 _HEX = re.compile(rf"([0-9a-f]{{{2 * _DIGEST_BYTES}}})*")
 _ID = re.compile(r"[0-9a-f]{32}")
-_FINGERPRINT = re.compile(r"[0-9a-f]{64}")
+_UNCHANGED = re.compile(r"[0-9a-f]{64}:[0-9a-f]{32}")
 _KEY = re.compile(r"[^\x00-\x1f]{1,4096}")
 _MAX_FRAMES = 2**31
 
@@ -53,7 +54,7 @@ def episode_identity(dataset: Dataset, number: int) -> dict[str, Any]:
         "groups": [chunks.to_json() for chunks in chunks_of(contents, number)],
     }
     if manifest.copied is None:  # an index of an original may be made again at any time
-        identity |= {"uid": uid, "dataset": manifest.fingerprint}
+        identity |= {"uid": uid, "dataset": unchanged_mark(manifest.fingerprint, uid)}
     return identity
 
 
@@ -67,11 +68,66 @@ def match_identity(identity: Mapping[str, Any], dataset: Dataset, number: int) -
     return Identity.parse(identity).match(dataset.contents, number)
 
 
+def unchanged_mark(fingerprint: str, uid: str) -> str:
+    """Text of an identity by which episodes of an unchanged dataset are found fast."""
+    return f"{fingerprint}:{uid}"
+
+
+def are_groups(values: Any) -> bool:
+    """Return whether JSON values may be the groups of an identity; others are refused later."""
+    return isinstance(values, list) and all(
+        isinstance(group, dict) and isinstance(group.get("digests"), dict) for group in values
+    )
+
+
+def page_digests(text: str) -> Iterator[str]:
+    """Yield the digests in the text of a feature's pages, except those of pages without frames."""
+    size = 2 * _DIGEST_BYTES
+    for start in range(0, len(text), size):
+        if (digest := text[start : start + size]).strip("0"):
+            yield digest
+
+
+def equal_pages(
+    contents: Contents, rows: IntArray, name: str, groups: Sequence[Mapping[str, Any]]
+) -> npt.NDArray[np.bool_]:
+    """Return which episodes `rows` have equal pages of a feature in identities: bool [n].
+
+    `groups` are the JSON values of the feature's group in each identity. True for a feature that is
+    not there any more; false where `Identity.match` must decide.
+    """
+    index, column = contents.index, {contents.stored_name(n): n for n in contents.features}
+    if name not in column:
+        return np.ones(len(rows), bool)
+    spec = contents.features[column[name]]
+    table = index.groups[spec.group]
+    texts = [str(group["digests"][name]) for group in groups]
+    if not _HEX.fullmatch("".join(texts)):
+        return np.zeros(len(rows), bool)
+    counts, starts = table.num_chunks[rows], table.first_chunk[rows]
+    firsts = table.first_frame[starts].tolist()
+    is_equal: npt.NDArray[np.bool_] = (
+        np.fromiter(map(len, texts), np.int64) == 2 * _DIGEST_BYTES * counts
+    )
+    is_equal &= [group.get("first") == n for group, n in zip(groups, firsts, strict=True)]
+    places = np.flatnonzero(is_equal)
+    if not len(places):
+        return is_equal
+    owner, place = ragged_arange(counts[places])
+    digests = digests_of(contents, spec.group, starts[places][owner] + place)
+    pages = digests[:, table.schema.position(spec.name)]
+    stored = np.frombuffer(bytes.fromhex("".join(texts[i] for i in places.tolist())), np.uint8)
+    has_equal = (pages[:, :_DIGEST_BYTES] == stored.reshape(-1, _DIGEST_BYTES)).all(axis=1)
+    ends = np.cumsum(counts[places]) - counts[places]
+    is_equal[places] = np.logical_and.reduceat(has_equal, ends)
+    return is_equal
+
+
 @dataclass(frozen=True)
 class Identity:
     """A parsed identity: `start` is the first frame in the record files, `groups` the chunks.
 
-    `uid` and `dataset`, the fingerprint of the dataset, are `None` for an original in place.
+    `uid` and `dataset`, see `unchanged_mark`, are `None` for an original in place.
     """
 
     key: str
@@ -101,7 +157,7 @@ class Identity:
             start=frames[0],
             groups=tuple(map(GroupChunks.parse, fields.list("groups"))),
             uid=fields.text("uid", _ID) if "uid" in fields.value else None,
-            dataset=fields.text("dataset", _FINGERPRINT) if "dataset" in fields.value else None,
+            dataset=fields.text("dataset", _UNCHANGED) if "dataset" in fields.value else None,
         )
 
     def match(self, contents: Contents, number: int) -> range | str:
@@ -213,6 +269,16 @@ class GroupChunks:
 _TRIED = 64  # chunks of a feature whose places are tried: each is a candidate for all features
 
 
+def digests_of(contents: Contents, group: int, rows: IntArray) -> npt.NDArray[np.uint8]:
+    """Return the digests of chunks' pages: uint8 [rows, features, 16]; of references, of their
+    content.
+    """
+    table = contents.index.groups[group]
+    if table.external[rows].any():
+        return contents.chunks.external.content_digests(table, rows)
+    return table.page_digest[rows]
+
+
 def chunks_of(contents: Contents, number: int) -> Iterator[GroupChunks]:
     """Yield the chunks of an episode in each group with selected features, by stored names."""
     index = contents.index
@@ -220,9 +286,7 @@ def chunks_of(contents: Contents, number: int) -> Iterator[GroupChunks]:
         table = index.groups[group]
         part = table.rows_of(number)
         rows = np.arange(part.start, part.stop)
-        digests = table.page_digest[part]
-        if table.external[part].any():
-            digests = contents.chunks.external.content_digests(table, rows)
+        digests = digests_of(contents, group, rows)
         short = np.ascontiguousarray(digests[:, :, :_DIGEST_BYTES]).view(np.uint64)[:, :, 0]
         first = int(table.first_frame[part.start])
         edges = first + np.append(0, np.cumsum(table.num_frames[part], dtype=np.int64))

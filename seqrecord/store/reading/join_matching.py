@@ -9,16 +9,26 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.episode_identity import Identity, chunks_of
+from seqrecord.store.reading.episode_identity import (
+    Identity,
+    are_groups,
+    chunks_of,
+    equal_pages,
+    page_digests,
+    unchanged_mark,
+)
 from seqrecord.store.reading.joined_index import Partners
 from seqrecord.store.text import counted, first_of, shown_place
 
@@ -29,6 +39,7 @@ DERIVED_FROM = "derived_from"
 """Key of an episode's metadata: `episode_identity` of the source, and how values were computed."""
 
 _MARK = f'"{DERIVED_FROM}"'  # in the text of metadata
+_UID_BYTES = 16
 _SHOWN_KEYS = 3
 
 _logger = logging.getLogger("seqrecord")
@@ -40,8 +51,11 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     Warns once if they were found by key and length alone. Raises `JoinError` for episodes that have
     changed since their values were computed, and for partners of other lengths.
     """
-    identities = _identities(companion)
-    if identities is None:
+    partners = _unchanged(base, companion)
+    if (partners.episode >= 0).all():
+        return partners
+    identities = _stored_identities(companion)
+    if not identities:
         partners = _by_key(base, companion)
         if (partners.episode >= 0).any():
             _logger.warning(
@@ -49,21 +63,60 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
                 *(shown_place(companion.url), shown_place(base.url)),
             )
         return partners
-    return _Matching(base, companion, identities, check).partners()
+    matching = _Matching(base, companion, identities, check)
+    matching.enter_equal(partners)
+    matching.complete(partners)
+    return partners
 
 
-def _identities(companion: Dataset) -> dict[int, Identity] | None:
-    """Return the stored identities by the companion's episode; `None` if there is none.
+def _unchanged(base: Dataset, companion: Dataset) -> Partners:
+    """Return the partners of episodes whose dataset has not changed since values were computed.
 
-    Raises `FormatError` with the episode for an invalid one.
+    They have a mark with the dataset's present fingerprint, at one place in the text of all
+    metadata, as one program wrote it: no text is parsed.
     """
-    index = companion.contents.index
+    index, companion_index = base.contents.index, companion.contents.index
+    partners = Partners.of_none(len(index.num_frames))
+    mark = f'"{unchanged_mark(base.contents.manifest.fingerprint, "")}'.encode()
+    metadata = companion_index.metadata
+    place = metadata[0].as_py().encode().find(mark)
+    if place < 0:
+        return partners
+    _, offset_buffer, text_buffer = metadata.buffers()
+    offsets = np.frombuffer(offset_buffer, np.int32)[metadata.offset :][: len(metadata) + 1]
+    text, size = np.frombuffer(text_buffer, np.uint8), len(mark) + 2 * _UID_BYTES
+    starts = offsets[:-1].astype(np.int64) + place
+    numbers = np.flatnonzero(starts + size <= offsets[1:])
+    texts = np.lib.stride_tricks.sliding_window_view(text, size)[starts[numbers]]
+    is_marked = (texts[:, : len(mark)] == np.frombuffer(mark, np.uint8)).all(axis=1)
+    numbers = numbers[is_marked]
+    uids = np.frombuffer(bytes.fromhex(texts[is_marked, len(mark) :].tobytes().decode()), np.uint8)
+    rows = _rows_of(index.uids, uids.reshape(-1, _UID_BYTES))
+    is_same = (rows >= 0) & (index.num_frames[rows] == companion_index.num_frames[numbers])
+    partners.episode[rows[is_same][::-1]] = numbers[is_same][::-1]  # of several, the first
+    return partners
+
+
+def _rows_of(table: npt.NDArray[np.uint8], uids: npt.NDArray[np.uint8]) -> IntArray:
+    """Return the row of each uid in a table of uids, -1 for none: int64 [n]."""
+    if np.array_equal(table, uids):
+        return np.arange(len(table))
+    keys, wanted = (
+        np.ascontiguousarray(array).view(f"S{_UID_BYTES}")[:, 0] for array in (table, uids)
+    )
+    order = np.argsort(keys, kind="stable")
+    places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
+    rows: IntArray = np.where((table[order[places]] == uids).all(axis=1), order[places], -1)
+    return rows
+
+
+def _stored_identities(companion: Dataset) -> dict[int, dict[str, Any]]:
+    """Return the stored identities by the companion's episode, JSON values."""
     identities = {}
-    for number, text in enumerate(index.metadata.to_pylist()):
+    for number, text in enumerate(companion.contents.index.metadata.to_pylist()):
         if _MARK in text and isinstance(entry := json.loads(text).get(DERIVED_FROM), dict):
-            with located(FormatError, file=companion.url, episode=index.key(number)):
-                identities[number] = Identity.parse(entry)
-    return identities or None
+            identities[number] = entry
+    return identities
 
 
 def _by_key(base: Dataset, companion: Dataset) -> Partners:
@@ -98,37 +151,72 @@ def _refuse_lengths(base: Dataset, companion: Dataset, rows: IntArray, partners:
 
 @dataclass(frozen=True, eq=False)
 class _Matching:
-    """Episodes of `base`, and the identities that a companion stores for its episodes."""
+    """Episodes of `base`, and the identities that a companion stores, by its episodes."""
 
     base: Dataset
     companion: Dataset
-    identities: Mapping[int, Identity]
+    stored: Mapping[int, dict[str, Any]]
     check: Check
 
-    def partners(self) -> Partners:
-        """Return the partners; see `find_partners`."""
+    def identity(self, number: int) -> Identity:
+        """Parse an identity. Raises `FormatError` with the companion's episode."""
+        key = self.companion.contents.index.key(number)
+        with located(FormatError, file=self.companion.url, episode=key):
+            return Identity.parse(self.stored[number])
+
+    @cached_property
+    def rows_by_uid(self) -> dict[str, int]:
+        """Episodes of the dataset by uid."""
+        texts = self.base.contents.index.uids.tobytes().hex()
+        return {texts[i : i + 32]: i // 32 for i in range(0, len(texts), 32)}
+
+    def enter_equal(self, partners: Partners) -> None:
+        """Enter partners by uid, else by key, whose pages are all equal: many at once, as one by
+        one takes seconds for 50,000 episodes.
+        """
+        index, lengths = self.base.contents.index, self.companion.contents.index.num_frames
+        trims, positions = self.base.contents.trims, index.positions
+        by_features: dict[Any, list[tuple[int, int, list[dict[str, Any]]]]] = {}
+        for number, entry in self.stored.items():
+            num_frames, groups = int(lengths[number]), entry.get("groups", [])
+            row = self.rows_by_uid.get(uid := str(entry.get("uid")), -1)
+            start = trims.get(uid, (0, 0))[0]
+            is_whole = row < 0 or entry.get("frames") == [start, start + num_frames]
+            row = positions.get(str(entry.get("key")), -1) if row < 0 else row
+            is_whole &= row >= 0 and index.num_frames[row] == num_frames
+            if is_whole and entry.get("num_frames") == num_frames and are_groups(groups):
+                names = tuple(tuple(group["digests"]) for group in groups)
+                by_features.setdefault(names, []).append((row, number, groups))
+        for group_names, candidates in by_features.items():
+            for place, names in enumerate(group_names):
+                for name in names:
+                    column = [groups[place] for _, _, groups in candidates]
+                    rows = np.array([row for row, _, _ in candidates], np.int64)
+                    is_equal = equal_pages(self.base.contents, rows, name, column)
+                    candidates = [
+                        item for item, same in zip(candidates, is_equal, strict=True) if same
+                    ]
+            for row, number, _ in candidates[::-1]:
+                partners.episode[row] = number
+
+    def complete(self, partners: Partners) -> None:
+        """Enter the partners that are not there yet; see `find_partners`."""
         index = self.base.contents.index
-        count = len(index.num_frames)
-        partners = Partners(np.full(count, -1), np.zeros(count, np.int64))
-        last_to_first = list(self.identities.items())[::-1]  # of equal ones, the first is left
-        by_uid = {identity.uid: number for number, identity in last_to_first if identity.uid}
-        by_key = {identity.key: number for number, identity in last_to_first}
+        last_to_first = list(self.stored.items())[::-1]  # of equal ones, the first is left
+        by_uid = {str(entry.get("uid")): number for number, entry in last_to_first}
+        by_key = {str(entry.get("key")): number for number, entry in last_to_first}
         reasons: dict[int, str] = {}
         unmatched = []
-        for row, (uid, key) in enumerate(
-            zip(map(index.uid, range(count)), index.keys.to_pylist(), strict=True)
-        ):
-            candidates = [by_uid[uid]] if uid in by_uid else []
-            candidates += [by_key[key]] if key in by_key and not candidates else []
-            if not self._join(partners, row, candidates, reasons):
+        keys = index.keys.to_pylist()
+        for row in np.flatnonzero(partners.episode < 0).tolist():
+            number = by_uid.get(index.uid(row), by_key.get(keys[row]))
+            if number is None or not self._join(partners, row, [number], reasons):
                 unmatched.append(row)
-        if unmatched and (by_digest := self._by_digest()):
-            for row in unmatched:
-                if self._join(partners, row, self._candidates(row, by_digest), {}):
-                    reasons.pop(row, None)
+        for row, candidates in self._owners_of_pages(unmatched).items():
+            if self._join(partners, row, candidates, {}):
+                reasons.pop(row, None)
         if reasons:
             self._refuse(reasons)
-        return partners
 
     def _join(
         self, partners: Partners, row: int, candidates: Sequence[int], reasons: dict[int, str]
@@ -144,7 +232,7 @@ class _Matching:
 
     def _match(self, row: int, number: int) -> range | str:
         """Return the companion's frames of an episode, or the reason why it has none."""
-        identity, contents = self.identities[number], self.companion.contents
+        identity, contents = self.identity(number), self.companion.contents
         num_frames, uid = int(contents.index.num_frames[number]), contents.index.uid(number)
         start, stop = contents.trims.get(uid, (0, num_frames))
         if self.check == "lengths":
@@ -158,28 +246,25 @@ class _Matching:
         match = identity.match(self.base.contents, row)
         return match if isinstance(match, str) else range(match.start - start, match.stop - start)
 
-    def _by_digest(self) -> dict[tuple[str, int], list[int]]:
-        """Return the companion's episodes by feature and digest of a page."""
-        by_digest: dict[tuple[str, int], list[int]] = {}
-        for number, identity in self.identities.items():
-            for group in identity.groups:
-                for name, column in group.digests.items():
-                    for digest in np.unique(column[column != 0]).tolist():
-                        by_digest.setdefault((name, digest), []).append(number)
-        return by_digest
-
-    def _candidates(
-        self, row: int, by_digest: Mapping[tuple[str, int], Sequence[int]]
-    ) -> list[int]:
-        """Return the companion's episodes with a page of an episode, those with most first."""
-        votes: dict[int, int] = {}
-        for group in chunks_of(self.base.contents, row):
-            for name, column in group.digests.items():
-                for digest in column.tolist():
-                    owners = by_digest.get((name, digest), ())
-                    for number in owners if len(owners) <= _MAX_OWNERS else ():
-                        votes[number] = votes.get(number, 0) + 1
-        return sorted(votes, key=lambda number: (-votes[number], number))[:_MAX_OWNERS]
+    def _owners_of_pages(self, rows: Sequence[int]) -> dict[int, list[int]]:
+        """Return the companion's episodes with pages of episodes `rows`, those with most first."""
+        rows_by_page: dict[tuple[str, str], list[int]] = {}
+        for row in rows:
+            for group in chunks_of(self.base.contents, row):
+                for name, digests in group.to_json()["digests"].items():
+                    for digest in {*page_digests(digests)}:
+                        rows_by_page.setdefault((name, digest), []).append(row)
+        votes: dict[int, Counter[int]] = {row: Counter() for row in rows}
+        for number, entry in self.stored.items() if rows else ():
+            for group in entry["groups"] if are_groups(entry.get("groups")) else ():
+                for name, digests in group["digests"].items():
+                    for digest in page_digests(str(digests)):
+                        for row in rows_by_page.get((name, digest), ())[:_MAX_OWNERS]:
+                            votes[row][number] += 1
+        return {
+            row: [number for number, _ in counts.most_common(_MAX_OWNERS)]
+            for row, counts in votes.items()
+        }
 
     def _refuse(self, reasons: Mapping[int, str]) -> None:
         index, reason = self.base.contents.index, next(iter(reasons.values()))
@@ -196,4 +281,4 @@ class _Matching:
         )
 
 
-_MAX_OWNERS = 16  # episodes with one page: more say nothing, as of constant masks
+_MAX_OWNERS = 16  # episodes with one page: more prove nothing, as of constant masks

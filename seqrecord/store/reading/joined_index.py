@@ -38,6 +38,11 @@ class Partners:
     episode: IntArray
     start: IntArray
 
+    @classmethod
+    def of_none(cls, count: int) -> Partners:
+        """Return the partners of episodes that have none."""
+        return cls(np.full(count, -1), np.zeros(count, np.int64))
+
     def take(self, rows: IntArray) -> Partners:
         """Return the partners of these episodes."""
         return Partners(self.episode[rows], self.start[rows])
