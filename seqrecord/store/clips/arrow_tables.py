@@ -22,7 +22,7 @@ path of a Parquet or Arrow file.
 
 _BATCH_BYTES = 4 << 20  # of rows in memory together
 _MAX_BATCH_ROWS = 1 << 16
-_PROBED_ROWS = 1 << 10
+_PROBED_ROWS = 1 << 6
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 _HASH_BYTES = 1 << 20
 
@@ -132,6 +132,7 @@ def _open_parquet(path: Path) -> tuple[pa.Schema, Callable[..., Iterator[pa.Reco
             probe = next(file.iter_batches(_PROBED_ROWS, columns=list(names)), None)
             if probe is not None and probe.num_rows:
                 rows = _rows_per_batch(probe.nbytes / probe.num_rows)
+                del probe
                 yield from file.iter_batches(rows, columns=list(names))
 
     with pq.ParquetFile(path) as file:
