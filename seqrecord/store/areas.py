@@ -35,8 +35,8 @@ FORMATS: Mapping[str, str] = {
 IN_PLACE = "seqrecord.formats.indexing.originals:find_index"
 """Function that indexes an original, to read it in place."""
 
-TABLES = "seqrecord.formats.indexing.tables:open_table"
-"""Function `open(table, dataset, storage_options)` that opens a user's table as a dataset."""
+TABLES = "seqrecord.formats.indexing.tables:joined_table"
+"""Function that provides a user's table for `join=`, see `store.reading.joined_tables`."""
 
 IS_ORIGINAL = "seqrecord.formats.indexing.originals:is_original"
 """Function that returns whether a location is an original."""

@@ -16,9 +16,9 @@ import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordError
+from seqrecord.errors import JoinError
 from seqrecord.formats.indexing.table_source import TableSource
-from seqrecord.formats.indexing.tables import episode_names, open_table
+from seqrecord.formats.indexing.tables import episode_names
 from seqrecord.store.clips.arrow_tables import ArrowTable
 from tests.kit.datasets import columns, write_dataset
 
@@ -39,12 +39,11 @@ def records(tmp_path: Path) -> Path:
 
 
 def frames_of(records: Path, table: Any) -> Frames:
-    """The frames of a table's companion, by episode."""
-    with seqrecord.open(records) as dataset, open_table(table, dataset) as companion:
-        return {
-            key: [episode[number] for number in range(len(episode))]
-            for key, episode in companion.episodes.items()
-        }
+    """The frames of a table, by episode that has a row."""
+    with seqrecord.open(records, join=table, missing="drop") as dataset:
+        features = [name for name in dataset.features if name != "step"]
+        episodes = dataset.select(features).episodes
+        return {key: [e[number] for number in range(len(e))] for key, e in episodes.items()}
 
 
 def frames_by_buckets(records: Path, table: Any, scratch: Path, bucket_bytes: int) -> Frames:
@@ -192,9 +191,10 @@ def test_lists_of_one_length_are_a_fixed_shape(records: Path) -> None:
         "matrix": [[[1.0, 2.0]], [[3.0, 4.0]], [[5.0, 6.0]]],
         "array": np.zeros((3, 7), "f4"),
     }
-    with seqrecord.open(records) as dataset, open_table(table, dataset) as companion:
-        shapes = {name: spec.shape for name, spec in companion.features.items()}
-        dtypes = {name: str(spec.dtype) for name, spec in companion.features.items()}
+    with seqrecord.open(records, join=[table], missing="pad") as dataset:
+        specs = [spec for name, spec in dataset.features.items() if name != "step"]
+    shapes = {spec.name: spec.shape for spec in specs}
+    dtypes = {spec.name: str(spec.dtype) for spec in specs}
     assert shapes == {"pair": (2,), "ragged": (None,), "matrix": (1, 2), "array": (7,)}
     assert dtypes == {"pair": "int64", "ragged": "int64", "matrix": "float64", "array": "float32"}
 
@@ -261,7 +261,7 @@ def test_lerobots_numbers_name_episodes_that_have_them(tmp_path: Path) -> None:
     check_frames(frames_of(tmp_path / "r", table), expected)
     by_number = {"episode": [0, 2], "frame_index": [1, 0], "v": [1, 2]}
     check_frames(frames_of(tmp_path / "r", by_number), expected)
-    with pytest.raises(SeqRecordError, match=r"index is ambiguous.*lacks some of LeRobot's"):
+    with pytest.raises(JoinError, match=r"index is ambiguous.*lacks some of LeRobot's"):
         frames_of(tmp_path / "r", {"index": [0], "v": [1]})
     both = {"index": [0], "episode_index": [4], "frame_index": [1], "v": [1]}
     check_frames(frames_of(tmp_path / "r", both), {"x": [{}, {"v": 1}]})
@@ -276,7 +276,7 @@ def test_index_counts_in_the_order_of_lerobots_numbers(tmp_path: Path) -> None:
 
 def test_numbers_of_merged_originals_are_ambiguous(tmp_path: Path) -> None:
     write_numbered(tmp_path / "r", {"x": 0, "y": 0})
-    with pytest.raises(SeqRecordError, match=r"episode_index is ambiguous.*column episode"):
+    with pytest.raises(JoinError, match=r"episode_index is ambiguous.*column episode"):
         frames_of(tmp_path / "r", {"episode_index": [0], "v": [1]})
 
 
@@ -358,7 +358,7 @@ WRONG: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.mark.parametrize("name", WRONG)
 def test_a_wrong_row_is_named(records: Path, name: str) -> None:
     table, match = WRONG[name]
-    with pytest.raises(SeqRecordError, match=match):
+    with pytest.raises(JoinError, match=match):
         frames_of(records, table)
 
 
@@ -368,16 +368,16 @@ def test_rows_of_later_batches_have_their_numbers(records: Path, tmp_path: Path)
     frames[4321] = 7
     table = pa.table({"episode": ["q"] * 4000 + ["a"] * 1000, "frame": frames, "v": frames})
     pq.write_table(table, tmp_path / "t.parquet", row_group_size=100)
-    with pytest.raises(SeqRecordError, match=r"in row 4321.*t\.parquet.*episode: a"):
+    with pytest.raises(JoinError, match=r"in row 4321.*t\.parquet.*episode: a"):
         frames_of(records, tmp_path / "t.parquet")
 
 
 def test_other_files_are_refused(records: Path, tmp_path: Path) -> None:
     (tmp_path / "t.csv").write_text("episode,v\na,1\n")
-    with pytest.raises(SeqRecordError, match=r"not a table.*t\.csv.*Parquet or Arrow"):
+    with pytest.raises(JoinError, match=r"not a table.*t\.csv.*Parquet or Arrow"):
         frames_of(records, tmp_path / "t.csv")
     (tmp_path / "t.parquet").write_bytes(b"PAR1" + bytes(100))
-    with pytest.raises(SeqRecordError, match=r"cannot be read.*t\.parquet"):
+    with pytest.raises(JoinError, match=r"cannot be read.*t\.parquet"):
         frames_of(records, tmp_path / "t.parquet")
 
 
@@ -416,7 +416,7 @@ def test_a_table_is_packed_once(records: Path, home: Path, tmp_path: Path) -> No
 def test_other_lengths_have_another_companion(records: Path, tmp_path: Path) -> None:
     table = {"episode": ["b"], "v": [1]}
     frames_of(records, table)
-    write_dataset(tmp_path / "longer", {"b": 5})
+    write_dataset(tmp_path / "longer", {"b": columns(step=range(5))})
     check_frames(frames_of(tmp_path / "longer", table), {"b": [{"v": 1}] * 5})
 
 
@@ -435,7 +435,7 @@ def test_a_damaged_companion_is_packed_again(records: Path, home: Path, damage: 
 
 
 def test_nothing_is_left_of_a_table_with_an_error(records: Path, home: Path) -> None:
-    with pytest.raises(SeqRecordError):
+    with pytest.raises(JoinError):
         frames_of(records, WRONG["a frame twice"][0])
     assert companions(home) == []
 

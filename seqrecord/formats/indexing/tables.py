@@ -19,19 +19,20 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
-from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.errors import ClipError, FormatError, JoinError, NotFoundError, located
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.indexing.table_source import TableSource
 from seqrecord.in_place.files import on_disk
 from seqrecord.in_place.remote import RemoteFiles, is_url
 from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
-from seqrecord.store.clips.table_places import INDEX, EpisodeNames
+from seqrecord.store.clips.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.home import is_private, make_private, private_folder
 from seqrecord.store.storage.opening import open_storage
@@ -45,36 +46,67 @@ _COMPANION = re.compile(r"[0-9a-f]{40}(-[0-9a-f]{8})?")
 _logger = logging.getLogger("seqrecord")
 
 
-def open_table(
-    table: TableLike,
-    dataset: Dataset,
-    storage_options: Mapping[str, Any] | None = None,
-) -> Dataset:
-    """Open a table as a dataset: the episodes of `dataset` that it names.
+@contextmanager
+def joined_table(
+    item: TableLike, storage_options: Mapping[str, Any] | None = None
+) -> Iterator[JoinedTable]:
+    """Provide a table for `join=`; one at a URL is copied to the local disk.
 
-    The table is packed if this user has no copy for the same bytes and episodes. One process packs
-    it, others wait. Episodes without a row are not in the result; frames without one, and nulls,
-    are missing values.
-
-    Raises `ClipError` for a table that cannot be read, or with a row that fits no frame.
+    Raises `JoinError` for a table that cannot be read, or names no episodes.
     """
-    with _local_table(table, storage_options) as local_table:
-        arrow_table = ArrowTable.open(local_table)
-        names = episode_names(dataset)
-        digest = _digest(arrow_table, names)
-        with private_folder("tables", digest) as folder:
+    with _join_errors(), _local_table(item, storage_options) as local_table:
+        table = ArrowTable.open(local_table)
+        with located(ClipError, file=table.shown):
+            places = place_names(table.schema.names)
+        yield JoinedTable(table, places)
+
+
+@dataclass(frozen=True)
+class JoinedTable:
+    """A table, and its columns that name episodes and frames."""
+
+    table: ArrowTable
+    places: Sequence[str]
+
+    @property
+    def features(self) -> list[str]:
+        """Names of the columns of values."""
+        return [name for name in self.table.schema.names if name not in self.places]
+
+    def open(self, dataset: Dataset) -> Dataset:
+        """Open the table as a dataset of the episodes of `dataset` that it names.
+
+        It is packed if this user has no copy for the same bytes and episodes. One process packs it,
+        others wait. Episodes without a row are not in the result; frames without one, and nulls,
+        are missing values.
+
+        Raises `JoinError` for a row that fits no frame.
+        """
+        table, names = self.table, episode_names(dataset)
+        with _join_errors(), private_folder("tables") as folder:
+            with located(ClipError, file=table.shown):
+                digest = _digest(table, self.places, names)
             companion = _opened(folder / digest)
             if companion is None:
-                with _lock(folder / f"{digest}.lock", arrow_table.shown):
+                with _lock(folder / f"{digest}.lock", table.shown):
                     companion = _opened(folder / digest)
                     if companion is None:
-                        _pack(arrow_table, names, folder / digest)
+                        _pack(table, names, folder / digest)
                         companion = open_packed(folder / digest)
-    name_index(companion.url, arrow_table.shown)
-    for inventory in companion.inventories:
-        for row in inventory.left_out_data:
-            _logger.warning("%s: %s", arrow_table.shown, row)
-    return companion
+        name_index(companion.url, table.shown)
+        for inventory in companion.inventories:
+            for row in inventory.left_out_data:
+                _logger.warning("%s: %s", table.shown, row)
+        return companion
+
+
+@contextmanager
+def _join_errors() -> Iterator[None]:
+    """Raise `ClipError` of the block as `JoinError`."""
+    try:
+        yield
+    except ClipError as error:
+        raise JoinError(error.message, **error.context()) from error
 
 
 def episode_names(dataset: Dataset) -> EpisodeNames:
@@ -99,12 +131,12 @@ def _local_table(table: TableLike, options: Mapping[str, Any] | None) -> Iterato
         yield table
 
 
-def _digest(table: ArrowTable, names: EpisodeNames) -> str:
+def _digest(table: ArrowTable, places: Sequence[str], names: EpisodeNames) -> str:
     """The name of a table's companion."""
     digest = hashlib.sha256(f"{_LAYOUT} {table.digest()}".encode())
     digest.update("\n".join(names.keys.to_pylist()).encode())
     digest.update(names.num_frames.astype("<i8").tobytes())
-    if {"episode_index", INDEX} & {*table.schema.names}:
+    if {"episode_index", INDEX} & {*places}:
         numbers = names.lerobot_numbers
         digest.update(b"" if numbers is None else numbers.astype("<i8").tobytes())
     return digest.hexdigest()[:40]

@@ -30,6 +30,7 @@ from seqrecord.store.reading.episode_identity import (
     unchanged_mark,
 )
 from seqrecord.store.reading.joined_index import Partners
+from seqrecord.store.reading.joined_tables import MatchedByKey
 from seqrecord.store.text import counted, first_of, shown_place
 
 Check: TypeAlias = Literal["pages", "lengths"]
@@ -57,7 +58,8 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     identities = _stored_identities(companion)
     if not identities:
         partners = _by_key(base, companion)
-        if (partners.episode >= 0).any():
+        is_certain = MatchedByKey in companion.contents.attached
+        if (partners.episode >= 0).any() and not is_certain:
             _logger.warning(
                 "%s: joined to %s by key and length: it stores no identities of its source",
                 *(shown_place(companion.url), shown_place(base.url)),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from os import PathLike
-from typing import Any
+from typing import Any, Protocol
 
 from seqrecord.store.areas import TABLES, load_entry
-from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.dataset import Dataset, with_attached
 from seqrecord.store.storage.url import local_path
 
 TABLE_ENDINGS = (".parquet", ".pq", ".arrow", ".feather", ".ipc")
@@ -29,13 +30,34 @@ def is_table(item: object) -> bool:
     return isinstance(item, Mapping) or any(hasattr(item, name) for name in _PROTOCOLS)
 
 
-def open_table(
-    table: Any, dataset: Dataset, storage_options: Mapping[str, Any] | None = None
-) -> Dataset:
-    """Open a table as a dataset of the episodes that it names, with their keys and lengths.
+class JoinedTable(Protocol):
+    """A table, of which a dataset can be made."""
 
-    Raises `MissingPackageError` without the part `formats`, and `ClipError` for a table that cannot
-    be read, or with a row that fits no frame.
-    """
-    open_companion: Callable[..., Dataset] = load_entry(TABLES)
-    return open_companion(table, dataset, storage_options)
+    @property
+    def features(self) -> Sequence[str]:
+        """Names of the columns of values."""
+
+    def open(self, dataset: Dataset) -> Dataset:
+        """Return a dataset of the episodes of `dataset` that the table names.
+
+        They have the keys and lengths of those. Raises `JoinError` for a row that fits no frame.
+        """
+
+
+class MatchedByKey:
+    """Attached to datasets whose episodes are known to be those of the same keys."""
+
+
+def joined_table(
+    item: Any, storage_options: Mapping[str, Any] | None
+) -> AbstractContextManager[JoinedTable]:
+    """Provide a table. Raises `MissingPackageError` without the part `formats`."""
+    make: Callable[..., AbstractContextManager[JoinedTable]] = load_entry(TABLES)
+    return make(item, storage_options)
+
+
+def companion_of(item: Dataset | JoinedTable, dataset: Dataset) -> Dataset:
+    """Return the dataset of a companion of `dataset`."""
+    if isinstance(item, Dataset):
+        return item
+    return with_attached(item.open(dataset), MatchedByKey())

@@ -7,7 +7,7 @@ from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 from seqrecord.errors import NotFoundError, SourceError
 from seqrecord.store.areas import IN_PLACE, load_entry
@@ -20,6 +20,12 @@ from seqrecord.store.reading.dataset import (
     skipping_bad_episodes,
 )
 from seqrecord.store.reading.filters import BadEpisodes
+from seqrecord.store.reading.joined_tables import (
+    JoinedTable,
+    companion_of,
+    is_table,
+    joined_table,
+)
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike
 
@@ -28,6 +34,9 @@ if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.store.reading.join_matching import Check
     from seqrecord.store.reading.joining import Missing
     from seqrecord.store.reading.summary import Summary
+
+Companion: TypeAlias = "DatasetLike | Mapping[str, Any] | Any"
+"""More features of a dataset's episodes: a dataset or a table."""
 
 
 def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
@@ -43,7 +52,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     tolerance: float | None = None,
     language: Mapping[str, str] | None = None,
     skip_bad_episodes: bool = False,
-    join: Sequence[DatasetLike] | DatasetLike = (),
+    join: Sequence[Companion] | Companion = (),
     missing: Missing = "error",
     check: Check = "pages",
 ) -> Dataset:
@@ -75,8 +84,9 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         skip_bad_episodes: leave out episodes of an original that cannot be read;
             `Dataset.bad_episodes` has the errors. By default an original with such episodes is
             refused. Features that cannot be read are left out unless `features` names them.
-        join: datasets with more features of the same episodes, *companions*: paths, URLs or open
-            datasets; see docs/join.md. `features` may name theirs. `storage_options` and the cache
+        join: more features of the same episodes, *companions*: paths or URLs of datasets and of
+            Parquet or Arrow tables, open datasets, and tables of Arrow, pandas or Polars; see
+            docs/join.md. `features` may name theirs. `storage_options` and the cache
             are for URLs among them, too.
         missing: for episodes without a partner in a companion: `"error"`, `"drop"` to leave them
             out, `"pad"` to keep them without its features.
@@ -100,17 +110,21 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     options: dict[str, Any] = {"tolerance": tolerance, "language": language, "version": version}
     options |= {"cache_dir": cache_dir, "cache_limit": cache_limit, "originals": originals}
     settings = {"storage_options": storage_options, "verify": verify}
-    companions = [join] if isinstance(join, str | PathLike | Dataset | Storage) else join
+    is_single = isinstance(join, str | PathLike | Dataset | Storage) or is_table(join)
+    companions: Any = [join] if is_single else join
     if not companions:
         return _open_checked(location, skip_bad_episodes, features=features, **settings, **options)
     from seqrecord.store.reading.joining import join_datasets
 
     remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
-    with ExitStack() as opened_datasets:
+    with ExitStack() as opened_datasets, ExitStack() as opened_tables:
 
-        def opened_companion(item: DatasetLike) -> Dataset:
+        def opened_companion(item: Any) -> Dataset | JoinedTable:
             if isinstance(item, Dataset):
                 return item
+            if is_table(item):
+                options = storage_options if "://" in str(item) else None
+                return opened_tables.enter_context(joined_table(item, options))
             arguments = remote if "://" in str(item) else {"verify": verify}
             companion = _open_checked(item, skip_bad_episodes, **arguments)
             opened_datasets.callback(companion.close)
@@ -125,7 +139,12 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
             location, skip_bad_episodes, features=base_features, **settings, **options
         )
         opened_datasets.callback(base.close)
-        dataset = join_datasets(base, members, missing=missing, check=check).select(features)
+        datasets = []
+        for member in members:
+            datasets.append(companion_of(member, base))
+            if not isinstance(member, Dataset):
+                opened_datasets.callback(datasets[-1].close)
+        dataset = join_datasets(base, datasets, missing=missing, check=check).select(features)
         opened_datasets.pop_all()
         return dataset
 
