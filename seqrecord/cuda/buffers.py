@@ -306,6 +306,18 @@ class DeviceArena:
         with self.stream.use():
             return LISTS[self.specs[feature].value_kind].copy(frames)
 
+    def change_list(
+        self, frames: Sequence[torch.Tensor], clip: int, change: ValuesChange
+    ) -> list[torch.Tensor]:
+        """Queue a change of clip number `clip`, frames of variable shape."""
+        some = slice(clip, clip + 1)
+        with self.stream.use():
+            factor, offset = map(self._upload, (change.factor[some], change.offset[some]))
+            return [
+                change.apply(frame[None, None], factor, offset)[0, 0].to(frame.dtype)
+                for frame in frames
+            ]
+
     def _upload(self, array: npt.NDArray[Any]) -> torch.Tensor:
         """Upload an array that is never written to again."""
         host, stream = tensor_of(array), self.stream
@@ -510,8 +522,14 @@ class DeviceBatchBuilder:
             nbytes += self._make_vectors(slots, source, vectors)
             for name in source.features:
                 if name in self._lists:
-                    for place, clip in zip(slots.tolist(), source.rows, strict=True):
-                        self._features[name][place] = source.arena.gather_list(name, clip)
+                    change = None if source.crop is None else source.crop.changes.get(name)
+                    for clip, (place, rows) in enumerate(
+                        zip(slots.tolist(), source.rows, strict=True)
+                    ):
+                        frames = source.arena.gather_list(name, rows)
+                        if change is not None:
+                            frames = source.arena.change_list(frames, clip, change)
+                        self._features[name][place] = frames
         return nbytes
 
     def _copy(
@@ -537,7 +555,7 @@ class DeviceBatchBuilder:
         """Queue copies of cropped windows."""
         for name in sorted(crop.parts.keys() & self._features.keys() & set(source.features)):
             for clip, rows in enumerate(source.rows):
-                out = self._features[name][int(slots[clip])]
+                out = self._features[crop.target(name, clip)][int(slots[clip])]
                 source.arena.gather_window(name, rows, out, crop.place(name, clip))
 
     def _change_values(

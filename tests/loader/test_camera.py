@@ -11,7 +11,15 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import SeqRecordPipe, open_source
+from seqrecord import (
+    BatchResize,
+    HorizontalFlip,
+    RandomCrop,
+    RandomResizedCrop,
+    Resize,
+    SeqRecordPipe,
+    open_source,
+)
 from tests.formats.camera_originals import ORIGINALS, Original
 from tests.formats.cases import index_source
 from tests.formats.format_cases.scenes import spot_errors
@@ -109,3 +117,55 @@ def test_points_reproject_to_their_spots(
             lacking += int(is_missing.sum())
             assert max(errors) < 0.1
     assert bool(lacking) == original.may_lack
+
+
+def steps_of(height: int, width: int) -> dict[str, dict[str, Any]]:
+    """Options of a loader of images of this size, by what they do."""
+    crop = RandomCrop((height * 5 // 6, width * 7 // 8))
+    flip, resize = HorizontalFlip(1.0), Resize((height * 4 // 5, width * 3 // 4))
+    sizes = [(height // 2, width * 2 // 3), (height * 3 // 4, width // 2)]
+    decoded = {"resize": (height * 3 // 4, width * 5 // 6)}
+    return {
+        "crop": {"clip_transform": crop},
+        "resize": {"clip_transform": resize},
+        "flip": {"clip_transform": flip},
+        "resize as decoded": decoded,
+        "a resize per batch": {"clip_transform": BatchResize(sizes)},
+        "crop, resize": {"clip_transform": [crop, resize]},
+        "crop, flip": {"clip_transform": [crop, HorizontalFlip(0.5)]},
+        "flip, crop": {"clip_transform": [flip, crop]},
+        "resize, flip": {"clip_transform": [resize, flip]},
+        "resize as decoded, flip": {**decoded, "clip_transform": flip},
+        "resize as decoded, resize": {**decoded, "clip_transform": resize},
+        "random resized crop, flip": {
+            "clip_transform": [
+                RandomResizedCrop((height * 2 // 3, width * 2 // 3), scale=(0.7, 1.0)),
+                flip,
+            ]
+        },
+        "a resize per batch, flip": {"clip_transform": [BatchResize(sizes), flip]},
+    }
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_cameras_move_with_their_images(
+    original: Original, in_place: bool, tmp_path: Path, *, thorough: bool
+) -> None:
+    if in_place and not (thorough and original.in_place):
+        pytest.skip("packed suffices, or its images are parts of chunks")
+    place, images = written(original, tmp_path, in_place=in_place), list(original.images)
+    with seqrecord.open(place) as dataset:
+        height, width = (int(side or 0) for side in dataset.features[images[0]].shape[:2])
+    for name, options in steps_of(height, width).items():
+        pipe = SeqRecordPipe(
+            place, clip_len=2, features=images, batch_size=2, camera=True, **options
+        )
+        errors, num_flipped = list[float](), 0
+        for batch in pipe:
+            num_flipped += int(batch["flipped"].sum()) if "flipped" in batch else 0
+            for image in images:
+                assert_rigid(batch, image)
+                errors += errors_of(batch, image, original.points)
+        assert len(errors) >= 6, name
+        assert max(errors) < 0.1, name
+        assert bool(num_flipped) == ("flip" in name), name

@@ -278,7 +278,10 @@ class HostBatchBuilder:
         for source in sources if self._columns else ():
             for name in source.features:
                 if (column := self._columns.get(name)) is not None:
-                    column.gather(slots, source.arena.find_list(name, source.rows.reshape(-1)))
+                    frames = source.arena.find_list(name, source.rows.reshape(-1))
+                    if source.crop is not None:
+                        frames = source.crop.change_lists(name, frames, range(len(slots)))
+                    column.gather(slots, frames)
         return 0
 
     def clear(self, feature: str, slots: npt.NDArray[np.int64]) -> None:
@@ -336,7 +339,7 @@ class HostBatchBuilder:
                 continue
             for name in crop.features & self._buffers.keys() & set(source.features):
                 for clip, rows in enumerate(source.rows):
-                    out = self._buffers[name][slots[clip]]
+                    out = self._buffers[crop.target(name, clip)][slots[clip]]
                     do = partial(crop.copy, name, clip, source.arena[name], rows, out)
                     yield Copy(out.nbytes, do)
 
@@ -392,14 +395,18 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     from seqrecord.loader.engine.calls import read_only  # most loaders have no functions of clips
     from seqrecord.loader.engine.crops import frames_in
 
-    arena, rows = source.arena, source.rows[clip]
+    arena, rows, crop = source.arena, source.rows[clip], source.crop
     for name in source.features:
-        if source.crop is not None and name in source.crop.features:
-            yield name, read_only(numbers_of(source.crop.view(name, clip, arena[name], rows)))
-        elif FORMS[arena.specs[name].value_kind].is_stacked:
+        is_stacked = FORMS[arena.specs[name].value_kind].is_stacked
+        if crop is not None and name in (crop.features if is_stacked else crop.parts):
+            frames = numbers_of(crop.view(name, clip, arena[name], rows))
+            yield crop.target(name, clip), read_only(frames)
+        elif is_stacked:
             yield name, read_only(numbers_of(frames_in(arena[name], rows)))
         else:
-            yield name, [_user_value(frame) for frame in arena.find_list(name, rows)]
+            values = arena.find_list(name, rows)
+            values = values if crop is None else crop.change_lists(name, values, [clip])
+            yield name, [_user_value(value) for value in values]
 
 
 def _user_value(frame: Any) -> Any:

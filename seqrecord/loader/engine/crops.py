@@ -9,7 +9,7 @@ import hashlib
 import math
 from abc import ABC, abstractmethod
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Set
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Any, NamedTuple, TypeAlias
@@ -208,14 +208,24 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class Crop:
-    """Windows of clips by feature, and changes of intrinsics and distortion, values per frame."""
+    """Windows of clips by feature, and changes of intrinsics, distortion and points.
+
+    `partners` are features that are exchanged in flipped clips.
+    """
 
     parts: Mapping[str, tuple[ClipCrops, CropWindows]]
     changes: Mapping[str, ValuesChange] = field(default_factory=dict)
+    partners: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def features(self) -> Set[str]:
         return self.parts.keys() | self.changes.keys()
+
+    def target(self, name: str, clip: int) -> str:
+        """The feature of the batch that a feature of clip number `clip` becomes."""
+        if name not in self.partners or not self.parts[name][1].flipped[clip]:
+            return name
+        return self.partners[name]
 
     def place(self, name: str, clip: int) -> Place:
         """Place of a feature in clip number `clip`."""
@@ -257,6 +267,16 @@ class Crop:
                 limits = np.iinfo(out.dtype)
                 scaled = np.rint(numbers * factor).clip(limits.min, limits.max)
             np.copyto(numbers, scaled, "unsafe")
+
+    def change_lists(self, name: str, frames: list[Any], clips: Sequence[int]) -> list[Any]:
+        """Change the frames of variable shape of these clips, one clip after the other.
+
+        Features without a change are returned as they are.
+        """
+        if (change := self.changes.get(name)) is None:
+            return frames
+        length = len(frames) // len(clips)
+        return [change.view(clips[i // length], frame[None])[0] for i, frame in enumerate(frames)]
 
     def view(self, name: str, clip: int, array: Any, rows: IntArray) -> npt.NDArray[Any]:
         """The windows that `copy` copies, [frames, …].

@@ -13,7 +13,7 @@ of the world are at S x.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
 
@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.errors import ClipError, located
+from seqrecord.errors import ClipError
 from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
 from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
 from seqrecord.loader.pipes.camera_rigs import EpisodeRigs, ImageCamera, ImageRig
@@ -83,12 +83,20 @@ class CameraColumns:
 
     def values(self, batch: BatchClips) -> dict[str, npt.NDArray[Any]]:
         """The values of all columns, by name, for the clips of a batch; floats as float64."""
-        clips = _Clips.of(self, batch)
-        poses, values = dict[str, tuple[FloatArray, BoolArray]](), dict[str, npt.NDArray[Any]]()
-        for image in self.rigs.images:
-            poses[image.name] = clips.poses(image)
-            values |= {f"{image.name}_{noun}": value for noun, value in clips.lens(image).items()}
-        values |= self._delivered(poses)
+        clips = _Clips.of(self.rigs, batch)
+        cameras = {image.name: clips.stored(image) for image in self.rigs.images}
+        clips.exchange(cameras)
+        values = dict[str, npt.NDArray[Any]]()
+        for name, camera in cameras.items():
+            clips.move(name, camera)
+            values |= {
+                f"{name}_K": camera.matrices,
+                f"{name}_K{IS_MISSING}": camera.no_matrix,
+                f"{name}_distortion": camera.coefficients,
+                f"{name}_distortion{IS_MISSING}": camera.no_lens,
+                f"{name}_distortion_model": camera.models,
+            }
+        values |= self._delivered({n: (c.poses, c.no_pose) for n, c in cameras.items()})
         values[IS_METRIC] = clips.are_metric
         return values
 
@@ -126,6 +134,41 @@ def _value(
     return np.array(values[name], dtype)  # a copy, which users may change
 
 
+@dataclass(eq=False)
+class _Cameras:
+    """The cameras of an image in n clips of T frames.
+
+    Attributes:
+        poses: camera-to-world, float64 [n, T, 4, 4], in metres where known.
+        matrices: K, float64 [n, T, 3, 3].
+        coefficients: distortion, float64 [n, T, 14].
+        models: numbers of their models, int64 [n].
+        no_pose, no_matrix, no_lens: which values are missing, and 0; bool [n, T].
+    """
+
+    poses: FloatArray
+    matrices: FloatArray
+    coefficients: FloatArray
+    models: IntArray
+    no_pose: BoolArray
+    no_matrix: BoolArray
+    no_lens: BoolArray
+
+    @classmethod
+    def missing(cls, shape: tuple[int, ...]) -> _Cameras:
+        """Cameras of n clips of T frames of which nothing is known."""
+        poses, matrices = np.zeros((*shape, 4, 4)), np.zeros((*shape, 3, 3))
+        models, coefficients = np.zeros(shape[0], np.int64), np.zeros((*shape, MAX_COEFFICIENTS))
+        masks = (np.ones(shape, np.bool_) for _ in range(3))
+        return cls(poses, matrices, coefficients, models, *masks)
+
+    def exchange(self, other: _Cameras, clips: BoolArray) -> None:
+        """Exchange the cameras of these clips, bool [n]."""
+        for field in fields(self):
+            values, other_values = getattr(self, field.name), getattr(other, field.name)
+            values[clips], other_values[clips] = other_values[clips], values[clips]
+
+
 @dataclass(frozen=True, eq=False)
 class _Clips:
     """The clips of a batch: rows of their episodes, int64[n], and the cameras of each."""
@@ -136,10 +179,10 @@ class _Clips:
     of_clips: Sequence[Mapping[str, ImageRig]]
 
     @classmethod
-    def of(cls, columns: CameraColumns, batch: BatchClips) -> _Clips:
+    def of(cls, rigs: EpisodeRigs, batch: BatchClips) -> _Clips:
         rows = batch.episodes.rows(batch.clips.episode)
-        of_row = {row: columns.rigs.of_episode(row) for row in dict.fromkeys(rows.tolist())}
-        return cls(columns.rigs, batch, rows, [of_row[row] for row in rows.tolist()])
+        of_row = {row: rigs.of_episode(row) for row in dict.fromkeys(rows.tolist())}
+        return cls(rigs, batch, rows, [of_row[row] for row in rows.tolist()])
 
     @property
     def are_metric(self) -> BoolArray:
@@ -150,92 +193,71 @@ class _Clips:
         ]
         return np.array([bool(of_clip) and all(of_clip) for of_clip in flags], np.bool_)
 
-    def poses(self, image: ImageCamera) -> tuple[FloatArray, BoolArray]:
-        """Camera-to-world [n, T, 4, 4] in metres, of a mirrored world in flipped clips; and which
-        are missing, bool [n, T].
-        """
+    # ---- of stored frames
+
+    def stored(self, image: ImageCamera) -> _Cameras:
+        """The cameras of an image's frames, as stored, or resized on reading."""
         frames, is_unknown = self._frames(image)
-        matrices, is_missing = np.zeros((*frames.shape, 4, 4)), np.ones(frames.shape, np.bool_)
+        cameras = _Cameras.missing(frames.shape)
         for clip, rigs in enumerate(self.of_clips):
-            rig = rigs[image.name]
-            if rig.poses is None:
-                continue
-            stored, present = self._stored(rig.poses.feature, clip, frames)
-            stored[~present] = np.nan
-            with self._located(clip, rig.poses.feature):
-                poses, is_missing[clip] = pose_matrices(stored)
-            matrices[clip] = poses @ rig.poses.body_from_camera
-            matrices[clip, :, :3, 3] *= rig.scale
-        flipped = self._flipped(image)
-        matrices[flipped] = mirrored(matrices[flipped])
-        return matrices, is_missing | is_unknown
+            self._fill_pose(cameras, clip, rigs[image.name], frames[clip])
+            self._fill_lens(cameras, clip, rigs[image.name], frames[clip], image)
+        for mask in (cameras.no_pose, cameras.no_matrix, cameras.no_lens):
+            mask |= is_unknown
+        if image.size is not None and image.intrinsics is not None:  # else they are resized
+            resized = self._resized(image, image.size)
+            cameras.matrices = _moved(cameras.matrices, None, resized)
+        return cameras
 
-    def lens(self, image: ImageCamera) -> dict[str, npt.NDArray[Any]]:
-        """`K`, `distortion` and `distortion_model` of n clips, and masks."""
-        frames, is_unknown = self._frames(image)
-        matrices, no_matrix = np.zeros((*frames.shape, 3, 3)), np.ones(frames.shape, np.bool_)
-        coefficients = np.zeros((*frames.shape, MAX_COEFFICIENTS))
-        no_lens, models = np.ones(frames.shape, np.bool_), np.zeros(len(frames), np.int64)
-        for clip, rigs in enumerate(self.of_clips):
-            rig = rigs[image.name]
-            if image.intrinsics is not None:
-                stored, present = self._stored(image.intrinsics, clip, frames)
-                matrices[clip], no_matrix[clip] = _matrices(stored, present)
-            elif rig.matrix is not None:
-                matrices[clip], no_matrix[clip] = rig.matrix, False
-            if image.distortion is not None:
-                stored, present = self._stored(image.distortion, clip, frames)
-                count = stored.shape[1]
-                number = self.rigs.lens_number(image, int(self.rows[clip]), count)
-                present &= np.isfinite(stored).all(axis=1)
-                if number is not None:
-                    coefficients[clip, :, :count] = np.where(present[:, None], stored, 0)
-                    models[clip], no_lens[clip] = number, ~present
-            elif rig.lens is not None:
-                models[clip], coefficients[clip] = rig.lens
-                no_lens[clip] = False
-        for number, model in _MODELS.items():
-            mirror = self._flipped(image) & (models == number)
-            coefficients[mirror] *= mirror_factors(model, MAX_COEFFICIENTS)
-        no_matrix, no_lens = no_matrix | is_unknown, no_lens | is_unknown
-        matrices = self._of_windows(image, matrices)
-        matrices[no_matrix], coefficients[no_lens] = 0, 0
-        return {
-            "K": matrices,
-            f"K{IS_MISSING}": no_matrix,
-            "distortion": coefficients + 0.0,  # no negative zeros
-            f"distortion{IS_MISSING}": no_lens,
-            "distortion_model": models,
-        }
+    def _fill_pose(self, cameras: _Cameras, clip: int, rig: ImageRig, frames: IntArray) -> None:
+        """Set the poses of a clip from stored ones of its frames, int64[T]."""
+        if rig.poses is None:
+            return
+        stored, present = self.rigs.values.find(rig.poses.feature, int(self.rows[clip]), frames)
+        stored[~present] = np.nan
+        contents = self.rigs.dataset.contents
+        key, url = contents.index.key(int(self.rows[clip])), self.rigs.dataset.url
+        try:
+            poses, cameras.no_pose[clip] = pose_matrices(stored)
+        except ClipError as error:
+            place = {"file": url, "episode": key, "feature": rig.poses.feature}
+            error.frame = int(frames[error.frame or 0])
+            raise error.located(**place) from None
+        cameras.poses[clip] = poses @ rig.poses.body_from_camera
+        cameras.poses[clip, :, :3, 3] *= rig.scale
 
-    def _of_windows(self, image: ImageCamera, matrices: FloatArray) -> FloatArray:
-        """Convert matrices of stored frames to frames in the batch, [n, T, 3, 3].
+    def _fill_lens(
+        self, cameras: _Cameras, clip: int, rig: ImageRig, frames: IntArray, image: ImageCamera
+    ) -> None:
+        """Set K and distortion of a clip."""
+        row = int(self.rows[clip])
+        if image.intrinsics is not None:
+            stored, present = self.rigs.values.find(image.intrinsics, row, frames)
+            cameras.matrices[clip], cameras.no_matrix[clip] = _matrices(stored, present)
+        elif rig.matrix is not None:
+            cameras.matrices[clip], cameras.no_matrix[clip] = rig.matrix, False
+        if image.distortion is not None:
+            stored, present = self.rigs.values.find(image.distortion, row, frames)
+            count = stored.shape[1]
+            number = self.rigs.lens_number(image, row, count)
+            present &= np.isfinite(stored).all(axis=1)
+            if number is not None:
+                cameras.coefficients[clip, :, :count] = np.where(present[:, None], stored, 0)
+                cameras.models[clip], cameras.no_lens[clip] = number, ~present
+        elif rig.lens is not None:
+            cameras.models[clip], cameras.coefficients[clip] = rig.lens
+            cameras.no_lens[clip] = False
 
-        Matrices of the metadata describe resized frames already.
-        """
-        count, resized = len(matrices), None
-        if image.size is not None and image.intrinsics is not None:
-            height, width = image.frame
-            if height is None or width is None:
-                raise ClipError(
-                    "per-frame intrinsics cannot follow resize= of frames whose size varies",
-                    file=self.rigs.dataset.url,
-                    feature=image.intrinsics,
-                    expected="a Resize as clip_transform instead",
-                )
-            resized = whole_windows((height, width), image.size, count)
-        change = IntrinsicsChange.of(self._windows(image), resized, count)
-        offsets = torch.from_numpy(change.factor), torch.from_numpy(change.offset)
-        made: FloatArray = change.apply(torch.from_numpy(matrices), *offsets).numpy()
-        return made
-
-    def _windows(self, image: ImageCamera) -> CropWindows | None:
-        crop = self.batch.drawn.crop
-        return None if crop is None or image.name not in crop.parts else crop.parts[image.name][1]
-
-    def _flipped(self, image: ImageCamera) -> BoolArray:
-        windows = self._windows(image)
-        return np.zeros(len(self.rows), np.bool_) if windows is None else windows.flipped
+    def _resized(self, image: ImageCamera, size: tuple[int, int]) -> CropWindows:
+        height, width = image.frame
+        if height is None or width is None:
+            raise ClipError(
+                "per-frame intrinsics cannot follow resize= of frames whose size varies",
+                file=self.rigs.dataset.url,
+                feature=image.intrinsics,
+                expected="a Resize as clip_transform instead",
+            )
+        return whole_windows((height, width), size, len(self.rows))
 
     def _frames(self, image: ImageCamera) -> tuple[IntArray, BoolArray]:
         """The frames of an image in the stored episodes, int64[n, T], and which have no value."""
@@ -249,13 +271,45 @@ class _Clips:
             return frames, np.zeros(frames.shape, np.bool_)
         return frames, window.age[:, : batch.num_frames] < 0
 
-    def _stored(self, feature: str, clip: int, frames: IntArray) -> tuple[FloatArray, BoolArray]:
-        """The values of a clip's frames, float64 [T, …], and which have one, bool [T]."""
-        return self.rigs.values.find(feature, int(self.rows[clip]), frames[clip])
+    # ---- of frames in the batch
 
-    def _located(self, clip: int, feature: str) -> Any:
-        key = self.rigs.dataset.contents.index.key(int(self.rows[clip]))
-        return located(ClipError, file=self.rigs.dataset.url, episode=key, feature=feature)
+    def exchange(self, cameras: Mapping[str, _Cameras]) -> None:
+        """Exchange the cameras of stereo pairs in flipped clips, as their images are."""
+        crop = self.batch.drawn.crop
+        for name, partner in ({} if crop is None else crop.partners).items():
+            if name < partner and name in cameras and partner in cameras:
+                cameras[name].exchange(cameras[partner], self._flipped(name))
+
+    def move(self, image: str, cameras: _Cameras) -> None:
+        """Move cameras with the windows of an image, and into the mirrored world in flips."""
+        flipped = self._flipped(image)
+        cameras.poses[flipped] = mirrored(cameras.poses[flipped])
+        for number, model in _MODELS.items():
+            mirror = flipped & (cameras.models == number)
+            cameras.coefficients[mirror] *= mirror_factors(model, MAX_COEFFICIENTS)
+        cameras.coefficients += 0.0  # no negative zeros
+        if (windows := self._windows(image)) is not None:
+            cameras.matrices = _moved(cameras.matrices, windows, None)
+        cameras.matrices[cameras.no_matrix] = 0
+        cameras.coefficients[cameras.no_lens] = 0
+
+    def _windows(self, image: str) -> CropWindows | None:
+        crop = self.batch.drawn.crop
+        return None if crop is None or image not in crop.parts else crop.parts[image][1]
+
+    def _flipped(self, image: str) -> BoolArray:
+        windows = self._windows(image)
+        return np.zeros(len(self.rows), np.bool_) if windows is None else windows.flipped
+
+
+def _moved(
+    matrices: FloatArray, windows: CropWindows | None, resized: CropWindows | None
+) -> FloatArray:
+    """K of frames, [n, T, 3, 3], as K of their windows; of frames that were `resized` before."""
+    change = IntrinsicsChange.of(windows, resized, len(matrices))
+    numbers = torch.from_numpy(change.factor), torch.from_numpy(change.offset)
+    moved: FloatArray = change.apply(torch.from_numpy(matrices), *numbers).numpy()
+    return moved
 
 
 def _matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatArray, BoolArray]:

@@ -23,6 +23,7 @@ from seqrecord.loader.engine.crops import (
     ValuesChange,
     whole_windows,
 )
+from seqrecord.loader.pipes.camera_flips import WorldFlips
 from seqrecord.loader.pipes.columns import (
     BatchClips,
     ClipColumn,
@@ -49,7 +50,7 @@ from seqrecord.store.clips.distortion import (
     lens_of,
     mirror_factors,
 )
-from seqrecord.store.clips.frames import ClipKeys, ClipSteps
+from seqrecord.store.clips.frames import ClipKeys, ClipSteps, ClipWindow
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
 from seqrecord.store.feature_kinds import (
@@ -248,6 +249,7 @@ class AugmentationSampler(NoDraws):
         arrays: arrays of a frame, after `frame_transform`.
         episodes: the episodes, with the metadata `camera`.
         episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
+        windows: the frames of each feature, if flips mirror the world of a clip.
     """
 
     def __init__(
@@ -257,6 +259,7 @@ class AugmentationSampler(NoDraws):
         dataset: Dataset,
         episodes: ClipEpisodes,
         episode: IntArray,
+        windows: Mapping[str, ClipWindow] | None = None,
     ) -> None:
         self._episodes, self.made = episodes, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
@@ -296,8 +299,13 @@ class AugmentationSampler(NoDraws):
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
-        _warn_of_pairs(self.crops, dataset.url)
+        if windows is None:
+            _warn_of_pairs(self.crops, dataset.url)
+        else:
+            self.flips = WorldFlips.of(self.crops, arrays, kinds, windows)
         _warn_of_lenses(known_columns, camera, arrays, dataset.url)
+
+    flips = WorldFlips()
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -347,9 +355,12 @@ class AugmentationSampler(NoDraws):
         for distortion in self._distortion:
             metadata = self._episodes.of(clips.episode)
             changes[distortion.name] = distortion.change(parts, metadata, self._url)
+        if self.flips.points:
+            changes |= self.flips.changes(_flipped_in(parts, len(start)))
         if self.functions is not None:
             calls = self.functions.calls_for(seed, epoch, numbers, episode, start)
-        return ClipDraws(Crop(parts, changes) if parts or changes else None, calls)
+        crop = Crop(parts, changes, self.flips.partners) if parts or changes else None
+        return ClipDraws(crop, calls)
 
     def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:
         """Height and width of features in a batch, if batches differ in size."""
@@ -374,6 +385,16 @@ class AugmentationSampler(NoDraws):
         for camera in self._resized:
             values |= camera.columns(None, cameras_of(batch))
         return values
+
+
+def _flipped_in(
+    parts: Mapping[str, tuple[ClipCrops, CropWindows]], count: int
+) -> npt.NDArray[np.bool_]:
+    """Which of `count` clips are flipped; bool[n]."""
+    flipped = np.zeros(count, np.bool_)
+    for _, windows in parts.values():
+        flipped |= windows.flipped
+    return flipped
 
 
 def _intrinsics_of(

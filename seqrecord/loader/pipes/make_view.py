@@ -188,7 +188,10 @@ def _view(
     if has_cameras or functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
-        draws = AugmentationSampler(cameras, arrays, dataset, clip_episodes, first.episode)
+        frames_of = None if options.camera is None else clip_frames.windows
+        draws = AugmentationSampler(
+            *(cameras, arrays, dataset, clip_episodes, first.episode, frames_of)
+        )
     cameras_of_images: CameraColumns | None = None
     if isinstance(options.camera, Camera):
         from seqrecord.loader.pipes.camera_columns import CameraColumns
