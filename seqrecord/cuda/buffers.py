@@ -561,8 +561,9 @@ class DeviceBatchBuilder:
     def _change_values(
         self, slots: npt.NDArray[np.int64], source: ClipRows[DeviceArena], crop: Crop
     ) -> None:
-        """Queue changes of gathered intrinsics and distortion."""
-        for name in sorted(crop.changes.keys() & self._features.keys() & set(source.features)):
+        """Queue changes of gathered intrinsics, distortion and points."""
+        stacked_names = self._features.keys() - self._lists.keys()
+        for name in sorted(crop.changes.keys() & stacked_names & set(source.features)):
             source.arena.change_values(self._features[name], slots, crop.changes[name])
 
     def _make_vectors(

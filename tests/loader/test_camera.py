@@ -31,7 +31,14 @@ MODELS = ("opencv", "opencv", "opencv_fisheye")
 MIRROR = np.diag([-1.0, 1.0, 1.0, 1.0])
 
 
-@pytest.fixture(params=ORIGINALS)
+FAST = ("tartanair", "euroc", "colmap")  # the others are as many cases of the same tests
+
+
+@pytest.fixture(
+    params=[
+        pytest.param(name, marks=() if name in FAST else pytest.mark.slow) for name in ORIGINALS
+    ]
+)
 def original(request: pytest.FixtureRequest) -> Original:
     return ORIGINALS[request.param]
 
@@ -95,7 +102,12 @@ def assert_rigid(batch: Any, image: str) -> None:
     assert (poses[..., 3, :] == torch.tensor([0, 0, 0, 1])).all()
 
 
-@pytest.mark.parametrize("in_place", [False, True])
+IN_PLACE = pytest.mark.parametrize(
+    "in_place", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["packed", "in place"]
+)
+
+
+@IN_PLACE
 def test_points_reproject_to_their_spots(
     original: Original, in_place: bool, tmp_path: Path
 ) -> None:
@@ -147,12 +159,11 @@ def steps_of(height: int, width: int) -> dict[str, dict[str, Any]]:
     }
 
 
-@pytest.mark.parametrize("in_place", [False, True])
-def test_cameras_move_with_their_images(
-    original: Original, in_place: bool, tmp_path: Path, *, thorough: bool
-) -> None:
-    if in_place and not (thorough and original.in_place):
-        pytest.skip("packed suffices, or its images are parts of chunks")
+@pytest.mark.slow
+@IN_PLACE
+def test_cameras_move_with_their_images(original: Original, in_place: bool, tmp_path: Path) -> None:
+    if in_place and not original.in_place:
+        pytest.skip("its images are parts of chunks")
     place, images = written(original, tmp_path, in_place=in_place), list(original.images)
     with seqrecord.open(place) as dataset:
         height, width = (int(side or 0) for side in dataset.features[images[0]].shape[:2])

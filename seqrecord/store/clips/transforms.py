@@ -500,10 +500,11 @@ class HorizontalFlip(CropStep):
 
     Negates x of optical flow (kind `flow`, or without a kind "flow" in the name and 2 or more
     numbers per pixel) and of float normals (kind `normals`, or "normal" in the name). Normals coded
-    as integers and flow coded as unsigned integers are an error. Intrinsics and distortion become
-    those of the mirrored image. Poses and actions are unchanged,
-    and so are the names of left and right cameras: swap the two images of a flipped stereo pair
-    yourself; its disparity remains positive.
+    as integers and flow coded as unsigned integers are an error. Intrinsics and distortion describe
+    the mirrored image. Stored poses and actions are unchanged. With `camera=` of the
+    loader, the columns of cameras and features of kind `points` move into the mirrored world,
+    stereo pairs are exchanged, and a flip of some of the images alone is an error. Without, swap
+    the two images of a flipped stereo pair yourself; its disparity remains positive.
 
     Args:
         p: probability in [0, 1].

@@ -1,0 +1,293 @@
+"""Flips with `camera=`: all of a clip moves into the mirrored world, or nothing does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+
+import seqrecord
+from seqrecord import ClipError, HorizontalFlip, RandomCrop, SeqRecordMapDataset, SeqRecordPipe
+from tests.cuda.side_streams import STREAMS, device_of, on_host
+from tests.formats.camera_originals import POINTS, shifted, write_tartanair
+from tests.kit.datasets import write_dataset
+from tests.loader.test_camera import assert_rigid, camera_points, errors_of
+
+Array = npt.NDArray[Any]
+
+IMAGES = ("image_left", "image_right")
+STEREO = [*IMAGES, "depth_left", "depth_right"]
+BASELINE = 0.25
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """TartanAir with points of the world in each frame: of one number, and of varying ones."""
+    folder = tmp_path_factory.mktemp("flips")
+    write_tartanair(folder / "original", v2=False)
+    source = seqrecord.open_source(folder / "original")
+    (info,) = source.episodes()
+    frames = [
+        {**frame, "points": np.float32(POINTS), "scan": np.float32(POINTS[: 2 + t % 3])}
+        for t, frame in enumerate(source.frames(info))
+    ]
+    kinds: dict[str, Any] = {
+        name: {"kind": spec.kind, "unit": spec.unit} for name, spec in source.schema().items()
+    }
+    kinds |= {"points": {"kind": "points", "unit": "m"}}
+    kinds["scan"] = {"kind": "points", "unit": "m", "shape": (None, 3)}
+    metadata = {info.key: info.metadata}
+    write_dataset(folder / "records", {info.key: frames}, metadata=metadata, features=kinds)
+    return folder / "records"
+
+
+def batches(records: Path, step: Any, features: Any = STEREO, **options: Any) -> list[Any]:
+    options = {"clip_len": 2, "batch_size": 4, "camera": True, **options}
+    pipe = SeqRecordPipe(records, features=[*features], clip_transform=step, **options)
+    return [on_host(batch) for batch in pipe]
+
+
+def relative(batch: Any) -> Array:
+    """Poses of the right camera in the left one's frame, [clips, frames, 4, 4]."""
+    left, right = (batch[f"{image}_pose"].double().numpy() for image in IMAGES)
+    found: Array = np.linalg.inv(left) @ right
+    return found
+
+
+@pytest.mark.parametrize("kind", STREAMS)
+def test_stereo_partners_are_exchanged(records: Path, kind: str) -> None:
+    """The left camera of a flipped clip shows the mirrored image of the right one."""
+    with device_of(kind) as device:
+        stored = batches(records, HorizontalFlip(0), shuffle=False, device=device)
+        flipped = batches(records, HorizontalFlip(1), shuffle=False, device=device)
+    for before, after in zip(stored, flipped, strict=True):
+        for name in STEREO:
+            partner = name.replace("left", "LEFT").replace("right", "left").replace("LEFT", "right")
+            assert torch.equal(after[name], before[partner].flip(3)), name
+        for batch in (before, after):
+            np.testing.assert_allclose(
+                relative(batch)[..., :3, 3], np.broadcast_to((BASELINE, 0, 0), (4, 2, 3)), atol=1e-5
+            )
+            for image in IMAGES:
+                assert_rigid(batch, image)
+
+
+def test_depth_of_points(records: Path) -> None:
+    """Depth maps have the depths of points at their pixels."""
+    for batch in batches(records, [RandomCrop((88, 120)), HorizontalFlip(0.5)]):
+        for side in ("left", "right"):
+            assert max(errors_of(batch, f"image_{side}", POINTS)) < 0.1
+            for clip, depths in enumerate(batch[f"depth_{side}"].numpy()):
+                matrices = batch[f"image_{side}_K"][clip].double().numpy()
+                seen = camera_points(batch, f"image_{side}", clip, POINTS)
+                pixels = seen @ matrices.swapaxes(1, 2)
+                places = np.rint(pixels[..., :2] / pixels[..., 2:]).astype(int)
+                for frame, (place, points) in enumerate(zip(places, seen, strict=True)):
+                    inside = ((place >= 0) & (place < (120, 88))).all(axis=1)
+                    x, y = place[inside].T
+                    got = depths[frame][y, x]
+                    is_near = np.abs(got - points[inside, 2]) < 1e-3
+                    # A nearer spot may hide another one.
+                    assert (is_near | (got < points[inside, 2])).all()
+                    assert is_near.sum() >= 3
+
+
+FORMS = ("list", "pad", "nested")
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("kind", ["host", *STREAMS])
+def test_points_move_with_the_world(records: Path, kind: str, form: str) -> None:
+    features = ["image_left", "points", "scan"]
+    options: dict[str, Any] = {"ragged": {"scan": form}}
+    with device_of("cpu" if kind == "host" else kind) as device:
+        options["device"] = None if kind == "host" else device
+        found = batches(records, HorizontalFlip(0.5), features, **options, seed=4)
+    num_flipped = 0
+    for batch in found:
+        flipped = batch["flipped"]
+        num_flipped += int(flipped.sum())
+        sign = torch.where(flipped, -1.0, 1.0)[:, None, None]
+        expected = torch.from_numpy(np.float32(POINTS)) * torch.tensor([1.0, 0, 0])
+        assert torch.equal(batch["points"][:, 0, :, 0], sign[:, 0] * expected[:, 0])
+        rest = torch.from_numpy(np.float32(POINTS[:, 1:])).expand(batch["points"][..., 1:].shape)
+        assert torch.equal(batch["points"][..., 1:], rest)
+        scans = batch["scan"]
+        if form == "nested":
+            values = scans.unbind()
+            scans = [values[2 * clip : 2 * clip + 2] for clip in range(len(flipped))]
+        for clip, is_flipped in enumerate(flipped.tolist()):
+            for frame, scan in enumerate(scans[clip]):
+                if form == "pad":
+                    scan = scan[batch["scan_mask"][clip, frame]]
+                want = np.float32(POINTS[: len(scan)]) * np.array(
+                    [-1 if is_flipped else 1, 1, 1], np.float32
+                )
+                np.testing.assert_array_equal(scan, want)
+            # The points of the batch are at their spots.
+            points = batch["points"][clip, 0].double().numpy()
+            points = points * [-1, 1, 1] if is_flipped else points  # as `errors_of` expects
+            one = {
+                name: value[clip : clip + 1]
+                for name, value in batch.items()
+                if name.startswith(("image", "flipped", "camera_offset"))
+            }
+            assert max(errors_of(one, "image_left", points)) < 0.1
+    assert 0 < num_flipped < sum(len(batch["flipped"]) for batch in found)
+
+
+def test_functions_receive_the_mirrored_world(records: Path) -> None:
+    def function(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Array]:
+        del generator
+        assert clip["image_left_pose"].shape == (2, 4, 4)
+        points = np.stack([*clip["scan"]][:1])[:, :2]
+        return {"left": clip["image_left"], "points": clip["points"], "scan_points": points}
+
+    features = ["image_left", "image_right", "points", "scan"]
+    with_function = partial(batches, records, features=features, shuffle=False)
+    for plain, made in zip(
+        with_function(HorizontalFlip(1)), with_function([HorizontalFlip(1), function]), strict=True
+    ):
+        assert torch.equal(made["left"], plain["image_left"])
+        assert torch.equal(made["points"], plain["points"])
+        assert torch.equal(made["scan_points"][:, 0], plain["points"][:, 0, :2])
+        assert torch.equal(made["image_left_pose"], plain["image_left_pose"])
+
+
+def test_clips_by_number(records: Path) -> None:
+    dataset = SeqRecordMapDataset(
+        records,
+        clip_len=2,
+        features=["image_left", "image_right", "points"],
+        clip_transform=HorizontalFlip(1),
+        camera=True,
+    )
+    (plain,) = batches(records, HorizontalFlip(1), IMAGES, shuffle=False)
+    for number in range(len(dataset)):
+        for image in IMAGES:
+            assert torch.equal(dataset[number][image], plain[image][number])
+            assert torch.equal(dataset[number][f"{image}_pose"], plain[f"{image}_pose"][number])
+        assert (
+            dataset[number]["points"][..., 0] == -torch.from_numpy(np.float32(POINTS[:, 0]))
+        ).all()
+
+
+# Results of wrong implementations, which the checks above must reject.
+
+
+def translated_only(batch: Any) -> None:
+    """T S instead of S T S: a reflection, which reprojects as well."""
+    for image in IMAGES:
+        batch[f"{image}_pose"] = batch[f"{image}_pose"] @ torch.diag(torch.tensor([-1.0, 1, 1, 1]))
+
+
+def unmoved(batch: Any) -> None:
+    """Poses of the world that is not mirrored."""
+    mirror = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
+    for image in IMAGES:
+        batch[f"{image}_pose"] = mirror @ batch[f"{image}_pose"] @ mirror
+
+
+def one_camera(batch: Any) -> None:
+    """A left camera that is not mirrored."""
+    mirror = torch.diag(torch.tensor([-1.0, 1, 1, 1]))
+    batch["image_left_pose"] = mirror @ batch["image_left_pose"] @ mirror
+
+
+def not_exchanged(batch: Any) -> None:
+    left, right = (f"{image}_pose" for image in IMAGES)
+    batch[left], batch[right] = batch[right], batch[left]
+
+
+def principal_point(batch: Any) -> None:
+    """K of the image that is not mirrored, whose width is 128."""
+    for image in IMAGES:
+        batch[f"{image}_K"][..., 0, 2] = 127 - batch[f"{image}_K"][..., 0, 2]
+
+
+MUTANTS = (translated_only, unmoved, one_camera, not_exchanged, principal_point)
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_the_checks_reject_mutants(records: Path, mutant: Callable[[Any], None]) -> None:
+    (batch,) = batches(records, HorizontalFlip(1))
+
+    def passes() -> bool:
+        try:
+            for image in IMAGES:
+                assert_rigid(batch, image)
+        except AssertionError:
+            return False
+        errors = [errors_of(batch, image, POINTS) for image in IMAGES]
+        return max(map(max, errors)) < 0.1 and bool((relative(batch)[..., 0, 3] > 0).all())
+
+    assert passes()
+    mutant(batch)
+    assert not passes()
+
+
+REFUSED: dict[str, tuple[list[str], Any, str]] = {
+    "some features": (
+        STEREO,
+        HorizontalFlip(features=["image_left", "depth_left"]),
+        r"a flip of one camera alone.*feature: image_right, depth_right",
+    ),
+    "one camera": (
+        ["image_left", "image_right"],
+        {"image_left": HorizontalFlip(0.5), "image_right": RandomCrop(60)},
+        r"a flip of one camera alone.*feature: image_right",
+    ),
+    "other probabilities": (
+        ["image_left", "image_right"],
+        {"image_left": HorizontalFlip(0.5), "image_right": HorizontalFlip(0.25)},
+        r"a flip of one camera alone",
+    ),
+    "draws of their own": (
+        ["image_left", "image_right"],
+        {name: HorizontalFlip(0.5, shared=False) for name in IMAGES},
+        r"draws of their own.*HorizontalFlip without shared=False",
+    ),
+    "no partner": (
+        ["image_left", "image_right", "depth_left"],
+        HorizontalFlip(0.5),
+        r"no partner; .*feature: depth_left.*got: image_left and image_right",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_flips_of_a_part_are_refused(records: Path, name: str) -> None:
+    features, step, problem = REFUSED[name]
+    options: dict[str, Any] = {"clip_len": 2, "features": features, "clip_transform": step}
+    with pytest.raises(ClipError, match=problem):
+        SeqRecordPipe(records, **options, camera=True)
+    assert SeqRecordPipe(records, **options)
+
+
+def test_a_single_camera_of_a_pair_is_mirrored(records: Path) -> None:
+    """Also with features that have no partner."""
+    for batch in batches(records, HorizontalFlip(1), ["image_left", "depth_left"]):
+        assert_rigid(batch, "image_left")
+        assert max(errors_of(batch, "image_left", POINTS)) < 0.1
+
+
+def test_cameras_with_steps_of_their_own(records: Path) -> None:
+    steps = {name: [RandomCrop((80, 110)), HorizontalFlip(0.5)] for name in IMAGES}
+    seen = set[bool]()
+    for batch in batches(records, steps, IMAGES, seed=1):
+        seen.update(batch["image_left_flipped"].tolist())
+        batch["flipped"] = batch["image_left_flipped"]
+        for image in IMAGES:
+            assert max(errors_of(batch, image, POINTS)) < 0.1
+        np.testing.assert_allclose(
+            relative(batch),
+            np.tile(shifted(BASELINE), (*batch["image_left"].shape[:2], 1, 1)),
+            atol=1e-5,
+        )
+    assert seen == {True, False}

@@ -1,0 +1,385 @@
+"""Columns of cameras have the frames of their image, in every loader, order, window and mix."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import (
+    At,
+    Camera,
+    CenterCrop,
+    ClipError,
+    HorizontalFlip,
+    Latest,
+    Resize,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordNode,
+    SeqRecordPipe,
+)
+from tests.kit.datasets import columns, write_dataset
+
+Array = npt.NDArray[Any]
+
+OPENCV = {"pose": "camera-to-world, OpenCV axes: x right, y down, z forward"}
+PINHOLE = {"fx": 30.0, "fy": 28.0, "cx": 10.25, "cy": 8.5}
+LENGTHS = {"a": 9, "b": 12}
+HEIGHT, WIDTH = 18, 22
+
+
+def pose_of(key: str, frame: int) -> Array:
+    """A pose whose position tells the episode and the frame."""
+    pose = np.eye(4)
+    turn = np.array([[0.6, -0.8, 0], [0.8, 0.6, 0], [0, 0, 1]])
+    pose[:3, :3] = np.linalg.matrix_power(turn, frame)
+    pose[:3, 3] = frame, ord(key), -frame
+    return pose
+
+
+def frames_of(key: str, count: int) -> list[dict[str, Any]]:
+    numbers = range(count)
+    return columns(
+        image=[np.full((HEIGHT, WIDTH, 3), frame, np.uint8) for frame in numbers],
+        state=[np.full(1, frame, np.float32) for frame in numbers],
+        pose=[pose_of(key, frame) for frame in numbers],
+    )
+
+
+SCHEMA = {"pose": {"kind": "pose", "unit": "m"}, "state": {"kind": "state"}}
+
+
+def write(path: Path, lengths: Mapping[str, int] = LENGTHS, **options: Any) -> Path:
+    metadata: dict[str, Any] = {"convention": OPENCV, "camera": PINHOLE}
+    metadata |= options.pop("metadata", {})
+    write_dataset(
+        path,
+        {key: frames_of(key, count) for key, count in lengths.items()},
+        metadata=dict.fromkeys(lengths, metadata),
+        features=options.pop("features", SCHEMA),
+        **options,
+    )
+    return path
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return write(tmp_path_factory.mktemp("cameras") / "records", chunk_frames=4)
+
+
+def check(batch: Mapping[str, Any], image: str = "image") -> int:
+    """Assert that poses are of the frames in the image; returns the number of frames."""
+    keys, count = batch["episode"], 0
+    images, poses = np.asarray(batch[image]), np.asarray(batch[f"{image}_pose"])
+    if isinstance(keys, str):
+        keys, images, poses = [keys], images[None], poses[None]
+    for key, pictures, of_clip in zip(keys, images, poses, strict=True):
+        expected = [pose_of(key, int(picture.flat[0])) for picture in pictures]
+        np.testing.assert_allclose(of_clip, np.array(expected, np.float32), rtol=1e-6, atol=1e-6)
+        count += len(pictures)
+    return count
+
+
+def forms(records: Path, **options: Any) -> Iterator[tuple[str, Any]]:
+    """Batches or clips of each loader."""
+    options = {"clip_len": 3, "features": ["image"], "camera": True, **options}
+    batched = {**options, "batch_size": 2}
+    yield "pipe", SeqRecordPipe(records, **batched)
+    yield "single clips", SeqRecordPipe(records, **options)
+    yield "iterable", SeqRecordIterableDataset(records, **batched)
+    yield "node", SeqRecordNode(records, **batched)
+    yield "device", SeqRecordPipe(records, **batched, device="cpu")
+    yield "numpy", SeqRecordPipe(records, **batched, output="numpy")
+    dataset = SeqRecordMapDataset(records, **options)
+    yield "map", [dataset[number] for number in range(len(dataset))]
+    yield "map, several", dataset.__getitems__([0, 5, 3])
+    yield "collated", [seqrecord.collate(dataset.__getitems__([4, 1]))]
+    yield "sequences", SeqRecordPipe(records, **batched, order="sequences")
+    yield "mix", SeqRecordMix({"x": SeqRecordPipe(records, **options)}, batch_size=2)
+
+
+def test_every_loader(records: Path) -> None:
+    for name, loader in forms(records):
+        counts = [check(batch) for batch in loader]
+        assert sum(counts) >= 6, name
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_worker_processes(records: Path, context: str) -> None:
+    options: dict[str, Any] = {"clip_len": 3, "features": ["image"], "camera": True}
+    workers: dict[str, Any] = {"num_workers": 2, "multiprocessing_context": context}
+    pipe = SeqRecordPipe(records, **options, batch_size=2)
+    assert sum(map(check, pipe)) > 0  # blocks of the parent are not the workers'
+    assert sum(map(check, DataLoader(pipe, batch_size=None, **workers))) >= 42
+    dataset = SeqRecordMapDataset(records, **options)
+    loader = DataLoader(dataset, batch_size=4, collate_fn=seqrecord.collate, **workers)
+    assert sum(map(check, loader)) == 3 * len(dataset)
+
+
+WINDOWS: dict[str, dict[str, Any]] = {
+    "window": {"windows": {"image": [-2, 0, 1], "state": [0]}, "features": ["image", "state"]},
+    "pads": {"clip_len": 4, "pad": "edge"},
+    "dilation": {"clip_len": 3, "dilation": 2},
+    "drawn lengths": {"clip_len": (2, 4)},
+    "drawn steps": {
+        "clip_len": 3,
+        "samples": [
+            seqrecord.samples.dilate(1, 2),
+            seqrecord.samples.reverse(0.5),
+        ],
+    },
+    "lists": {"clip_len": None, "samples": {"episode": ["a", "b"], "frames": [[5, 2], [11, 0]]}},
+    "lists that differ": {
+        "clip_len": None,
+        "samples": {"episode": ["a", "b"], "frames": [[5, 2, 8], [11, 0]]},
+        "ragged": "pad",
+    },
+    "anchor": {
+        "clip_len": None,
+        "windows": {"image": [0, At("goal")]},
+        "samples": {"episode": ["a", "b"], "start": [1, 2], "goal": [7, 11]},
+    },
+    "frame transform": {
+        "clip_len": 3,
+        "frame_transform": lambda frame: {"image": frame["image"].astype(np.float32)},
+    },
+    "renamed": {"clip_len": 3, "rename": {"pose": "T"}},
+}
+
+
+@pytest.mark.parametrize("name", WINDOWS)
+def test_poses_have_the_frames_of_their_image(records: Path, name: str) -> None:
+    options = {"features": ["image"], **WINDOWS[name]}
+    pipe = SeqRecordPipe(records, batch_size=2, camera=True, **options)
+    assert sum(map(check, pipe)) >= 4
+    if not isinstance(options.get("clip_len"), tuple):
+        dataset = SeqRecordMapDataset(records, camera=True, **options)
+        assert sum(map(check, map(dataset.__getitem__, range(len(dataset))))) >= 4
+
+
+def test_renamed_images(records: Path) -> None:
+    pipe = SeqRecordPipe(
+        records,
+        *(),
+        clip_len=2,
+        batch_size=2,
+        features=["image"],
+        rename={"image": "rgb"},
+        camera=True,
+    )
+    assert sum(check(batch, "rgb") for batch in pipe) >= 38
+    camera = Camera(poses={"rgb": "T"}, axes="opencv")
+    names = {"image": "rgb", "pose": "T"}
+    dataset = SeqRecordMapDataset(
+        records, clip_len=2, features=["image"], rename=names, camera=camera
+    )
+    assert check(dataset[3], "rgb") == 2
+
+
+def first_batch(path: Path, camera: Any = True, **options: Any) -> dict[str, Any]:
+    options = {"clip_len": 2, "batch_size": 2, "shuffle": False, "features": ["image"], **options}
+    return dict(next(iter(SeqRecordPipe(path, camera=camera, **options))))
+
+
+def test_inverse_and_dtype(records: Path) -> None:
+    batch = first_batch(records, Camera(dtype="float64", inverse=True))
+    assert batch["image_pose"].dtype == torch.float64
+    expected = np.linalg.inv(np.stack([pose_of("a", frame) for frame in (0, 1)]))
+    np.testing.assert_allclose(batch["image_pose"][0], expected, atol=1e-12)
+    assert batch["image_K"].tolist()[1][1] == [[30, 0, 10.25], [0, 28, 8.5], [0, 0, 1]]
+
+
+def test_large_offsets_are_subtracted(tmp_path: Path) -> None:
+    """Float32 would round positions in UTM coordinates to half a metre."""
+    far = np.array([448262.25, 5411932.0625, 117.5])
+    frames = [dict(frame) for frame in frames_of("a", 6)]
+    for frame in frames:
+        frame["pose"] = frame["pose"].copy()
+        frame["pose"][:3, 3] += far
+    metadata = {"a": {"convention": OPENCV, "camera": PINHOLE}}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=SCHEMA)
+    expected = np.stack([frame["pose"][:3, 3] for frame in frames])
+    for recenter in ("large", "first", None):
+        batch = first_batch(tmp_path, Camera(recenter=recenter))
+        positions = batch["image_pose"][..., :3, 3].double().numpy()
+        if recenter is None:
+            assert "camera_offset" not in batch
+            assert np.abs(positions[1] - expected[1:3]).max() > 0.01
+            continue
+        offset = batch["camera_offset"].numpy()
+        np.testing.assert_allclose(positions[1] + offset[1], expected[1:3], atol=5e-4)
+        if recenter == "first":
+            assert not positions[:, 0].any()
+        else:
+            assert (offset % 8192 == 0).all()
+            assert (np.abs(positions[:, 0]) <= 4096).all()
+    flipped = first_batch(tmp_path, clip_transform=HorizontalFlip(1.0))
+    positions = flipped["image_pose"][..., :3, 3].double() + flipped["camera_offset"][:, None]
+    np.testing.assert_allclose(positions[1], expected[1:3] * [-1, 1, 1], atol=5e-4)
+
+
+def test_missing_values(tmp_path: Path) -> None:
+    """0 and a mask: frames without a pose, NaN, and episodes without a camera."""
+    frames = [dict(frame) for frame in frames_of("a", 4)]
+    del frames[1]["pose"]
+    frames[2]["pose"] = np.full((4, 4), np.nan)
+    metadata: dict[str, Any] = {"a": {"convention": OPENCV, "camera": PINHOLE}}
+    metadata["b"] = {"convention": OPENCV}
+    episodes = {"a": frames, "b": frames_of("b", 4)}
+    write_dataset(tmp_path, episodes, metadata=metadata, features=SCHEMA)
+    pipe = SeqRecordPipe(
+        tmp_path, clip_len=4, batch_size=2, features=["image"], camera=True, shuffle=False
+    )
+    batch = next(iter(pipe))
+    assert batch["image_pose_is_missing"].tolist() == [[False, True, True, False], [False] * 4]
+    assert batch["image_K_is_missing"].tolist() == [[False] * 4, [True] * 4]
+    assert batch["image_distortion_is_missing"].tolist() == [[False] * 4, [True] * 4]
+    for noun in ("pose", "K", "distortion"):
+        values = batch[f"image_{noun}"]
+        assert not values[batch[f"image_{noun}_is_missing"]].any()
+        assert torch.isfinite(values).all()
+    np.testing.assert_allclose(batch["image_pose"][0, 3], pose_of("a", 3), atol=1e-6)
+    with_inverse = first_batch(tmp_path, Camera(inverse=True), clip_len=4)
+    assert not with_inverse["image_pose"][0, 1].any()
+
+
+def test_values_of_latest_images(tmp_path: Path) -> None:
+    """An image that no frame has yet has no pose."""
+    frames = [dict(frame) for frame in frames_of("a", 6)]
+    for number in (0, 1, 3):
+        del frames[number]["image"]
+    metadata = {"a": {"convention": OPENCV, "camera": PINHOLE}}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=SCHEMA)
+    pipe = SeqRecordPipe(
+        tmp_path,
+        windows={"image": Latest([0, 1]), "state": [0]},
+        features=["image", "state"],
+        batch_size=1,
+        shuffle=False,
+        camera=True,
+    )
+    for batch in pipe:
+        is_known = ~batch["image_pose_is_missing"][0]
+        assert is_known.tolist() == (batch["image_age"][0] >= 0).tolist()
+        pictures = batch["image"][0, is_known, 0, 0, 0].tolist()
+        expected = np.reshape([pose_of("a", number) for number in pictures], (-1, 4, 4))
+        np.testing.assert_allclose(batch["image_pose"][0, is_known], expected, atol=1e-6)
+
+
+NED: Array = np.array([[0.0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
+
+
+def test_a_mix_of_sources(tmp_path: Path) -> None:
+    """In other conventions, without poses, without cameras, and without `camera=`."""
+    write(tmp_path / "a", {"a": 9})
+    frames = [dict(frame) for frame in frames_of("b", 9)]
+    for frame in frames:
+        frame["pose"] = (frame["pose"] @ np.linalg.inv(NED))[:3]  # its camera looks along x
+    write_dataset(tmp_path / "b", {"b": frames}, metadata={"b": {"camera": PINHOLE}})
+    images = [{"image": frame["image"]} for frame in frames]
+    write_dataset(tmp_path / "c", {"b": images}, metadata={"b": {"camera": PINHOLE}})
+    write_dataset(tmp_path / "d", {"b": images})
+    options: dict[str, Any] = {"clip_len": 3, "features": ["image"]}
+    ned = Camera(poses={"image": "pose"}, axes="ned")
+    sources = {
+        "a": SeqRecordPipe(tmp_path / "a", **options, camera=True),
+        "b": SeqRecordPipe(tmp_path / "b", **options, camera=ned),
+        "c": SeqRecordPipe(tmp_path / "c", **options, camera=True),
+        "d": SeqRecordPipe(tmp_path / "d", **options),
+    }
+    seen = set[str]()
+    for batch in SeqRecordMix(sources, batch_size=8):
+        for clip, name in enumerate(batch["dataset"]):
+            seen.add(name)
+            has_pose, has_matrix = name in "ab", name in "abc"
+            assert batch["image_pose_is_missing"][clip].tolist() == [not has_pose] * 3
+            assert batch["image_K_is_missing"][clip].tolist() == [not has_matrix] * 3
+            assert batch["image_distortion_is_missing"][clip].tolist() == [not has_matrix] * 3
+            assert bool(batch["is_metric"][clip]) == (name == "a")
+            assert bool(batch["image_pose"][clip].any()) == has_pose
+            assert bool(batch["image_K"][clip].any()) == has_matrix
+            if has_pose:
+                one = {n: batch[n][clip : clip + 1] for n in ("image", "image_pose")}
+                check({**one, "episode": batch["episode"][clip : clip + 1]})
+    assert seen == {*"abcd"}
+
+
+REFUSED: dict[str, tuple[dict[str, Any], str]] = {
+    "no flag": ({"camera": "yes"}, r"camera is not valid.*True, False or a seqrecord.Camera"),
+    "unknown image": (
+        {"camera": Camera(poses={"rgb": "pose"})},
+        r"not an image of the loader; .*feature: rgb; expected: one of image",
+    ),
+    "no poses": (
+        {"camera": Camera(poses={"image": "state"})},
+        r"not a feature of poses; .*expected: a feature of floats \[7\].*pose",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_refused_arguments(records: Path, name: str) -> None:
+    options, problem = REFUSED[name]
+    with pytest.raises(ClipError, match=problem):
+        SeqRecordPipe(records, clip_len=2, features=["image"], **options)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [{"dtype": "float16"}, {"inverse": 1}, {"recenter": "no"}, {"axes": "up"}, {"poses": ["a"]}],
+)
+def test_refused_values(fields: dict[str, Any]) -> None:
+    with pytest.raises(ClipError, match=f"{next(iter(fields))} of a Camera"):
+        Camera(**fields)
+
+
+def test_cameras_that_are_unknown(tmp_path: Path) -> None:
+    """Refused with the reason, never an identity matrix."""
+    frames = frames_of("a", 4)
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image"]}
+    write_dataset(tmp_path / "unknown", {"a": frames}, features=SCHEMA)
+    with pytest.raises(ClipError, match=r"poses of feature pose without a convention") as error:
+        SeqRecordPipe(tmp_path / "unknown", **options, camera=True)
+    for part in ("feature: image", "episode: a", "Camera(axes=…)", "opencv, opengl, ned, ros"):
+        assert part in str(error.value)
+    assert SeqRecordPipe(tmp_path / "unknown", **options, camera=Camera(axes="opencv"))
+    images = [{"image": frame["image"]} for frame in frames]
+    write_dataset(tmp_path / "neither", {"a": images})
+    with pytest.raises(ClipError, match="no image has a pose or intrinsics"):
+        SeqRecordPipe(tmp_path / "neither", **options, camera=True)
+    metadata: dict[str, Any] = {"a": {"camera": {**PINHOLE, "width": 7}}}  # of another size
+    write_dataset(tmp_path / "other size", {"a": images}, metadata=metadata)
+    with pytest.raises(ClipError, match="of frames of this size"):
+        SeqRecordPipe(tmp_path / "other size", **options, camera=True)
+    bent = [{**frame, "pose": np.diag([2.0, 1, 1, 1])} for frame in frames]
+    metadata = {"a": {"convention": OPENCV}}
+    write_dataset(tmp_path / "bent", {"a": bent}, metadata=metadata, features=SCHEMA)
+    problem = "not a rigid pose; .*bent; episode: a; feature: pose; frame: 0"
+    with pytest.raises(ClipError, match=problem):
+        list(SeqRecordPipe(tmp_path / "bent", **options, camera=True, shuffle=False))
+
+
+def test_a_feature_with_the_name_of_a_column(tmp_path: Path) -> None:
+    frames = [{**frame, "image_K": np.eye(3)} for frame in frames_of("a", 4)]
+    metadata = {"a": {"convention": OPENCV, "camera": PINHOLE}}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=SCHEMA)
+    with pytest.raises(ClipError, match=r"name of a batch's extra column.*image_K"):
+        SeqRecordPipe(tmp_path, clip_len=2, camera=True)
+    assert "image_K" in first_batch(tmp_path, camera=True)
+
+
+def test_crops_of_one_source_keep_their_columns(records: Path) -> None:
+    steps = [CenterCrop(12), Resize(6)]
+    batch = first_batch(records, clip_transform=steps)
+    numbers = batch["image_K"][0, 0][[0, 1, 0, 1], [0, 1, 2, 2]]
+    np.testing.assert_allclose(numbers, batch["intrinsics"][0], rtol=1e-6)
