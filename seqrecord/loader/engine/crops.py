@@ -461,7 +461,7 @@ class ValuesChange(ABC):
 
 @dataclass(frozen=True, eq=False)
 class DistortionChange(ValuesChange):
-    """From the distortion coefficients of stored frames to those of mirrored ones."""
+    """Changes the distortion coefficients of stored frames for mirrored frames."""
 
     @staticmethod
     def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -470,7 +470,7 @@ class DistortionChange(ValuesChange):
 
 @dataclass(frozen=True, eq=False)
 class IntrinsicsChange(ValuesChange):
-    """From the intrinsics of stored frames to those of n clips' windows; float64[n, 2], x and y.
+    """Changes stored intrinsics to intrinsics of n clips' windows; float64[n, 2], x and y.
 
     A pixel at x is at `factor * x + offset` in the batch. The factor is negative if mirrored;
     focal lengths stay positive.

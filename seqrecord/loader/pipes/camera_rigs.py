@@ -257,7 +257,7 @@ def _feature_of(
     schema: Collection[str],
     may_share: bool,
 ) -> str | None:
-    """The feature with values per frame of an image's camera: its own, or one of all images."""
+    """The feature with values per frame of an image's camera: its own, or a shared one."""
     for owner in owners:
         if owner + ending in features:
             return owner + ending
