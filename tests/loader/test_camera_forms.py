@@ -20,6 +20,7 @@ from seqrecord import (
     ClipError,
     HorizontalFlip,
     Latest,
+    RandomCrop,
     Resize,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
@@ -383,3 +384,59 @@ def test_crops_of_one_source_keep_their_columns(records: Path) -> None:
     batch = first_batch(records, clip_transform=steps)
     numbers = batch["image_K"][0, 0][[0, 1, 0, 1], [0, 1, 2, 2]]
     np.testing.assert_allclose(numbers, batch["intrinsics"][0], rtol=1e-6)
+
+
+def off_centre(path: Path, **options: Any) -> Path:
+    """Frames of 18 x 22 pixels, with the principal point at (7.25, 10.5)."""
+    return write(path, metadata={"camera": {**PINHOLE, "cx": 7.25, "cy": 10.5}}, **options)
+
+
+def principal_points(path: Path, step: Any, **options: Any) -> tuple[Array, Array]:
+    """Principal points and windows of all clips."""
+    options = {"clip_len": 2, "batch_size": 2, "features": ["image"], "camera": True, **options}
+    batches = list(SeqRecordPipe(path, clip_transform=step, **options))
+    matrices = np.concatenate([batch["image_K"][:, 0] for batch in batches])
+    return matrices[:, :2, 2], np.concatenate([batch["crop"] for batch in batches])
+
+
+def test_crops_around_the_principal_point(tmp_path: Path) -> None:
+    off_centre(tmp_path)
+    centre = CenterCrop((10, 12), around="principal_point")
+    points, _ = principal_points(tmp_path, centre)
+    assert np.abs(points - (5.5, 4.5)).max() <= 0.5
+    points, _ = principal_points(tmp_path, [HorizontalFlip(1), centre])
+    assert np.abs(points - (5.5, 4.5)).max() <= 0.5
+    points, crops = principal_points(tmp_path, RandomCrop((10, 12), around="principal_point"))
+    assert len({*map(tuple, crops.tolist())}) > 4
+    # The largest windows around it: rows 4 to 18, columns 0 to 15 or so.
+    assert crops[:, 0].min() >= 4
+    assert (crops[:, 1] + crops[:, 3]).max() <= 16
+    points, crops = principal_points(tmp_path, RandomCrop((18, 20), around="principal_point"))
+    assert {*map(tuple, crops.tolist())} == {(0, 0, 18, 20)}  # as near as the frame allows
+    points, _ = principal_points(tmp_path, centre, resize={"image": (27, 33)})
+    assert np.abs(points - (5.5, 4.5)).max() <= 0.5
+
+
+def test_crops_around_principal_points_of_frames(tmp_path: Path) -> None:
+    """Of features of intrinsics: of the frame at which the clip starts."""
+    frames = [dict(frame) for frame in frames_of("a", 6)]
+    for t, frame in enumerate(frames):
+        frame["intrinsics"] = np.array([30.0, 28, 8 + t, 9])
+    kinds: dict[str, Any] = {**SCHEMA, "intrinsics": {"kind": "intrinsics"}}
+    write_dataset(tmp_path, {"a": frames}, metadata={"a": {"convention": OPENCV}}, features=kinds)
+    step = CenterCrop(8, around="principal_point")
+    points, crops = principal_points(tmp_path, step, shuffle=False)
+    assert np.abs(points - 3.5).max() <= 0.5
+    assert np.diff(crops[:, 1]).min() == 1
+
+
+def test_crops_around_unknown_principal_points(tmp_path: Path, records: Path) -> None:
+    step = RandomCrop(10, around="principal_point")
+    assert repr(step) == "RandomCrop((10, 10), around='principal_point')"
+    with pytest.raises(ClipError, match=r"takes the intrinsics of camera=.*no camera="):
+        SeqRecordPipe(records, clip_len=2, clip_transform=step)
+    with pytest.raises(ClipError, match="RandomCrop: around is not valid"):
+        RandomCrop(10, around="centre")
+    write(tmp_path, metadata={"camera": {}})
+    with pytest.raises(ClipError, match=r"the intrinsics of a clip are unknown.*episode: a"):
+        principal_points(tmp_path, step, shuffle=False)

@@ -16,6 +16,7 @@ import pytest
 
 from seqrecord import (
     At,
+    Camera,
     CenterCrop,
     DepthToMeters,
     EngineOptions,
@@ -173,6 +174,7 @@ VALUES: list[tuple[str, Any, Any]] = [
     ("samples", [{"one_per_episode": None}], [samples.one_per_episode()]),
     ("vectors", {"normalize": "quantiles"}, Vector(normalize="quantiles")),
     ("frame_cache", {"folder": "f", "limit": "1GiB"}, FrameCache("f", "1GiB")),
+    ("camera", {"inverse": True}, Camera(inverse=True)),
 ]
 
 

@@ -109,6 +109,11 @@ class ClipCrops:
         return height, width
 
     @property
+    def needs_centers(self) -> bool:
+        """Whether windows need principal points."""
+        return any(step.needs_centers for step in self.steps)
+
+    @property
     def per_batch(self) -> bool:
         """Whether batches differ in size."""
         return any(step.per_batch for step in self.steps)
@@ -151,16 +156,18 @@ class ClipCrops:
         clips: IntArray,
         frames: IntArray | None = None,
         draw_batch: DrawBatch | None = None,
+        centers: FloatArray | None = None,
     ) -> CropWindows:
         """Windows of clips. `clips`, int64[n], identifies them in all epochs.
 
         The draws of a step depend on its purpose and its index among the steps of it with the
         same `shared`. Cameras share draws whatever their other steps are. `frames`, int64[n, 2],
         are heights and widths, if these vary. `draw_batch` makes the draws of the clips' batch.
+        `centers`, float64[n, 2], are principal points, if `needs_centers`.
         """
         if frames is None:
             frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
-        windows = CropWindows.whole(*frames.T)
+        windows = replace(CropWindows.whole(*frames.T), centers=centers)
         for step, number, own in self._purposes():
             if step.per_batch:
                 draw = (

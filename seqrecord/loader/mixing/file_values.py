@@ -10,6 +10,7 @@ from typing import Any
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.depth import DepthToMeters
+from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.option_values import FrameCache, MaxFrames, Vector
 from seqrecord.loader.pipes.options import EngineOptions
 from seqrecord.loader.sampling.built_ins import BUILT_INS
@@ -151,4 +152,5 @@ _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "vectors": _vectors,
     "batch_size": partial(_made, MaxFrames),
     "frame_cache": partial(_made, FrameCache),
+    "camera": partial(_made, Camera),
 }

@@ -24,10 +24,14 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
 from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
-from seqrecord.loader.pipes.camera_rigs import EpisodeRigs, ImageCamera, ImageRig
+from seqrecord.loader.pipes.camera_rigs import (
+    EpisodeRigs,
+    ImageCamera,
+    ImageRig,
+    intrinsics_matrices,
+)
 from seqrecord.loader.pipes.camera_values import START
 from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
-from seqrecord.store.clips.cameras import camera_matrix
 from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, mirror_factors
 from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.grids import IntArray
@@ -233,7 +237,7 @@ class _Clips:
         row = int(self.rows[clip])
         if image.intrinsics is not None:
             stored, present = self.rigs.values.find(image.intrinsics, row, frames)
-            cameras.matrices[clip], cameras.no_matrix[clip] = _matrices(stored, present)
+            cameras.matrices[clip], cameras.no_matrix[clip] = intrinsics_matrices(stored, present)
         elif rig.matrix is not None:
             cameras.matrices[clip], cameras.no_matrix[clip] = rig.matrix, False
         if image.distortion is not None:
@@ -310,13 +314,3 @@ def _moved(
     numbers = torch.from_numpy(change.factor), torch.from_numpy(change.offset)
     moved: FloatArray = change.apply(torch.from_numpy(matrices), *numbers).numpy()
     return moved
-
-
-def _matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatArray, BoolArray]:
-    """K of stored intrinsics, [T, 4] or [T, 3, 3], and which are missing; these are 0."""
-    numbers = stored.reshape(len(stored), -1)
-    is_missing = ~(present & np.isfinite(numbers).all(axis=1))
-    numbers = np.where(is_missing[:, None], 0.0, numbers)
-    if stored.ndim == 2:
-        return camera_matrix(numbers, np.zeros(len(numbers))), is_missing
-    return numbers.reshape(-1, 3, 3), is_missing

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError, located
-from seqrecord.loader.pipes.camera_frames import FloatArray, FrameValues
+from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray, FrameValues
 from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.store.clips.cameras import (
@@ -19,6 +19,7 @@ from seqrecord.store.clips.cameras import (
     camera_matrix,
 )
 from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, lens_model, lens_of
+from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.rigs import POSE_SHAPES, ImagePoses, image_poses
 from seqrecord.store.feature_kinds import (
     are_intrinsics,
@@ -193,12 +194,56 @@ class EpisodeRigs:
         matrix, lens = _camera_of(image, metadata)
         return ImageRig(poses, scale or 1.0, scale is not None, matrix, lens)
 
+    def principal_points(self, name: str, rows: IntArray, frames: IntArray) -> FloatArray:
+        """cx and cy of an image in frames of episodes, float64 [n, 2], in pixels of frames that are
+        stored, or resized on reading.
+
+        `rows` and `frames` are int64[n]. Raises `ClipError` if they are unknown.
+        """
+        image = next((image for image in self.images if image.name == name), None)
+        points = np.full((len(rows), 2), np.nan)
+        for clip, (row, frame) in enumerate(zip(rows.tolist(), frames.tolist(), strict=True)):
+            if image is None:
+                break
+            if image.intrinsics is None:
+                matrix = self.of_episode(row)[name].matrix
+                points[clip] = np.nan if matrix is None else matrix[:2, 2]
+                continue
+            stored, present = self.values.find(image.intrinsics, row, np.array([frame]))
+            matrices, is_missing = intrinsics_matrices(stored, present)
+            if not is_missing[0]:
+                points[clip] = matrices[0, :2, 2]
+        if image is not None and image.intrinsics is not None and image.size is not None:
+            sides = np.array(image.frame, np.float64)[::-1]
+            points = (points + 0.5) * np.array(image.size)[::-1] / sides - 0.5
+        unknown = np.isnan(points).any(axis=1)
+        if unknown.any():
+            clip = int(np.argmax(unknown))
+            raise ClipError(
+                "around='principal_point', and the intrinsics of a clip are unknown",
+                file=self.dataset.url,
+                episode=self.dataset.contents.index.key(int(rows[clip])),
+                feature=name,
+                expected="metadata `camera`, a feature of kind intrinsics, or other episodes=",
+            )
+        return points
+
     def lens_number(self, image: ImageCamera, row: int, count: int) -> int | None:
         """The model of `count` coefficients per frame; `None` if unknown."""
         metadata = self.dataset.contents.index.episode_metadata(row)
         camera = image.in_metadata(metadata).camera_in(metadata.get("camera"))
         model = lens_model(camera, count)
         return None if model is None else LENS_NUMBERS[model]
+
+
+def intrinsics_matrices(stored: FloatArray, present: BoolArray) -> tuple[FloatArray, BoolArray]:
+    """K of stored intrinsics, [T, 4] or [T, 3, 3], and which are missing; these are 0."""
+    numbers = stored.reshape(len(stored), -1)
+    is_missing = ~(present & np.isfinite(numbers).all(axis=1))
+    numbers = np.where(is_missing[:, None], 0.0, numbers)
+    if stored.ndim == 2:
+        return camera_matrix(numbers, np.zeros(len(numbers))), is_missing
+    return numbers.reshape(-1, 3, 3), is_missing
 
 
 def _camera_of(

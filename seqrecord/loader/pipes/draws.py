@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, product
-from typing import Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -50,7 +50,7 @@ from seqrecord.store.clips.distortion import (
     lens_of,
     mirror_factors,
 )
-from seqrecord.store.clips.frames import ClipKeys, ClipSteps, ClipWindow
+from seqrecord.store.clips.frames import ClipKeys, ClipSteps
 from seqrecord.store.clips.tables import ClipTable, IntArray
 from seqrecord.store.clips.transforms import Camera, CropWindows, FloatArray, HorizontalFlip
 from seqrecord.store.feature_kinds import (
@@ -63,6 +63,9 @@ from seqrecord.store.feature_kinds import (
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.text import repr_of
+
+if TYPE_CHECKING:
+    from seqrecord.loader.pipes.camera_columns import CameraColumns
 
 DrawAt: TypeAlias = Callable[[IntArray, int], float]
 """Draws a number in [0, 1) for the batch of clips: their places, int64[n], and a purpose."""
@@ -91,6 +94,7 @@ class CropSampler:
         numbers: IntArray,
         episode: IntArray,
         draw_batch: DrawBatch | None,
+        centers: FloatArray | None,
     ) -> CropWindows:
         """The windows of n clips of a batch, by clip numbers and episode rows, int64[n] each."""
         sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
@@ -98,7 +102,7 @@ class CropSampler:
             row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
             smallest = self._place(row, min(self.crops.features))
         with located(ClipError, **smallest):
-            return self.crops.windows(seed, epoch, numbers, sizes, draw_batch)
+            return self.crops.windows(seed, epoch, numbers, sizes, draw_batch, centers)
 
     @property
     def columns(self) -> list[ClipColumn]:
@@ -249,7 +253,7 @@ class AugmentationSampler(NoDraws):
         arrays: arrays of a frame, after `frame_transform`.
         episodes: the episodes, with the metadata `camera`.
         episode: row of one episode, int64[1]; whether it has intrinsics decides for all.
-        windows: the frames of each feature, if flips mirror the world of a clip.
+        images: the cameras of images, if flips mirror the world of a clip.
     """
 
     def __init__(
@@ -259,7 +263,7 @@ class AugmentationSampler(NoDraws):
         dataset: Dataset,
         episodes: ClipEpisodes,
         episode: IntArray,
-        windows: Mapping[str, ClipWindow] | None = None,
+        images: CameraColumns | None = None,
     ) -> None:
         self._episodes, self.made = episodes, arrays
         kinds = {name: spec.kind for name, spec in dataset.features.items()}
@@ -299,10 +303,12 @@ class AugmentationSampler(NoDraws):
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
                 f"by feature: {repr_of(camera, 200)}"
             )
-        if windows is None:
+        self._images = images
+        self._centered = [_centered_image(crops, images) for crops in self.crops]
+        if images is None:
             _warn_of_pairs(self.crops, dataset.url)
         else:
-            self.flips = WorldFlips.of(self.crops, arrays, kinds, windows)
+            self.flips = WorldFlips.of(self.crops, arrays, kinds, images.windows)
         _warn_of_lenses(known_columns, camera, arrays, dataset.url)
 
     flips = WorldFlips()
@@ -345,9 +351,12 @@ class AugmentationSampler(NoDraws):
         if draw_at is not None and len(start):
             draw_batch = partial(draw_at, clips.place)
         parts: dict[str, tuple[ClipCrops, CropWindows]] = {}
-        for camera in self._cameras:
+        for camera, image in zip(self._cameras, self._centered, strict=True):
             camera.learn(episode, start, sources)
-            windows = camera.windows(seed, epoch, numbers, episode, draw_batch)
+            centers = None
+            if image is not None and self._images is not None:
+                centers = self._images.rigs.principal_points(image, episode, start)
+            windows = camera.windows(seed, epoch, numbers, episode, draw_batch, centers)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         changes: dict[str, ValuesChange] = {
             each.name: each.change(parts, len(start)) for each in self._intrinsics
@@ -385,6 +394,25 @@ class AugmentationSampler(NoDraws):
         for camera in self._resized:
             values |= camera.columns(None, cameras_of(batch))
         return values
+
+
+def _centered_image(crops: ClipCrops, images: CameraColumns | None) -> str | None:
+    """The image whose principal point windows need; `None` if they need none.
+
+    Raises `ClipError` without `camera=`, and for an image without a camera.
+    """
+    if not crops.needs_centers:
+        return None
+    names = [] if images is None else [image.name for image in images.rigs.images]
+    image = next((name for name in names if name in crops.features), None)
+    if image is None:
+        raise ClipError(
+            "around='principal_point' takes the intrinsics of camera=",
+            feature=min(crops.features),
+            expected="camera=True, and an image that has a camera",
+            got=f"cameras of {', '.join(names)}" if names else "no camera=",
+        )
+    return image
 
 
 def _flipped_in(

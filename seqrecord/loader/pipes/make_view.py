@@ -185,13 +185,6 @@ def _view(
     check_tensors(arrays)
     first = epochs.clips.locate(np.zeros(1, np.int64))
     draws = NoDraws(arrays)
-    if has_cameras or functions:
-        from seqrecord.loader.pipes.draws import AugmentationSampler
-
-        frames_of = None if options.camera is None else clip_frames.windows
-        draws = AugmentationSampler(
-            *(cameras, arrays, dataset, clip_episodes, first.episode, frames_of)
-        )
     cameras_of_images: CameraColumns | None = None
     if isinstance(options.camera, Camera):
         from seqrecord.loader.pipes.camera_columns import CameraColumns
@@ -200,6 +193,12 @@ def _view(
         row = int(clip_episodes.rows(first.episode)[0])
         rigs = EpisodeRigs.of(options.camera, dataset, arrays, row)
         cameras_of_images = CameraColumns(rigs, clip_frames.windows)
+    if has_cameras or functions:
+        from seqrecord.loader.pipes.draws import AugmentationSampler
+
+        draws = AugmentationSampler(
+            *(cameras, arrays, dataset, clip_episodes, first.episode, cameras_of_images)
+        )
     view = View(
         dataset=dataset,
         episode_rows=episodes.selected,

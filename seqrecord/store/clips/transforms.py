@@ -38,7 +38,8 @@ class CropWindows:
     """Windows of clips: rows `[top, top + height)`, columns `[left, left + width)`.
 
     Each is int64[clips]. Coordinates are pixels of the whole frame. `flipped`, bool[clips], mirrors
-    a window from left to right. `size` is (height, width) after resizing, or `None`.
+    a window from left to right. `size` is (height, width) after resizing, or `None`. `centers` are
+    the principal points x and y of the whole frames, float64[clips, 2], if a step needs them.
     """
 
     top: IntArray
@@ -47,6 +48,7 @@ class CropWindows:
     width: IntArray
     flipped: npt.NDArray[np.bool_]
     size: tuple[int, int] | None = None
+    centers: FloatArray | None = None
 
     @classmethod
     def whole(cls, height: IntArray, width: IntArray) -> CropWindows:
@@ -60,7 +62,22 @@ class CropWindows:
     def crop(self, top: IntArray, left: IntArray, height: IntArray, width: IntArray) -> CropWindows:
         """Crop the windows. In a flipped window, `left` counts from its right edge."""
         left = np.where(self.flipped, self.width - width - left, left)
-        return CropWindows(self.top + top, self.left + left, height, width, self.flipped)
+        top, left = self.top + top, self.left + left
+        return replace(self, top=top, left=left, height=height, width=width)
+
+    def around_centers(self, size: tuple[int, int], *, grow: bool) -> CropWindows:
+        """The part of each window with its principal point in the middle.
+
+        Of `size` = (height, width), or with `grow` the largest one of at least this size. If it
+        does not fit, its middle is as near as the window allows.
+        """
+        assert self.centers is not None, "principal points"
+        x, y = self.centers.T + 0.5  # from pixel edges
+        x, y = x - self.left, y - self.top
+        top, height = _around(y, self.height, size[0], grow=grow)
+        left, width = _around(x, self.width, size[1], grow=grow)
+        left = np.where(self.flipped, self.width - width - left, left)  # as `crop` counts
+        return self.crop(top, left, height, width)
 
     def flip(self, clips: npt.NDArray[np.bool_]) -> CropWindows:
         """Flip the windows of a mask, bool[clips]."""
@@ -100,6 +117,7 @@ class CropStep(ABC):
         num_draws: random numbers per clip.
         shared: whether cameras share the draws if their n-th steps have one type.
         per_batch: draw once for each batch, equal on all ranks, instead of for each clip.
+        needs_centers: whether windows need principal points.
         purpose: name of its random numbers, which depend on no name of code.
     """
 
@@ -108,6 +126,7 @@ class CropStep(ABC):
     num_draws = 0
     shared = True
     per_batch = False
+    needs_centers = False
 
     @abstractmethod
     def size(self, height: int | None, width: int | None) -> tuple[int | None, int | None]:
@@ -210,7 +229,41 @@ class _Sized(CropStep):
         return self._size
 
 
+def _around(
+    middle: FloatArray, side: IntArray, least: int, *, grow: bool
+) -> tuple[IntArray, IntArray]:
+    """Start and length of intervals around `middle` inside [0, side], see `around_centers`."""
+    length = np.full(len(side), least, np.int64)
+    if grow:
+        half = np.minimum(middle, side - middle)
+        length = np.maximum(length, np.floor(2 * half).astype(np.int64))
+    start = np.floor(middle - length / 2 + 0.5).astype(np.int64)
+    return np.clip(start, 0, side - length), length
+
+
+FRAME, PRINCIPAL_POINT = "frame", "principal_point"
+
+
 class _Crop(_Sized):
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        *,
+        features: Sequence[str] | None = None,
+        shared: bool = True,
+        around: str = FRAME,
+    ) -> None:
+        super().__init__(size, features=features, shared=shared)
+        expected = f"{FRAME!r} or {PRINCIPAL_POINT!r}"
+        is_right = around in (FRAME, PRINCIPAL_POINT)
+        check(f"{type(self).__name__}: around", around, is_right, expected)
+        self.needs_centers = around == PRINCIPAL_POINT
+
+    def _area(self, windows: CropWindows, *, grow: bool) -> CropWindows:
+        """The parts of windows inside which crops are, see `CropWindows.around_centers`."""
+        self._room(windows)  # raises for crops that are too large
+        return windows.around_centers(self._size, grow=grow) if self.needs_centers else windows
+
     def size(self, height: int | None, width: int | None) -> tuple[int, int]:
         if (height or MAX_INT) < self._size[0] or (width or MAX_INT) < self._size[1]:
             raise ClipError(
@@ -245,6 +298,10 @@ class RandomCrop(_Crop):
         shared: in a dict of cameras, draw one relative position for all of them; `False` draws
             a position per camera. The n-th `RandomCrop` of one camera shares its draw with the
             n-th of the others.
+        around: "frame" (default), or "principal_point": positions are uniform over the largest part
+            of the frame with the camera's principal point in its middle, so that principal points
+            of crops are around their middle. A crop larger than this part is as near to it as the
+            frame allows. Requires `camera=` of the loader, and K of each clip.
 
     Example:
         pipe = seqrecord.SeqRecordPipe(
@@ -257,6 +314,7 @@ class RandomCrop(_Crop):
     num_draws = 2
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:
+        windows = self._area(windows, grow=True)
         room = self._room(windows)
         return self._cut(
             windows, _integers(draws[0], room[0] + 1), _integers(draws[1], room[1] + 1)
@@ -269,6 +327,8 @@ class CenterCrop(_Crop):
     Args:
         size: height and width in pixels, or one number for both.
         features: see `RandomCrop`.
+        around: "frame" (default), or "principal_point": with the camera's principal point in the
+            middle, see `RandomCrop`.
 
     Example:
         dataset = seqrecord.SeqRecordMapDataset(
@@ -277,10 +337,17 @@ class CenterCrop(_Crop):
         print(dataset[0]["image"].shape)  # [4, 32, 32, 3]
     """
 
-    def __init__(self, size: int | Sequence[int], *, features: Sequence[str] | None = None) -> None:
-        super().__init__(size, features=features)
+    def __init__(
+        self,
+        size: int | Sequence[int],
+        *,
+        features: Sequence[str] | None = None,
+        around: str = FRAME,
+    ) -> None:
+        super().__init__(size, features=features, around=around)
 
     def apply(self, windows: CropWindows, draws: FloatArray) -> CropWindows:  # noqa: ARG002
+        windows = self._area(windows, grow=False)
         room = self._room(windows)
         return self._cut(windows, room[0] // 2, room[1] // 2)
 
@@ -646,7 +713,8 @@ def _checked_flag(name: str, shared: Any) -> bool:
 
 def _more_of(step: CropStep) -> str:
     features_text = "" if step.features is None else f", features={list(step.features)}"
-    return features_text + ("" if step.shared else ", shared=False")
+    around_text = f", around={PRINCIPAL_POINT!r}" if step.needs_centers else ""
+    return features_text + ("" if step.shared else ", shared=False") + around_text
 
 
 def _checked_names(name: str, features: Any) -> tuple[str, ...] | None:
