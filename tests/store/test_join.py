@@ -276,3 +276,83 @@ def test_a_damaged_page_names_its_file(places: tuple[Path, Path]) -> None:
         with pytest.raises(seqrecord.errors.ChecksumError) as error:
             episode[:]
     assert error.value.file == str(file)
+
+
+def test_edits_refuse_a_joined_dataset(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with seqrecord.open(source, join=[latents]) as dataset:
+        for call in (
+            lambda: edit.delete_episodes(dataset, ["a"]),  # type: ignore[arg-type]
+            lambda: seqrecord.add_statistics(dataset),  # type: ignore[arg-type]
+        ):
+            with pytest.raises(seqrecord.errors.LocationError, match="edit add PATH NAME --from"):
+                call()
+    with pytest.raises(seqrecord.errors.LocationError, match="the place of a dataset"):
+        edit.drop_features(seqrecord.open(source), "step")  # type: ignore[arg-type]
+
+
+def test_a_joined_feature_is_stored_for_good(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.trim_episodes(source, ["d"], slice(5, 19))
+    expected = read_all(source, join=[latents])
+    with seqrecord.open(source, join=[latents]) as dataset:
+        for name in ("latent", "boxes", "text"):
+            edit.add_feature(
+                source,
+                name,
+                edit.values_of_dataset(dataset, name),
+                spec=dataset.features[name],
+            )
+    check_equal(read_all(source), expected)
+
+
+def test_trimmed_companions(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.trim_episodes(latents, ["d"], slice(7, 21))
+    with pytest.raises(JoinError, match="a trimmed episode of a companion has fewer frames"):
+        seqrecord.open(source, join=[latents])
+    edit.trim_episodes(source, ["d"], slice(8, 19))
+    latent = latent_frames({"b": (2, 3), "d": (0,)})
+    expected = cut(together(source_frames(), latent), "d", 8, 19)
+    check_equal(read_all(source, join=[latents]), expected)
+
+
+def test_a_companion_trimmed_between_chunks(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with seqrecord.open(latents) as dataset:
+        sizes = [int(table.num_frames[0]) for table in dataset.contents.index.groups]
+    start = int(np.lcm.reduce(sizes))
+    assert start < 23
+    edit.trim_episodes(latents, ["d"], slice(start, None))
+    expected = together(source_frames(), latent_frames({"b": (2, 3)}))
+    expected["d"][:start] = source_frames()["d"][:start]
+    check_equal(read_all(source, join=[latents]), expected)
+
+
+def test_every_companion_is_checked_and_closed(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with pytest.raises(seqrecord.NotFoundError):
+        seqrecord.open(source, join=[latents, latents.with_name("none")])
+    with pytest.raises(seqrecord.NotFoundError):
+        seqrecord.open(source.with_name("none"), join=[latents])
+    with pytest.raises(SchemaError):
+        seqrecord.open(source, join=[latents], features=["latent", "none"])
+    with seqrecord.open(source, join=[latents], features=["latent"]) as dataset:
+        assert [*dataset.features] == ["latent"]
+
+
+def test_tables_and_datasets_join_together(
+    places: tuple[Path, Path], caplog: pytest.LogCaptureFixture
+) -> None:
+    source, latents = places
+    rows = [(key, i, float(i)) for key, n in LENGTHS.items() for i in range(n) if i != 6]
+    names, numbers, values = zip(*rows, strict=True)
+    table = {"episode": names, "frame": numbers, "score": values}
+    with caplog.at_level(logging.WARNING):
+        frames = read_all(source, join=[latents, table])
+    assert "by key and length" not in caplog.text
+    scores = {
+        key: [{} if i == 6 else {"score": float(i)} for i in range(n)] for key, n in LENGTHS.items()
+    }
+    latent = latent_frames({"b": (2, 3), "d": (0,)})
+    check_equal(frames, together(source_frames(), latent, scores))

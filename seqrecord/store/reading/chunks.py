@@ -13,7 +13,6 @@ import numpy.typing as npt
 from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import Index
-from seqrecord.store.format.manifest import MANIFEST
 from seqrecord.store.format.page_kinds import PageCodec, page_kind, reference_kind
 from seqrecord.store.format.pages import ALIGNMENT, page_digest, slice_sums
 from seqrecord.store.processes.forks import cached_property
@@ -54,7 +53,8 @@ class ChunkReader:
         self._externals = externals
         self.features = features
         self._storage, self._index = storage, index
-        self.has_path = storage.local_path(MANIFEST) is not None
+        local_groups = _local_groups(storage, paths, index)
+        self.has_path = all(local_groups[spec.group] for spec in features.values())
         self._paths = paths  # record files
         self._lengths: dict[str, int] = {}  # of record files, if checked
         self._states: dict[str, list[Any] | None] = {}  # of record files on remote storages
@@ -64,8 +64,8 @@ class ChunkReader:
             n: self.kinds[n].codec(s.stored) for n, s in features.items()
         }
         self.raw = [
-            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=self.has_path)
-            for n in range(len(index.groups))
+            RawFrames(*(storage, paths, index, n, features), verify=verify, is_local=is_local)
+            for n, is_local in enumerate(local_groups)
         ]
         """Readers for the raw features of each group."""
 
@@ -93,7 +93,7 @@ class ChunkReader:
         Elsewhere than on a local disk, it is asked for once: record files are never changed.
         """
         path = self._paths[int(self._index.groups[group].file[row])]
-        if self.has_path:
+        if self._storage.local_path(path) is not None:
             return state_of(self._storage, path)
         if path not in self._states:
             self._states[path] = _state_if_known(self._storage, path)
@@ -365,6 +365,12 @@ class ChunkReader:
         place = self.external.files.place_of(reference, offset)
         error.located(**place, feature=page.feature)
         return error.located(**raw.place_of(page.chunk.row))
+
+
+def _local_groups(storage: Storage, paths: Sequence[str], index: Index) -> list[bool]:
+    """Return which groups are on a local disk: those of a joined dataset may be on several."""
+    first_paths = [paths[int(table.file[0])] for table in index.groups]
+    return [storage.local_path(path) is not None for path in first_paths]
 
 
 def check_largest(

@@ -49,8 +49,8 @@ _logger = logging.getLogger("seqrecord")
 def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     """Return the partners of all episodes of `base` in a companion.
 
-    Warns once if they were found by key and length alone. Raises `JoinError` for episodes that have
-    changed since their values were computed, and for partners of other lengths.
+    Warns if they were found by key and length alone, unless this is expected. Raises `JoinError`
+    for episodes that have changed since their values were computed, and for other lengths.
     """
     partners = _unchanged(base, companion)
     if (partners.episode >= 0).all():

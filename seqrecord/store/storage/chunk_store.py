@@ -362,6 +362,9 @@ class ChunkStore(StorageWrapper):
     ) -> None:
         check_buffers(ranges, buffers)
         contents = self._contents.get()
+        if self.local_path(path) is not None:  # of a joined dataset
+            self.inner.read_ranges(path, ranges, buffers)
+            return
         requests = [
             (item, buffer.cast("B"))
             for item, buffer in zip(ranges, buffers, strict=True)
@@ -386,6 +389,8 @@ class ChunkStore(StorageWrapper):
         Bytes that another thread reads count as present.
         """
         contents = self._contents.get()
+        if self.local_path(path) is not None:
+            return
         claim = contents.claim_ahead(path, ranges)
         try:
             self._fetch(contents, path, claim)
@@ -426,6 +431,9 @@ class ChunkStore(StorageWrapper):
                 source = entry.data[part.start - entry.start : part.stop - entry.start]
                 np.copyto(np.frombuffer(target, np.uint8), source)
         return cancelled
+
+    def local_path(self, path: str) -> str | None:
+        return self.inner.local_path(path)
 
     def forget(self, path: str, ranges: Sequence[ByteRange]) -> bool:
         return self._contents.get().forget(path, ranges)

@@ -25,6 +25,7 @@ from seqrecord.errors import (
     CommitUnknownError,
     ConflictError,
     FormatError,
+    LocationError,
     NotFoundError,
     SeqRecordError,
     StorageError,
@@ -315,9 +316,11 @@ def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
 
     @wraps(function)
     def call(*args: _P.args, **options: _P.kwargs) -> _T:
+        bound_arguments = signature.bind(*args, **options).arguments
+        _refuse_open_dataset(next(iter(bound_arguments.values())))
         arguments = {
             name: getattr(value, "__name__", None) or repr_of(value)
-            for name, value in signature.bind(*args, **options).arguments.items()
+            for name, value in bound_arguments.items()
             if name not in _NOT_RECORDED and value is not signature.parameters[name].default
         }
         text = ", ".join(f"{name}={value}" for name, value in arguments.items())
@@ -329,6 +332,20 @@ def recorded(function: Callable[_P, _T]) -> Callable[_P, _T]:
             _command.reset(token)
 
     return call
+
+
+def _refuse_open_dataset(location: object) -> None:
+    """Raise `LocationError` for an open dataset: an edit changes what is stored at a place."""
+    if (contents := getattr(location, "contents", None)) is None:
+        return
+    problem = "an edit needs the place of a dataset, not an open one"
+    if contents.join is not None:
+        problem = (
+            "a joined dataset is a view of several, which cannot be edited: edit one of them, or "
+            "store features of a companion with `seqrecord edit add PATH NAME --from COMPANION`"
+        )
+    url = contents.storage.url
+    raise LocationError(problem, file=url, expected=url, got="a Dataset")
 
 
 def commit(small_files: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
