@@ -18,8 +18,8 @@ import pytest
 import seqrecord
 from seqrecord.errors import JoinError
 from seqrecord.formats.indexing.table_source import TableSource
-from seqrecord.formats.indexing.tables import episode_names
 from seqrecord.store.clips.arrow_tables import ArrowTable
+from seqrecord.store.reading.filters import episode_names
 from tests.kit.datasets import columns, write_dataset
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -49,7 +49,7 @@ def frames_of(records: Path, table: Any) -> Frames:
 def frames_by_buckets(records: Path, table: Any, scratch: Path, bucket_bytes: int) -> Frames:
     """Like `frames_of`, with small buckets of rows on disk."""
     with seqrecord.open(records) as dataset:
-        names = episode_names(dataset)
+        names = episode_names(dataset.contents.index)
     source = TableSource(ArrowTable.open(table), names, scratch, bucket_bytes)
     with closing(source):
         seqrecord.convert(source, scratch / "packed", workers=1)

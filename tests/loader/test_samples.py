@@ -1001,7 +1001,8 @@ BAD: list[tuple[Any, str]] = [
     ({**ONE, "start": [0, 1]}, r"samples is not a table: .*length 1 but got length 2"),
     ({"episode": ["set/0", None], "start": [0, 0]}, "no episode in row 1"),
     ({"episode": ["set/0", "set/9"], "start": [0, 0]}, "unknown episode, in row 1.*'set/9'"),
-    ({**ONE, "episode": [0]}, "no keys in column episode.*int64"),
+    ({**ONE, "episode": [0.5]}, "no keys or numbers in column episode.*double"),
+    ({**ONE, "episode": [9]}, "unknown number in column episode, in row 0.*got: 9"),
     ({**ONE, "start": [0.5]}, "no frames in column start.*double"),
     ({"episode": ["set/0"] * 2, "start": [0, 20]}, "in row 1.*set/0.*0 to 19.*got: 20"),
     ({**ONE, "start": [-1]}, "in row 0.*0 to 19.*got: -1"),
@@ -1168,6 +1169,64 @@ def test_missing_values_are_the_same_in_every_form_of_a_table(each: Dataset) -> 
         for table in (wrong, FromPandas(wrong)):
             with pytest.raises(ClipError, match=f"no {name} in row 2"):
                 SeqRecordPipe(each, features=["id"], clip_len=1, samples=table)
+
+
+def test_numbers_name_episodes_and_frames_as_keys_do(each: Dataset, tmp_path: Path) -> None:
+    keys, starts = [*each.episodes], np.array([3, 0, 7, 12])
+    numbers = np.array([0, 3, 3, 0])
+    begins = np.cumsum([0, *map(len, each.episodes.values())])[numbers]
+    rest: dict[str, Any] = {"score": [0.5, 1.5, 2.5, 3.5]}
+
+    def rows_of(table: Any) -> list[tuple[Any, ...]]:
+        [batch] = SeqRecordPipe(
+            each, features=["id"], clip_len=2, samples=table, batch_size=4, shuffle=False
+        )
+        names = ("id", "episode", "start", *rest)
+        return [*zip(*(np.asarray(batch[name]).tolist() for name in names), strict=True)]
+
+    by_key = {"episode": [keys[n] for n in numbers], "start": starts, **rest}
+    expected = rows_of(by_key)
+    tables: list[dict[str, Any]] = [
+        {"episode": numbers, "start": starts},
+        {"episode_index": numbers.astype("u2"), "frame_index": starts},
+        {"episode": by_key["episode"], "frame": starts.astype("i1")},
+        {"index": begins + starts},
+        {"frame": starts, "frame_index": starts + 1, "episode": numbers, "index": starts},
+    ]
+    for table in tables:
+        assert rows_of({**table, **rest}) == expected
+    with pa.OSFile(str(tmp_path / "t.arrow"), "wb") as file:
+        table = pa.table({**tables[1], **rest})
+        with pa.ipc.new_file(file, table.schema) as writer:
+            writer.write_table(table)
+    assert rows_of(tmp_path / "t.arrow") == expected
+    spans = {"episode_index": numbers, "start": starts, "end": starts + 2, **rest}
+    assert rows_of(segments(spans)) == expected
+
+
+@pytest.mark.parametrize(
+    ("table", "match"),
+    [
+        ({"index": [0, -1]}, "outside of the dataset in column index, in row 1.*got: -1"),
+        ({"index": [0.5]}, "in column index.*got: double"),
+        ({"episode_index": ["set/0"]}, "no numbers in column episode_index"),
+        ({"start": [0]}, "lacks a column: episode"),
+    ],
+)
+def test_wrong_numbers_are_refused(numbered: Dataset, table: dict[str, Any], match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        SeqRecordPipe(numbered, clip_len=1, samples=table)
+
+
+def test_other_names_of_places_stay_values(each: Dataset) -> None:
+    key = next(iter(each.episodes))
+    table = {"episode": [key], "start": [2], "episode_index": [7], "frame": [8], "index": [9]}
+    [batch] = SeqRecordPipe(each, features=["id"], clip_len=2, samples=table, batch_size=1)
+    assert [batch[n].item() for n in ("start", "episode_index", "frame", "index")] == [2, 7, 8, 9]
+    table = {"episode": [key], "index": [9]}  # of all clips of an episode
+    pipe = SeqRecordPipe(each, features=["id"], clip_len=2, samples=table, batch_size=1)
+    assert len(pipe) > 1
+    assert all(batch["index"].item() == 9 for batch in pipe)
 
 
 def test_wrong_lists_are_refused(numbered: Dataset) -> None:

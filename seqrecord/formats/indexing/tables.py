@@ -34,6 +34,7 @@ from seqrecord.in_place.remote import RemoteFiles, is_url
 from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
 from seqrecord.store.clips.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.reading.home import is_private, make_private, private_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.url import local_path
@@ -82,7 +83,7 @@ class JoinedTable:
 
         Raises `JoinError` for a row that fits no frame.
         """
-        table, names = self.table, episode_names(dataset)
+        table, names = self.table, episode_names(dataset.contents.index)
         with _join_errors(), private_folder("tables") as folder:
             with located(ClipError, file=table.shown):
                 digest = _digest(table, self.places, names)
@@ -107,13 +108,6 @@ def _join_errors() -> Iterator[None]:
         yield
     except ClipError as error:
         raise JoinError(error.message, **error.context()) from error
-
-
-def episode_names(dataset: Dataset) -> EpisodeNames:
-    """Return the names by which tables refer to a dataset's episodes."""
-    index = dataset.contents.index
-    numbers = range(len(index.num_frames))
-    return EpisodeNames(index.keys, index.num_frames, lambda: map(index.episode_metadata, numbers))
 
 
 @contextmanager

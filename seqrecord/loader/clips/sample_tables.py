@@ -5,10 +5,8 @@ Errors name the row, the expected and the actual value.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
-from os import PathLike
-from pathlib import Path
-from typing import Any, TypeAlias
+from collections.abc import Callable, Mapping
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -17,18 +15,23 @@ import pyarrow as pa
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frame_lists import FrameLists, with_last_repeated
 from seqrecord.loader.clips.samples import Values, taken
+from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
 from seqrecord.store.clips.frames import COPIES, MissingFrames
+from seqrecord.store.clips.table_places import (
+    INDEX,
+    UNKNOWN,
+    EpisodeNames,
+    RowError,
+    sample_places,
+)
 from seqrecord.store.clips.tables import MAX_SETTING, IntArray
+from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.text import counted, repr_of
 
-TableLike: TypeAlias = Mapping[str, Any] | Any
-"""A dict of columns, a table of Arrow, pandas, Polars or any library that Arrow can read, or the
-path of a Parquet file.
-"""
-
 _EXPECTED = (
-    "a table, a dict of columns or the path of a Parquet file, with the columns episode (keys) and "
-    "start (frame) or frames (lists of frames), or with episode alone for all of its clips"
+    "a table, a dict of columns or the path of a Parquet or Arrow file, with the columns episode "
+    "(keys or numbers) and start (frame) or frames (lists of frames), or with episode alone for "
+    "all of its clips; or with episode_index, frame_index or index"
 )
 _is_integer, _is_float = pa.types.is_integer, pa.types.is_floating
 
@@ -50,13 +53,17 @@ def _is_frame_list(kind: pa.DataType) -> bool:
     return _is_list(kind) and bool(_is_integer(kind.value_type) or kind.value_type == pa.null())
 
 
+def _is_key(kind: pa.DataType) -> bool:
+    return _is_text(kind) or bool(_is_integer(kind))
+
+
 def _is_own(kind: pa.DataType) -> bool:
     value = kind.value_type if _is_list(kind) else kind
     return _is_text(kind) or _is_number(value) or bool(pa.types.is_boolean(value))
 
 
 _RESERVED: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
-    "episode": ("keys", "text", _is_text),
+    "episode": ("keys or numbers", "text or integers", _is_key),
     "start": ("frames", "integers", _is_integer),
     "frames": ("lists of frames", "lists of integers", _is_frame_list),
     "repeat": ("numbers", "numbers", _is_number),
@@ -65,48 +72,76 @@ _RESERVED: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
 }
 """Per column: its content and its type in messages, and a check of the Arrow type."""
 
+_SETTINGS = ("repeat", "dilation", "reverse")
+
 _OWN = "values for batches", "numbers, texts, or lists of numbers", _is_own
 
 
 def column_names(samples: TableLike | None) -> frozenset[str]:
-    """The names of the columns of a table, if there is one."""
+    """The names of the columns of a table, if there is one.
+
+    `episode` and `start` stand for columns of other names with the same meaning.
+    """
     if samples is None:
         return frozenset()
-    if isinstance(samples, (str, PathLike)):
-        import pyarrow.parquet as pq  # a slow import
+    names = {*_from_arrow(lambda: ArrowTable.open(samples).schema.names)}
+    places = sample_places(names)
+    return frozenset(names - {*places.values()} | places.keys())
 
-        return frozenset(_from_arrow(lambda: pq.read_schema(samples).names))
-    if isinstance(samples, Mapping):
-        return frozenset(map(str, samples))
-    found = getattr(samples, "columns", None)
-    if found is None or hasattr(samples, "schema"):  # not of pandas, which Arrow copies
-        found = _from_arrow(lambda: pa.table(samples)).column_names
-    return frozenset(map(str, found))
+
+def sample_columns(
+    samples: TableLike, names: EpisodeNames, *, of_spans: bool = False
+) -> dict[str, pa.Array]:
+    """Like `table_columns`, with the dataset's rows as `episode` and frames as `start`.
+
+    Raises `ClipError`, also for no rows and an unknown episode.
+    """
+    columns = table_columns(samples, of_spans=of_spans)
+    places = sample_places(columns)
+    if not len(columns[places["episode"]]):
+        raise ClipError("samples has no rows", expected="at least one sample", got="none")
+    column = columns.pop(places["episode"])
+    try:
+        if places["episode"] == INDEX:
+            episode, start = names.locate(column)
+            columns["start"] = pa.array(start)
+        else:
+            episode = names.find(column, places["episode"])
+            if "start" in places:
+                columns["start"] = columns.pop(places["start"])
+    except RowError as error:
+        raise error.numbered(0) from None
+    for row in np.flatnonzero(episode == UNKNOWN)[:1].tolist():
+        key = column[row].as_py()
+        problem, expected = f"samples has an unknown episode, in row {row}", "a key of the dataset"
+        raise ClipError(problem, episode=str(key), expected=expected, got=repr_of(key, 100))
+    return {"episode": pa.array(episode), **columns}
 
 
 def read_samples(
-    columns: Mapping[str, pa.Array], keys: pa.StringArray, num_frames: IntArray, reaches: IntArray
+    columns: Mapping[str, pa.Array], names: EpisodeNames, reaches: IntArray
 ) -> tuple[IntArray, IntArray, dict[str, Values]]:
     """Check the columns of a table and return them as arrays, in the order of its rows.
 
-    Returns episode rows, int64[n]; starts, int64[n], or frames, int64[n, T]; and the other columns.
-    `keys` and `num_frames` describe all episodes. `reaches`, int64[E, 2], are the numbers of frames
-    required before and after a start, with the lowest dilation of the table.
+    `columns` are those of `sample_columns`, `names` describes all episodes. Returns episode rows,
+    int64[n]; starts, int64[n], or frames, int64[n, T]; and the other columns. `reaches`, int64[E,
+    2], are the numbers of frames required before and after a start, with the lowest dilation of the
+    table.
 
-    Raises `ClipError` with the row for missing and mistyped columns, unknown episodes, clips
-    outside their episode, lists of different lengths, and numbers out of range.
+    Raises `ClipError` with the row for clips outside their episode, lists of different lengths, and
+    numbers out of range.
     """
     import pyarrow.compute as pc  # a slow import
 
     columns = dict(columns)
-    names = columns.pop("episode")
+    episode = np.asarray(columns.pop("episode"), np.int64)
 
     def check_rows(wrong: Any, problem: str, expected: Callable[[int], object], got: Any) -> None:
         for row in np.flatnonzero(wrong)[:1].tolist():
             (given,) = got[row : row + 1].tolist()
             raise ClipError(
                 f"samples {problem}, in row {row}",
-                episode=names[row].as_py(),
+                episode=names.keys[int(episode[row])].as_py(),
                 expected=expected(row),
                 got=repr_of(given, 100) if isinstance(given, (str, list)) else given,
             )
@@ -127,8 +162,7 @@ def read_samples(
         place = np.minimum(np.arange(lengths.max()), lengths[:, None] - 1)
         return np.asarray(flat)[(np.cumsum(lengths) - lengths)[:, None] + place], lengths
 
-    episode = find_episodes(names, keys)
-    last = num_frames[episode] - 1
+    last = names.num_frames[episode] - 1
     dilation: npt.NDArray[np.integer] = np.ones(1, np.int64)
     if "dilation" in columns:
         dilation, most = np.asarray(columns["dilation"]), MAX_SETTING - 1
@@ -169,52 +203,42 @@ def read_samples(
     return episode, chosen.astype(np.int64), own
 
 
-def find_episodes(names: pa.Array, keys: pa.StringArray) -> IntArray:
-    """The row of each key, int64[n]. Raises `ClipError` for no rows, and an unknown key."""
-    import pyarrow.compute as pc  # a slow import
-
-    if not len(names):
-        raise ClipError("samples has no rows", expected="at least one sample", got="none")
-    found = pc.index_in(names.cast(pa.string()), value_set=keys)
-    episode = np.asarray(found.fill_null(-1), np.int64)
-    for row in np.flatnonzero(episode < 0)[:1].tolist():
-        key = names[row].as_py()
-        problem, expected = f"samples has an unknown episode, in row {row}", "a key of the dataset"
-        raise ClipError(problem, episode=key, expected=expected, got=repr_of(key, 100))
-    return episode
-
-
 def without_episodes(
-    samples: TableLike, keys: Iterable[str]
-) -> tuple[dict[str, pa.Array], set[str]]:
-    """Remove the samples of these episodes; also returns which of the keys the table had."""
+    samples: TableLike, bad: BadEpisodes
+) -> tuple[dict[str, pa.Array], list[Mapping[str, Any]]]:
+    """Remove the samples of bad episodes; also returns the records of these, of `bad.records`."""
     import pyarrow.compute as pc  # a slow import
 
     columns = table_columns(samples, of_spans=True)
-    names = columns["episode"].cast(pa.string())
-    found = pc.is_in(names, value_set=pa.array(keys, pa.string()))
-    kept = {name: column.filter(pc.invert(found)) for name, column in columns.items()}
-    return kept, {*names.filter(found).to_pylist()}
+    column = columns[sample_places(columns)["episode"]]
+    is_number = pa.types.is_integer(column.type)
+    names = [
+        record["metadata"].get("episode_index") if is_number else record["key"]
+        for record in bad.records
+    ]
+    is_bad = pc.is_in(column, value_set=pa.array(names, column.type))
+    present = {*column.filter(is_bad).to_pylist()}
+    records = [r for r, name in zip(bad.records, names, strict=True) if name in present]
+    return {name: c.filter(pc.invert(is_bad)) for name, c in columns.items()}, records
 
 
 def read_frame_lists(
     columns: Mapping[str, pa.Array],
-    keys: pa.StringArray,
-    num_frames: IntArray,
+    names: EpisodeNames,
     missing: MissingFrames,
     selected: IntArray,
     most: int | None = None,
 ) -> tuple[IntArray, FrameLists, IntArray, dict[str, Values], int]:
     """Read a table of frame lists, restricted to `selected` episodes.
 
-    `keys` and `num_frames` describe all episodes. Returns episode rows, int64[k]; the lists, in
+    `columns` and `names` are as for `read_samples`. Returns episode rows, int64[k]; the lists, in
     excerpts of at most `most` frames; of the complete samples the rows, int64[n], and the other
     columns; and the number of samples with a frame that lacks a feature.
 
     Raises `ClipError` for an invalid table, and if no sample remains.
     """
-    reaches = np.zeros((len(num_frames), 2), np.int64)
-    episode, frames, own = read_samples(columns, keys, num_frames, reaches)
+    reaches = np.zeros((len(names.num_frames), 2), np.int64)
+    episode, frames, own = read_samples(columns, names, reaches)
     mine = np.isin(episode, selected)
     whole = mine.copy()
     if len(missing):
@@ -252,23 +276,14 @@ def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa
     import pyarrow.compute as pc  # a slow import
 
     def read() -> dict[str, pa.Array]:
-        if isinstance(samples, Path):
-            import pyarrow.parquet as pq  # a slow import
-
-            table = pq.read_table(samples)
-        elif isinstance(samples, Mapping):
-            table = pa.table({str(name): _column(column) for name, column in samples.items()})
-        else:
-            table = pa.table(samples)
-        found = (column.combine_chunks() for column in table.columns)
-        columns = dict(zip(table.column_names, found, strict=True))
-        if len(columns) < table.num_columns:
-            raise ValueError("duplicate column names")
-        return columns
+        table = ArrowTable.open(samples).read()
+        columns = (column.combine_chunks() for column in table.columns)
+        return dict(zip(table.column_names, columns, strict=True))
 
     columns: dict[str, pa.Array] = _from_arrow(read)
-    columns.pop("__index_level_0__", None)  # index of a sliced pandas table
-    _check_names(columns)
+    places = sample_places(columns)
+    _check_names(columns, places)
+    roles = {name: role for role, name in places.items()}
     if not of_spans and "start" in columns and (stops := {"stop", "end"} & columns.keys()):
         name = min(stops)
         raise ClipError(
@@ -278,45 +293,26 @@ def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa
             got=", ".join(columns)[:200],
         )
     for name, column in columns.items():
-        content, expected, is_right = _RESERVED.get(name, _OWN)
-        if pa.types.is_dictionary(column.type):
-            column = columns[name] = column.cast(column.type.value_type)
-        if str(column.type) == "string_view":  # of Polars; the type is younger than Arrow 15
-            column = columns[name] = column.cast(pa.string())
+        role = roles.get(name, name if name in ("frames", *_SETTINGS) else "")
+        content, expected, is_right = _RESERVED.get(role, _OWN)
         if len(column) and not is_right(column.type):
             problem = f"samples has no {content} in column {name}"
             raise ClipError(problem, expected=expected, got=str(column.type))
-        if name not in _RESERVED and _is_float(column.type):
+        if not role and _is_float(column.type):
             columns[name] = pc.fill_null(column, pa.scalar(np.nan, column.type))
-        elif not (name not in _RESERVED and _is_text(column.type)):
+        elif role or not _is_text(column.type):
             for row in np.flatnonzero(column.is_null())[:1].tolist():
                 expected = "a value; only numbers may be missing (NaN) in float columns, and texts"
                 raise ClipError(f"samples has no {name} in row {row}", expected=expected)
     return columns
 
 
-def _column(values: Any) -> Any:
-    """Convert a 2-D array to Arrow lists, since Arrow accepts only 1-D arrays.
-
-    NaN between texts is a missing text, as in pandas.
-    """
-    if getattr(values, "ndim", 1) != 2 or not len(values):
-        if not isinstance(values, (list, tuple, np.ndarray)):
-            return values
-        try:
-            return pa.array(values)
-        except pa.ArrowException:
-            return pa.array(values, from_pandas=True)
-    rows = np.asarray(values)
-    return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
-
-
-def _check_names(columns: Mapping[str, pa.Array]) -> None:
+def _check_names(columns: Mapping[str, pa.Array], places: Mapping[str, str]) -> None:
     """Raise `ClipError` for missing columns, and for columns that exclude each other."""
     of_starts = [name for name in ("start", "dilation", "reverse") if name in columns]
     wrong = [f"{name}, beside frames" for name in of_starts if "frames" in columns]
     needed = ["episode", *(["start"] if of_starts and "frames" not in columns else [])]
-    lacking = [name for name in needed if name not in columns]
+    lacking = [name for name in needed if name not in places]
     for problem, names in (("has a column too many", wrong), ("lacks a column", lacking)):
         if names:
             raise ClipError(

@@ -11,7 +11,9 @@ import numpy as np
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.sample_tables import TableLike, find_episodes, table_columns
+from seqrecord.loader.clips.sample_tables import sample_columns
+from seqrecord.store.clips.arrow_tables import TableLike
+from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.storage.url import local_path
 
@@ -43,9 +45,9 @@ def segments(table: TableLike) -> Segments:
     return Segments(local_path(table_or_path, "table") if is_path else table_or_path)
 
 
-def segment_columns(segments: Segments) -> dict[str, pa.Array]:
+def segment_columns(segments: Segments, episodes: EpisodeNames) -> dict[str, pa.Array]:
     """The columns of a table of segments, with the column `stop`. Raises `ClipError`."""
-    columns = table_columns(segments.table, of_spans=True)
+    columns = sample_columns(segments.table, episodes, of_spans=True)
     names = [name for name in _STOPS if name in columns]
     if len(names) != 1 or "start" not in columns:
         expected = "the columns episode, start, and stop or end"
@@ -59,8 +61,7 @@ def segment_columns(segments: Segments) -> dict[str, pa.Array]:
 
 def clips_in_segments(
     columns: Mapping[str, pa.Array],
-    keys: pa.StringArray,
-    num_frames: IntArray,
+    names: EpisodeNames,
     reaches: IntArray,
     stride: int,
 ) -> tuple[dict[str, pa.Array], int]:
@@ -70,13 +71,13 @@ def clips_in_segments(
     none has a clip.
     """
     columns = dict(columns)
-    episode = find_episodes(columns["episode"], keys)
+    episode, num_frames = np.asarray(columns["episode"], np.int64), names.num_frames
     start, stop = (np.asarray(columns.pop(name), np.int64) for name in ("start", "stop"))
     is_wrong = (start < 0) | (stop <= start) | (stop > num_frames[episode])
     for row in np.flatnonzero(is_wrong)[:1].tolist():
         raise ClipError(
             f"samples has no segment of its episode, in row {row}",
-            episode=columns["episode"][row].as_py(),
+            episode=names.keys[int(episode[row])].as_py(),
             expected=f"0 <= start < stop <= {num_frames[episode[row]]}",
             got=f"start {start[row]}, stop {stop[row]}",
         )

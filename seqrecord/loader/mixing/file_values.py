@@ -15,6 +15,7 @@ from seqrecord.loader.pipes.option_values import FrameCache, MaxFrames, Vector
 from seqrecord.loader.pipes.options import EngineOptions
 from seqrecord.loader.sampling.built_ins import BUILT_INS
 from seqrecord.store.clips import transforms
+from seqrecord.store.clips.table_places import sample_places
 from seqrecord.store.clips.transforms import CropStep
 from seqrecord.store.clips.windows import At, Latest, Next, Seconds
 from seqrecord.store.text import repr_of
@@ -109,7 +110,7 @@ def _samples(key: str, value: Any) -> Any:
     """The path of a table, functions as `{every: 4}`, or a list of both."""
     if isinstance(value, list):
         return [_samples(key, part) for part in value]
-    is_table = not isinstance(value, Mapping) or "episode" in value
+    is_table = not isinstance(value, Mapping) or bool(sample_places(value))
     return value if is_table else _step(key, value, BUILT_INS)
 
 

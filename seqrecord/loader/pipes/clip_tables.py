@@ -10,7 +10,7 @@ import numpy as np
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.clips.sample_tables import read_frame_lists, read_samples, table_columns
+from seqrecord.loader.clips.sample_tables import read_frame_lists, read_samples, sample_columns
 from seqrecord.loader.clips.samples import (
     ComputedValues,
     Samples,
@@ -26,9 +26,11 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
 from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size, parse_size
 
@@ -44,21 +46,26 @@ def samples_of_table(
     if options.lists_frames:
         return _of_lists(options, dataset, selected)
     if isinstance(options.table, Segments):
-        return _of_segments(options, dataset, selected, segment_columns(options.table))
-    columns = table_columns(options.table)
+        columns = segment_columns(options.table, _names(dataset))
+        return _of_segments(options, dataset, selected, columns)
+    columns = sample_columns(options.table, _names(dataset))
     if "start" in columns:
         return _of_starts(options, dataset, selected, columns)
     return _of_episodes(options, dataset, selected, columns)
+
+
+def _names(dataset: Dataset) -> EpisodeNames:
+    return episode_names(dataset.contents.index)
 
 
 def _of_lists(
     options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
 ) -> tuple[SelectedEpisodes, Samples]:
     """The samples of a table of frame lists, in excerpts of at most `most` frames."""
-    index, missing = dataset.contents.index, dataset.contents.missing_frames()
-    columns, keys = table_columns(options.table), index.keys
+    names, missing = _names(dataset), dataset.contents.missing_frames()
+    columns = sample_columns(options.table, names)
     selected, excerpts, row, own, lacking = read_frame_lists(
-        columns, keys, index.num_frames, missing, selected, most
+        columns, names, missing, selected, most
     )
     windows = SelectedWindows(options, dataset, selected, excerpts)
     none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
@@ -71,13 +78,11 @@ def _of_segments(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
 ) -> tuple[SelectedEpisodes, Samples]:
     """The samples of all clips inside segments that lack no feature."""
-    index, dilations = dataset.contents.index, None
+    dilations = None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
     reaches = SelectedWindows(options, dataset, selected, dilations=dilations).extents
-    clips, num_short = clips_in_segments(
-        columns, index.keys, index.num_frames, reaches, options.stride or 1
-    )
+    clips, num_short = clips_in_segments(columns, _names(dataset), reaches, options.stride or 1)
     if num_short:
         place, count = shown_place(dataset.url), len(columns["episode"])
         warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
@@ -89,11 +94,11 @@ def _of_starts(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
 ) -> tuple[SelectedEpisodes, Samples]:
     """The samples of a table of starts that lack no feature."""
-    index, spec, dilations = dataset.contents.index, options.spec, None
+    spec, dilations = options.spec, None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
     windows = SelectedWindows(options, dataset, selected, dilations=dilations)
-    episode, start, own = read_samples(columns, index.keys, index.num_frames, windows.extents)
+    episode, start, own = read_samples(columns, _names(dataset), windows.extents)
     mine = np.isin(episode, selected)
     selected = np.unique(episode[mine])
     whole = np.zeros(len(episode), np.bool_)
@@ -113,15 +118,15 @@ def _of_episodes(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
 ) -> tuple[SelectedEpisodes, Samples]:
     """All clips of the episodes of a table, each with the columns of its episode."""
-    index, count = dataset.contents.index, len(columns["episode"])
+    index, names, count = dataset.contents.index, _names(dataset), len(columns["episode"])
     first = {"start": pa.array(np.zeros(count, np.int64))}  # a frame that every episode has
     reaches = np.zeros((len(index.num_frames), 2), np.int64)
-    episode, _, own = read_samples({**columns, **first}, index.keys, index.num_frames, reaches)
+    episode, _, own = read_samples({**columns, **first}, names, reaches)
     row = np.full(len(index.num_frames), -1)
     row[episode] = np.arange(count)
     for again in np.flatnonzero(row[episode] != np.arange(count))[:1].tolist():
         problem = f"samples without start has an episode twice, in row {again}"
-        key = columns["episode"][again].as_py()
+        key = index.key(int(episode[again]))
         raise ClipError(problem, episode=key, expected="a column start, or a row per episode")
     selected = np.intersect1d(episode, selected)
     windows = SelectedWindows(options, dataset, selected)

@@ -115,10 +115,9 @@ def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset,
     segments = options.table if isinstance(options.table, Segments) else None
     table = options.table if segments is None else segments.table
     samples: Any
-    samples, listed = without_episodes(table, bad.errors)
+    samples, records = without_episodes(table, bad)
     samples = samples if segments is None else Segments(samples)
-    listed_bad = replace(bad, records=[one for one in bad.records if one["key"] in listed])
-    listed_bad.check(options.episodes, options.split)
+    replace(bad, records=records).check(options.episodes, options.split)
     return skipping_bad_episodes(dataset), replace(options, samples=[samples, *options.functions])
 
 

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
     import torch
     from typing_extensions import Self
 
-    from seqrecord.loader.clips.sample_tables import TableLike
+    from seqrecord.store.clips.arrow_tables import TableLike
     from seqrecord.store.clips.transforms import Camera as CameraSteps
     from seqrecord.store.clips.transforms import ClipFunction, ClipTransform
 

@@ -62,6 +62,10 @@ class ArrowTable:
 
         return cls(_plain_schema(content.schema), batches, lambda: _digest_of(content), shown)
 
+    def read(self) -> pa.Table:
+        """Read all rows."""
+        return pa.Table.from_batches(self.batches(self.schema.names), self.schema)
+
 
 def to_arrow(table: TableLike) -> pa.Table:
     """Convert an object to an Arrow table. NaN of pandas becomes null, as in its Parquet files.

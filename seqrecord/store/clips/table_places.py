@@ -70,8 +70,8 @@ class EpisodeNames:
     def find(self, column: pa.Array, name: str) -> IntArray:
         """Return the row of each episode, int64 [n], `UNKNOWN` for episodes that are not here.
 
-        `name` is the column's, one of `EPISODE_NAMES`. Raises `ClipError` for another type, and for
-        a number in the dataset that is out of range.
+        `name` is the column's, one of `EPISODE_NAMES`. Raises `ClipError` for another type, and
+        `RowError` for a number in the dataset that is out of range.
         """
         import pyarrow.compute as pc  # a slow import
 
@@ -92,8 +92,8 @@ class EpisodeNames:
     def locate(self, column: pa.Array) -> tuple[IntArray, IntArray]:
         """Return episode row and frame of each `index`, int64 [n] each.
 
-        Raises `ClipError` if an index is out of range, or if LeRobot's numbers have holes: the
-        lengths of the episodes in between are unknown.
+        Raises `RowError` if an index is out of range, and `ClipError` if LeRobot's numbers have
+        holes: the lengths of the episodes in between are unknown.
         """
         numbers, order = _integers(column, INDEX, "frames"), self._order()
         if order is None:
@@ -150,7 +150,7 @@ class TablePlaces:
         try:
             places = _places(columns, episodes)
             places.check(episodes)
-        except _RowError as error:
+        except RowError as error:
             raise error.numbered(first_row) from None
         return places
 
@@ -191,6 +191,20 @@ def place_names(names: Collection[str]) -> list[str]:
     if problem:
         raise ClipError(problem, expected=_EXPECTED, got=", ".join(names)[:200])
     return [*others, *frames, *of_spans]
+
+
+def sample_places(names: Collection[str]) -> dict[str, str]:
+    """Return the columns that name a sample's episode and start, by `episode` and `start`.
+
+    Without such a column, the entry is absent. Other columns that could name a place are values.
+    """
+    episode = next((name for name in EPISODE_NAMES if name in names), None)
+    if episode is None:
+        is_index = INDEX in names and not {"start", "frames"} & {*names}
+        return {"episode": INDEX, "start": INDEX} if is_index else {}
+    starts = () if "frames" in names else ("start", *FRAME_NAMES)
+    start = next((name for name in starts if name in names), None)
+    return {"episode": episode} if start is None else {"episode": episode, "start": start}
 
 
 def _places(columns: Mapping[str, pa.Array], episodes: EpisodeNames) -> TablePlaces:
@@ -262,8 +276,8 @@ def _is_text(kind: pa.DataType) -> bool:
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
-class _RowError(ClipError):
-    """An error in a row of some rows of a table; `numbered` names the row."""
+class RowError(ClipError):
+    """An error in a row of some rows of a table; `numbered` gives the one with the row's number."""
 
     row = 0
 
@@ -275,8 +289,8 @@ class _RowError(ClipError):
 
 def _wrong(
     problem: str, row: int, expected: object, got: object, episode: str | None = None
-) -> _RowError:
+) -> RowError:
     shown = got if isinstance(got, (int, np.integer)) else repr_of(got, 100)
-    error = _RowError(problem, episode=episode, expected=expected, got=shown)
+    error = RowError(problem, episode=episode, expected=expected, got=shown)
     error.row = row
     return error

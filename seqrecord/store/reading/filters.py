@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SourceError
+from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.format.index import Index
 from seqrecord.store.text import counted, first_of, repr_of
 from seqrecord.store.units import is_integer
@@ -188,6 +189,12 @@ def _choice_of(episodes: EpisodeFilter) -> _Choice:
     if isinstance(episodes, str):
         return _Glob(episodes) if {*episodes} & {*"*?["} else _List([episodes])
     return _Function(episodes) if callable(episodes) else _List(episodes)
+
+
+def episode_names(index: Index) -> EpisodeNames:
+    """Return the names by which tables refer to a dataset's episodes."""
+    numbers = range(len(index.num_frames))
+    return EpisodeNames(index.keys, index.num_frames, lambda: map(index.episode_metadata, numbers))
 
 
 def shown_keys(index: Index) -> str:
