@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.clips.depth import DepthToMeters as DepthToMeters
     from seqrecord.loader.mixing.mix import SeqRecordMix as SeqRecordMix
     from seqrecord.loader.pipes.camera_values import Camera as Camera
+    from seqrecord.loader.pipes.camera_values import RelativePose as RelativePose
     from seqrecord.loader.pipes.collating import collate as collate
     from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset as SeqRecordIterableDataset
     from seqrecord.loader.pipes.loaders import SeqRecordPipe as SeqRecordPipe

@@ -13,7 +13,15 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import ClipError, HorizontalFlip, RandomCrop, SeqRecordMapDataset, SeqRecordPipe
+from seqrecord import (
+    Camera,
+    ClipError,
+    HorizontalFlip,
+    RandomCrop,
+    RelativePose,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+)
 from tests.cuda.side_streams import STREAMS, device_of, on_host
 from tests.formats.camera_originals import POINTS, shifted, write_tartanair
 from tests.kit.datasets import write_dataset
@@ -291,3 +299,90 @@ def test_cameras_with_steps_of_their_own(records: Path) -> None:
             atol=1e-5,
         )
     assert seen == {True, False}
+
+
+def relative_batches(records: Path, to: str, scale: str, p: float, **options: Any) -> list[Any]:
+    camera = Camera(dtype="float64", relative=RelativePose(to, scale=scale), **options)
+    options = {"clip_len": 3, "shuffle": False}
+    return batches(records, HorizontalFlip(p), IMAGES, camera=camera, **options)
+
+
+@pytest.mark.parametrize("p", [0, 1])
+@pytest.mark.parametrize("to", ["first", "consecutive"])
+def test_relative_poses(records: Path, to: str, p: float) -> None:
+    """Of a world that moves from frame to frame; both cameras keep their distance."""
+    absolute = batches(
+        records, HorizontalFlip(p), IMAGES, camera=Camera(dtype="float64"), clip_len=3,
+        shuffle=False,
+    )  # fmt: skip
+    for plain, batch in zip(absolute, relative_batches(records, to, "metric", p), strict=True):
+        assert "camera_offset" not in batch
+        assert batch["camera_scale"].tolist() == [1.0] * len(batch["episode"])
+        assert not batch["camera_scale_is_missing"].any()
+        left, right = (plain[f"{image}_pose"].numpy() for image in IMAGES)
+        for image, poses in zip(IMAGES, (left, right), strict=True):
+            found = batch[f"{image}_pose"].numpy()
+            is_missing = batch[f"{image}_pose_is_missing"]
+            if to == "first":
+                expected = np.linalg.inv(left[:, :1]) @ poses
+                assert not is_missing.any()
+            else:
+                expected = np.linalg.inv(poses[:, :-1]) @ poses[:, 1:]
+                assert is_missing.tolist() == [[True, False, False]] * len(found)
+                assert not found[:, 0].any()
+                found = found[:, 1:]
+            np.testing.assert_allclose(found, expected, atol=1e-9)
+            np.testing.assert_allclose(np.linalg.det(found[..., :3, :3]), 1, atol=1e-9)
+
+
+def test_the_scale_of_relative_poses(records: Path) -> None:
+    """Positions times the scale are metres; inverse poses are inverses of the scaled ones."""
+    for p in (0, 1):
+        (metric,) = relative_batches(records, "first", "metric", p)
+        for scale in ("mean_translation", "median_depth"):
+            (batch,) = relative_batches(records, "first", scale, p)
+            (inverse,) = relative_batches(records, "first", scale, p, inverse=True)
+            factor = batch["camera_scale"]
+            for image in IMAGES:
+                positions = batch[f"{image}_pose"][..., :3, 3]
+                want = metric[f"{image}_pose"][..., :3, 3]
+                torch.testing.assert_close(positions * factor[:, None, None], want)
+                eye = torch.eye(4, dtype=torch.float64).expand(*positions.shape[:2], 4, 4)
+                product = inverse[f"{image}_pose"] @ batch[f"{image}_pose"]
+                torch.testing.assert_close(product, eye)
+            if scale == "mean_translation":
+                lengths = [batch[f"{image}_pose"][..., :3, 3].norm(dim=-1) for image in IMAGES]
+                lengths[0] = lengths[0][:, 1:]
+                torch.testing.assert_close(
+                    torch.cat(lengths, dim=1).mean(dim=1), torch.ones_like(factor)
+                )
+                continue
+            with seqrecord.open(records) as dataset:
+                (episode,) = dataset.episodes.values()
+                name = "depth_right" if p else "depth_left"
+                for start, got in zip(batch["start"].tolist(), factor.tolist(), strict=True):
+                    depth = episode[start][name]
+                    assert got == pytest.approx(float(np.median(depth[depth > 0])))
+
+
+def test_scales_that_are_unknown(tmp_path: Path, records: Path) -> None:
+    """1 and a mask for a camera that does not move; a dataset without depth is refused."""
+    with seqrecord.open(records) as dataset:
+        (episode,) = dataset.episodes.values()
+        pose = episode[0]["pose_left"]
+        frames = [{"image_left": episode[t]["image_left"], "pose_left": pose} for t in range(4)]
+        metadata = {"a": episode.metadata}
+    kinds = {"pose_left": {"kind": "pose", "unit": "m"}}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=kinds)
+    options: dict[str, Any] = {"clip_len": 2, "batch_size": 1}
+    relative = RelativePose(scale="mean_translation")
+    batch = next(iter(SeqRecordPipe(tmp_path, **options, camera=Camera(relative=relative))))
+    assert batch["camera_scale"].tolist() == [1.0]
+    assert batch["camera_scale_is_missing"].tolist() == [True]
+    assert torch.isfinite(batch["image_left_pose"]).all()
+    depth = Camera(relative=RelativePose(scale="median_depth"))
+    with pytest.raises(ClipError, match=r"needs a depth map.*got: no depth map"):
+        SeqRecordPipe(tmp_path, **options, camera=depth)
+    for fields in ({"to": "last"}, {"scale": "unit"}):
+        with pytest.raises(ClipError, match="of a RelativePose"):
+            RelativePose(**fields)

@@ -24,13 +24,14 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
 from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
+from seqrecord.loader.pipes.camera_relative import ClipPoses, mean_translations, relative_poses
 from seqrecord.loader.pipes.camera_rigs import (
     EpisodeRigs,
     ImageCamera,
     ImageRig,
     intrinsics_matrices,
 )
-from seqrecord.loader.pipes.camera_values import START
+from seqrecord.loader.pipes.camera_values import MEAN_TRANSLATION, MEDIAN_DEPTH, START
 from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
 from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, mirror_factors
 from seqrecord.store.clips.frames import ClipWindow
@@ -41,7 +42,7 @@ from seqrecord.store.clips.transforms import CropWindows
 IS_MISSING = "_is_missing"
 """End of the names of masks: values that the source or frame lacks, which are 0."""
 
-OFFSET, IS_METRIC = "camera_offset", "is_metric"
+OFFSET, SCALE, IS_METRIC = "camera_offset", "camera_scale", "is_metric"
 
 _GRID = 8192.0  # metres between offsets: float32 rounds half of it to 0.25 mm
 _SHAPES = {"pose": (4, 4), "K": (3, 3), "distortion": (MAX_COEFFICIENTS,)}
@@ -75,7 +76,10 @@ class CameraColumns:
                     self._column(name + IS_MISSING, np.dtype(bool), (length,), per_frame=True),
                 ]
             columns.append(self._column(f"{image.name}_distortion_model", np.dtype(np.int64), ()))
-        if self.rigs.camera.recenter is not None:
+        if self.rigs.camera.relative is not None:
+            columns.append(self._column(SCALE, np.dtype(np.float64), ()))
+            columns.append(self._column(SCALE + IS_MISSING, np.dtype(bool), ()))
+        elif self.rigs.camera.recenter is not None:
             columns.append(self._column(OFFSET, np.dtype(np.float64), (3,)))
         columns.append(self._column(IS_METRIC, np.dtype(bool), ()))
         return columns
@@ -100,35 +104,45 @@ class CameraColumns:
                 f"{name}_distortion{IS_MISSING}": camera.no_lens,
                 f"{name}_distortion_model": camera.models,
             }
-        values |= self._delivered({n: (c.poses, c.no_pose) for n, c in cameras.items()})
+        poses = {name: ClipPoses(c.poses, c.no_pose) for name, c in cameras.items()}
+        values |= self._delivered(poses, clips)
         values[IS_METRIC] = clips.are_metric
         return values
 
     def _delivered(
-        self, poses: Mapping[str, tuple[FloatArray, BoolArray]]
+        self, cameras: Mapping[str, ClipPoses], clips: _Clips
     ) -> dict[str, npt.NDArray[Any]]:
-        """Poses in the requested form, and the offset."""
+        """Poses in the requested form, and their offset or scale."""
         camera, values = self.rigs.camera, dict[str, npt.NDArray[Any]]()
-        offset = self._offset([*poses.values()])
-        if camera.recenter is not None:
-            values[OFFSET] = offset
-        for name, (matrices, is_missing) in poses.items():
-            matrices[..., :3, 3] -= offset[:, None]
-            delivered = inverted(matrices) if camera.inverse else matrices
+        if (relative := camera.relative) is not None:
+            cameras = relative_poses(cameras, relative.to)
+            scale = np.ones(len(clips.rows))
+            if relative.scale == MEAN_TRANSLATION:
+                scale = mean_translations(cameras, relative.to)
+            elif relative.scale == MEDIAN_DEPTH:
+                scale = clips.median_depths()
+            is_unknown = ~(scale > 0)
+            values[SCALE] = scale = np.where(is_unknown, 1.0, scale)
+            values[SCALE + IS_MISSING] = is_unknown
+            for poses, _ in cameras.values():
+                poses[..., :3, 3] /= scale[:, None, None]
+        elif camera.recenter is not None:
+            values[OFFSET] = offset = self._offset([*cameras.values()])
+            for poses, _ in cameras.values():
+                poses[..., :3, 3] -= offset[:, None]
+        for name, (poses, is_missing) in cameras.items():
+            delivered = inverted(poses) if camera.inverse else poses
             delivered[is_missing] = 0
             values |= {f"{name}_pose": delivered, f"{name}_pose{IS_MISSING}": is_missing}
         return values
 
-    def _offset(self, poses: Sequence[tuple[FloatArray, BoolArray]]) -> FloatArray:
+    def _offset(self, poses: Sequence[ClipPoses]) -> FloatArray:
         """The offset of n clips, float64[n, 3], by their first known position."""
-        recenter = self.rigs.camera.recenter
         positions = np.concatenate([matrices[..., :3, 3] for matrices, _ in poses], axis=1)
         is_known = ~np.concatenate([is_missing for _, is_missing in poses], axis=1)
-        if recenter is None:
-            return np.zeros((len(positions), 3))
         start = positions[np.arange(len(positions)), is_known.argmax(axis=1)]
         start = np.where(is_known.any(axis=1, keepdims=True), start, 0.0)
-        return start if recenter == START else np.rint(start / _GRID) * _GRID + 0.0
+        return start if self.rigs.camera.recenter == START else np.rint(start / _GRID) * _GRID + 0.0
 
 
 def _value(
@@ -274,6 +288,19 @@ class _Clips:
         if window.age is None:
             return frames, np.zeros(frames.shape, np.bool_)
         return frames, window.age[:, : batch.num_frames] < 0
+
+    def median_depths(self) -> FloatArray:
+        """The median depth of each clip's first frame of the first image, float64 [n]."""
+        images = {image.name: image for image in self.rigs.images}
+        name, depths = self.rigs.images[0].name, np.full(len(self.rows), np.nan)
+        crop, flipped = self.batch.drawn.crop, self._flipped(name)
+        partner = name if crop is None else crop.partners.get(name, name)
+        frames, _ = self._frames(images[name])
+        for clip, row in enumerate(self.rows.tolist()):
+            depth = images[partner if flipped[clip] else name].depth
+            if depth is not None:
+                depths[clip] = self.rigs.depths.find(depth, row, int(frames[clip, 0]))
+        return depths
 
     # ---- of frames in the batch
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -25,6 +25,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _BLOCK = 1 << 12  # frames
+_MAX_MEDIANS = 1 << 17
 _MAX_BYTES = 32 << 20  # of blocks in memory: poses of half a million frames
 
 
@@ -95,3 +96,37 @@ class FrameValues:
     def _zeros(self, feature: str, count: int) -> FloatArray:
         shape = [int(size or 0) for size in self._dataset.features[feature].shape]
         return np.zeros((count, *shape))
+
+
+class MedianDepths:
+    """Medians of depth maps. Thread-safe. Picklable, without values.
+
+    Args:
+        dataset: the dataset with the features of depth maps.
+        sizes: metres per stored number, by feature.
+    """
+
+    def __init__(self, dataset: Dataset, sizes: Mapping[str, float]) -> None:
+        self._dataset, self.sizes = dataset, sizes
+        self._medians = PerProcess[dict[tuple[str, int, int], float]](dict)
+
+    def find(self, feature: str, row: int, frame: int) -> float:
+        """The median of the depths above 0 of a frame of the episode in this row of the index.
+
+        NaN if the frame lacks the feature, or has no such depth.
+        """
+        medians, key = self._medians.get(), (feature, row, frame)
+        if (median := medians.get(key)) is None:
+            if len(medians) > _MAX_MEDIANS:  # another thread may clear it meanwhile
+                medians.clear()
+            median = medians[key] = self._read(feature, row, frame)
+        return median
+
+    def _read(self, feature: str, row: int, frame: int) -> float:
+        contents = self._dataset.contents
+        episode = Episode(contents.chunks, contents.index, row)
+        if not episode.present(feature)[frame]:
+            return float("nan")
+        depth = np.asarray(episode.read([frame], features=[feature])[feature][0], np.float64)
+        depth = depth[np.isfinite(depth) & (depth > 0)]
+        return float(np.median(depth)) * self.sizes[feature] if depth.size else float("nan")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
@@ -9,8 +10,13 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError, located
-from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray, FrameValues
-from seqrecord.loader.pipes.camera_values import Camera
+from seqrecord.loader.pipes.camera_frames import (
+    BoolArray,
+    FloatArray,
+    FrameValues,
+    MedianDepths,
+)
+from seqrecord.loader.pipes.camera_values import MEDIAN_DEPTH, Camera
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.store.clips.cameras import (
     OWN_DISTORTION,
@@ -74,6 +80,7 @@ class ImageCamera:
     size: tuple[int, int] | None
     intrinsics: str | None
     distortion: str | None
+    depth: str | None
 
     def in_metadata(self, metadata: Mapping[str, Any]) -> EpisodeCamera:
         """Its camera in the metadata `camera`, which may have cameras by feature."""
@@ -93,6 +100,7 @@ class EpisodeRigs:
         images: the images that have cameras.
         pose_features: features of poses by their stored names.
         values: values per frame: poses, intrinsics, distortion.
+        depths: medians of depth maps.
     """
 
     dataset: Dataset
@@ -100,6 +108,7 @@ class EpisodeRigs:
     images: Sequence[ImageCamera]
     pose_features: Mapping[str, FeatureSpec]
     values: FrameValues
+    depths: MedianDepths
     _rigs: PerProcess[dict[int, dict[str, ImageRig]]] = field(
         default_factory=lambda: PerProcess(dict), repr=False
     )
@@ -130,8 +139,29 @@ class EpisodeRigs:
         names += [name for image in images for name in (image.intrinsics, image.distortion) if name]
         stored = dataset.resized(None)
         values = FrameValues(stored.select(list(dict.fromkeys(names))) if names else stored)
-        rigs = cls(dataset, camera, images, pose_features, values)
-        return replace(rigs, images=rigs._with_cameras(row))
+        sizes = _depth_sizes(images, schema)
+        depths = MedianDepths(stored.select([*sizes]) if sizes else stored, sizes)
+        rigs = cls(dataset, camera, images, pose_features, values, depths)
+        rigs = replace(rigs, images=rigs._with_cameras(row))
+        if camera.relative is not None and camera.relative.scale == MEDIAN_DEPTH:
+            rigs._check_depth(row)
+        return rigs
+
+    def _check_depth(self, row: int) -> None:
+        """Raise `ClipError` without a depth map of the first image in the unit of its poses."""
+        image = self.images[0]
+        spec = self.dataset.contents.index.schema.get(image.depth or "")
+        is_metric = spec is not None and size_in(spec.unit, "m") is not None
+        if spec is None or is_metric != self.of_episode(row)[image.name].is_metric:
+            depth = "no depth map" if spec is None else f"{spec.name} in {spec.unit}"
+            raise ClipError(
+                "scale='median_depth' needs a depth map of the first image, in the unit of poses",
+                file=self.dataset.url,
+                feature=image.name,
+                expected="a feature of kind depth, such as depth_left for image_left, whose unit "
+                "is a length where that of poses is: `seqrecord edit describe`",
+                got=depth,
+            )
 
     def _with_cameras(self, row: int) -> list[ImageCamera]:
         """The images that have a pose or intrinsics in an episode."""
@@ -284,7 +314,25 @@ def _image(name: str, dataset: Dataset, schema: Schema, *, may_share: bool) -> I
         size,
         _feature_of((name, stored_name), OWN_INTRINSICS, _intrinsics(schema), schema, may_share),
         _feature_of((name, stored_name), OWN_DISTORTION, _distortions(schema), schema, may_share),
+        _depth_of((name, stored_name), schema),
     )
+
+
+def _depth_of(names: Sequence[str], schema: Schema) -> str | None:
+    """The depth map of an image: of its name with `depth` for `image`, or the only one."""
+    depths = [name for name, spec in schema.items() if spec.kind == "depth"]
+    own = [name for image in names for name in depths if name in (image, _depth_name(image))]
+    return next(iter(own), depths[0] if len(depths) == 1 else None)
+
+
+def _depth_name(image: str) -> str:
+    return re.sub("image|rgb|color|colour", "depth", image, count=1)
+
+
+def _depth_sizes(images: Sequence[ImageCamera], schema: Schema) -> dict[str, float]:
+    """Metres per stored number of the images' depth maps; 1 where the unit is unknown."""
+    depths = [image.depth for image in images if image.depth is not None]
+    return {name: size_in(schema[name].unit, "m") or 1.0 for name in depths}
 
 
 def _intrinsics(schema: Schema) -> list[str]:

@@ -1,0 +1,57 @@
+"""Poses relative to another frame of their clip, and the lengths by which they are divided."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+import numpy as np
+
+from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
+from seqrecord.loader.pipes.camera_values import CONSECUTIVE
+from seqrecord.store.clips.rigs import inverted
+
+
+class ClipPoses(NamedTuple):
+    """Poses of an image in n clips, float64 [n, T, 4, 4], and which are missing, bool [n, T]."""
+
+    poses: FloatArray
+    is_missing: BoolArray
+
+
+def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipPoses]:
+    """Poses in the first frame of the first image, or of each frame in the one before it.
+
+    Poses without a known reference are missing; so is the first one of consecutive ones.
+    """
+    reference, no_reference = next(iter(cameras.values()))
+    result = dict[str, ClipPoses]()
+    for name, (poses, is_missing) in cameras.items():
+        if to == CONSECUTIVE:
+            moved = inverted(poses[:, :-1]) @ poses[:, 1:]
+            moved = np.concatenate([np.zeros_like(poses[:, :1]), moved], axis=1)
+            before = np.concatenate([np.ones_like(is_missing[:, :1]), is_missing[:, :-1]], axis=1)
+            result[name] = ClipPoses(moved, is_missing | before)
+        else:
+            moved = inverted(reference[:, :1]) @ poses
+            result[name] = ClipPoses(moved, is_missing | no_reference[:, :1])
+    return result
+
+
+def mean_translations(cameras: Mapping[str, ClipPoses], to: str) -> FloatArray:
+    """The mean distance of the known poses of each clip, float64 [n]; NaN if none is known.
+
+    Without the reference itself: the first frame of the first image.
+    """
+    lengths, masks = [], []
+    for number, (poses, is_missing) in enumerate(cameras.values()):
+        is_left_out = is_missing.copy()
+        if to != CONSECUTIVE and number == 0:
+            is_left_out[:, 0] = True
+        lengths.append(np.linalg.norm(poses[..., :3, 3], axis=-1))
+        masks.append(~is_left_out)
+    is_known = np.concatenate(masks, axis=1)
+    totals = np.where(is_known, np.concatenate(lengths, axis=1), 0.0).sum(axis=1)
+    counts = is_known.sum(axis=1)
+    means: FloatArray = np.where(counts > 0, totals / np.maximum(counts, 1), np.nan)
+    return means
