@@ -305,13 +305,8 @@ class AugmentationSampler(NoDraws):
             )
         self._images = images
         self._centered = [_centered_image(crops, images) for crops in self.crops]
-        if images is None:
-            _warn_of_pairs(self.crops, dataset.url)
-        else:
-            self.flips = WorldFlips.of(self.crops, arrays, kinds, images.windows)
+        self.flips = _world_flips(self.crops, arrays, kinds, images, dataset.url)
         _warn_of_lenses(known_columns, camera, arrays, dataset.url)
-
-    flips = WorldFlips()
 
     @property
     def is_any(self) -> bool:  # type: ignore[override]
@@ -394,6 +389,20 @@ class AugmentationSampler(NoDraws):
         for camera in self._resized:
             values |= camera.columns(None, cameras_of(batch))
         return values
+
+
+def _world_flips(
+    crops: Sequence[ClipCrops],
+    arrays: Mapping[str, ArraySpec],
+    kinds: Mapping[str, str | None],
+    images: CameraColumns | None,
+    url: str,
+) -> WorldFlips:
+    """The features that flips change with the world; without `images`, a warning of pairs."""
+    if images is not None:
+        return WorldFlips.of(crops, arrays, kinds, images.windows)
+    _warn_of_pairs(crops, url)
+    return WorldFlips()
 
 
 def _centered_image(crops: ClipCrops, images: CameraColumns | None) -> str | None:
