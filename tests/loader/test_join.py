@@ -8,9 +8,18 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import At, FrameCache, SeqRecordMapDataset, SeqRecordPipe, edit
+from seqrecord import (
+    At,
+    FrameCache,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordMix,
+    SeqRecordPipe,
+    edit,
+)
 from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.datasets import columns, noise, write_dataset
 
@@ -126,6 +135,107 @@ def test_frame_cache_and_resident_frames(opening: Any, tmp_path: Path) -> None:
     assert clips_of(pipe) == expected
     assert pipe.stats()["frames_from_cache"]
     assert clips_of(pipe) == expected
+
+
+def test_functions_of_samples_and_metadata(opening: Any) -> None:
+    open_joined, whole, _ = opening
+    options: dict[str, Any] = {
+        "clip_len": 3,
+        "samples": [seqrecord.samples.every(4)],
+        "features": ["latent", "step"],
+        "episodes": lambda episode: episode.num_frames > 10,
+    }
+    assert clips_of(SeqRecordPipe(open_joined(), **options)) == clips_of(
+        SeqRecordPipe(whole, **options)
+    )
+
+
+@pytest.mark.parametrize("clock", ["source", "companion"])
+def test_windows_in_seconds(tmp_path: Path, clock: str) -> None:
+    lengths = {"a": 20, "b": 7}
+    parts: dict[str, Frames] = {"source": {}, "companion": {}, "whole": {}}
+    for seed, (key, length) in enumerate(lengths.items()):
+        times = np.cumsum(np.where(np.arange(length) % 5, 0.1, 0.3)) + seed
+        values = {"x": np.arange(length, dtype="f4"), "z": np.arange(length, dtype="f4") * 2}
+        owned = {"source": {"x": values["x"]}, "companion": {"z": values["z"]}}
+        owned[clock]["timestamp"] = times
+        for name, features in owned.items():
+            parts[name][key] = columns(**features)
+        parts["whole"][key] = columns(**values, timestamp=times)
+    for name, frames in parts.items():
+        has_clock = "timestamp" in frames["a"][0]
+        kinds = {"timestamp": {"kind": "timestamp", "unit": "s"}} if has_clock else None
+        write_dataset(tmp_path / name, frames, features=kinds)
+    windows = {
+        "x": seqrecord.Seconds([-0.3, 0.0], tolerance=0.3),
+        "z": seqrecord.Seconds([0.0, 0.2], tolerance=0.3),
+    }
+    options: dict[str, Any] = {"windows": windows, "pad": "edge", "features": ["x", "z"]}
+    dataset = seqrecord.open(tmp_path / "source", join=[tmp_path / "companion"])
+    joined = clips_of(SeqRecordPipe(dataset, **options))
+    assert joined == clips_of(SeqRecordPipe(tmp_path / "whole", **options))
+
+
+def test_mixes(opening: Any) -> None:
+    open_joined, whole, _ = opening
+    names = ["step", "latent", "text"]
+
+    def steps(sources: list[Any]) -> list[Any]:
+        pipes = {
+            str(number): SeqRecordIterableDataset(source, clip_len=4, features=names)
+            for number, source in enumerate(sources)
+        }
+        mix = SeqRecordMix(pipes, weights={"0": 1, "1": 1}, batch_size=4, seed=3)
+        return sorted(
+            (plain(step), plain(latent), *text)
+            for batch in mix
+            for step, latent, text in zip(
+                batch["step"], batch["latent"], batch["text"], strict=True
+            )
+        )
+
+    found = steps([open_joined(), whole])
+    every = {tuple(plain(c["step"])) for c in SeqRecordPipe(whole, clip_len=4, features=names)}
+    assert {tuple(step) for step, *_ in found} <= every
+    texts = {tuple(step): text for step, _, *text in found}
+    for step, text in texts.items():
+        key = "abcde"[step[0] // 1000]
+        assert text == [f"{key} {number % 1000}" for number in step]
+
+
+def test_resume_on_three_ranks(opening: Any) -> None:
+    open_joined, _, _ = opening
+    options: dict[str, Any] = {"clip_len": 3, "features": ["step", "latent"], "batch_size": 2}
+
+    def pipes(count: int) -> list[SeqRecordPipe]:
+        return [SeqRecordPipe(open_joined(), **options, rank=(r, count)) for r in range(count)]
+
+    def clips(batches: Any) -> list[Any]:
+        return [clip for batch in batches for clip in plain(batch["step"])]
+
+    before, states = list[Any](), []
+    for pipe in pipes(2):
+        batches = iter(pipe)
+        before += clips(next(batches) for _ in range(3))
+        states.append(pipe.state_dict())
+    after = list[Any]()
+    for pipe in pipes(3):
+        pipe.load_state_dict(states[0])
+        after += clips(pipe)
+    whole = list(SeqRecordPipe(open_joined(), **(options | {"batch_size": None})))
+    every = {tuple(plain(clip["step"])) for clip in whole}
+    assert not {*map(tuple, before)} & {*map(tuple, after)}
+    left_out = every - {*map(tuple, before)} - {*map(tuple, after)}
+    assert len(left_out) < 6  # fewer than a batch of each rank
+
+
+@pytest.mark.slow
+def test_workers_that_are_spawned(opening: Any) -> None:
+    open_joined, whole, _ = opening
+    dataset = SeqRecordIterableDataset(open_joined(), clip_len=4, features=["step", "mask"])
+    loader = DataLoader(dataset, batch_size=None, num_workers=2, multiprocessing_context="spawn")
+    together = SeqRecordPipe(whole, clip_len=4, features=["step", "mask"])
+    assert clips_of(loader) == clips_of(together)
 
 
 def test_stats_count_joined_features(opening: Any) -> None:

@@ -102,7 +102,7 @@ def equal_pages(
     spec = contents.features[column[name]]
     table = index.groups[spec.group]
     texts = [str(group["digests"][name]) for group in groups]
-    if not _HEX.fullmatch("".join(texts)):
+    if not texts or not _HEX.fullmatch("".join(texts)):
         return np.zeros(len(rows), bool)
     counts, starts = table.num_chunks[rows], table.first_chunk[rows]
     firsts = table.first_frame[starts].tolist()

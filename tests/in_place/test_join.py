@@ -1,0 +1,128 @@
+"""Joined datasets of which some are originals in place."""
+
+from __future__ import annotations
+
+import pickle
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import seqrecord
+from seqrecord import FrameCache, SeqRecordPipe
+from seqrecord.errors import JoinError
+from seqrecord.store.reading.episode_identity import episode_identity
+from tests.kit.datasets import columns, write_dataset
+from tests.kit.lerobot_video_data import unpack
+from tests.kit.tiny import read_all
+from tests.kit.video_file_data import pictures, write_video
+
+Frames = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture
+def original(tmp_path: Path) -> Path:
+    return unpack(tmp_path / "original", "lerobot_video_v3")
+
+
+def write_progress(path: Path, source: Path) -> Frames:
+    """Write a number for each frame of a dataset, with the identities of its episodes."""
+    with seqrecord.open(source) as dataset:
+        lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
+        identities = {
+            key: {"derived_from": episode_identity(dataset, number)}
+            for number, key in enumerate(dataset.episodes)
+        }
+    frames = {
+        key: columns(progress=np.arange(length, dtype="f4") + 100 * number)
+        for number, (key, length) in enumerate(lengths.items())
+    }
+    write_dataset(path, frames, metadata=identities)
+    return frames
+
+
+def check_joined(frames: Frames, *parts: Frames) -> None:
+    assert all([*frames] == [*part] for part in parts)
+    for key, episode in frames.items():
+        for number, frame in enumerate(episode):
+            expected = {name: v for part in parts for name, v in part[key][number].items()}
+            assert {*frame} == {*expected}
+            for name, value in expected.items():
+                assert np.array_equal(frame[name], value), (key, number, name)
+
+
+def test_values_join_an_original(original: Path, tmp_path: Path) -> None:
+    progress = write_progress(tmp_path / "progress", original)
+    plain = read_all(original)
+    check_joined(read_all(original, join=[tmp_path / "progress"]), plain, progress)
+    moved = tmp_path / "moved"
+    shutil.copytree(original, moved, copy_function=shutil.copyfile)  # with other times
+    check_joined(read_all(moved, join=[tmp_path / "progress"]), plain, progress)
+
+
+def test_an_original_joins_a_dataset(original: Path, tmp_path: Path) -> None:
+    plain = read_all(original)
+    progress = {
+        key: columns(progress=np.arange(len(episode), dtype="f4")) for key, episode in plain.items()
+    }
+    write_dataset(tmp_path / "progress", progress)
+    check_joined(read_all(tmp_path / "progress", join=[original]), progress, plain)
+
+
+def test_videos_of_two_originals(tmp_path: Path) -> None:
+    """Both have pages that refer to external files, in lists of their own."""
+    for name, first in (("front", 0), ("wrist", 7)):
+        (tmp_path / name).mkdir()
+        for number in range(2):
+            path = tmp_path / name / f"clip{number}.mp4"
+            write_video(path, pictures(12 + number, first + 30 * number))
+    with seqrecord.open(tmp_path / "wrist", features=["image"]) as wrist:
+        camera = wrist.renamed({"image": "wrist"})
+        with seqrecord.open(tmp_path / "front", join=[camera]) as dataset:
+            front_frames, wrist_frames = read_all(tmp_path / "front"), read_all(tmp_path / "wrist")
+            expected = {
+                key: [
+                    {**frame, "wrist": other["image"]}
+                    for frame, other in zip(episode, wrist_frames[key], strict=True)
+                ]
+                for key, episode in front_frames.items()
+            }
+            for copy in (dataset, pickle.loads(pickle.dumps(dataset))):
+                frames = {k: [e[i] for i in range(len(e))] for k, e in copy.episodes.items()}
+                check_joined(frames, expected)
+            cache = FrameCache(tmp_path / "cache", "100MiB")
+            pipes = [
+                SeqRecordPipe(dataset, clip_len=3, features=["image", "wrist"], frame_cache=cache)
+                for _ in range(2)
+            ]
+            for pipe in pipes:
+                for clip in pipe:
+                    episode, start = expected[clip["episode"]], clip["start"]
+                    for name in ("image", "wrist"):
+                        want = [frame[name] for frame in episode[start : start + 3]]
+                        np.testing.assert_array_equal(clip[name], want)
+            assert pipes[1].stats()["frames_from_cache"]
+
+
+def replace_video(folder: Path) -> None:
+    write_video(folder / "clip.mp4", pictures(20, first=60))
+
+
+def shorten_video(folder: Path) -> None:
+    write_video(folder / "clip.mp4", pictures(19))
+
+
+@pytest.mark.parametrize("change", [replace_video, shorten_video])
+def test_a_changed_original_is_refused(tmp_path: Path, change: Callable[[Path], None]) -> None:
+    folder = tmp_path / "videos"
+    folder.mkdir()
+    write_video(folder / "clip.mp4", pictures(20))
+    write_progress(tmp_path / "progress", folder)
+    assert read_all(folder, join=[tmp_path / "progress"])["clip"][3]["progress"] == 3
+    change(folder)
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(folder, join=[tmp_path / "progress"])
+    assert error.value.episode == "clip"
