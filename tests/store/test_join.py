@@ -9,12 +9,15 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, edit
 from seqrecord.errors import FormatError, JoinError, SchemaError
 from seqrecord.store.reading.episode_identity import episode_identity
+from tests.kit.command_line import run
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.tiny import read_all
 
@@ -356,3 +359,19 @@ def test_tables_and_datasets_join_together(
     }
     latent = latent_frames({"b": (2, 3), "d": (0,)})
     check_equal(frames, together(source_frames(), latent, scores))
+
+
+def test_edit_add_stores_values_of_the_present_frames(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.trim_episodes(source, ["d"], slice(5, 19))
+    edit.rename_episodes(source, {"a": "x/a"})
+    expected = read_all(source, join=[latents])
+    for name in ("latent", "boxes", "text"):
+        result = run("edit", "add", source, name, "--from", latents)
+        assert f"{name}: " in result.output
+    check_equal(read_all(source), expected)
+    table = source.with_name("scores.parquet")
+    rows = {"episode": ["x/a", "b", "c", "d"], "score": [0.0, 1.0, 2.0, 3.0]}
+    pq.write_table(pa.table(rows), table)
+    run("edit", "add", source, "score", "--from", table)
+    assert read_all(source)["c"][0]["score"] == 2

@@ -206,7 +206,11 @@ class _Matching:
         index = self.base.contents.index
         last_to_first = list(self.stored.items())[::-1]  # of equal ones, the first is left
         by_uid = {str(entry.get("uid")): number for number, entry in last_to_first}
-        by_key = {str(entry.get("key")): number for number, entry in last_to_first}
+        by_key = {  # an episode with its uid has another key now
+            str(entry.get("key")): number
+            for number, entry in last_to_first
+            if str(entry.get("uid")) not in self.rows_by_uid
+        }
         reasons: dict[int, str] = {}
         unmatched = []
         keys = index.keys.to_pylist()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping
+from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
@@ -26,7 +27,10 @@ from seqrecord.edit import (
     values_of_files,
 )
 from seqrecord.store.reading.filters import EpisodeFilter
+from seqrecord.store.reading.joined_tables import is_table
+from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
+from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
@@ -48,6 +52,8 @@ def _filter(_ctx: click.Context, _param: click.Parameter, keys: tuple[str, ...])
         return keys[0]
     return list(keys)
 
+
+_COMPANION_NAME = "companion.feature"  # of the feature that `add --from` stores, until it does
 
 _EPISODES = click.argument(
     "episodes", metavar="KEY…|GLOB", nargs=-1, required=True, callback=_filter
@@ -254,7 +260,10 @@ def merge(
 @_command()
 @click.argument("name")
 @click.option(
-    "--from", "from_dataset", metavar="DATASET", help="Copy from a dataset with the same episodes."
+    "--from",
+    "from_dataset",
+    metavar="DATASET",
+    help="Copy from a companion: a dataset or table of the same episodes.",
 )
 @click.option("--feature", help="Name of the feature in DATASET. [NAME]")
 @click.option(
@@ -287,18 +296,29 @@ def add(
         spec = add_feature(path, name, values_of_files(files, name), **options)
     else:
         assert from_dataset is not None
-        source = feature or name
-        with opened(
-            from_dataset, features=[source], storage_options=options["storage_options"]
-        ) as dataset:
-            source_spec = dataset.features[source]
-            if options["codec"]:
-                source_spec = replace(source_spec, codec=())
-            else:
-                source_spec = spec_of_dataset(dataset, source)
-            values = values_of_dataset(dataset, source)
-            spec = add_feature(path, name, values, spec=source_spec, **options)
+        spec = _add_joined(path, name, from_dataset, feature or name, **options)
     _print_done(path, f"{spec}", "added", options)
+
+
+def _add_joined(
+    path: str, name: str, from_dataset: str, source: str, **options: Any
+) -> FeatureSpec:
+    """Add a feature of a companion: its values of the dataset's present frames."""
+    settings = {"storage_options": options["storage_options"]}
+    with ExitStack() as datasets:
+        if is_table(from_dataset):
+            joined = datasets.enter_context(open_dataset(path, join=[from_dataset], **settings))
+            return add_feature(path, name, values_of_dataset(joined, source), **options)
+        companion = datasets.enter_context(opened(from_dataset, features=[source], **settings))
+        source_spec = companion.features[source]
+        if options["codec"]:
+            source_spec = replace(source_spec, codec=())
+        else:
+            source_spec = spec_of_dataset(companion, source)
+        companion = companion.renamed({source: _COMPANION_NAME})  # the dataset may have its name
+        joined = datasets.enter_context(open_dataset(path, join=[companion], **settings))
+        values = values_of_dataset(joined, _COMPANION_NAME)
+        return add_feature(path, name, values, spec=source_spec, **options)
 
 
 @_command()
