@@ -12,7 +12,8 @@ of the world are at S x.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from functools import partial
 from typing import Any
@@ -38,6 +39,7 @@ from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.rigs import inverted, mirrored, pose_matrices
 from seqrecord.store.clips.transforms import CropWindows
+from seqrecord.store.processes.forks import cached_property
 
 IS_MISSING = "_is_missing"
 """End of the names of masks: values that the source or frame lacks, which are 0."""
@@ -194,22 +196,27 @@ class _Clips:
     rigs: EpisodeRigs
     batch: BatchClips
     rows: IntArray
-    of_clips: Sequence[Mapping[str, ImageRig]]
+    of_row: Mapping[int, Mapping[str, ImageRig]]
 
     @classmethod
     def of(cls, rigs: EpisodeRigs, batch: BatchClips) -> _Clips:
         rows = batch.episodes.rows(batch.clips.episode)
         of_row = {row: rigs.of_episode(row) for row in dict.fromkeys(rows.tolist())}
-        return cls(rigs, batch, rows, [of_row[row] for row in rows.tolist()])
+        return cls(rigs, batch, rows, of_row)
+
+    @cached_property
+    def _clips_of_row(self) -> dict[int, IntArray]:
+        """The numbers of the clips of each episode, by its row."""
+        return {row: np.flatnonzero(self.rows == row) for row in self.of_row}
 
     @property
     def are_metric(self) -> BoolArray:
         """Whether the positions of all images with poses are in metres, for each clip."""
-        flags = [
-            [rig.is_metric for rig in rigs.values() if rig.poses is not None]
-            for rigs in self.of_clips
-        ]
-        return np.array([bool(of_clip) and all(of_clip) for of_clip in flags], np.bool_)
+        are_metric = np.zeros(len(self.rows), np.bool_)
+        for row, rigs in self.of_row.items():
+            flags = [rig.is_metric for rig in rigs.values() if rig.poses is not None]
+            are_metric[self._clips_of_row[row]] = bool(flags) and all(flags)
+        return are_metric
 
     # ---- of stored frames
 
@@ -217,9 +224,12 @@ class _Clips:
         """The cameras of an image's frames, as stored, or resized on reading."""
         frames, is_unknown = self._frames(image)
         cameras = _Cameras.missing(frames.shape)
-        for clip, rigs in enumerate(self.of_clips):
-            self._fill_pose(cameras, clip, rigs[image.name], frames[clip])
-            self._fill_lens(cameras, clip, rigs[image.name], frames[clip], image)
+        stored_poses = (rigs[image.name].poses for rigs in self.of_row.values())
+        features = [poses.feature for poses in stored_poses if poses is not None]
+        for feature in dict.fromkeys(features):
+            self._fill_poses(cameras, image, frames, feature)
+        for row in self.of_row:
+            self._fill_lenses(cameras, image, frames, row)
         for mask in (cameras.no_pose, cameras.no_matrix, cameras.no_lens):
             mask |= is_unknown
         if image.size is not None and image.intrinsics is not None:  # else they are resized
@@ -227,44 +237,67 @@ class _Clips:
             cameras.matrices = _moved(cameras.matrices, None, resized)
         return cameras
 
-    def _fill_pose(self, cameras: _Cameras, clip: int, rig: ImageRig, frames: IntArray) -> None:
-        """Set the poses of a clip from stored ones of its frames, int64[T]."""
-        if rig.poses is None:
-            return
-        stored, present = self.rigs.values.find(rig.poses.feature, int(self.rows[clip]), frames)
-        stored[~present] = np.nan
-        contents = self.rigs.dataset.contents
-        key, url = contents.index.key(int(self.rows[clip])), self.rigs.dataset.url
-        try:
-            poses, cameras.no_pose[clip] = pose_matrices(stored)
-        except ClipError as error:
-            place = {"file": url, "episode": key, "feature": rig.poses.feature}
-            error.frame = int(frames[error.frame or 0])
-            raise error.located(**place) from None
-        cameras.poses[clip] = poses @ rig.poses.body_from_camera
-        cameras.poses[clip, :, :3, 3] *= rig.scale
-
-    def _fill_lens(
-        self, cameras: _Cameras, clip: int, rig: ImageRig, frames: IntArray, image: ImageCamera
+    def _fill_poses(
+        self, cameras: _Cameras, image: ImageCamera, frames: IntArray, feature: str
     ) -> None:
-        """Set K and distortion of a clip."""
-        row = int(self.rows[clip])
+        """Set the poses of clips whose stored poses have this name, all at once."""
+        bodies, scales = np.tile(np.eye(4), (len(frames), 1, 1)), np.ones(len(frames))
+        parts, clips = list[FloatArray](), list[IntArray]()
+        for row, rigs in self.of_row.items():
+            rig = rigs[image.name]
+            if rig.poses is None or rig.poses.feature != feature:
+                continue
+            some = self._clips_of_row[row]
+            stored, present = self.rigs.values.find(feature, row, frames[some].reshape(-1))
+            stored[~present] = np.nan
+            parts.append(stored)
+            clips.append(some)
+            bodies[some], scales[some] = rig.poses.body_from_camera, rig.scale
+        chosen = np.concatenate(clips)
+        with self._located(chosen, frames, feature):
+            poses, is_missing = pose_matrices(np.concatenate(parts))
+        shape = len(chosen), frames.shape[1]
+        cameras.no_pose[chosen] = is_missing.reshape(shape)
+        cameras.poses[chosen] = poses.reshape(*shape, 4, 4) @ bodies[chosen, None]
+        cameras.poses[chosen, :, :3, 3] *= scales[chosen, None, None]
+
+    @contextmanager
+    def _located(self, clips: IntArray, frames: IntArray, feature: str) -> Iterator[None]:
+        """Add the place of a pose of these clips, which errors number as `frame`."""
+        try:
+            yield
+        except ClipError as error:
+            clip, place = divmod(error.frame or 0, frames.shape[1])
+            error.frame = int(frames[clips[clip], place])
+            contents = self.rigs.dataset.contents
+            key = contents.index.key(int(self.rows[clips[clip]]))
+            raise error.located(file=contents.storage.url, episode=key, feature=feature) from None
+
+    def _fill_lenses(
+        self, cameras: _Cameras, image: ImageCamera, frames: IntArray, row: int
+    ) -> None:
+        """Set K and distortion of the clips of an episode."""
+        rig, clips, shape = self.of_row[row][image.name], self._clips_of_row[row], frames.shape[1]
+        numbers = frames[clips].reshape(-1)
         if image.intrinsics is not None:
-            stored, present = self.rigs.values.find(image.intrinsics, row, frames)
-            cameras.matrices[clip], cameras.no_matrix[clip] = intrinsics_matrices(stored, present)
+            stored, present = self.rigs.values.find(image.intrinsics, row, numbers)
+            matrices, is_missing = intrinsics_matrices(stored, present)
+            cameras.matrices[clips] = matrices.reshape(-1, shape, 3, 3)
+            cameras.no_matrix[clips] = is_missing.reshape(-1, shape)
         elif rig.matrix is not None:
-            cameras.matrices[clip], cameras.no_matrix[clip] = rig.matrix, False
+            cameras.matrices[clips], cameras.no_matrix[clips] = rig.matrix, False
         if image.distortion is not None:
-            stored, present = self.rigs.values.find(image.distortion, row, frames)
+            stored, present = self.rigs.values.find(image.distortion, row, numbers)
             count = stored.shape[1]
-            number = self.rigs.lens_number(image, row, count)
+            model = self.rigs.lens_number(image, row, count)
             present &= np.isfinite(stored).all(axis=1)
-            if number is not None:
-                cameras.coefficients[clip, :, :count] = np.where(present[:, None], stored, 0)
-                cameras.models[clip], cameras.no_lens[clip] = number, ~present
+            if model is not None:
+                coefficients = np.where(present[:, None], stored, 0).reshape(-1, shape, count)
+                cameras.coefficients[clips, :, :count] = coefficients
+                cameras.models[clips], cameras.no_lens[clips] = model, ~present.reshape(-1, shape)
         elif rig.lens is not None:
-            cameras.models[clip], cameras.coefficients[clip] = rig.lens
-            cameras.no_lens[clip] = False
+            cameras.models[clips], cameras.coefficients[clips] = rig.lens
+            cameras.no_lens[clips] = False
 
     def _resized(self, image: ImageCamera, size: tuple[int, int]) -> CropWindows:
         height, width = image.frame

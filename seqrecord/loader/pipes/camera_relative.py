@@ -22,7 +22,7 @@ class ClipPoses(NamedTuple):
 def relative_poses(cameras: Mapping[str, ClipPoses], to: str) -> dict[str, ClipPoses]:
     """Poses in the first frame of the first image, or of each frame in the one before it.
 
-    Poses without a known reference are missing; so is the first one of consecutive ones.
+    Poses without a known reference are missing, and so is the first of consecutive poses.
     """
     reference, no_reference = next(iter(cameras.values()))
     result = dict[str, ClipPoses]()

@@ -54,7 +54,7 @@ AXES: Mapping[str, FloatArray] = {
     "ned": np.array([[0.0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]]),
     "ros": np.array([[0.0, 0, 1, 0], [-1, 0, 0, 0], [0, -1, 0, 0], [0, 0, 0, 1]]),
 }
-"""From OpenCV's axes to those of a stored pose's camera, float64 [4, 4], by name.
+"""From OpenCV's axes to the axes of a stored pose's camera, float64 [4, 4], by name.
 
 `opengl`: x right, y up, z backward. `ned`: x forward, y right, z down. `ros`: x forward, y left, z
 up, as of a link of the robot.
@@ -65,7 +65,7 @@ up, as of a link of the robot.
 
 
 def pose_matrices(values: npt.NDArray[Any]) -> tuple[FloatArray, BoolArray]:
-    """Convert stored poses [n, *shape], of one of `POSE_SHAPES`, to matrices.
+    """Convert stored poses [n, *shape], whose shape is in `POSE_SHAPES`, to matrices.
 
     Returns float64 [n, 4, 4], and a mask bool [n] of missing poses: numbers that are not finite, or
     a quaternion of 0. Their matrices are 0. Quaternions are normalized.

@@ -68,7 +68,7 @@ class CropWindows:
     def around_centers(self, size: tuple[int, int], *, grow: bool) -> CropWindows:
         """The part of each window with its principal point in the middle.
 
-        Of `size` = (height, width), or with `grow` the largest one of at least this size. If it
+        Of `size` = (height, width), or with `grow` the largest with at least this size. If it
         does not fit, its middle is as near as the window allows.
         """
         assert self.centers is not None, "principal points"
