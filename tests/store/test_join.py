@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import pickle
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -247,12 +247,65 @@ def test_duplicate_names_are_refused(places: tuple[Path, Path]) -> None:
         assert dataset.episodes["b"][4]["text"] == "b 4"
 
 
-def test_damaged_identities_name_the_companion(places: tuple[Path, Path]) -> None:
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda entry: {"key": "b"},
+        lambda entry: {**entry, "dataset": "", "groups": [{"digests": {"image": "0g"}}]},
+        lambda entry: {**entry, "dataset": "", "groups": [3]},
+        lambda entry: {**entry, "dataset": "", "frames": {}},
+    ],
+)
+def test_damaged_identities_name_the_companion(
+    places: tuple[Path, Path], change: Callable[[dict[str, Any]], dict[str, Any]]
+) -> None:
     source, latents = places
-    edit.set_metadata(latents, ["b"], {"derived_from": {"key": "b"}})
+    with seqrecord.open(latents) as dataset:
+        entry = dataset.episodes["b"].metadata["derived_from"]
+    edit.set_metadata(latents, ["b"], {"derived_from": change(entry)})
     with pytest.raises(FormatError) as error:
         seqrecord.open(source, join=[latents])
-    assert error.value.file == str(latents)
+    assert (error.value.file, error.value.episode) == (str(latents), "b")
+
+
+def test_a_damaged_mark_costs_time_only(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    expected = read_all(source, join=[latents])
+    with seqrecord.open(latents) as dataset:
+        entry = dataset.episodes["b"].metadata["derived_from"]
+    for mark in (entry["dataset"][:-1] + "g", entry["dataset"][:-2] + " 0", "", 3):
+        edit.set_metadata(latents, ["b"], {"derived_from": {**entry, "dataset": mark}})
+        check_equal(read_all(source, join=[latents]), expected)
+
+
+@pytest.mark.parametrize("codec", ["h264", "png", "fast"])
+def test_companions_with_video(tmp_path: Path, codec: str) -> None:
+    """Episodes without a partner, and frames beyond it, have chunks of no bytes."""
+    pytest.importorskip("av")
+    lengths, shown = {"a": 600, "b": 30, "c": 40}, {"a": 600, "b": 30}
+    write_dataset(tmp_path / "source", {k: columns(x=range(n)) for k, n in lengths.items()})
+    edit.trim_episodes(tmp_path / "source", ["a"], slice(290, None))
+    version = edit.list_versions(tmp_path / "source")[1].id
+    ramp = np.arange(32, dtype=np.uint8)[None, :, None] * np.ones((32, 1, 3), np.uint8)
+    frames = {
+        key: columns(image=[ramp + i % 200 for i in range(290 if key == "a" else 0, length)])
+        for key, length in shown.items()
+    }
+    write_derived(tmp_path / "video", tmp_path / "source", frames, codecs={"image": codec})
+    edit.restore_version(tmp_path / "source", version)
+    stored = read_all(tmp_path / "video")
+    joined = read_all(tmp_path / "source", join=[tmp_path / "video"], missing="pad")
+    expected = {key: columns(x=range(length)) for key, length in lengths.items()}
+    for key, first in (("a", 290), ("b", 0)):
+        for number, frame in enumerate(stored[key], first):
+            expected[key][number] |= frame
+    check_equal(joined, expected)
+    with seqrecord.open(tmp_path / "source", join=[tmp_path / "video"], missing="pad") as dataset:
+        clips = [
+            (clip["episode"], int(clip["start"]))
+            for clip in seqrecord.SeqRecordPipe(dataset, clip_len=8, shuffle=False)
+        ]
+    assert clips == [("a", n) for n in range(290, 593)] + [("b", n) for n in range(23)]
 
 
 def test_statistics_cover_joined_features(places: tuple[Path, Path]) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import logging
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -41,6 +42,7 @@ DERIVED_FROM = "derived_from"
 
 _MARK = f'"{DERIVED_FROM}"'  # in the text of metadata
 _UID_BYTES = 16
+_HEX = re.compile(rb"[0-9a-f]*")
 _SHOWN_KEYS = 3
 
 _logger = logging.getLogger("seqrecord")
@@ -86,13 +88,16 @@ def _unchanged(base: Dataset, companion: Dataset) -> Partners:
         return partners
     _, offset_buffer, text_buffer = metadata.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[metadata.offset :][: len(metadata) + 1]
-    text, size = np.frombuffer(text_buffer, np.uint8), len(mark) + 2 * _UID_BYTES
+    text, size = np.frombuffer(text_buffer, np.uint8), len(mark)
     starts = offsets[:-1].astype(np.int64) + place
-    numbers = np.flatnonzero(starts + size <= offsets[1:])
-    texts = np.lib.stride_tricks.sliding_window_view(text, size)[starts[numbers]]
-    is_marked = (texts[:, : len(mark)] == np.frombuffer(mark, np.uint8)).all(axis=1)
-    numbers = numbers[is_marked]
-    uids = np.frombuffer(bytes.fromhex(texts[is_marked, len(mark) :].tobytes().decode()), np.uint8)
+    numbers = np.flatnonzero(starts + size + 2 * _UID_BYTES <= offsets[1:])
+    windows = np.lib.stride_tricks.sliding_window_view
+    marks = windows(text, size)[starts[numbers]].view(f"S{size}")[:, 0]
+    numbers = numbers[marks == mark]
+    digits = windows(text, 2 * _UID_BYTES)[starts[numbers] + size]
+    if not _HEX.fullmatch(digits.tobytes()):
+        return partners  # the identities are refused when they are parsed
+    uids = np.frombuffer(bytes.fromhex(digits.tobytes().decode()), np.uint8)
     rows = _rows_of(index.uids, uids.reshape(-1, _UID_BYTES))
     is_same = (rows >= 0) & (index.num_frames[rows] == companion_index.num_frames[numbers])
     partners.episode[rows[is_same][::-1]] = numbers[is_same][::-1]  # of several, the first
