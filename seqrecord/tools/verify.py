@@ -39,6 +39,7 @@ from seqrecord.store.format.rows import table_names
 from seqrecord.store.format.statistics_file import read_statistics
 from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.chunks import ChunkReader
+from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, refuse_ignored
 from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.index_checks import disagreements
@@ -129,7 +130,7 @@ def verify(
 
     Args:
         dataset: local path or URL, or an open dataset. The current state of its storage is checked,
-            through its cache if it has one.
+            through its cache if it has one; of a joined dataset, all that it consists of.
         deep: also decode every frame of every feature.
         check_video: also decode every frame of video.
         num_threads: default one per core.
@@ -148,7 +149,7 @@ def verify(
     checks |= {"num_threads": num_threads, "progress": progress}
     if isinstance(dataset, Dataset):
         refuse_ignored("an open dataset", storage_options=storage_options)
-        return verify_storage(dataset.contents.storage, dataset.contents.externals, **checks)
+        return _verify_contents(dataset.contents, checks)
     with closing(open_storage(dataset, storage_options)) as storage:
         try:
             return verify_storage(storage, **checks)
@@ -158,6 +159,26 @@ def verify(
     with closing(open_external_files(storage, options=options)) as externals:
         report = verify_storage(storage, externals, **checks)
     return replace(report, problems=(*report.problems, *original.bad.errors.values()))
+
+
+def _verify_contents(contents: Contents, checks: Mapping[str, Any]) -> VerifyReport:
+    if contents.join is None:
+        return verify_storage(contents.storage, contents.externals, **checks)
+    return _joined_report([_verify_contents(member, checks) for member in contents.join.members])
+
+
+def _joined_report(reports: Sequence[VerifyReport]) -> VerifyReport:
+    """One report of the datasets that a joined one consists of."""
+    counts = ("num_record_files", "num_chunks", "num_pages", "num_frames", "page_bytes")
+    texts = ("problems", "notes", "skipped")
+    changes: dict[str, Any] = {
+        name: sum(getattr(report, name) for report in reports) for name in counts
+    }
+    changes |= {
+        name: tuple(dict.fromkeys(item for report in reports for item in getattr(report, name)))
+        for name in texts
+    }
+    return replace(reports[0], **changes)
 
 
 def verify_storage(

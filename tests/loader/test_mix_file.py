@@ -37,6 +37,7 @@ from seqrecord.loader.mixing.file_values import python_value
 from seqrecord.loader.sampling.built_ins import BUILT_INS
 from tests.kit.clip_data import digests, no_leaks
 from tests.kit.command_line import fail, run
+from tests.kit.datasets import write_dataset
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 from tests.loader.mix_data import write_source
 
@@ -124,6 +125,36 @@ def test_windows_in_steps_of_the_source_or_the_nearest_frame(root: Path) -> None
     text = f"{sources}windows: {{action: {{seconds: [0, 0.2], tolerance: 0.001}}}}"
     with pytest.raises(SeqRecordError, match=r"source 'fast'.*0.2 s, with the nearest.*0.208"):
         load(root, text)
+
+
+@pytest.mark.usefixtures("home")
+def test_sources_with_companions(root: Path) -> None:
+    rows_of = {"e/0": 12, "e/1": 15}.items()
+    latents = {key: [{"latent": np.full(2, i, "f4")} for i in range(n)] for key, n in rows_of}
+    write_dataset(root / "latents", latents)
+    rows = {"episode": ["e/0"] * 12, "frame": range(12), "score": np.arange(12.0)}
+    pq.write_table(pa.table(rows), root / "scores.parquet")
+    text = """
+sources:
+  b:
+    location: b
+    join: [latents, scores.parquet]
+    open: {missing: drop}
+    features: [latent, score]
+  a: {location: b, join: latents, features: [latent], rename: {latent: other}}
+batch_size: 4
+clip_len: 2
+"""
+    batches = [*load(root, text)]
+    assert {*batches[0]} >= {"latent", "score", "other"}
+    for batch in batches:
+        of_b = ~batch["score_is_missing"] if "score_is_missing" in batch else batch["source"] == 0
+        for row in of_b.nonzero().ravel().tolist():
+            assert batch["score"][row].tolist() == batch["latent"][row][:, 0].tolist()
+    with pytest.raises(SeqRecordError, match=r"join.*paths of datasets or tables"):
+        load(root, "sources: {b: {location: b, join: 3}}\nbatch_size: 1\nclip_len: 1")
+    with pytest.raises(SeqRecordError, match=r"source 'b'.*without a partner"):
+        load(root, "sources: {b: {location: b, join: scores.parquet}}\nbatch_size: 1\nclip_len: 1")
 
 
 VALUES: list[tuple[str, Any, Any]] = [

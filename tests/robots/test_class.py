@@ -27,7 +27,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import samples
-from seqrecord.errors import ClipError, MissingPackageError, SourceError, StateError
+from seqrecord.errors import ClipError, JoinError, MissingPackageError, SourceError, StateError
 from seqrecord.export import to_lerobot as export
 from seqrecord.lerobot import LeRobotDataset, PlannedSampler, to_lerobot
 from tests.kit.lerobot_depth_data import DEPTH, IMAGE
@@ -152,6 +152,27 @@ def test_items(golden: Path) -> None:
     assert all(torch.equal(ours[4][name], 1 - plain[name]) for name in CAMERAS)
     ours.set_image_transforms(None)
     assert same(ours[4], plain)
+
+
+def test_items_have_the_features_of_companions(golden: Path, home: Path) -> None:
+    table = {
+        "index": [*range(16)],
+        "advantage": np.arange(16.0),
+        "good": np.arange(16) % 2 == 0,
+        "label": [f"frame {i}" for i in range(16)],
+    }
+    windows = {"advantage": [-0.1, 0.0]}
+    ours = dataset(golden, delta_timestamps=windows, join=[table])
+    assert ours.features["advantage"] == {"dtype": "float64", "shape": (), "names": None}
+    assert "advantage" not in ours.meta.features
+    for number in range(16):
+        item, is_first = ours[number], number in (0, 5, 9)
+        assert item["advantage"].tolist() == [number - (not is_first), number]
+        assert item["advantage_is_pad"].tolist() == [is_first, False]
+        assert item["good"].item() == (number % 2 == 0)
+        assert item["label"] == f"frame {number}"
+    with pytest.raises(JoinError, match="without a partner"):
+        dataset(golden, join=[{"episode": [0], "x": [1]}])
 
 
 def test_selected_episodes(golden: Path) -> None:

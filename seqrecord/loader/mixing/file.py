@@ -234,7 +234,7 @@ class _MixFile:
         found: dict[str, Any] = {}
         place = "mix" if "mix" in entry else "location"
         known = [place, *_BY_SOURCE]
-        known += [] if place == "mix" else ["open", "splits", *_OF_SOURCE]
+        known += [] if place == "mix" else ["open", "join", "splits", *_OF_SOURCE]
         for key in entry:
             with self.naming(f"line {entry.lines[key]}, {what}"):
                 expected = "the top level of the file"
@@ -284,7 +284,15 @@ class _MixFile:
             check(key, given.get(key), is_right, "a mapping" if kind is dict else "a text")
         if isinstance(folder := given.get("cache_dir"), str):
             given = {**given, "cache_dir": self.resolved(folder)}
-        return dataset_of(self.resolved(options["location"]), **given)
+        location, join = self.resolved(options["location"]), options.get("join", given.get("join"))
+        if join is None:
+            return dataset_of(location, **given)
+        paths = join if isinstance(join, list) else [join]
+        is_right = bool(paths) and all(isinstance(path, str) and path for path in paths)
+        check("join", join, is_right, "paths of datasets or tables")
+        given = {**given, "join": [self.resolved(path) for path in paths]}
+        given.setdefault("skip_bad_episodes", bool(options.get("skip_bad_episodes")))
+        return open_dataset(location, **given)
 
     def _select_split(self, options: dict[str, Any], splits: Any, dataset: Dataset) -> bool:
         """Set `episodes` or `split` of a source; false if the split has no episode of it."""

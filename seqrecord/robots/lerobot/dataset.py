@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from os import PathLike
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import torch
@@ -31,9 +31,12 @@ from seqrecord.store.clips.windows import delta_timestamps
 from seqrecord.store.lazy import import_extra
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.dataset import Dataset, DatasetLike, skipping_bad_episodes
-from seqrecord.store.reading.opening import dataset_of
+from seqrecord.store.reading.opening import Companion, dataset_of, open_joined
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.text import shown_place
+
+if TYPE_CHECKING:
+    from seqrecord.store.reading.join_matching import Check
 
 _PACKAGE = "seqrecord.lerobot needs LeRobot's own package: pip install 'lerobot[dataset]'"
 
@@ -76,6 +79,9 @@ class LeRobotDataset(PlannedDataset):
         skip_bad_episodes: leave out selected episodes that cannot be read, instead of an error;
             `episodes` lists the others then. Nothing is downloaded if there is a folder `data`.
         frame_cache: folder for decoded frames, as for `SeqRecordPipe`.
+        join, missing, check: as for `seqrecord.open`: items and `features` have the features of
+            companions too, `meta.features` does not. Not `missing="drop"`, since items are numbered
+            as in LeRobot's class.
         meta: LeRobot's metadata if already loaded, with statistics of depth in `depth_output_unit`.
 
     Attributes:
@@ -108,6 +114,9 @@ class LeRobotDataset(PlannedDataset):
         skip_bad_episodes: bool = False,
         frame_cache: FrameCache | None = None,
         meta: Any = None,
+        join: Sequence[Companion] | Companion = (),
+        missing: Literal["error", "pad"] = "error",
+        check: Check = "pages",
     ) -> None:
         login = {} if token is None else {"token": token}
         self.repo_id, self.tolerance_s = repo_id, tolerance_s
@@ -123,6 +132,23 @@ class LeRobotDataset(PlannedDataset):
         self.episodes = episodes
         how = root, login, skip_bad_episodes
         dataset = self._open(*how) if records is None else dataset_of(records)
+        own_names = {*dataset.features}
+        dataset = open_joined(
+            lambda _: dataset,
+            join,
+            missing=missing,
+            check=check,
+            skip_bad_episodes=skip_bad_episodes,
+        )
+        self._joined = {
+            name: {
+                "dtype": "string" if spec.value == "text" else spec.dtype.name,
+                "shape": spec.shape if spec.value == "array" else (1,),
+                "names": None,
+            }
+            for name, spec in dataset.features.items()
+            if name not in own_names
+        }
         self.root, self.revision = self.meta.root, self.meta.revision
         self._images = {
             name: return_uint8 and self.features[name]["dtype"] == "video"
@@ -145,6 +171,11 @@ class LeRobotDataset(PlannedDataset):
         clips = self.clips
         self.planner = ClipPlanner(clips.dataset, clips.options, self.first_items, self._items)
         self._reader = PerProcess(partial(PlannedReader, self.planner))
+
+    @property
+    def features(self) -> dict[str, dict[str, Any]]:
+        """`meta.features`, and the features of companions."""
+        return {**super().features, **self._joined}
 
     def _open(
         self, root: str | PathLike[str] | None, login: dict[str, Any], skip_bad: bool

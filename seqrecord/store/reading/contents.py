@@ -42,6 +42,10 @@ _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
 class JoinedDatasets(Protocol):
     """The datasets of a joined one, see `store.reading.joining`. Picklable."""
 
+    @property
+    def members(self) -> Sequence[Contents]:
+        """The contents of each, beginning with the dataset of the episodes."""
+
     def statistics(self) -> Statistics:
         """Return the statistics of all features."""
 

@@ -116,7 +116,7 @@ class Join:
 
     def contents(self) -> Contents:
         """Return the contents of the joined dataset."""
-        base, members = self.base.contents, self._members
+        base, members = self.base.contents, self.members
         schema = self._schema()
         paths = [len(member.manifest.record_files) for member in members]
         first_files = list(accumulate(paths, initial=0))[1:]
@@ -160,7 +160,8 @@ class Join:
         return replace(contents, **fields, index=contents.index.renamed(fields["names"]))
 
     @property
-    def _members(self) -> list[Contents]:
+    def members(self) -> list[Contents]:
+        """The contents of `base` and of the companions."""
         return [self.base.contents, *(companion.contents for companion in self.companions)]
 
     def _schema(self) -> Schema:
@@ -183,7 +184,7 @@ class Join:
     def _fingerprint(self) -> str:
         """Return a digest of the content: of all datasets, and which frames are together."""
         digest = hashlib.sha256(self.rows.astype("<i8").tobytes())
-        for member in self._members:
+        for member in self.members:
             digest.update(member.manifest.fingerprint.encode())
         for partners in self.partners:
             digest.update(partners.episode.astype("<i8").tobytes())
@@ -193,7 +194,7 @@ class Join:
     def _externals(self) -> ExternalFiles | None:
         files = [
             member.externals or open_external_files(member.storage)
-            for member in self._members
+            for member in self.members
             if member.externals or any(table.external.any() for table in member.index.groups)
         ]
         return JoinedFiles(files) if len(files) > 1 else next(iter(files), None)

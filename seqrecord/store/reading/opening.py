@@ -110,22 +110,53 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     options: dict[str, Any] = {"tolerance": tolerance, "language": language, "version": version}
     options |= {"cache_dir": cache_dir, "cache_limit": cache_limit, "originals": originals}
     settings = {"storage_options": storage_options, "verify": verify}
+
+    def open_base(names: Sequence[str] | None) -> Dataset:
+        return _open_checked(location, skip_bad_episodes, features=names, **settings, **options)
+
+    remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
+    return open_joined(
+        open_base,
+        join,
+        features=features,
+        missing=missing,
+        check=check,
+        skip_bad_episodes=skip_bad_episodes,
+        **remote,
+    )
+
+
+def open_joined(
+    open_base: Callable[[Sequence[str] | None], Dataset],
+    join: Sequence[Companion] | Companion,
+    *,
+    features: Sequence[str] | None = None,
+    missing: Missing = "error",
+    check: Check = "pages",
+    skip_bad_episodes: bool = False,
+    **options: Any,
+) -> Dataset:
+    """Open the companions of a dataset, and join it with them; see `open`.
+
+    `open_base` opens the dataset with the named features. `options` are arguments for companions;
+    without `verify`, they are for URLs only.
+    """
     is_single = isinstance(join, str | PathLike | Dataset | Storage) or is_table(join)
     companions: Any = [join] if is_single else join
     if not companions:
-        return _open_checked(location, skip_bad_episodes, features=features, **settings, **options)
+        return open_base(features)
     from seqrecord.store.reading.joining import join_datasets
 
-    remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
     with ExitStack() as opened_datasets, ExitStack() as opened_tables:
 
         def opened_companion(item: Any) -> Dataset | JoinedTable:
             if isinstance(item, Dataset):
                 return item
+            is_remote = isinstance(item, str) and "://" in item
+            arguments = options if is_remote else {"verify": options.get("verify", True)}
             if is_table(item):
-                options = storage_options if "://" in str(item) else None
-                return opened_tables.enter_context(joined_table(item, options))
-            arguments = remote if "://" in str(item) else {"verify": verify}
+                table = joined_table(item, arguments.get("storage_options"))
+                return opened_tables.enter_context(table)
             companion = _open_checked(item, skip_bad_episodes, **arguments)
             opened_datasets.callback(companion.close)
             return companion
@@ -135,9 +166,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         if features is not None:
             companion_names = {name for member in members for name in member.features}
             base_features = [name for name in features if name not in companion_names] or None
-        base = _open_checked(
-            location, skip_bad_episodes, features=base_features, **settings, **options
-        )
+        base = open_base(base_features)
         opened_datasets.callback(base.close)
         datasets = []
         for member in members:

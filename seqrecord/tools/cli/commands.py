@@ -36,6 +36,7 @@ from seqrecord.tools.cli.arguments import (
     common,
     feature_names,
 )
+from seqrecord.tools.cli.joining import joins, opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.verify import verify as verify_dataset
 
@@ -64,6 +65,7 @@ _MIX_FILES = (".yaml", ".yml", ".json")
     "files, such as '{every: 4}', with --clip-len.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
+@joins
 @common
 def info(
     path: str,
@@ -76,6 +78,7 @@ def info(
     split: str | None,
     samples: str | None,
     as_json: bool,
+    joining: dict[str, Any],
     storage_options: dict[str, Any] | None,
 ) -> None:
     """Show features, codecs, sizes and counts; of a mix file, sources and features.
@@ -86,16 +89,18 @@ def info(
     seqrecord info records/ 'demo/*'          a list of episodes; all with --episodes
     seqrecord info records/ --clip-len 16     also clips; with --batch-size, memory
     seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
+    seqrecord info records/ --join t.parquet  with the features of a table or another dataset
     seqrecord info mix.yaml                   sources, shares and features of a mix
     """
     is_mix, is_listing = Path(path).suffix in _MIX_FILES and Path(path).is_file(), key or episodes
     check_usage(
         ("a mix file takes only --clip-len, --split, --samples, --json",
-         is_mix and any((is_listing, versions, features, storage_options, batch_size))),
+         is_mix and any((is_listing, versions, features, storage_options, batch_size, joining))),
         ("--split requires a mix file", not is_mix and split is not None),
         ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
          versions and any((is_listing, clip_len, features))),
         ("--versions cannot be combined with --batch-size", versions and batch_size),
+        ("--versions cannot be combined with --join", versions and joining),
         ("--versions cannot be combined with --samples", versions and samples is not None),
         ("--batch-size requires --clip-len", batch_size and clip_len is None),
         ("--batch-size cannot be combined with KEY or --episodes", batch_size and is_listing),
@@ -110,12 +115,18 @@ def info(
         _show_versions(path, storage_options, as_json=as_json)
         return
     if samples is not None:
-        with open_dataset(path, features=features, storage_options=storage_options) as dataset:
+        with open_dataset(
+            path, features=features, storage_options=storage_options, **joining
+        ) as dataset:
             _show_samples(dataset, samples, clip_len, as_json=as_json)
         return
     clip = None if clip_len is None else ClipSpec(clip_len)
-    with open_unchecked(path, features=features, storage_options=storage_options) as dataset:
-        _show_dataset(dataset, key, clip, batch_size, as_list=episodes, as_json=as_json)
+    with opened_joined(path, joining, storage_options, features=features) as (data, options):
+        if isinstance(data, Dataset):
+            _show_dataset(data, key, clip, batch_size, as_list=episodes, as_json=as_json)
+            return
+        with open_unchecked(data, features=features, **options) as dataset:
+            _show_dataset(dataset, key, clip, batch_size, as_list=episodes, as_json=as_json)
 
 
 def _show_dataset(
@@ -246,6 +257,7 @@ def _json_lines(
 @click.option("--deep", is_flag=True, help="Also decode all frames.")
 @check_video
 @click.option("--quiet", is_flag=True, help="Print problems only.")
+@joins
 @common
 @click.pass_context
 def verify(
@@ -254,20 +266,18 @@ def verify(
     deep: bool,
     check_video: bool,
     quiet: bool,
+    joining: dict[str, Any],
     storage_options: dict[str, Any] | None,
 ) -> None:
-    """Check files, page checksums and the index.
+    """Check files, page checksums and the index; with --join, those of all datasets.
 
     Prints one line per problem, and the skipped checks. The exit code is 1 if there is a problem.
     """
-    with ProgressBar("bytes", scale=True, quiet=quiet) as bar:
-        report = verify_dataset(
-            path,
-            deep=deep,
-            check_video=check_video,
-            progress=bar,
-            storage_options=storage_options,
-        )
+    with (
+        opened_joined(path, joining, storage_options) as (data, options),
+        ProgressBar("bytes", scale=True, quiet=quiet) as bar,
+    ):
+        report = verify_dataset(data, deep=deep, check_video=check_video, progress=bar, **options)
     for problem in report.problems:
         click.echo(f"{type(problem).__name__}: {one_line(problem)}")
     if not quiet:

@@ -19,6 +19,7 @@ from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
 from seqrecord.tools.cli.arguments import common, feature_names, pairs, source_option
+from seqrecord.tools.cli.joining import joins
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 
 
@@ -40,6 +41,7 @@ from seqrecord.tools.cli.terminal import Command, ProgressBar
 @pairs("--rename", "rename", "FEATURE=NAME", "For lerobot: the column of a feature.")
 @source_option
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
+@joins
 @common
 def export(
     path: str,
@@ -53,6 +55,7 @@ def export(
     rename: dict[str, str],
     source_options: dict[str, Any] | None,
     quiet: bool,
+    joining: dict[str, Any],
     storage_options: dict[str, Any] | None,
 ) -> None:
     """Export episodes as files or a LeRobot dataset.
@@ -71,7 +74,10 @@ def export(
     for name, argument in (("fps", fps), ("video", video), ("rename", rename or None)):
         if kind == "frames" and argument is not None:
             raise click.UsageError(f"--{name} requires --format lerobot")
+    if joining and source_options:
+        raise click.UsageError("--source-option cannot be combined with --join")
     open_options: dict[str, Any] = {"storage_options": storage_options, "options": source_options}
+    open_options["joining"] = joining
     with (
         _opened_or_packed(path, dest, features, quiet=quiet, **open_options) as dataset,
         ProgressBar("frames", speed=True, quiet=quiet) as bar,
@@ -95,11 +101,14 @@ def _opened_or_packed(
     *,
     storage_options: dict[str, Any] | None,
     options: dict[str, Any] | None,
+    joining: dict[str, Any],
     quiet: bool,
 ) -> Iterator[Dataset]:
     """Open a dataset; an original that is not read in place is packed into a temporary folder."""
     dataset = None
-    if options is None:
+    if joining:
+        dataset = open_dataset(path, storage_options=storage_options, **joining)
+    elif options is None:
         with suppress(NotFoundError, SourceError):
             dataset = open_dataset(path, storage_options=storage_options)
     if dataset is not None:

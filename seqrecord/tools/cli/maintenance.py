@@ -17,6 +17,7 @@ from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
 from seqrecord.store.writing.stored_statistics import add_statistics
 from seqrecord.tools.cli.arguments import DURATION, common, is_given, parse_pairs
+from seqrecord.tools.cli.joining import joins
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.edit.cleaning import MIN_UNUSED
 
@@ -125,6 +126,7 @@ def split(path: str, shares: tuple[str, ...], **options: Any) -> None:
 @click.option("--dry-run", is_flag=True, help="Print without storing.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
+@joins
 @common
 def stats(
     path: str,
@@ -133,20 +135,23 @@ def stats(
     dry_run: bool,
     as_json: bool,
     quiet: bool,
+    joining: dict[str, Any],
     storage_options: dict[str, Any] | None,
 ) -> None:
     """Print or compute statistics of features.
 
     Prints mean, standard deviation, minimum, maximum and quantiles of each feature and channel.
     Computes and stores them if the dataset has none, which reads all frames once. Statistics of a
-    split are computed each time and not stored.
+    split, and of frames that lack them in one of the datasets of --join, are computed each time and
+    not stored.
     """
-    with open_dataset(path, storage_options=storage_options) as dataset:
+    with open_dataset(path, storage_options=storage_options, **joining) as dataset:
         schema, statistics = dataset.features, dataset.statistics
         computes = recompute or statistics.lacking is not None or split is not None
+        computes |= bool(joining and statistics.missing(schema))
         if computes:
             with ProgressBar("frames", quiet=quiet) as bar:
-                if dry_run or split is not None:
+                if dry_run or split is not None or joining:
                     statistics = dataset.compute_statistics(split=split, progress=bar)
                 else:
                     statistics = add_statistics(path, progress=bar, storage_options=storage_options)

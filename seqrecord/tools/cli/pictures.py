@@ -14,6 +14,7 @@ from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
 from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, is_given
+from seqrecord.tools.cli.joining import joins, opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.viewer import (
     DEFAULT_CLIP_LEN,
@@ -91,6 +92,7 @@ _REFUSED = {
     metavar="FILE",
     help=f"A page of the dataset: .html or FOLDER/. A clip's image: {', '.join(_FORMATS)}.",
 )
+@joins
 @common
 @click.pass_context
 def view(
@@ -106,6 +108,7 @@ def view(
     quality_table: str | None,
     quiet: bool,
     output: str,
+    joining: dict[str, Any],
     **options: Any,
 ) -> None:
     """Write a page of a dataset, plot a clip or a quality table, or open the Rerun viewer.
@@ -129,23 +132,33 @@ def view(
                 is_rerun = parameter.name in _OF_RERUN
                 problem = f"requires {'--rerun' if is_rerun else 'a page, -o FILE.html'}"
             raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
-    dataset_options = {name: options[name] for name in ("features", "storage_options")}
+    if joining and quality:
+        raise click.UsageError("--join cannot be combined with --quality")
+    opening = path, joining, options.pop("storage_options")
     if kind == "page":
-        with ProgressBar("episodes", quiet=quiet) as bar:
+        with (
+            opened_joined(*opening) as (data, place_options),
+            ProgressBar("episodes", quiet=quiet) as bar,
+        ):
             page = view_page(
-                path,
+                data,
                 output,
                 _selection(episodes),
                 quality=quality_table,
                 max_size=max_size,
                 progress=bar,
-                **dataset_options,
+                features=options["features"],
+                **place_options,
             )
         click.echo(str(page))
         return
     if rerun:
-        with ProgressBar("frames", quiet=quiet) as bar:
-            frames = view_rerun(path, key, save=save, progress=bar, **dataset_options)
+        with (
+            opened_joined(*opening) as (data, place_options),
+            ProgressBar("frames", quiet=quiet) as bar,
+        ):
+            names = options["features"]
+            frames = view_rerun(data, key, save=save, progress=bar, features=names, **place_options)
         click.echo(f"{save or 'shown'}: {counted(frames, 'frame')}")
         return
     target = local_path(output, "the image")
@@ -156,8 +169,11 @@ def view(
             expected=" or ".join(_FORMATS),
             got=ending,
         )
-    names = options["features"]
-    figure = view_quality(path, names) if quality else draw_view(path, key, **options)
+    if quality:
+        figure = view_quality(path, options["features"])
+    else:
+        with opened_joined(*opening) as (data, place_options):
+            figure = draw_view(data, key, **options, **place_options)
     figure.savefig(target, dpi=150, format=ending[1:])
     click.echo(str(target))
 

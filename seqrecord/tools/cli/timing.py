@@ -14,6 +14,7 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions, check_option
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, parse_pairs
+from seqrecord.tools.cli.joining import joins
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.profiler.bench import bench as run_bench
 
@@ -64,6 +65,7 @@ def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
 @click.option("--cache-limit", type=BYTE_SIZE, help="Maximum size of the cache, such as 200GiB.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, in seconds and bytes.")
 @click.option("--quiet", is_flag=True, help="Hide the progress bar.")
+@joins
 @common
 def bench(
     path: str,
@@ -75,6 +77,7 @@ def bench(
     cache_limit: int | None,
     as_json: bool,
     quiet: bool,
+    joining: dict[str, Any],
     storage_options: dict[str, Any] | None,
     **options: Any,
 ) -> None:
@@ -94,7 +97,11 @@ def bench(
     with ProgressBar("batches", speed=True, quiet=quiet) as bar:
         begin = perf_counter()
         dataset = open_dataset(
-            path, storage_options=storage_options, cache_dir=cache_dir, cache_limit=cache_limit
+            path,
+            storage_options=storage_options,
+            cache_dir=cache_dir,
+            cache_limit=cache_limit,
+            **joining,
         )
         open_seconds = perf_counter() - begin
         report = run_bench(
