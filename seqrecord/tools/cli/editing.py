@@ -27,7 +27,7 @@ from seqrecord.edit import (
     values_of_files,
 )
 from seqrecord.store.reading.filters import EpisodeFilter
-from seqrecord.store.reading.joined_tables import is_table
+from seqrecord.store.reading.joined_tables import companion_of, is_table, joined_table
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.schema import FeatureSpec
@@ -307,9 +307,11 @@ def _add_joined(
     settings = {"storage_options": options["storage_options"]}
     with ExitStack() as datasets:
         if is_table(from_dataset):
-            joined = datasets.enter_context(open_dataset(path, join=[from_dataset], **settings))
-            return add_feature(path, name, values_of_dataset(joined, source), **options)
-        companion = datasets.enter_context(opened(from_dataset, features=[source], **settings))
+            dataset = datasets.enter_context(open_dataset(path, **settings))
+            table = datasets.enter_context(joined_table(from_dataset, **settings))
+            companion = datasets.enter_context(companion_of(table, dataset)).select([source])
+        else:
+            companion = datasets.enter_context(opened(from_dataset, features=[source], **settings))
         source_spec = companion.features[source]
         if options["codec"]:
             source_spec = replace(source_spec, codec=())
