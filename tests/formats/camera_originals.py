@@ -241,7 +241,7 @@ def write_bag(folder: Path) -> dict[str, Rendered]:
             messages.append((f"/{side}/camera_info", time, info))
             pixels = cameras[f"{side}.image_raw"].rgb(t)
             messages.append((f"/{side}/image_raw", time, bags.image(pixels, "rgb8")))
-    folder.mkdir()
+    folder.mkdir(parents=True)
     bags.write_bag(folder / "drive", messages)
     return cameras
 

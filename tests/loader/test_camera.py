@@ -17,6 +17,7 @@ from seqrecord import (
     RandomCrop,
     RandomResizedCrop,
     Resize,
+    SeqRecordMix,
     SeqRecordPipe,
     open_source,
 )
@@ -180,3 +181,29 @@ def test_cameras_move_with_their_images(original: Original, in_place: bool, tmp_
         assert len(errors) >= 6, name
         assert max(errors) < 0.1, name
         assert bool(num_flipped) == ("flip" in name), name
+
+
+def test_a_mix_of_originals(tmp_path: Path) -> None:
+    """TartanAir, COLMAP and a bag, in other conventions and sizes, in the batches of one mix."""
+    names = {"tartanair": "image_left", "colmap": "image", "bag": "left.image_raw"}
+    sources = dict[str, SeqRecordPipe]()
+    for name, image in names.items():
+        place = written(ORIGINALS[name], tmp_path / name)
+        steps = [RandomCrop((64, 80)), HorizontalFlip(0.5)]
+        sources[name] = SeqRecordPipe(
+            place,
+            clip_len=2,
+            features=[image],
+            rename={image: "image"} if image != "image" else None,
+            clip_transform=steps,
+            camera=True,
+        )
+    seen = set[str]()
+    for batch in SeqRecordMix(sources, batch_size=6):
+        assert_rigid(batch, "image")
+        for clip, name in enumerate(batch["dataset"]):
+            seen.add(name)
+            one = {key: value[clip : clip + 1] for key, value in batch.items()}
+            assert max(errors_of(one, "image", ORIGINALS[name].points)) < 0.1
+            assert bool(batch["is_metric"][clip]) == (name != "colmap")
+    assert seen == {*names}

@@ -27,8 +27,13 @@ from seqrecord import (
     SeqRecordMix,
     SeqRecordNode,
     SeqRecordPipe,
+    open_source,
 )
+from seqrecord.storage import open_storage
+from tests.formats.cases import index_source
 from tests.kit.datasets import columns, write_dataset
+from tests.kit.faults import CountingStorage
+from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 
 Array = npt.NDArray[Any]
 
@@ -169,9 +174,9 @@ def test_poses_have_the_frames_of_their_image(records: Path, name: str) -> None:
 
 
 def test_renamed_images(records: Path) -> None:
+    assert check(first_batch(records, rename={})) == 4  # nothing is renamed
     pipe = SeqRecordPipe(
         records,
-        *(),
         clip_len=2,
         batch_size=2,
         features=["image"],
@@ -440,3 +445,125 @@ def test_crops_around_unknown_principal_points(tmp_path: Path, records: Path) ->
     write(tmp_path, metadata={"camera": {}})
     with pytest.raises(ClipError, match=r"the intrinsics of a clip are unknown.*episode: a"):
         principal_points(tmp_path, step, shuffle=False)
+
+
+def test_a_frame_transform_that_resizes(records: Path) -> None:
+    def half(frame: dict[str, Any]) -> dict[str, Any]:
+        return {"image": frame["image"][::2, ::2]}
+
+    with pytest.raises(ClipError, match=r"frame_transform changes the size of an image.*image"):
+        SeqRecordPipe(records, clip_len=2, features=["image"], frame_transform=half, camera=True)
+
+
+def test_frames_of_several_sizes(tmp_path: Path) -> None:
+    """Each episode has a camera of its own size; crops are of that size."""
+    metadata, episodes = dict[str, Any](), dict[str, Any]()
+    sizes = {"a": (18, 22), "b": (26, 30)}
+    for key, (height, width) in sizes.items():
+        episodes[key] = [
+            {"image": np.full((height, width, 3), frame, np.uint8), "pose": pose_of(key, frame)}
+            for frame in range(5)
+        ]
+        camera = {**PINHOLE, "cx": width / 2, "cy": height / 2, "height": height, "width": width}
+        metadata[key] = {"convention": OPENCV, "camera": camera}
+    kinds: dict[str, Any] = {"pose": SCHEMA["pose"], "image": {"shape": (None, None, 3)}}
+    write_dataset(tmp_path, episodes, metadata=metadata, features=kinds)
+    views: tuple[dict[str, Any], ...] = ({}, {"resize": (18, 22)})
+    for options in views:
+        pipe = SeqRecordPipe(
+            tmp_path,
+            clip_len=2,
+            batch_size=2,
+            clip_transform=[CenterCrop(12), HorizontalFlip(1.0)],
+            camera=True,
+            **options,
+        )
+        seen = set[str]()
+        for batch in pipe:
+            for clip, key in enumerate(batch["episode"]):
+                seen.add(key)
+                height, width = sizes[key]
+                scale = (18 / height, 22 / width) if options else (1.0, 1.0)
+                cx = (width / 2 + 0.5) * scale[1] - 0.5 - batch["crop"][clip, 1].item()
+                cy = (height / 2 + 0.5) * scale[0] - 0.5 - batch["crop"][clip, 0].item()
+                want = [[30 * scale[1], 0, 11 - cx], [0, 28 * scale[0], cy], [0, 0, 1]]
+                np.testing.assert_allclose(batch["image_K"][clip, 0], want, atol=1e-4)
+        assert seen == {*sizes}
+
+
+def test_remote_storage(records: Path) -> None:
+    """Poses are read in blocks of frames: a few requests, not one for each clip."""
+    storage = CountingStorage(open_storage(str(records)))
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image"], "batch_size": 2}
+    requests = dict[bool, int]()
+    for camera in (False, True):
+        storage.reset()
+        pipe = SeqRecordPipe(seqrecord.open(storage), **options, camera=camera)
+        for batch in pipe:
+            assert not camera or check(batch)
+        requests[camera] = sum(map(len, storage.ranges.values()))
+    assert requests[True] <= requests[False] + 6  # chunks of poses
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_cameras_of_lerobot(tmp_path: Path, in_place: bool) -> None:
+    """Its videos have the calibration that the metadata gets; poses are missing."""
+    root, (name, _) = unpack(tmp_path), CAMERAS
+    with_video(root, (5, 3, 7), name)
+    source = open_source(root, features=[name, "action"])
+    if in_place:
+        index_source(source, tmp_path / "records", workers=1)
+    else:
+        seqrecord.convert(source, tmp_path / "records", workers=1)
+    options: dict[str, Any] = {"clip_len": 2, "batch_size": 2, "features": [name], "camera": True}
+    with pytest.raises(ClipError, match="no image has a pose or intrinsics"):
+        SeqRecordPipe(tmp_path / "records", **options)
+    seqrecord.edit.set_metadata(tmp_path / "records", None, {"camera": PINHOLE})
+    for batch in SeqRecordPipe(tmp_path / "records", **options):
+        assert batch[f"{name}_K"][1, 1].tolist() == [[30, 0, 10.25], [0, 28, 8.5], [0, 0, 1]]
+        assert batch[f"{name}_pose_is_missing"].all()
+        assert not batch[f"{name}_pose"].any()
+
+
+def test_poses_of_a_companion(tmp_path: Path) -> None:
+    frames = frames_of("a", 6)
+    images = [{"image": frame["image"]} for frame in frames]
+    poses = [{"pose": frame["pose"]} for frame in frames]
+    metadata = {"a": {"convention": OPENCV, "camera": PINHOLE}}
+    write_dataset(tmp_path / "images", {"a": images}, metadata=metadata)
+    write_dataset(tmp_path / "poses", {"a": poses}, features={"pose": SCHEMA["pose"]})
+    dataset = seqrecord.open(tmp_path / "images", join=[tmp_path / "poses"])
+    pipe = SeqRecordPipe(dataset.select(["image"]), clip_len=3, batch_size=2, camera=True)
+    assert sum(map(check, pipe)) == 12
+
+
+def test_edited_datasets(tmp_path: Path) -> None:
+    """Frames of trimmed episodes; dropped poses are missing, and renamed ones must be named."""
+    write(tmp_path, {"a": 9})
+    seqrecord.edit.trim_episodes(tmp_path, None, slice(3, 8))
+    assert sum(check(batch) for batch in [first_batch(tmp_path, clip_len=5, batch_size=1)]) == 5
+    seqrecord.edit.rename_features(tmp_path, {"pose": "T"})
+    with pytest.raises(ClipError, match=r"a feature pose; or camera=.*got: features of poses: T"):
+        first_batch(tmp_path)
+    assert first_batch(tmp_path, Camera(poses={}))["image_pose_is_missing"].all()
+    assert check(first_batch(tmp_path, Camera(poses={"image": "T"}))) == 4
+    seqrecord.edit.drop_features(tmp_path, ["T"])
+    assert first_batch(tmp_path)["image_pose_is_missing"].all()
+
+
+def test_poses_that_the_metadata_names(tmp_path: Path) -> None:
+    """Of two cameras with poses of their own, also after features are renamed."""
+    frames = [
+        dict.fromkeys(("front", "back"), frame["image"])
+        | {"pose.f": frame["pose"], "pose.b": other["pose"]}
+        for frame, other in zip(frames_of("a", 5), frames_of("b", 5), strict=True)
+    ]
+    metadata = {"camera": PINHOLE, "camera_poses": {"front": "pose.f", "back": "pose.b"}}
+    kinds = {f"pose.{name}": SCHEMA["pose"] for name in "fb"}
+    write_dataset(tmp_path, {"a": frames}, metadata={"a": metadata}, features=kinds)
+    for image in ("front", "image"):
+        if image == "image":
+            seqrecord.edit.rename_features(tmp_path, {"front": "image", "pose.f": "P"})
+        batch = first_batch(tmp_path, features=[image, "back"])
+        assert check(batch, image) == 4
+        assert check({**batch, "episode": ["b", "b"]}, "back") == 4

@@ -27,7 +27,7 @@ from tqdm import tqdm
 
 import seqrecord
 from tests.formats.all_cases import made
-from tests.formats.camera_originals import write_tartanair
+from tests.formats.camera_originals import ORIGINALS
 from tests.formats.format_cases import sequences
 from tests.kit.command_line import main
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
@@ -126,7 +126,10 @@ PAGES = [
         {"DataLoader": DataLoader},
         {'device="cuda"': 'device="cpu"', 'to("cuda"': 'to("cpu"', "pin_memory=True": ""},
     ),
-    Page("docs/cameras.md", {"tartanair-records": "cameras"}),
+    Page(
+        "docs/cameras.md",
+        {f"{name}-records": f"{name} cameras" for name in ("tartanair", "scene", "drive")},
+    ),
     Page("docs/rgbd.md", has_torch=False),
     Page(
         "docs/lerobot-training.md",
@@ -244,10 +247,13 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     unpack(folder, "lerobot_v3").rename(folder / "lerobot")
     for name in CAMERAS:
         with_video(folder / "lerobot", (5, 3, 7), name)
-    write_tartanair(folder / "tartanair-original", v2=False)
-    source = seqrecord.open_source(folder / "tartanair-original")
-    seqrecord.convert(source, folder / "cameras", workers=1)
-    return {**found, "lerobot": folder / "lerobot", "cameras": folder / "cameras"}
+    for name, original in {"tartanair": "tartanair", "scene": "colmap", "drive": "bag"}.items():
+        place = found[f"{name} cameras"] = folder / f"{name} cameras"
+        ORIGINALS[original].write(folder / f"{name} original")
+        options = ORIGINALS[original].options
+        source = seqrecord.open_source(folder / f"{name} original", **options)
+        seqrecord.convert(source, place, workers=1)
+    return {**found, "lerobot": folder / "lerobot"}
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:

@@ -76,7 +76,7 @@ class Camera:
             to millimetres and more. "first": the clip's first known position. `None`: none. The
             column `camera_offset` has it.
         poses: features with the poses of images, by image, for datasets whose metadata does not
-            tell. Images of an unknown convention that are not named here have no poses. Features
+            tell. An image without poses by its metadata that is not named here has none. Features
             named here get columns even if they are no images, for example depth maps.
         axes: axes of the cameras of stored poses, for datasets whose metadata does not tell:
             "opencv" (x right, y down, z forward), "opengl" (y up, z backward), "ned" (x forward, y

@@ -71,7 +71,7 @@ def make_view(
     """
     dataset, options = _open(location, options)
     with located(ClipError, file=dataset.url):
-        if options.rename is not None:
+        if options.rename:
             dataset = dataset.renamed(options.rename)
         if options.resize is not None:
             dataset = dataset.resized(options.resize)

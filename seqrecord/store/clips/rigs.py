@@ -239,7 +239,7 @@ def image_poses(
 ) -> ImagePoses | None:
     """Where an image's camera poses come from, by the metadata of an episode.
 
-    `None` if the dataset has no poses, or, by its format's convention, none of this camera.
+    `None` if the dataset has no poses.
 
     Args:
         image: the feature.
@@ -248,7 +248,7 @@ def image_poses(
         images: the images of the loader, among which poses of a bag must be unambiguous.
         feature: the feature with the poses, instead of that of the format.
         axes: a key of `AXES`, instead of the axes of the format.
-        may_lack: whether an image of an unknown convention has no poses, instead of an error.
+        may_lack: whether an image has no poses, instead of an error, if none are known to be its.
 
     Raises `ClipError` if the metadata does not tell the convention, or lacks a calibration.
     """
@@ -258,14 +258,15 @@ def image_poses(
         return ImagePoses(declared[image], AXES["opencv"])
     if feature is None:
         feature = _pose_feature(image, convention, pose_features, images)
-    if feature is None and (convention is not None or may_lack or not pose_features):
+    if feature is None and (may_lack or not pose_features):
         return None
     if feature is None:
-        raise _refused(
-            image,
-            'camera=Camera(poses={"' + image + '": "…"}, axes="opencv"), the feature of its poses',
-            f"features of poses: {', '.join(sorted(pose_features))}",
-        )
+        expected = "" if convention is None else f"a feature {convention.features(image)[0]}; or "
+        how = "" if convention is not None else ', axes="opencv"'
+        expected += f'camera=Camera(poses={{"{image}": "…"}}{how}), the feature of its poses; or '
+        expected += "poses={} for none"
+        got = f"features of poses: {', '.join(sorted(pose_features))}"
+        raise _refused(image, expected, got)
     if axes is not None:
         return ImagePoses(feature, AXES[axes])
     if convention is None and _OPTICAL.fullmatch(feature):

@@ -21,6 +21,7 @@ from typing import Any, TypeAlias
 
 from seqrecord.errors import ClipError, FrameError, NotFoundError, SchemaError, SourceError, located
 from seqrecord.formats.sources.common.array_files import NPZ, NpyFile, npz_names
+from seqrecord.store.clips.rigs import CAMERA_POSES
 from seqrecord.store.feature_kinds import check_kinds_and_units
 from seqrecord.store.format.edits import Edit, Features
 from seqrecord.store.format.footer import EpisodePart
@@ -56,7 +57,7 @@ from seqrecord.tools.edit.changes import (
 
 _logger = logging.getLogger("seqrecord")
 
-_BY_FEATURE = ("camera", "columns", "files", "names")  # entries of metadata, by feature
+_BY_FEATURE = ("camera", CAMERA_POSES, "columns", "files", "names")  # entries of metadata
 _HAS_ENTRY = re.compile(f'"({"|".join(_BY_FEATURE)})"')  # in the text of metadata
 _INFERRED_FROM = 32  # frames for inferring dtype and shape
 
@@ -253,9 +254,9 @@ def rename_features(
     """Rename features, `{old name: new name}`; returns the features under their new names.
 
     No frame is read or written, and `reindex` keeps the new names. Statistics stay. The metadata
-    entries `camera`, `columns`, `files` and `names` are by feature and change too. Two features may
-    swap their names. Saved states of loaders name the old features. With `dry_run` nothing is
-    changed.
+    entries `camera`, `camera_poses`, `columns`, `files` and `names` are by feature and change too.
+    Two features may swap their names. Saved states of loaders name the old features. With
+    `dry_run` nothing is changed.
 
     Raises `NotFoundError` if there is no dataset, `SchemaError` for an unknown feature, an invalid
     name or one of another feature, and `ConflictError` if another writer commits meanwhile.
@@ -287,6 +288,9 @@ def _renamed_entries(names: Mapping[str, str], metadata: dict[str, Any]) -> dict
         for entry in _BY_FEATURE
         if isinstance(by_feature := metadata.get(entry), dict)
     }
+    if CAMERA_POSES in changes:  # whose values are features, too
+        poses = changes[CAMERA_POSES].items()
+        changes[CAMERA_POSES] = {image: names.get(pose, pose) for image, pose in poses}
     return {**metadata, **changes}
 
 
