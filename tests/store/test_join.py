@@ -428,3 +428,56 @@ def test_edit_add_stores_values_of_the_present_frames(places: tuple[Path, Path])
     pq.write_table(pa.table(rows), table)
     run("edit", "add", source, "score", "--from", table)
     assert read_all(source)["c"][0]["score"] == 2
+
+
+def test_a_derived_dataset_joins_its_source(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    edit.rename_episodes(source, {"a": "b", "b": "x"})
+    latent = latent_frames({"b": (2, 3), "d": (0,)})
+    expected = together(latent, source_frames())
+    check_equal(read_all(latents, join=[source]), expected)
+    edit.trim_episodes(source, ["d"], slice(4, 20))
+    for number in (*range(4), *range(20, 23)):
+        expected["d"][number] = latent["d"][number]
+    check_equal(read_all(latents, join=[source]), expected)
+    edit.trim_episodes(latents, ["d"], slice(7, 21))
+    check_equal(read_all(latents, join=[source]), cut(expected, "d", 7, 21))
+    edit.delete_episodes(source, ["x"])
+    with pytest.raises(JoinError) as error:
+        read_all(latents, join=[source])
+    assert error.value.episode == "b"
+    edit.add_feature(source, "step", lambda episode: [np.int32(7)] * len(episode), overwrite=True)
+    with pytest.raises(JoinError, match="feature step has changed"):
+        seqrecord.open(latents, join=[source], missing="pad")
+
+
+def test_two_datasets_derived_from_one_source(places: tuple[Path, Path], tmp_path: Path) -> None:
+    source, latents = places
+    edit.trim_episodes(source, ["d"], slice(5, 19))
+    edit.rename_episodes(source, {"a": "x/a"})
+    returns = {
+        {"a": "x/a"}.get(k, k): columns(ret=np.arange(n, dtype="f4")) for k, n in LENGTHS.items()
+    }
+    returns = cut(returns, "d", 5, 19)
+    write_derived(tmp_path / "returns", source, returns)
+    latent = cut(latent_frames({"b": (2, 3), "d": (0,)}), "d", 5, 19)
+    expected = together({{"a": "x/a"}.get(k, k): v for k, v in latent.items()}, returns)
+    check_equal(read_all(tmp_path / "returns", join=[latents]), expected)
+    edit.add_feature(source, "step", lambda episode: [np.int32(7)] * len(episode), overwrite=True)
+    write_derived(
+        tmp_path / "third", source, {k: columns(z=range(len(v))) for k, v in returns.items()}
+    )
+    with pytest.raises(JoinError, match="different frames"):
+        seqrecord.open(tmp_path / "third", join=[latents])
+
+
+def test_keys_alone_prove_nothing(places: tuple[Path, Path], tmp_path: Path) -> None:
+    """Another dataset with the keys and lengths of the source, and other features."""
+    _, latents = places
+    other = {key: columns(other=range(length)) for key, length in LENGTHS.items()}
+    write_dataset(tmp_path / "other", other)
+    with pytest.raises(JoinError) as error:
+        seqrecord.open(tmp_path / "other", join=[latents])
+    assert error.value.got == "none of its features is left: image, step"
+    joined = read_all(tmp_path / "other", join=[latents], check="lengths")
+    check_equal(joined, together(other, latent_frames({"b": (2, 3), "d": (0,)})))

@@ -183,6 +183,15 @@ class Identity:
             return "trimmed, and equal pages at several places"
         return f"other frames of {', '.join(pairs)}"
 
+    def agrees(self, other: Identity, start: int) -> bool:
+        """Return whether no page contradicts that frame 0 is frame `start` of another identity."""
+        stored = {name: chunks for chunks in other.groups for name in chunks.digests}
+        return all(
+            chunks.agrees(name, stored[name], start, as_stored=True)
+            for chunks in self.groups
+            for name in chunks.digests.keys() & stored.keys()
+        )
+
     def _starts(
         self, pairs: Mapping[str, tuple[GroupChunks, GroupChunks]], frames: int
     ) -> list[int]:

@@ -7,7 +7,6 @@ an episode that was divided.
 
 from __future__ import annotations
 
-import json
 import logging
 import re
 from collections import Counter
@@ -30,6 +29,7 @@ from seqrecord.store.reading.episode_identity import (
     page_digests,
     unchanged_mark,
 )
+from seqrecord.store.reading.join_relatives import enter_relatives, stored_identities
 from seqrecord.store.reading.joined_index import Partners
 from seqrecord.store.reading.joined_tables import MatchedByKey
 from seqrecord.store.text import counted, first_of, shown_place
@@ -37,10 +37,6 @@ from seqrecord.store.text import counted, first_of, shown_place
 Check: TypeAlias = Literal["pages", "lengths"]
 """What must be equal in partners: the pages that values were computed from, or the lengths."""
 
-DERIVED_FROM = "derived_from"
-"""Key of an episode's metadata: `episode_identity` of the source, and how values were computed."""
-
-_MARK = f'"{DERIVED_FROM}"'  # in the text of metadata
 _UID_BYTES = 16
 _HEX = re.compile(rb"[0-9a-f]*")
 _SHOWN_KEYS = 3
@@ -57,8 +53,13 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     partners = _unchanged(base, companion)
     if (partners.episode >= 0).all():
         return partners
-    identities = _stored_identities(companion)
-    if not identities:
+    matching = _Matching(base, companion, stored_identities(companion), check)
+    if (base_identities := stored_identities(base)) and check == "pages":
+        enter_relatives(partners, base_identities, base, matching.stored, companion)
+    if matching.stored:
+        matching.enter_equal(partners)
+        matching.complete(partners)
+    elif (partners.episode < 0).all():
         partners = _by_key(base, companion)
         is_certain = MatchedByKey in companion.contents.attached
         if (partners.episode >= 0).any() and not is_certain:
@@ -66,10 +67,6 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
                 "%s: joined to %s by key and length: it stores no identities of its source",
                 *(shown_place(companion.url), shown_place(base.url)),
             )
-        return partners
-    matching = _Matching(base, companion, identities, check)
-    matching.enter_equal(partners)
-    matching.complete(partners)
     return partners
 
 
@@ -115,15 +112,6 @@ def _rows_of(table: npt.NDArray[np.uint8], uids: npt.NDArray[np.uint8]) -> IntAr
     places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
     rows: IntArray = np.where((table[order[places]] == uids).all(axis=1), order[places], -1)
     return rows
-
-
-def _stored_identities(companion: Dataset) -> dict[int, dict[str, Any]]:
-    """Return the stored identities by the companion's episode, JSON values."""
-    identities = {}
-    for number, text in enumerate(companion.contents.index.metadata.to_pylist()):
-        if _MARK in text and isinstance(entry := json.loads(text).get(DERIVED_FROM), dict):
-            identities[number] = entry
-    return identities
 
 
 def _by_key(base: Dataset, companion: Dataset) -> Partners:
@@ -183,17 +171,21 @@ class _Matching:
         """
         index, lengths = self.base.contents.index, self.companion.contents.index.num_frames
         trims, positions = self.base.contents.trims, index.positions
+        stored_names = {*map(self.base.contents.stored_name, self.base.features)}
         by_features: dict[Any, list[tuple[int, int, list[dict[str, Any]]]]] = {}
         for number, entry in self.stored.items():
             num_frames, groups = int(lengths[number]), entry.get("groups", [])
             row = self.rows_by_uid.get(uid := str(entry.get("uid")), -1)
             start = trims.get(uid, (0, 0))[0]
             is_whole = row < 0 or entry.get("frames") == [start, start + num_frames]
-            row = positions.get(str(entry.get("key")), -1) if row < 0 else row
+            if row < 0 and are_groups(groups):  # a key alone proves nothing
+                names = {name for group in groups for name in group["digests"]}
+                row = positions.get(str(entry.get("key")), -1) if names & stored_names else -1
             is_whole &= row >= 0 and index.num_frames[row] == num_frames
-            if is_whole and entry.get("num_frames") == num_frames and are_groups(groups):
-                names = tuple(tuple(group["digests"]) for group in groups)
-                by_features.setdefault(names, []).append((row, number, groups))
+            is_whole &= bool((partners.episode[row] < 0) and are_groups(groups))
+            if is_whole and entry.get("num_frames") == num_frames:
+                group_names = tuple(tuple(group["digests"]) for group in groups)
+                by_features.setdefault(group_names, []).append((row, number, groups))
         for group_names, candidates in by_features.items():
             for place, names in enumerate(group_names):
                 for name in names:

@@ -1,0 +1,140 @@
+"""Joins of a derived dataset with its source, or with another dataset derived from that.
+
+Frames are counted in the source episode, as both identities do::
+
+    source               | s s s s s s s s |
+    derived dataset          | d d d d |            frames [2, 6) of the source
+    companion            | c c c c c c |            frames [0, 6): frame 2 belongs to frame 0
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from typing import Any
+
+from seqrecord.errors import FormatError, JoinError, located
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.episode_identity import Identity, unchanged_mark
+from seqrecord.store.reading.joined_index import Partners
+from seqrecord.store.text import shown_place
+
+DERIVED_FROM = "derived_from"
+"""Key of an episode's metadata: `episode_identity` of the source, and how values were computed."""
+
+_MARK = f'"{DERIVED_FROM}"'  # in the text of metadata
+
+Identities = Mapping[int, dict[str, Any]]
+
+
+def stored_identities(dataset: Dataset) -> dict[int, dict[str, Any]]:
+    """Return the identities that a dataset stores of its source, JSON values by episode."""
+    identities = {}
+    for number, text in enumerate(dataset.contents.index.metadata.to_pylist()):
+        if _MARK in text and isinstance(entry := json.loads(text).get(DERIVED_FROM), dict):
+            identities[number] = entry
+    return identities
+
+
+def enter_relatives(
+    partners: Partners,
+    base_identities: Identities,
+    base: Dataset,
+    identities: Identities,
+    companion: Dataset,
+) -> None:
+    """Enter partners of a derived dataset: episodes of its source, or derived from the same ones.
+
+    Raises `JoinError` for an episode of the source that changed since values were computed.
+    """
+    index = companion.contents.index
+    entries = list(identities.items())[::-1]  # of equal ones, the first is left
+    by_uid = {str(entry["uid"]): number for number, entry in entries if "uid" in entry}
+    by_key = {str(entry.get("key")): number for number, entry in entries if "uid" not in entry}
+    texts = index.uids.tobytes().hex()
+    sources = {texts[i : i + 32]: i // 32 for i in range(0, len(texts), 32)}
+    for row, entry in base_identities.items():
+        if partners.episode[row] >= 0:
+            continue
+        start, uid, key = None, str(entry.get("uid")), str(entry.get("key"))
+        if (number := by_uid.get(uid, by_key.get(key, -1))) >= 0:
+            start = _start_in_sibling(entry, base, row, identities[number], companion, number)
+        elif (number := sources.get(uid, index.positions.get(key, -1))) >= 0:
+            start = _start_in_source(entry, base, row, companion, number, is_known=uid in sources)
+        if start is not None:
+            partners.episode[row], partners.start[row] = number, start
+
+
+def _first_frame(dataset: Dataset, number: int, num_frames: int) -> int | None:
+    """Return the frame of an identity that a derived episode begins with; `None` if unknown."""
+    index, trims = dataset.contents.index, dataset.contents.trims
+    start, stop = trims.get(index.uid(number), (0, int(index.num_frames[number])))
+    is_known = index.uid(number) in trims or stop == num_frames
+    return start if is_known else None
+
+
+def _parsed(entry: dict[str, Any], dataset: Dataset, number: int) -> Identity:
+    with located(FormatError, file=dataset.url, episode=dataset.contents.index.key(number)):
+        return Identity.parse(entry)
+
+
+def _start_in_sibling(
+    entry: dict[str, Any],
+    base: Dataset,
+    row: int,
+    companion_entry: dict[str, Any],
+    companion: Dataset,
+    number: int,
+) -> int | None:
+    """Return the companion's frame for frame 0 of an episode; `None` for other sources."""
+    identity = _parsed(entry, base, row)
+    companion_identity = _parsed(companion_entry, companion, number)
+    first = _first_frame(base, row, identity.num_frames)
+    companion_first = _first_frame(companion, number, companion_identity.num_frames)
+    if first is None or companion_first is None:
+        return None
+    shift = identity.start - companion_identity.start
+    if not identity.agrees(companion_identity, shift):
+        raise JoinError(
+            "two datasets were computed from different frames of an episode: compute one again, or "
+            "pass check='lengths' to accept equal numbers of frames",
+            file=companion.url,
+            episode=base.contents.index.key(row),
+            expected=f"the frames from which {shown_place(base.url)} was computed",
+        )
+    return shift + first - companion_first
+
+
+def _start_in_source(
+    entry: dict[str, Any],
+    base: Dataset,
+    row: int,
+    companion: Dataset,
+    number: int,
+    *,
+    is_known: bool,
+) -> int | None:
+    """Return the source's frame for frame 0 of an episode; `None` if it is not the source.
+
+    `is_known`: it has the uid of the source.
+    """
+    index = companion.contents.index
+    mark = unchanged_mark(companion.contents.manifest.fingerprint, index.uid(number))
+    is_same_length = base.contents.index.num_frames[row] == index.num_frames[number]
+    if is_known and entry.get("dataset") == mark and is_same_length:
+        return 0
+    identity = _parsed(entry, base, row)
+    first = _first_frame(base, row, identity.num_frames)
+    match = identity.match(companion.contents, number)
+    if first is None or not isinstance(match, range):
+        if is_known and isinstance(match, str):
+            raise JoinError(
+                "an episode of a companion changed since the dataset was computed from it: compute "
+                "it again, or pass check='lengths' to accept equal numbers of frames",
+                file=companion.url,
+                episode=base.contents.index.key(row),
+                expected=f"the frames from which {shown_place(base.url)} was computed",
+                got=match,
+            )
+        return None
+    return first - match.start
