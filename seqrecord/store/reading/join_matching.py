@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias
 
@@ -169,34 +169,39 @@ class _Matching:
         """Enter partners by uid, else by key, whose pages are all equal: many at once, as one by
         one takes seconds for 50,000 episodes.
         """
-        index, lengths = self.base.contents.index, self.companion.contents.index.num_frames
-        trims, positions = self.base.contents.trims, index.positions
-        stored_names = {*map(self.base.contents.stored_name, self.base.features)}
         by_features: dict[Any, list[tuple[int, int, list[dict[str, Any]]]]] = {}
-        for number, entry in self.stored.items():
-            num_frames, groups = int(lengths[number]), entry.get("groups", [])
-            row = self.rows_by_uid.get(uid := str(entry.get("uid")), -1)
-            start = trims.get(uid, (0, 0))[0]
-            is_whole = row < 0 or entry.get("frames") == [start, start + num_frames]
-            if row < 0 and are_groups(groups):  # a key alone proves nothing
-                names = {name for group in groups for name in group["digests"]}
-                row = positions.get(str(entry.get("key")), -1) if names & stored_names else -1
-            is_whole &= row >= 0 and index.num_frames[row] == num_frames
-            is_whole &= bool((partners.episode[row] < 0) and are_groups(groups))
-            if is_whole and entry.get("num_frames") == num_frames:
+        for row, number in self._whole_episodes():
+            groups = self.stored[number]["groups"]
+            if partners.episode[row] < 0:
                 group_names = tuple(tuple(group["digests"]) for group in groups)
                 by_features.setdefault(group_names, []).append((row, number, groups))
         for group_names, candidates in by_features.items():
-            for place, names in enumerate(group_names):
-                for name in names:
-                    column = [groups[place] for _, _, groups in candidates]
-                    rows = np.array([row for row, _, _ in candidates], np.int64)
-                    is_equal = equal_pages(self.base.contents, rows, name, column)
-                    candidates = [
-                        item for item, same in zip(candidates, is_equal, strict=True) if same
-                    ]
+            for place, name in ((i, name) for i, names in enumerate(group_names) for name in names):
+                column = [groups[place] for _, _, groups in candidates]
+                rows = np.array([row for row, _, _ in candidates], np.int64)
+                is_equal = equal_pages(self.base.contents, rows, name, column)
+                candidates = [item for item, same in zip(candidates, is_equal, strict=True) if same]
             for row, number, _ in candidates[::-1]:
                 partners.episode[row] = number
+
+    def _whole_episodes(self) -> Iterator[tuple[int, int]]:
+        """Yield candidates with as many frames as their source: its episode, the companion's."""
+        index, lengths = self.base.contents.index, self.companion.contents.index.num_frames
+        trims, positions = self.base.contents.trims, index.positions
+        stored_names = {*map(self.base.contents.stored_name, self.base.features)}
+        for number, entry in self.stored.items():
+            num_frames, groups = int(lengths[number]), entry.get("groups")
+            if entry.get("num_frames") != num_frames or not are_groups(groups):
+                continue
+            row = self.rows_by_uid.get(uid := str(entry.get("uid")), -1)
+            if row >= 0:
+                start = trims.get(uid, (0, 0))[0]
+                if entry.get("frames") != [start, start + num_frames]:
+                    continue
+            elif any(stored_names & group["digests"].keys() for group in groups or ()):
+                row = positions.get(str(entry.get("key")), -1)  # a key alone proves nothing
+            if row >= 0 and index.num_frames[row] == num_frames:
+                yield row, number
 
     def complete(self, partners: Partners) -> None:
         """Enter the partners that are not there yet; see `find_partners`."""
