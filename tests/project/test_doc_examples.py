@@ -64,6 +64,10 @@ def sequence_model(batch: Frame, hidden: torch.Tensor) -> tuple[torch.Tensor, to
     return hidden.sum(), hidden + 1
 
 
+def loss_of(batch: Frame) -> float:
+    return float(batch["action"].double().mean())
+
+
 def policy(image: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
     assert image.shape[1:] == (3, 48, 64)
     assert state.shape == (len(image), 7)
@@ -147,6 +151,7 @@ PAGES = [
     ),
     Page("docs/order.md", {"robot-records": "robot"}),
     Page("docs/join.md", {"robot-records": "robot"}, has_torch=False),
+    Page("docs/loss-spikes.md", {"robot-records": "robot"}, {"train": loss_of}),
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
         "docs/mixing.md", dict.fromkeys(("bridge-records", "droid-records", "own-records"), "robot")

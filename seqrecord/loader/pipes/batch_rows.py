@@ -21,7 +21,7 @@ class BatchNumber(NamedTuple):
         epoch: number of the epoch.
         batch: number of the batch in the epoch, or in its segment, over all workers of the rank.
         rank: the rank, alone or with the number of ranks; `None`: this process's.
-        workers: workers of a rank; `None`: those of the run.
+        workers: workers of a rank; `None`: as many as the run has.
         segment: number of the epoch's segment; `None`: the last one.
         batch_size: of a DataLoader that makes the batches.
     """

@@ -187,7 +187,7 @@ class EpochStream:
     ) -> Clip:
         """Return the rows of a batch: the batch without features, which is not read.
 
-        The keys are those of the batch beside its features: `episode`, `start`, columns of samples
+        The keys are the batch's other entries: `episode`, `start`, columns of samples
         and draws, `dataset` in a mix. The numbers are integers of the plan, so a batch of any rank
         and epoch can be named, also after the run: make the loader with the same arguments and load
         a state of the run.
@@ -199,8 +199,8 @@ class EpochStream:
                 an epoch it counts from 0 again, as `state_dict(batches=…)` does.
             rank: the rank, by default this process's; with the number of ranks, `(5, 8)`, if it is
                 not that of the run.
-            workers: DataLoader workers of a rank, by default those of the run: of a loaded state
-                until an iteration begins, then of the iteration.
+            workers: number of DataLoader workers of a rank. Default: of the run, that is of a
+                loaded state until an iteration begins, and of the iteration then.
             segment: number of the epoch's segment, if ranks or workers changed within the epoch of
                 a loaded state; by default the last one.
             batch_size: the DataLoader's batch size, if it has one; the rows are then a batch of

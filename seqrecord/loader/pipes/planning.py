@@ -174,8 +174,8 @@ class EpochPlanner:
     # ---- memory
 
     def settings_of(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> PlanSettings:
-        """The settings of epochs with `num_shards` shards, or of the rest of one: those of a loaded
-        state whatever their memory, else those that `plan_memory` chooses.
+        """The settings of epochs with `num_shards` shards, or of the rest of one: of a loaded state
+        if there is one, whatever memory they need, else of `plan_memory`.
         """
         found = self._memory_plans.get((num_shards, epoch if segments else 0, segments))
         if isinstance(found, PlanSettings):

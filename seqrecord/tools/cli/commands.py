@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -36,10 +36,12 @@ from seqrecord.tools.cli.arguments import (
     common,
     feature_names,
 )
+from seqrecord.tools.cli.batch_rows import show_rows
 from seqrecord.tools.cli.joining import joins, opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.verify import verify as verify_dataset
 
+_NUMBER = click.IntRange(min=0)
 _MIX_FILES = (".yaml", ".yml", ".json")
 
 
@@ -55,7 +57,7 @@ _MIX_FILES = (".yaml", ".yml", ".json")
 @click.option("--clip-len", type=AT_LEAST_1, help="Count the clips of this many frames.")
 @click.option("--batch-size", type=AT_LEAST_1, help="Predict the memory of a loader.")
 @feature_names("Features to show, and to require in clips.")
-@click.option("--split", help="Split of a mix file.")
+@click.option("--split", help="Split of a mix file, or of the run with --state.")
 @click.option(
     "--samples",
     is_flag=False,
@@ -63,6 +65,19 @@ _MIX_FILES = (".yaml", ".yml", ".json")
     metavar="[SAMPLES]",
     help="Show the first samples of an epoch: of a mix file; or of a table or functions as in mix "
     "files, such as '{every: 4}', with --clip-len.",
+)
+@click.option(
+    "--state",
+    metavar="FILE",
+    help="JSON file with a loader's state: show the rows of --batch in its run.",
+)
+@click.option("--batch", type=_NUMBER, help="With --state: number of the batch in its epoch.")
+@click.option("--epoch", type=_NUMBER, help="With --state: the epoch. [that of the state]")
+@click.option("--rank", type=_NUMBER, help="With --state: the rank. [0]")
+@click.option(
+    "--segment",
+    type=_NUMBER,
+    help="With --state: part of an epoch between changes of ranks or workers. [the last one]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON, with sizes in bytes.")
 @joins
@@ -77,9 +92,11 @@ def info(
     features: list[str] | None,
     split: str | None,
     samples: str | None,
+    state: str | None,
     as_json: bool,
     joining: dict[str, Any],
     storage_options: dict[str, Any] | None,
+    **place: int | None,
 ) -> None:
     """Show features, codecs, sizes and counts; of a mix file, sources and features.
 
@@ -91,12 +108,14 @@ def info(
     seqrecord info records/ --versions        versions for seqrecord.open(PATH, version=N)
     seqrecord info records/ --join t.parquet  with the features of a table or another dataset
     seqrecord info mix.yaml                   sources, shares and features of a mix
+    seqrecord info records/ --state state.json --rank 5 --batch 37     rows of a batch
     """
     is_mix, is_listing = Path(path).suffix in _MIX_FILES and Path(path).is_file(), key or episodes
+    _check_place(state, place, is_other=any((is_listing, versions, clip_len, features)))
     check_usage(
         ("a mix file takes only --clip-len, --split, --samples, --json",
          is_mix and any((is_listing, versions, features, storage_options, batch_size, joining))),
-        ("--split requires a mix file", not is_mix and split is not None),
+        ("--split requires a mix file or --state", not (is_mix or state) and split is not None),
         ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
          versions and any((is_listing, clip_len, features))),
         ("--versions cannot be combined with --batch-size", versions and batch_size),
@@ -108,6 +127,11 @@ def info(
         ("--samples cannot be combined with KEY or --episodes",
          not is_mix and samples is not None and is_listing),
     )  # fmt: skip
+    if state is not None:
+        options: dict[str, Any] = {"storage_options": storage_options, **joining}
+        where = {"samples": samples, "split": split, "is_mix": is_mix, "as_json": as_json}
+        show_rows(path, state, place, options, **where)
+        return
     if is_mix:
         _show_mix(path, clip_len, split, samples=samples is not None, as_json=as_json)
         return
@@ -127,6 +151,17 @@ def info(
             return
         with open_unchecked(data, features=features, **options) as dataset:
             _show_dataset(dataset, key, clip, batch_size, as_list=episodes, as_json=as_json)
+
+
+def _check_place(state: str | None, place: Mapping[str, int | None], *, is_other: bool) -> None:
+    """Raise `UsageError` unless `--state` and the place of a batch come together, alone."""
+    check_usage(
+        ("--state requires --batch", state is not None and place["batch"] is None),
+        ("--batch, --epoch, --rank and --segment require --state",
+         state is None and any(number is not None for number in place.values())),
+        ("--state cannot be combined with KEY, --episodes, --versions, --clip-len or --features",
+         state is not None and is_other),
+    )  # fmt: skip
 
 
 def _show_dataset(
