@@ -233,7 +233,7 @@ class MixedBatches:
     def columns_of(
         self, batch: Batch, batches: ShardBatches, number: int, *, counts: bool = False
     ) -> dict[str, Any]:
-        """The columns of batch `number` of `batches`, except those that are made of features.
+        """The columns of batch `number` of `batches`, without columns made of features.
 
         `counts` counts window times without a frame.
         """

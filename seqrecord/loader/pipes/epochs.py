@@ -269,8 +269,8 @@ class Epochs:
         return self.loader.stats(done, self._position.epoch)
 
     def run(self, shard: Shard) -> State:
-        """The position, with the ranks and workers of the run: until an iteration begins, those of
-        a loaded state.
+        """The position, with the ranks and workers of the run: until an iteration begins, a loaded
+        state's.
         """
         self._follow_workers()
         is_loaded = self._position.is_saved and not self._is_begun

@@ -75,7 +75,7 @@ class BatchSource(Protocol):
     def plan_rows(
         self, epoch: int, shard: Shard, segments: Segments, settings: PlanSettings | None
     ) -> Any:
-        """The plan of a shard, with these settings or those of the run, whatever its memory."""
+        """The plan of a shard, with these settings or the run's, whatever its memory."""
 
     def rows(self, plan: Any, first: int, last: int, *, single: bool = False) -> Clip:
         """The columns of items `[first, last)` of a plan, each a list or a tensor; of a `single`

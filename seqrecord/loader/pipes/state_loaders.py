@@ -46,7 +46,7 @@ def loader_of_state(
 ) -> EpochStream:
     """A loader of a dataset with the settings of a state, loaded with it.
 
-    `samples` and `split` are those of the run, of which the state has hashes. Raises `StateError`
+    `samples` and `split` are the run's, of which the state has hashes only. Raises `StateError`
     for a state whose settings have no text, such as windows in seconds and transforms.
     """
     if len(state.sources) != 1 or state.shared_arguments:
@@ -92,8 +92,8 @@ def loader_of_state(
 
 
 def mix_of_state(make: Callable[..., EpochStream], state: State) -> EpochStream:
-    """A mix of a file, loaded with a state. `make` makes it from arguments, and from those that
-    the file may lack.
+    """A mix of a file, loaded with a state. `make` makes it from arguments, and from defaults for
+    keys that the file may lack.
     """
     shared, arguments = state.shared_arguments, dict[str, Any]()
     if not shared:
