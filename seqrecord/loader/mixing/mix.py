@@ -16,8 +16,10 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.mixing.form import MixForm
 from seqrecord.loader.mixing.mix_loader import MixLoader
 from seqrecord.loader.mixing.mixed_batches import Join, joined_features
+from seqrecord.loader.mixing.mixed_rows import rows_of_mix
 from seqrecord.loader.mixing.sources import (
     TUNING_OF_SOURCE,
+    MixPlan,
     SourceDataset,
     StoppingStrategy,
     agreed_clip_len,
@@ -25,6 +27,7 @@ from seqrecord.loader.mixing.sources import (
 )
 from seqrecord.loader.mixing.summary import MixSummary
 from seqrecord.loader.mixing.weights import Proportions, SourceSize, Weights, excluded_sources
+from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.loader.pipes.option_values import MaxFrames, Vector
@@ -275,6 +278,15 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         the shortest time limits the mix.
         """
         return super().stats()
+
+    def _fill_rows(
+        self,
+        plan: MixPlan,
+        first: int,
+        last: int,  # noqa: ARG002 - a mix has batches only
+        settings: SourceSettings,
+    ) -> Clip:
+        return rows_of_mix(self._mix, plan, first, settings)
 
     def __repr__(self) -> str:
         mix = self._mix

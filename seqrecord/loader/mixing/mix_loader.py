@@ -10,7 +10,6 @@ from functools import partial
 from math import ceil
 from typing import Any
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
@@ -50,7 +49,6 @@ from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import ShardBatches
 from seqrecord.loader.sampling.shares import Shares, whole_shares
-from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.units import raise_if
 
 _MOST_SLOTS = 1 << 60
@@ -156,7 +154,13 @@ class MixLoader:
 
     # ---- plans and positions
 
-    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> MixPlan:
+    def plan(
+        self,
+        epoch: int,
+        shard: Shard,
+        segments: Segments = (),
+        *settings: PlanSettings | None,  # noqa: ARG002
+    ) -> MixPlan:
         """The plan of one shard of one epoch, the same on all ranks.
 
         Epochs of a mix have no segments.
@@ -256,41 +260,6 @@ class MixLoader:
             limit = STAGES[bottleneck(report, waiting=1.0)]
             sources[name] = {**loader.stats(report, 0), "bottleneck": limit}
         return {**_summed(done, sources), "sources": sources}
-
-    # ---- rows of batches
-
-    def plan_rows(
-        self,
-        epoch: int,
-        shard: Shard,
-        segments: Segments,
-        settings: PlanSettings | None,  # noqa: ARG002
-    ) -> MixPlan:
-        """See `BatchSource`."""
-        return self.plan(epoch, shard, segments)
-
-    def rows(self, plan: MixPlan, first: int, last: int, *, single: bool = False) -> Clip:
-        """See `BatchSource`."""
-        assert last == first + 1, "one batch"
-        assert not single, "a mix has batches"
-        source = plan.sources(first)
-        keys, epochs = ClipKeys.zeros(len(source)), np.zeros_like(source)
-        for number in np.unique(source).tolist():
-            clip = int(plan.given(first)[number])
-            stop, loader = clip + int((source == number).sum()), self._sources[number]
-            while clip < stop:
-                epoch, given = loader.view.samples.epoch_of(clip, plan.shard.count)
-                epoch_plan = loader.plan_rows(epoch, plan.shard, (), None)
-                last_clip = min(stop - given, epoch_plan.num_clips)
-                clips = epoch_plan.clips_between(clip - given, last_clip)
-                _, slots = plan.places(number, given, clips, clip - given)
-                for column, values in zip(keys, clips.keys, strict=True):
-                    column[slots] = values
-                epochs[slots] = epoch
-                clip = given + last_clip
-        which = int(source[0]) if self.alternate else 0
-        batch = Batch({}, keys, source, epochs)
-        return self.batches[which].columns_of(batch, plan.batches, first)
 
     # ---- memory
 

@@ -242,8 +242,10 @@ class MixedBatches:
         joined = {one.column.name: one.memory(batch.source, frames) for one in self.joined}
         for (number, epoch), some in _by_source(batch).items():
             slots, source = np.array(some), self.sources[number]
-            fill = source.columns if counts else source.fill_columns
-            fill(batch.clips.take(slots), epoch, draws, joined, slots)
+            clips = batch.clips.take(slots)
+            _, num_far = source.columns(clips, epoch, draws, joined, slots)
+            if counts:
+                source.count(num_far)
         return {column.name: column.fill(batch) for column in self.columns} | joined
 
     def _names(self, batch: Batch) -> list[str]:

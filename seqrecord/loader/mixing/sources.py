@@ -282,6 +282,10 @@ class SourceLoader(ClipLoader):
         super().__init__(EpochPlanner.of(view, options, limit_in))
         self.name = dataset.name
 
+    def count(self, times_without_frame: int) -> None:
+        """Add to the statistics of the iteration."""
+        self._iteration.times_without_frame += times_without_frame
+
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
         self._iteration.times_without_frame = 0

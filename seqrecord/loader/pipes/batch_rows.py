@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.collating import make_numpy
@@ -12,6 +13,12 @@ from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.units import MAX_INT, check_integer
+
+SourceSettings: TypeAlias = "Sequence[PlanSettings | None]"
+"""The settings of the plans of each dataset; `None`: the loader's."""
+
+FillRows: TypeAlias = "Callable[[Any, int, int, SourceSettings], Clip]"
+"""Makes the columns of items `[first, last)` of a plan, each a list or a tensor."""
 
 
 class BatchNumber(NamedTuple):
@@ -44,22 +51,29 @@ class _Team(NamedTuple):
     workers: int
     batch_size: int
     segments: Segments  # before it
-    settings: PlanSettings | None = None  # if it is over
+    settings: SourceSettings
 
 
-def rows_of_batch(source: BatchSource, run: State, own: Shard, which: BatchNumber) -> Clip:
-    """The rows of a batch of a run; see `EpochStream.rows`.
+def rows_of_batch(
+    source: BatchSource,
+    run: State,
+    own: Shard,
+    which: BatchNumber,
+    fill: FillRows,
+) -> Clip:
+    """The rows of a batch; see `EpochStream.rows`.
 
-    `run` is the position of the run, and `own` the shard of this process.
+    `run` is the saved position of the run, and `own` the shard of this process.
     """
     for name in ("epoch", "batch"):
         check_integer(name, getattr(which, name), least=0, most=MAX_INT)
-    team = _team(source, run, own, which)
+    team = _team(source, run, which)
     size = team.batch_size if which.batch_size is None else which.batch_size
     check_integer("batch_size", size, least=1, most=MAX_INT)
     rank = _rank(own, which.rank, team)
     shards = rank.divided(team.workers)
-    plans = [source.plan_rows(which.epoch, shard, team.segments, team.settings) for shard in shards]
+    place = team.segments, *team.settings
+    plans = [source.plan(which.epoch, shard, *place) for shard in shards]
     lengths = [plan.num_batches for plan in plans]
     num_batches = sum(-(-length // size) for length in lengths)
     if which.batch >= num_batches:
@@ -69,19 +83,20 @@ def rows_of_batch(source: BatchSource, run: State, own: Shard, which: BatchNumbe
             f"{team.workers} workers",
             got=which.batch,
         )
-    before, after = (items_of_workers(lengths, which.batch + i, size) for i in (0, 1))
-    [worker] = [i for i, (a, b) in enumerate(zip(before, after, strict=True)) if a < b]
-    is_single = source.batch_size is None and size == 1
-    rows = source.rows(plans[worker], before[worker], after[worker], single=is_single)
+    starts, stops = (items_of_workers(lengths, which.batch + i, size) for i in (0, 1))
+    [worker] = [i for i, (a, b) in enumerate(zip(starts, stops, strict=True)) if a < b]
+    rows = fill(plans[worker], starts[worker], stops[worker], team.settings)
+    if source.batch_size is None and size == 1:
+        rows = {name: values[0] for name, values in rows.items()}
+        rows["start"] = int(rows["start"])
     return make_numpy(rows) if source.options.output == "numpy" else rows
 
 
-def _team(source: BatchSource, run: State, own: Shard, which: BatchNumber) -> _Team:
+def _team(source: BatchSource, run: State, which: BatchNumber) -> _Team:
     """The ranks and workers of the batch, and the segments of the epoch before it.
 
     Raises `StateError` for a segment that the run does not have.
     """
-    ranks, workers = run.ranks or own.rank.count, run.workers or own.workers
     segments = run.segments if which.epoch == run.epoch else ()
     if which.segment is not None:
         check_integer("segment", which.segment, least=0, most=MAX_INT)
@@ -94,15 +109,17 @@ def _team(source: BatchSource, run: State, own: Shard, which: BatchNumber) -> _T
         if which.segment < len(segments):
             part = segments[which.segment]
             place = part.ranks, part.workers, part.batch_size
-            return _Team(*place, segments[: which.segment], part.settings)
-    if isinstance(which.rank, tuple):
-        ranks = which.rank[1]
+            return _Team(*place, segments[: which.segment], [part.settings])
+    ranks = which.rank[1] if isinstance(which.rank, tuple) else run.ranks
+    workers = run.workers
     if which.workers is not None:
         workers = check_integer("workers", which.workers, least=0, most=(1 << 16) - 1) or 1
-    is_inside = run.is_saved and which.epoch == run.epoch and bool(run.batch or segments)
-    is_same = (ranks, workers) == (run.ranks, run.workers)
-    is_same &= not run.is_saved or _has_batches_of(source, run)
-    if is_inside and not is_same:
+    sizes = [one.planner.settings.batch_size for one in source.sources]
+    has_batches = sizes == [one.settings.batch_size for one in run.sources]
+    if (ranks, workers) == (run.ranks, run.workers) and has_batches:
+        settings = [(segments and one.rest) or one.settings for one in run.sources]
+        return _Team(ranks, workers, run.batch_size, segments, settings)
+    if which.epoch == run.epoch and (run.batch or segments):
         run.check_of_rank()
         resumed = source.after_change(run)
         if resumed.epoch != which.epoch:
@@ -113,7 +130,7 @@ def _team(source: BatchSource, run: State, own: Shard, which: BatchNumber) -> _T
                 got=f"epoch {which.epoch} of {ranks} ranks and {workers} workers",
             )
         segments = resumed.segments
-    return _Team(ranks, workers, run.batch_size if is_same else 1, segments)
+    return _Team(ranks, workers, 1, segments, [None] * len(run.sources))
 
 
 def _rank(own: Shard, rank: int | tuple[int, int] | None, team: _Team) -> Shard:
@@ -128,9 +145,3 @@ def _rank(own: Shard, rank: int | tuple[int, int] | None, team: _Team) -> Shard:
         expected = f"rank=0 to rank={team.ranks - 1}, the ranks of this part of the run"
         raise StateError("no such rank", expected=expected, got=f"rank={rank}")
     return Shard(index, team.ranks)
-
-
-def _has_batches_of(source: BatchSource, state: State) -> bool:
-    """Whether a state counts batches of the loader's size."""
-    sizes = [one.planner.settings.batch_size for one in source.sources]
-    return sizes == [one.settings.batch_size for one in state.sources]

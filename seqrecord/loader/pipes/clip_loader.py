@@ -32,7 +32,7 @@ from seqrecord.loader.pipes.planning import EpochPlanner, of_selected, plan_clip
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.bounds import EpochSegment
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import DrawsByPlace
@@ -148,7 +148,7 @@ class ClipLoader:
         """The clips of an epoch."""
         return self.planner.clips(epoch)
 
-    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
+    def plan(self, epoch: int, shard: Shard, segments: Segments = (), *settings: Any) -> Plan:
         """See `BatchSource`."""
         options = self.options
         if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
@@ -157,7 +157,7 @@ class ClipLoader:
                 expected="a batch_size; or a SeqRecordMix around the loader",
                 got=f"clip_len={options.clip_len}",
             )
-        return self.planner.plan(epoch, shard, segments)
+        return self.planner.plan(epoch, shard, segments, *settings)
 
     def after_change(self, state: State) -> State:
         """See `BatchSource`: the remaining clips are planned anew."""
@@ -311,44 +311,21 @@ class ClipLoader:
 
     def columns(
         self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None = None, *memory: Any
-    ) -> dict[str, Any]:
-        """The columns of clips of an epoch beside features, each a list or a tensor.
-
-        `draws` are the batch's; `memory` as for `ClipColumns.fill`. Counts window times without a
-        frame.
-        """
-        columns, num_far = self.fill_columns(clips, epoch, draws, *memory)
-        self._iteration.times_without_frame += num_far
-        return columns
-
-    def fill_columns(
-        self, clips: ClipKeys, epoch: int, draws: DrawsByPlace | None, *memory: Any
     ) -> tuple[dict[str, Any], int]:
-        """See `columns`; also returns the number of window times without a frame nearby."""
+        """The columns of clips of an epoch beside features, each a list or a tensor, and the number
+        of window times without a frame nearby.
+
+        `draws` are the batch's; `memory` as for `ClipColumns.fill`.
+        """
         view, frames = self.view, self._drawn_frames(epoch, draws)
         drawn = self._draw_of(epoch, draws, view.draws.draw)(clips, ())
         return view.fill_columns(clips, frames, drawn, *memory)
 
-    def plan_rows(
-        self, epoch: int, shard: Shard, segments: Segments, settings: PlanSettings | None
-    ) -> Plan:
-        """See `BatchSource`."""
-        planner = self.planner
-        settings = settings or planner.settings_of(shard.count, epoch, segments)
-        return planner.plan_by(settings, epoch, shard, segments)
-
-    def rows(self, plan: Plan, first: int, last: int, *, single: bool = False) -> Clip:
-        """See `BatchSource`."""
-        clips = plan.clips_between(plan.first_clip(first), plan.first_clip(last))
-        columns, _ = self.fill_columns(clips.keys, plan.epoch, plan.draws)
-        if self.batch_size is not None:
-            place = PlanBatch(plan, first)
-            columns |= {column.name: column.fill(place) for column in self._plan_columns}
-        return self.view.singles({}, columns)[0] if single else columns
-
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""
-        return self.columns(batch.clips, plan.epoch, plan.draws)
+        columns, num_far = self.columns(batch.clips, plan.epoch, plan.draws)
+        self._iteration.times_without_frame += num_far
+        return columns
 
     def unused(self, epoch: int) -> dict[str, int]:
         """Frames of the selected episodes in no clip, if the order counts them, without windows."""

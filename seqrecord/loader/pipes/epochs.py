@@ -205,10 +205,15 @@ class Epochs:
             is_over = given == most
         return _to_json(self.loader, position.following if is_over else position)
 
-    def shared_position(self, shard: Shard) -> dict[str, Any]:
+    def shared_position(self, shard: Shard, *, at_end: bool = False) -> dict[str, Any]:
         """The position as JSON; with workers, the start of the epoch that they have begun last."""
         self._follow_workers()
-        return _to_json(self.loader, self._here(shard)) if self._num_workers else self.state(shard)
+        workers = self._num_workers
+        return (
+            _to_json(self.loader, self._here(shard))
+            if workers
+            else self.state(shard, at_end=at_end)
+        )
 
     def load(
         self,
@@ -267,14 +272,6 @@ class Epochs:
         """Statistics of the last iteration, with its bottleneck as text."""
         done = EngineStats().report() if self._last is None else self._last.report()
         return self.loader.stats(done, self._position.epoch)
-
-    def run(self, shard: Shard) -> State:
-        """The position, with the ranks and workers of the run: until an iteration begins, a loaded
-        state's.
-        """
-        self._follow_workers()
-        is_loaded = self._position.is_saved and not self._is_begun
-        return self._position if is_loaded else self._here(shard)
 
     @property
     def _next(self) -> State:

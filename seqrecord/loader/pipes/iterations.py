@@ -54,8 +54,16 @@ class BatchSource(Protocol):
     def shared_arguments(self) -> Mapping[str, Any]:
         """The arguments that determine the order beside the arguments of each source, as JSON."""
 
-    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> AnyPlan:
-        """The plan of one shard of one epoch, or of the rest of it after `segments`."""
+    def plan(
+        self,
+        epoch: int,
+        shard: Shard,
+        segments: Segments = (),
+        *settings: PlanSettings | None,
+    ) -> AnyPlan:
+        """The plan of one shard of one epoch, or of the rest of it after `segments`; with the
+        `settings` of each dataset, whatever memory they need.
+        """
 
     def after_change(self, state: State) -> State:
         """The position of a state inside an epoch on other ranks, workers or batch sizes."""
@@ -71,16 +79,6 @@ class BatchSource(Protocol):
 
     def to_clips(self, batch: Batch, plan: Any, number: int) -> list[Clip]:
         """Convert batch `number` of the plan to items for users; single clips in reverse order."""
-
-    def plan_rows(
-        self, epoch: int, shard: Shard, segments: Segments, settings: PlanSettings | None
-    ) -> Any:
-        """The plan of a shard, with these settings or the run's, whatever its memory."""
-
-    def rows(self, plan: Any, first: int, last: int, *, single: bool = False) -> Clip:
-        """The columns of items `[first, last)` of a plan, each a list or a tensor; of a `single`
-        clip its values.
-        """
 
     def trace(self) -> Trace:
         """The trace of an iteration in this process."""

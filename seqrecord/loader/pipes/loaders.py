@@ -11,7 +11,7 @@ from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.arguments import init_takes_arguments
-from seqrecord.loader.pipes.batch_rows import BatchNumber, rows_of_batch
+from seqrecord.loader.pipes.batch_rows import BatchNumber, SourceSettings, rows_of_batch
 from seqrecord.loader.pipes.callers import (
     check_kept,
     find_buffering_pipe,
@@ -20,10 +20,12 @@ from seqrecord.loader.pipes.callers import (
     is_stateful,
 )
 from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import plan_clips
-from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.pipes.states import Clip, State
+from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -215,7 +217,12 @@ class EpochStream:
         """
         which = BatchNumber(epoch, batch, rank, workers, segment, batch_size)
         shard, epochs = self._shard(), self._epochs
-        return rows_of_batch(epochs.loader, epochs.run(shard), shard, which)
+        run = State.parse(epochs.shared_position(shard, at_end=True))
+        return rows_of_batch(epochs.loader, run, shard, which, self._fill_rows)
+
+    def _fill_rows(self, plan: Any, first: int, last: int, settings: SourceSettings) -> Clip:
+        """See `FillRows`."""
+        raise NotImplementedError
 
     @property
     def num_ranks(self) -> int:
@@ -303,6 +310,23 @@ class StreamingLoader(EpochStream):
         Stored statistics of the whole dataset are in `dataset.statistics`.
         """
         return self._loader.view.compute_statistics(**options)
+
+    def _fill_rows(
+        self,
+        plan: Plan,
+        first: int,
+        last: int,
+        settings: SourceSettings,  # noqa: ARG002
+    ) -> Clip:
+        loader, clips = (
+            self._loader,
+            plan.clips_between(plan.first_clip(first), plan.first_clip(last)),
+        )
+        rows = loader.columns(clips.keys, plan.epoch, plan.draws, counts=False)
+        if loader.batch_size is not None:
+            place, columns = PlanBatch(plan, first), plan_columns(loader.planner.order.columns)
+            rows |= {column.name: column.fill(place) for column in columns}
+        return rows
 
     @property
     def _loader(self) -> ClipLoader:

@@ -149,8 +149,15 @@ class EpochPlanner:
             self._remaining[epoch, segments] = found
         return found
 
-    def plan(self, epoch: int, shard: Shard, segments: Segments = ()) -> Plan:
-        """The plan of one shard of an epoch that remains after its segments.
+    def plan(
+        self,
+        epoch: int,
+        shard: Shard,
+        segments: Segments = (),
+        settings: PlanSettings | None = None,
+    ) -> Plan:
+        """The plan of one shard of an epoch that remains after its segments; with `settings`, those
+        of a saved state, whatever memory they need.
 
         Raises `ClipError` if `last_batch="drop"` leaves no batch, and `StateError` for impossible
         segments.
@@ -158,13 +165,7 @@ class EpochPlanner:
         if shard.index == 0 and shard.count not in self._logged:
             self._logged.add(shard.count)
             self._log_mixing(shard.count)
-        settings = self.plan_memory(shard.count, epoch, segments).settings
-        return self.plan_by(settings, epoch, shard, segments)
-
-    def plan_by(
-        self, settings: PlanSettings, epoch: int, shard: Shard, segments: Segments = ()
-    ) -> Plan:
-        """The plan of a shard with these settings; see `plan`."""
+        settings = settings or self.plan_memory(shard.count, epoch, segments).settings
         table, episodes = self.clips(epoch, segments), self.view.episodes
         segment = len(segments)
         plan_class = self.order.plan_class(settings, epoch, segment)
@@ -172,15 +173,6 @@ class EpochPlanner:
         return make(table, episodes, settings, epoch=epoch, shard=shard, segment=segment)
 
     # ---- memory
-
-    def settings_of(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> PlanSettings:
-        """The settings of epochs with `num_shards` shards, or of the rest of one: of a loaded state
-        if there is one, whatever memory they need, else of `plan_memory`.
-        """
-        found = self._memory_plans.get((num_shards, epoch if segments else 0, segments))
-        if isinstance(found, PlanSettings):
-            return found
-        return self.plan_memory(num_shards, epoch, segments).settings
 
     def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
         """Settings and memory of epochs with `num_shards` shards, or of the rest of one.
