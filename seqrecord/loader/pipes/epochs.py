@@ -208,12 +208,9 @@ class Epochs:
     def shared_position(self, shard: Shard, *, at_end: bool = False) -> dict[str, Any]:
         """The position as JSON; with workers, the start of the epoch that they have begun last."""
         self._follow_workers()
-        workers = self._num_workers
-        return (
-            _to_json(self.loader, self._here(shard))
-            if workers
-            else self.state(shard, at_end=at_end)
-        )
+        if self._num_workers:
+            return _to_json(self.loader, self._here(shard))
+        return self.state(shard, at_end=at_end)
 
     def load(
         self,

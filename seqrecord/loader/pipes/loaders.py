@@ -318,11 +318,8 @@ class StreamingLoader(EpochStream):
         last: int,
         settings: SourceSettings,  # noqa: ARG002
     ) -> Clip:
-        loader, clips = (
-            self._loader,
-            plan.clips_between(plan.first_clip(first), plan.first_clip(last)),
-        )
-        rows = loader.columns(clips.keys, plan.epoch, plan.draws, counts=False)
+        loader, (begin, end) = self._loader, map(plan.first_clip, (first, last))
+        rows, _ = loader.columns(plan.clips_between(begin, end).keys, plan.epoch, plan.draws)
         if loader.batch_size is not None:
             place, columns = PlanBatch(plan, first), plan_columns(loader.planner.order.columns)
             rows |= {column.name: column.fill(place) for column in columns}
