@@ -72,8 +72,7 @@ def rows_of_batch(
     check_integer("batch_size", size, least=1, most=MAX_INT)
     rank = _rank(own, which.rank, team)
     shards = rank.divided(team.workers)
-    place = team.segments, *team.settings
-    plans = [source.plan(which.epoch, shard, *place) for shard in shards]
+    plans = [source.plan(which.epoch, shard, team.segments, *team.settings) for shard in shards]
     lengths = [plan.num_batches for plan in plans]
     num_batches = sum(-(-length // size) for length in lengths)
     if which.batch >= num_batches:

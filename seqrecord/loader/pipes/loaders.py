@@ -58,14 +58,19 @@ class EpochStream:
     def __len__(self) -> int:
         """Batches in an epoch of this rank; clips without a `batch_size`.
 
-        Inside a DataLoader worker: of this worker. `len` of a DataLoader: of all its workers
-        together, of which each has a last batch of its own, so it may be greater.
+        Inside a DataLoader worker: of this worker. `len` of a DataLoader: the batches of all its
+        workers together, of which each has a last batch of its own, so it may be greater.
         """
         loader, batches, epoch = find_loader(), self._epochs.loader, self._epochs.current
         shards = [self._shard()]
         if loader is not None and loader.num_workers and get_worker_info() is None:
             shards = batches.ranks.current().divided(loader.num_workers)
-        return sum(batches.plan(epoch, shard).num_batches for shard in shards)
+        lengths = [batches.plan(epoch, shard).num_batches for shard in shards]
+        if loader is not None and len(shards) > 1 and (size := loader.batch_size) is not None:
+            # The DataLoader divides the sum by its batch size; its workers round by themselves.
+            over = 0 if loader.drop_last else size - 1
+            lengths = [(length + over) // size * size for length in lengths]
+        return sum(lengths)
 
     def __getitem__(self, number: object) -> NoReturn:
         """Raise `TypeError`: a stream has no clips by number."""
