@@ -164,8 +164,7 @@ class _MixFile:
                 options |= _by_source(entries, sources, options)
             without_episodes = entries.keys() - sources.keys()
             for name in _WEIGHTS:
-                if isinstance(value := options.get(name), Mapping):
-                    options[name] = {n: v for n, v in value.items() if n not in without_episodes}
+                options |= _without(name, options.get(name), without_episodes)
             return self.make(sources, **options)
 
     def _top_level(
@@ -368,6 +367,14 @@ class _MixFile:
                 error.message = f"{where}: {error.message}"
                 error.args = (error.message,)
             raise error.located(file=path) from error.__cause__
+
+
+def _without(name: str, value: Any, sources: Collection[str]) -> dict[str, Any]:
+    """An argument by source, or by epoch and source, without these sources; empty for others."""
+    if not isinstance(value, Mapping):
+        return {}
+    kept = {key: part for key, part in value.items() if key not in sources}
+    return {name: {n: _without(name, v, sources).get(name, v) for n, v in kept.items()}}
 
 
 def _by_source(

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -26,13 +27,21 @@ from seqrecord.loader.mixing.sources import (
     check_source,
 )
 from seqrecord.loader.mixing.summary import MixSummary
-from seqrecord.loader.mixing.weights import Proportions, SourceSize, Weights, excluded_sources
+from seqrecord.loader.mixing.weights import (
+    Proportions,
+    SourceSize,
+    Weights,
+    WeightSchedule,
+    by_epoch,
+    excluded_sources,
+)
 from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
 from seqrecord.loader.pipes.option_values import MaxFrames, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
+from seqrecord.loader.sampling.shares import whole_shares
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
@@ -95,7 +104,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         weights: relative numbers of clips by source, at least 0; 0 excludes a source. Or "clips"
             (default): each source's number of clips; "frames": the number of frames in its selected
             episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at most
-            65,536; `shares` has the result.
+            65,536; `shares` has the result. By epoch: `{0: {"old": 0.9, "new": 0.1}, 10: "equal"}`,
+            each from an epoch on, or a pure function of the epoch, which every process calls for
+            epochs 0 to the current one. Each source continues where the last epoch ended.
         alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
             a source of 100 times the size has 10 times the weight.
         repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
@@ -168,7 +179,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         super().__init__()
         one_of("union", "intersection")("features", features)
         proportions = {"weights": weights, "alpha": alpha, "repeat": repeat, "choose": choose}
-        datasets, epoch_clips = _weighted(sources, features, check_seed(seed), proportions)
+        datasets, schedule, epoch_clips = _weighted(
+            sources, features, check_seed(seed), proportions
+        )
         if not isinstance(batch_size, MaxFrames):
             batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
@@ -198,7 +211,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         expected = "no stopping_strategy; or weights"
         raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
         form = MixForm(vectors, camera_padding_masks, number_tasks)
-        self._mix = MixLoader(datasets, options, stop, features, alternate, form, epoch_clips)
+        self._mix = MixLoader(
+            datasets, schedule, options, stop, features, alternate, form, epoch_clips
+        )
         self._epochs = Epochs(self._mix)
 
     @classmethod
@@ -233,8 +248,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
     @property
     def shares(self) -> dict[str, Fraction]:
-        """The share of each source in the clips, after rounding; they sum to 1."""
-        return self._mix.shares
+        """The share of each source in the clips, after rounding; they sum to 1. If weights change:
+        in the current epoch, or between iterations in the next one.
+        """
+        return self._mix.schedule.shares(self._epochs.current)
 
     @property
     def single_source_batches(self) -> bool:
@@ -294,15 +311,17 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         chosen = mix.epoch_clips
         end = f"stopping_strategy={mix.stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
         lines = [f"{type(self).__name__}({end}, shares of {how}"]
+        shares = self.shares
         for name, loader in mix.loaders.items():
-            lines.append(f"{name!r} {float(mix.shares[name]):.4g}: {loader.view.describe()}")
+            lines.append(f"{name!r} {float(shares[name]):.4g}: {loader.view.describe()}")
         return "\n  ".join(lines) + ")"
 
 
 def _weighted(
     sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
-) -> tuple[list[SourceDataset], int | None]:
-    """The datasets of all sources with a weight above 0, and the clips of an epoch, if chosen.
+) -> tuple[list[SourceDataset], WeightSchedule, int | None]:
+    """The datasets of all sources with a weight above 0 in some epoch, their weights, and the clips
+    of an epoch, if chosen.
 
     Sizes are of the features that are read. Raises `ClipError`.
     """
@@ -311,7 +330,11 @@ def _weighted(
     datasets = [dataset for name in sources for dataset in _datasets(name, sources[name])]
     name, count = Counter(dataset.name for dataset in datasets).most_common(1)[0]
     raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
-    excluded, features = excluded_sources(proportions.values()), None
+    weights_at, changes = by_epoch(proportions["weights"])
+    others, features = {n: v for n, v in proportions.items() if n != "weights"}, None
+    excluded = excluded_sources(others.values())
+    if changes is not None:
+        excluded |= set.intersection(*(excluded_sources([weights_at(e)]) for e in changes))
     used = {one.name: one.view for one in datasets if one.source not in excluded}
     if join == "intersection" and used:
         features = joined_features(used, join)
@@ -323,14 +346,32 @@ def _weighted(
     for name, source in sources.items():
         if isinstance(source, SeqRecordMix) and source._mix.epoch_clips is not None:
             sizes[name] = replace(sizes[name], clips=source._mix.epoch_clips)
-    of = Proportions.of(sizes, **proportions)
-    drawn = [
-        replace(dataset, weight=of.weights[dataset.source] * dataset.weight)
-        for dataset in datasets
-        if of.weights[dataset.source]
-    ]
+    weights = Proportions.of(sizes, weights=weights_at(0), **others)
+    drawn = [one for one in datasets if one.name in used]
+    if changes == (0,):
+        drawn = [one for one in drawn if weights.weights[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    return drawn, of.epoch_clips
+    parts = [(dataset.source, dataset.weight) for dataset in drawn]
+    counts_in = partial(_counts_in, parts, sizes, weights_at, others)
+    names = tuple(dataset.name for dataset in drawn)
+    return drawn, WeightSchedule(names, counts_in, changes), weights.epoch_clips
+
+
+def _counts_in(
+    parts: Sequence[tuple[str, Fraction]],
+    sizes: Mapping[str, SourceSize],
+    weights_at: Callable[[int], Any],
+    others: Mapping[str, Any],
+    epoch: int,
+) -> tuple[int, ...]:
+    """Integers in the ratio of the weights of datasets in an epoch, from their sources and their
+    `parts` of these.
+    """
+    weights = Proportions.of(sizes, weights=weights_at(epoch), **others).weights
+    by_dataset = [weights[source] * part for source, part in parts]
+    expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
+    raise_if(not any(by_dataset), "a mix draws from no source", expected, got)
+    return tuple(whole_shares(by_dataset))
 
 
 def _datasets(name: Any, source: Any) -> list[SourceDataset]:
@@ -342,8 +383,16 @@ def _datasets(name: Any, source: Any) -> list[SourceDataset]:
         check_source(name, replace(mix.options, batch_size=None))
         what, stop = f"stopping_strategy of source {name!r}", mix.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
+        problem = f"weights of source {name!r} change by epoch"
+        raise_if(
+            not mix.schedule.is_constant,
+            problem,
+            "weights by epoch of the outer mix, with the datasets as its sources",
+            "a mix in a mix",
+        )
+        shares = mix.schedule.shares(0)
         return [
-            SourceDataset(f"{name}/{inner}", name, loader.view, loader.options, mix.shares[inner])
+            SourceDataset(f"{name}/{inner}", name, loader.view, loader.options, shares[inner])
             for inner, loader in mix.loaders.items()
         ]
     if not isinstance(source, StreamingLoader):

@@ -7,9 +7,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from functools import partial
+from itertools import islice, pairwise
 from math import ceil
 from typing import Any
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
@@ -36,22 +38,24 @@ from seqrecord.loader.mixing.sources import (
     StoppingStrategy,
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
+from seqrecord.loader.mixing.weights import Phase, WeightSchedule
 from seqrecord.loader.pipes.distributed import Ranks, warn_once
 from seqrecord.loader.pipes.memory import check_machine
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.source_orders import SourceOrder
 from seqrecord.loader.pipes.states import Clip, Segments, State
-from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.memory import CONSUMER
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.loader.sampling.shard_batches import ShardBatches
-from seqrecord.loader.sampling.shares import Shares, whole_shares
+from seqrecord.loader.sampling.shares import Shares
+from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.units import raise_if
 
 _MOST_SLOTS = 1 << 60
+_MOST_PHASES = 64  # with shares in memory
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 
 
@@ -59,7 +63,8 @@ class MixLoader:
     """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
 
     Args:
-        datasets: the datasets of its sources, with their weights.
+        datasets: the datasets of its sources.
+        schedule: their weights by epoch.
         options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
         epoch_clips: clips of an epoch over all ranks; replaces `stop`.
 
@@ -71,6 +76,7 @@ class MixLoader:
     def __init__(
         self,
         datasets: Sequence[SourceDataset],
+        schedule: WeightSchedule,
         options: LoaderOptions,
         stop: StoppingStrategy,
         join: Join,
@@ -83,13 +89,10 @@ class MixLoader:
         self.epoch_clips = epoch_clips
         self.batch_size = size = options.most_clips
         self.draws = options.draws
-        self.counts = whole_shares([dataset.weight for dataset in datasets])
-        self.shares, views = dict[str, Fraction](), dict[str, View]()
-        for dataset, count in zip(datasets, self.counts, strict=True):
-            self.shares[dataset.name] = Fraction(count, sum(self.counts))
-            views[dataset.name] = dataset.view
+        self.schedule, shares = schedule, schedule.typical_shares()
+        views = {dataset.name: dataset.view for dataset in datasets}
         features = joined_features(views, join)
-        formed = form.views(views, self.shares, features)
+        formed = form.views(views, shares, features)
         differing = differing_shapes(views, formed, features, alternate, form.own_units)
         self.alternate = bool(alternate or differing)
         check_sizes(views)
@@ -107,7 +110,7 @@ class MixLoader:
                 dataset,
                 formed[dataset.name],
                 options,
-                size if self.alternate else ceil(size * self.shares[dataset.name]),
+                size if self.alternate else ceil(size * shares[dataset.name]),
                 partial(self._limit_of, dataset.name),
             )
             for dataset in datasets
@@ -120,9 +123,10 @@ class MixLoader:
         self.batches = [
             MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
         ]
-        warn_of_form(self.batches, self.shares, differing)
-        self._memory = MixMemory.of(options, self.loaders, self.shares, self.batches)
+        warn_of_form(self.batches, shares, differing)
+        self._memory = MixMemory.of(options, self.loaders, shares, self.batches)
         self._places: dict[int, Shares] = {}  # by their key
+        self._given: dict[tuple[int, int, int], list[IntArray]] = {}  # before each phase
         self._done = {name: SourceStats() for name in views}  # in the last iteration
         self.prefetch, _ = self._memory.division(1)
         for source in self._sources:
@@ -139,11 +143,11 @@ class MixLoader:
         """See `BatchSource`."""
         return tuple(source for loader in self._sources for source in loader.sources)
 
-    def shared_arguments(self) -> dict[str, Any]:
+    def shared_arguments(self, epoch: int) -> dict[str, Any]:
         """See `BatchSource`."""
-        each, frames = zip(self.loaders, self.counts, strict=True), self.options.frames_per_batch
+        frames = self.options.frames_per_batch
         return {
-            "shares": [list(pair) for pair in each],
+            "shares": self.schedule.describe(epoch),
             "stopping_strategy": self.stop if (n := self.epoch_clips) is None else f"{n} clips",
             "batch_size": self.batch_size,
             "seed": self.options.seed,
@@ -166,17 +170,47 @@ class MixLoader:
         Epochs of a mix have no segments.
         """
         raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
-        seed, worker, num_slots = self.options.seed, shard.index % shard.workers, self._count(shard)
+        phases, seed, worker = (
+            self.schedule.phases(epoch),
+            self.options.seed,
+            shard.index % shard.workers,
+        )
+        phase, num_slots = phases[-1], self._count(shard, phases[-1])
         raise_if((epoch + 1) * num_slots >= _MOST_SLOTS, "an epoch that no mix comes to", got=epoch)
-        key = key_of(Purpose.MIX_SOURCES, seed, worker)
-        shares = self._places.setdefault(key, Shares(self.counts, key))
         key = key_of(Purpose.MIX_BATCHES, seed, epoch)
         batches = ShardBatches(self.batch_size, self.draws, key, worker, shard.workers)
-        turn, num_batches = self._unit if self.alternate else 1, batches.count(num_slots)
-        first = epoch * num_slots
-        return MixPlan(shard, num_batches, batches, shares, turn, first, num_slots)
+        first, num_batches = (epoch - phase.epoch) * num_slots, batches.count(num_slots)
+        shares, given = self._shares(phase, worker), self._given_before(phases, shard)
+        return MixPlan(shard, num_batches, batches, shares, self._turn, first, num_slots, given)
 
-    def _count(self, shard: Shard) -> int:
+    @property
+    def _turn(self) -> int:
+        """The clips that a source gives in its turn."""
+        return self._unit if self.alternate else 1
+
+    def _shares(self, phase: Phase, worker: int) -> Shares:
+        """The sources of the slots of a phase."""
+        place = (worker, phase.epoch) if phase.epoch else (worker,)
+        key = key_of(Purpose.MIX_SOURCES, self.options.seed, *place)
+        if key not in self._places:
+            if len(self._places) >= _MOST_PHASES:
+                self._places.clear()
+            self._places[key] = Shares(phase.counts, key)
+        return self._places[key]
+
+    def _given_before(self, phases: Sequence[Phase], shard: Shard) -> IntArray:
+        """The clips that each source has returned to a shard before the last of these phases."""
+        worker = shard.index % shard.workers
+        known = self._given.setdefault(
+            (shard.count, shard.workers, worker), [np.zeros(len(self.loaders), np.int64)]
+        )
+        for phase, following in islice(pairwise(phases), len(known) - 1, None):
+            num_slots = (following.epoch - phase.epoch) * self._count(shard, phase)
+            given = self._shares(phase, worker).given(num_slots // self._turn) * self._turn
+            known.append(known[-1] + given)
+        return known[len(phases) - 1]
+
+    def _count(self, shard: Shard, phase: Phase) -> int:
         """The number of slots until sources have returned the clips of their first epochs."""
         stop, workers, size = self.stop, shard.workers, self._unit
         if self.epoch_clips is not None:  # a number of batches on each rank
@@ -184,8 +218,11 @@ class MixLoader:
         if isinstance(stop, int):
             return size * ((stop + workers - 1 - shard.index % workers) // workers)
         # A source with n clips and a share p returns its last clip within n / p slots.
-        each = zip(self._sources, self.shares.values(), strict=True)
-        slots = [max(1, -(-one.clips(0).num_clips // shard.count)) / share for one, share in each]
+        total, slots = sum(phase.counts), list[Fraction]()
+        for loader, count in zip(self._sources, phase.counts, strict=True):
+            if count:
+                num_clips = max(1, -(-loader.clips(0).num_clips // shard.count))
+                slots.append(Fraction(num_clips * total, count))
         if stop == "first_exhausted":
             return size * max(1, int(min(slots) // size))
         return size * int(-(-max(slots) // size))

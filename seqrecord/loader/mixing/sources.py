@@ -62,7 +62,7 @@ class SourceDataset:
         source: the name of the source that it is, or that is a mix with it.
         view: its clips.
         options: the options of the source.
-        weight: its weight in the mix; before it is known, its share in the source.
+        weight: its part of the weight of its source.
     """
 
     name: str
@@ -144,7 +144,9 @@ class MixPlan:
     """The batches of one shard of one epoch: the source of each slot.
 
     The clips of a source are numbered over all epochs: each epoch of the mix continues at the end
-    of the last one. So are the slots of the shard: the epoch has `num_slots`, from `first` on.
+    of the last one. The slots of the shard are numbered over all epochs of a phase, in which the
+    weights do not change: the epoch has `num_slots`, from `first` on. Each source has returned
+    `given_before` clips before the phase, int64[sources].
     """
 
     shard: Shard
@@ -154,6 +156,7 @@ class MixPlan:
     turn: int  # clips that a source gives in its turn: one, or a batch
     first: int
     num_slots: int
+    given_before: IntArray
     counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
 
     def left(self, batch: int) -> int:
@@ -173,7 +176,7 @@ class MixPlan:
 
     def given(self, batch: int) -> IntArray:
         """The number of clips that each source has returned before a batch; int64[sources]."""
-        return self.shares.given(self._turns_before(batch)) * self.turn
+        return self.given_before + self.shares.given(self._turns_before(batch)) * self.turn
 
     def places(
         self, source: int, given: int, clips: Sized, first: int
@@ -189,7 +192,7 @@ class MixPlan:
         """Batch and slot of clips of a source by their numbers, int64[n] each."""
         if not len(clips):
             return clips, clips
-        turn, clip = np.divmod(clips, self.turn)
+        turn, clip = np.divmod(clips - self.given_before[source], self.turn)
         begin, end = int(turn.min()), int(turn.max()) + 1
         turns = self.shares.slots(source, begin, end)
         return self.batches.find(turns[turn - begin] * self.turn + clip - self._slots_before(0))
@@ -198,7 +201,7 @@ class MixPlan:
         return self._slots_before(batch) // self.turn
 
     def _slots_before(self, batch: int) -> int:
-        """The slots before a batch of this epoch, in all epochs."""
+        """The slots before a batch of this epoch, in all epochs of the phase."""
         return self.first + self.num_slots - self.left(batch)
 
 

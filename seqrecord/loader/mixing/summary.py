@@ -187,7 +187,7 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
     return MixSourceSummary(
         source.name,
         dataset.url,
-        float(mix.shares[source.name]),
+        float(mix.schedule.shares(0)[source.name]),
         source.clips(0).num_clips,
         len(view.episode_rows),
         int(contents.index.num_frames[view.episode_rows].sum()),

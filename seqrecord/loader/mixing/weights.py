@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from bisect import bisect_right
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import partial
 from numbers import Rational, Real
-from typing import Any, Literal, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
@@ -15,8 +19,15 @@ from seqrecord.errors import ClipError
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, check, check_integer, is_probability, raise_if
 
-Weights: TypeAlias = "Mapping[str, float | Fraction] | Literal['clips', 'frames', 'equal']"
-"""The argument `weights` of a mix."""
+EpochWeights: TypeAlias = "Mapping[str, float | Fraction] | Literal['clips', 'frames', 'equal']"
+"""The weights of a mix in an epoch."""
+
+Weights: TypeAlias = "EpochWeights | Mapping[int, EpochWeights] | Callable[[int], EpochWeights]"
+"""The argument `weights` of a mix: for all epochs, from some epochs on, or a function of the
+epoch.
+"""
+
+_MAX_EPOCHS = 1 << 16  # that a function of the epoch is called for
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,100 @@ class SourceSize:
 
     def __add__(self, other: SourceSize) -> SourceSize:
         return SourceSize(self.clips + other.clips, self.frames + other.frames)
+
+
+class Phase(NamedTuple):
+    """Consecutive epochs of a mix with equal weights: `counts` of the datasets, from `epoch` on."""
+
+    epoch: int
+    counts: tuple[int, ...]
+
+
+@dataclass(eq=False)
+class WeightSchedule:
+    """The weights of a mix's datasets by epoch. Picklable if the function is.
+
+    Attributes:
+        names: the datasets.
+        counts_in: integers in the ratio of the weights of an epoch, for each dataset.
+        changes: the epochs from which on weights differ, beginning with 0; `None`: any.
+    """
+
+    names: tuple[str, ...]
+    counts_in: Callable[[int], tuple[int, ...]]
+    changes: tuple[int, ...] | None = (0,)
+    _phases: list[Phase] = field(default_factory=list, repr=False)
+    _num_epochs: int = field(default=0, repr=False)  # that the phases cover
+
+    @property
+    def is_constant(self) -> bool:
+        """Whether all epochs have the same weights."""
+        return self.changes == (0,)
+
+    def phases(self, epoch: int) -> Sequence[Phase]:
+        """The phases up to the one with an epoch, the last.
+
+        Raises `ClipError` for an epoch that a function of the epoch is not called for.
+        """
+        if self.changes is None and epoch >= _MAX_EPOCHS:
+            raise ClipError(
+                "the epoch is too far for weights that are a function: it is called for each epoch",
+                expected=f"an epoch below {_MAX_EPOCHS:,}; or weights={{0: …, 10: …}} from epochs on",
+                got=epoch,
+            )
+        candidates = range(self._num_epochs, epoch + 1)
+        for start in candidates if self.changes is None else self.changes:
+            if start in candidates:
+                counts = self.counts_in(start)
+                if not self._phases or self._phases[-1].counts != counts:
+                    self._phases.append(Phase(start, counts))
+        self._num_epochs = max(self._num_epochs, epoch + 1)
+        return self._phases[: bisect_right(self._phases, epoch, key=lambda phase: phase.epoch)]
+
+    def shares(self, epoch: int) -> dict[str, Fraction]:
+        """The share of each dataset in an epoch."""
+        counts = self.phases(epoch)[-1].counts
+        return {n: Fraction(k, sum(counts)) for n, k in zip(self.names, counts, strict=True)}
+
+    def typical_shares(self) -> dict[str, Fraction]:
+        """The greatest share of each dataset, as parts of their sum: of all epochs, or, for a
+        function, of epoch 0 and of equal weights. Constant weights are themselves.
+        """
+        epochs = [self.shares(epoch) for epoch in self.changes or (0,)]
+        if self.changes is None:
+            epochs.append(dict.fromkeys(self.names, Fraction(1, len(self.names))))
+        greatest = {name: max(shares[name] for shares in epochs) for name in self.names}
+        return {name: share / sum(greatest.values()) for name, share in greatest.items()}
+
+    def describe(self, epoch: int) -> Any:
+        """The weights of the epochs up to this one, as JSON: pairs, or a hash if they change."""
+        if self.is_constant:
+            return [list(pair) for pair in zip(self.names, self.counts_in(0), strict=True)]
+        text = json.dumps([self.names, self.phases(epoch)])
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def by_epoch(weights: Any) -> tuple[Callable[[int], Any], tuple[int, ...] | None]:
+    """A function of the epoch to its weights, and the epochs from which on they differ; `None`: any.
+
+    Raises `ClipError` for epochs that are no numbers from 0 on.
+    """
+    if callable(weights):
+        return weights, None
+    if not isinstance(weights, Mapping) or not any(type(key) is int for key in weights):
+        return partial(_constant, weights), (0,)
+    is_right = all(type(key) is int and key >= 0 for key in weights) and 0 in weights
+    check("weights", weights, is_right, "weights from epochs on, {0: …, 10: …}, beginning with 0")
+    starts = sorted(weights)
+    return partial(_from_epochs, starts, dict(weights)), tuple(starts)
+
+
+def _constant(weights: Any, epoch: int) -> Any:  # noqa: ARG001
+    return weights
+
+
+def _from_epochs(starts: Sequence[int], weights: Mapping[int, Any], epoch: int) -> Any:
+    return weights[starts[bisect_right(starts, epoch) - 1]]
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import re
 import stat
-from collections.abc import Callable, Hashable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +31,10 @@ _SCALARS: tuple[tuple[str, Callable[[str], Any]], ...] = (  # unquoted ones: pat
     (r"-?(?:0|[1-9][0-9]*)", int),
     (_FLOAT, float),
 )
+
+
+_BY_EPOCH = ("weights",)
+"""Keys whose mappings may have numbers as keys."""
 
 
 class YamlDict(dict[str, Any]):
@@ -102,7 +106,7 @@ class _Reader:
         if self._count > _MOST_VALUES or level > _MOST_LEVELS:
             raise _at(node, "too many values, or levels", f"{_MOST_VALUES} values")
         if isinstance(node, yaml.MappingNode) and node.tag == _TAG + "map":
-            return self._mapping(node, level)
+            return self._mapping(node, level, are_epochs=key in _BY_EPOCH)
         if isinstance(node, yaml.SequenceNode) and node.tag == _TAG + "seq":
             return [self.value(child, level + 1, key) for child in node.value]
         if isinstance(node, yaml.ScalarNode) and node.tag == _TAG + "str":
@@ -118,7 +122,7 @@ class _Reader:
                 return convert(node.value)
         return node.value
 
-    def _mapping(self, node: yaml.MappingNode, level: int) -> YamlDict:
+    def _mapping(self, node: yaml.MappingNode, level: int, *, are_epochs: bool = False) -> YamlDict:
         merged: list[yaml.Node] = []
         mapping, lines = YamlDict(), dict[str, int]()
         for key_node, value_node in node.value:
@@ -126,8 +130,8 @@ class _Reader:
                 is_list = isinstance(value_node, yaml.SequenceNode)
                 merged += value_node.value if is_list else [value_node]
                 continue
-            key: Hashable = self.value(key_node, level + 1)
-            if not isinstance(key, str):
+            key: Any = self.value(key_node, level + 1)
+            if not (isinstance(key, str) or (are_epochs and type(key) is int)):
                 raise _at(key_node, "a key is not text", "quotes around it", repr_of(key, 50))
             if key in mapping:
                 place = f"{key!r}, first in line {lines[key]}"

@@ -98,7 +98,7 @@ class ClipLoader:
         """See `BatchSource`."""
         return (self._order,)
 
-    def shared_arguments(self) -> dict[str, Any]:
+    def shared_arguments(self, epoch: int) -> dict[str, Any]:  # noqa: ARG002
         """See `BatchSource`."""
         return {}
 

@@ -239,7 +239,7 @@ class Epochs:
             saved.check_of_rank()
         fit, loader = saved.num_shards == shard.count, self._in_excerpts_of(saved, shard)
         found = {**saved.shared_arguments, "sources": len(saved.sources)}
-        now = {**loader.shared_arguments(), "sources": len(loader.sources)}
+        now = {**loader.shared_arguments(saved.epoch), "sources": len(loader.sources)}
         problem = "the saved state is of another kind of loader, or of another mix"
         check_same(problem, found, now, {**now, **found})
         pairs = [*zip(loader.sources, saved.sources, strict=True)]
@@ -393,7 +393,7 @@ def _to_json(loader: BatchSource, position: State) -> dict[str, Any]:
     """A position with the inputs of the order."""
     place = position.num_shards, position.epoch, position.segments
     sources = tuple(source.state(*place) for source in loader.sources)
-    arguments = loader.shared_arguments()
+    arguments = loader.shared_arguments(position.epoch)
     return replace(position, shared_arguments=arguments, sources=sources).to_json()
 
 

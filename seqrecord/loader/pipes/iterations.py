@@ -51,8 +51,10 @@ class BatchSource(Protocol):
     def sources(self) -> Sequence[SourceOrder]:
         """The order of each dataset."""
 
-    def shared_arguments(self) -> Mapping[str, Any]:
-        """The arguments that determine the order beside the arguments of each source, as JSON."""
+    def shared_arguments(self, epoch: int) -> Mapping[str, Any]:
+        """The arguments that determine the order up to an epoch, beside the arguments of each
+        source, as JSON.
+        """
 
     def plan(
         self,

@@ -45,7 +45,7 @@ _Sources: TypeAlias = npt.NDArray[np.uint16]
 class Shares:
     """An endless sequence of slots, each for one source.
 
-    `counts` are integers: source `i` has `counts[i]` of each `sum(counts)` slots.
+    `counts` are integers: source `i` has `counts[i]` of each `sum(counts)` slots; some may be 0.
     """
 
     def __init__(self, counts: Sequence[int], key: int) -> None:
@@ -80,6 +80,8 @@ class Shares:
     def slots(self, source: int, start: int, stop: int) -> IntArray:
         """The slots with numbers `[start, stop)` of a source; int64[stop - start]."""
         per_period = self.counts[source] * self._repeats
+        if not per_period:
+            return np.empty(0, np.int64)
         start_period, stop_period = start // per_period, -(-stop // per_period)
         parts = [
             np.flatnonzero(self._period(number) == source) + number * self._length
@@ -130,10 +132,11 @@ class Shares:
 
 
 def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
-    """Integers in the ratio of weights above 0.
+    """Integers in the ratio of weights, of which one at least is above 0.
 
     If no integers with a sum of at most 65,536 have exactly this ratio: integers with this sum,
-    each at least 1 and at most one off. A float counts as its decimal representation.
+    each at least 1, unless its weight is 0, and at most one off. A float counts as its decimal
+    representation.
     """
     exact = [
         Fraction(weight if isinstance(weight, Rational) else str(weight)) for weight in weights
@@ -142,8 +145,9 @@ def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
     denominator = lcm(*(share.denominator for share in shares))
     if denominator <= _MOST:
         return [int(share * denominator) for share in shares]
-    counts = [max(1, int(share * _MOST)) for share in shares]
+    counts = [max(1, int(share * _MOST)) if share else 0 for share in shares]
     order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * _MOST)
+    order = [i for i in order if shares[i]]
     for i in range(_MOST - sum(counts)):
         counts[order[i]] += 1
     while sum(counts) > _MOST:  # for sources with more than their share
@@ -165,7 +169,7 @@ def _by_deadlines(counts: Sequence[int]) -> IntArray:
     order = np.empty(total, np.int64)
     num_slots = [0] * len(counts)
     later: list[tuple[int, int, int]] = []  # when its window begins, when it ends, source
-    ready = [(-(-total // count) - 1, source) for source, count in enumerate(counts)]
+    ready = [(-(-total // count) - 1, source) for source, count in enumerate(counts) if count]
     heapq.heapify(ready)
     for slot in range(total):
         while later and later[0][0] <= slot:

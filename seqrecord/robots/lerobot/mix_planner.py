@@ -19,6 +19,7 @@ from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.sampling.built_ins import skip_last
 from seqrecord.robots.lerobot.mix_sources import MixEpisodes, MixSource
 from seqrecord.robots.lerobot.planned import Order, Share, clip_numbers
+from seqrecord.store.units import raise_if
 
 
 class MixPlanner:
@@ -44,7 +45,9 @@ class MixPlanner:
         self._first_items = numbers.of_sources
         self._rows = {source.name: numbers.chosen_rows(source).tolist() for source in sources}
         self._sources = [*sources]
-        self._counts = dict(zip(loader.loaders, loader.counts, strict=True))
+        problem, expected = "weights change by epoch", "constant weights in LeRobot's training"
+        raise_if(not loader.schedule.is_constant, problem, expected, "weights by epoch")
+        self._counts = dict(zip(loader.loaders, loader.schedule.counts_in(0), strict=True))
         self.has_camera_masks = loader.form.camera_padding_masks
         self._options, self._join, self._form = loader.options, loader.join, loader.form
         self._epoch_clips = loader.epoch_clips if stop is None else None
