@@ -217,7 +217,7 @@ def test_what_excludes_weights_by_epoch(path: Path) -> None:
         next(iter(mix))
     with pytest.raises(ClipError, match="repeat and choose are numbers of clips"):
         make(path, annealed, repeat={"old": 2})
+    sources = {name: SeqRecordPipe(path / name, clip_len=1) for name in ("old", "new")}
+    inner = SeqRecordMix(sources, weights=STEPS, batch_size=1)
     with pytest.raises(ClipError, match="weights of source 'inner' change by epoch"):
-        SeqRecordMix(
-            {"inner": make(path, STEPS, stopping_strategy="first_exhausted")}, batch_size=2
-        )
+        SeqRecordMix({"inner": inner}, batch_size=2)

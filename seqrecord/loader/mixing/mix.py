@@ -248,8 +248,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
     @property
     def shares(self) -> dict[str, Fraction]:
-        """The share of each source in the clips, after rounding; they sum to 1. If weights change:
-        in the current epoch, or between iterations in the next one.
+        """The share of each source in the clips, after rounding; they sum to 1.
+
+        If weights change by epoch: in the current one, or between iterations in the next one.
         """
         return self._mix.schedule.shares(self._epochs.current)
 
@@ -320,10 +321,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 def _weighted(
     sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
 ) -> tuple[list[SourceDataset], WeightSchedule, int | None]:
-    """The datasets of all sources with a weight above 0 in some epoch, their weights, and the clips
-    of an epoch, if chosen.
+    """The datasets of all sources with a weight above 0 in some epoch, and their weights.
 
-    Sizes are of the features that are read. Raises `ClipError`.
+    Also returns the clips of an epoch, if chosen. Sizes are of the features that are read. Raises
+    `ClipError`.
     """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
@@ -364,8 +365,9 @@ def _counts_in(
     others: Mapping[str, Any],
     epoch: int,
 ) -> tuple[int, ...]:
-    """Integers in the ratio of the weights of datasets in an epoch, from their sources and their
-    `parts` of these.
+    """Integers in the ratio of the weights of datasets in an epoch.
+
+    `parts` has the source of each dataset, and its part of the source's weight.
     """
     weights = Proportions.of(sizes, weights=weights_at(epoch), **others).weights
     by_dataset = [weights[source] * part for source, part in parts]

@@ -76,8 +76,8 @@ class WeightSchedule:
         """
         if self.changes is None and epoch >= _MAX_EPOCHS:
             raise ClipError(
-                "the epoch is too far for weights that are a function: it is called for each epoch",
-                expected=f"an epoch below {_MAX_EPOCHS:,}; or weights={{0: …, 10: …}} from epochs on",
+                "the epoch is too far for weights that are a function, called for each epoch",
+                expected=f"an epoch below {_MAX_EPOCHS:,}; or weights={{0: …, 10: …}}",
                 got=epoch,
             )
         candidates = range(self._num_epochs, epoch + 1)
@@ -113,9 +113,10 @@ class WeightSchedule:
 
 
 def by_epoch(weights: Any) -> tuple[Callable[[int], Any], tuple[int, ...] | None]:
-    """A function of the epoch to its weights, and the epochs from which on they differ; `None`: any.
+    """A function of the epoch to its weights, and the epochs from which on they differ.
 
-    Raises `ClipError` for epochs that are no numbers from 0 on.
+    These are `None` for a user's function. Raises `ClipError` for epochs that are no numbers from 0
+    on.
     """
     if callable(weights):
         return weights, None

@@ -131,7 +131,8 @@ class _Reader:
                 merged += value_node.value if is_list else [value_node]
                 continue
             key: Any = self.value(key_node, level + 1)
-            if not (isinstance(key, str) or (are_epochs and type(key) is int)):
+            is_allowed = isinstance(key, str) or (are_epochs and type(key) is int)
+            if not is_allowed:
                 raise _at(key_node, "a key is not text", "quotes around it", repr_of(key, 50))
             if key in mapping:
                 place = f"{key!r}, first in line {lines[key]}"
