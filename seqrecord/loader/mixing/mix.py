@@ -33,6 +33,7 @@ from seqrecord.loader.mixing.weights import (
     Weights,
     WeightSchedule,
     by_epoch,
+    excluded_always,
     excluded_sources,
 )
 from seqrecord.loader.pipes.batch_rows import SourceSettings
@@ -333,29 +334,31 @@ def _weighted(
     raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
     weights_at, changes = by_epoch(proportions["weights"])
     others, features = {n: v for n, v in proportions.items() if n != "weights"}, None
-    excluded = excluded_sources(others.values())
-    if changes is not None:
-        excluded |= set.intersection(*(excluded_sources([weights_at(e)]) for e in changes))
+    excluded = excluded_sources(others.values()) | excluded_always(weights_at, changes)
     used = {one.name: one.view for one in datasets if one.source not in excluded}
     if join == "intersection" and used:
         features = joined_features(used, join)
-    sizes = {name: SourceSize(0, 0) for name in sources}
-    for number, dataset in enumerate(datasets):
-        if dataset.name in used:
-            datasets[number] = dataset = dataset.in_mix(features, seed)
-        sizes[dataset.source] += dataset.size
-    for name, source in sources.items():
-        if isinstance(source, SeqRecordMix) and source._mix.epoch_clips is not None:
-            sizes[name] = replace(sizes[name], clips=source._mix.epoch_clips)
+    datasets = [one.in_mix(features, seed) if one.name in used else one for one in datasets]
+    sizes = _sizes(sources, datasets)
     weights = Proportions.of(sizes, weights=weights_at(0), **others)
-    drawn = [one for one in datasets if one.name in used]
-    if changes == (0,):
-        drawn = [one for one in drawn if weights.weights[one.source]]
+    is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
+    drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     parts = [(dataset.source, dataset.weight) for dataset in drawn]
     counts_in = partial(_counts_in, parts, sizes, weights_at, others)
     names = tuple(dataset.name for dataset in drawn)
     return drawn, WeightSchedule(names, counts_in, changes), weights.epoch_clips
+
+
+def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dict[str, SourceSize]:
+    """The sizes of sources, of the features that are read."""
+    sizes = {name: SourceSize(0, 0) for name in sources}
+    for dataset in datasets:
+        sizes[dataset.source] += dataset.size
+    for name, source in sources.items():
+        if isinstance(source, SeqRecordMix) and source._mix.epoch_clips is not None:
+            sizes[name] = replace(sizes[name], clips=source._mix.epoch_clips)
+    return sizes
 
 
 def _counts_in(

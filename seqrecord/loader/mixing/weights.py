@@ -204,6 +204,13 @@ def excluded_sources(proportions: Iterable[Any]) -> set[str]:
     }
 
 
+def excluded_always(weights_at: Callable[[int], Any], changes: Sequence[int] | None) -> set[str]:
+    """The sources with a weight of 0 in every epoch, if the epochs with changes are known."""
+    if changes is None:
+        return set()
+    return set.intersection(*(excluded_sources([weights_at(epoch)]) for epoch in changes))
+
+
 _SIZES: dict[str | None, Any] = {
     None: lambda size: size.clips,
     "clips": lambda size: size.clips,

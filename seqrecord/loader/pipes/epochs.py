@@ -238,10 +238,7 @@ class Epochs:
         if not in_worker:
             saved.check_of_rank()
         fit, loader = saved.num_shards == shard.count, self._in_excerpts_of(saved, shard)
-        found = {**saved.shared_arguments, "sources": len(saved.sources)}
-        now = {**loader.shared_arguments(saved.epoch), "sources": len(loader.sources)}
-        problem = "the saved state is of another kind of loader, or of another mix"
-        check_same(problem, found, now, {**now, **found})
+        _check_arguments(loader, saved)
         pairs = [*zip(loader.sources, saved.sources, strict=True)]
         for source, one in pairs:
             source.check(one, saved.segments, saved.epoch)
@@ -395,6 +392,14 @@ def _to_json(loader: BatchSource, position: State) -> dict[str, Any]:
     sources = tuple(source.state(*place) for source in loader.sources)
     arguments = loader.shared_arguments(position.epoch)
     return replace(position, shared_arguments=arguments, sources=sources).to_json()
+
+
+def _check_arguments(loader: BatchSource, saved: State) -> None:
+    """Raise `StateError` for a state of another kind of loader, or of another mix."""
+    arguments = {**saved.shared_arguments, "sources": len(saved.sources)}
+    now = {**loader.shared_arguments(saved.epoch), "sources": len(loader.sources)}
+    problem = "the saved state is of another kind of loader, or of another mix"
+    check_same(problem, arguments, now, {**now, **arguments})
 
 
 def _has_batches_of(loader: BatchSource, state: State) -> bool:

@@ -26,9 +26,9 @@ def show_rows(
     file: str,
     which: Mapping[str, Any],
     open_options: Mapping[str, Any],
-    *,
     samples: str | None,
     split: str | None,
+    *,
     is_mix: bool,
     as_json: bool,
 ) -> None:

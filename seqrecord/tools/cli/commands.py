@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -111,11 +111,11 @@ def info(
     seqrecord info records/ --state state.json --rank 5 --batch 37     rows of a batch
     """
     is_mix, is_listing = Path(path).suffix in _MIX_FILES and Path(path).is_file(), key or episodes
-    _check_place(state, place, is_other=any((is_listing, versions, clip_len, features)))
+    _check_place(state, place, (is_listing, versions, clip_len, features))
     check_usage(
         ("a mix file takes only --clip-len, --split, --samples, --json",
          is_mix and any((is_listing, versions, features, storage_options, batch_size, joining))),
-        ("--split requires a mix file or --state", not (is_mix or state) and split is not None),
+        ("--split requires a mix file or --state", split is not None and not any((is_mix, state))),
         ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
          versions and any((is_listing, clip_len, features))),
         ("--versions cannot be combined with --batch-size", versions and batch_size),
@@ -128,9 +128,9 @@ def info(
          not is_mix and samples is not None and is_listing),
     )  # fmt: skip
     if state is not None:
-        options: dict[str, Any] = {"storage_options": storage_options, **joining}
-        where = {"samples": samples, "split": split, "is_mix": is_mix, "as_json": as_json}
-        show_rows(path, state, place, options, **where)
+        opening: dict[str, Any] = {"storage_options": storage_options, **joining}
+        arguments = path, state, place, opening, samples, split
+        show_rows(*arguments, is_mix=is_mix, as_json=as_json)
         return
     if is_mix:
         _show_mix(path, clip_len, split, samples=samples is not None, as_json=as_json)
@@ -153,14 +153,16 @@ def info(
             _show_dataset(dataset, key, clip, batch_size, as_list=episodes, as_json=as_json)
 
 
-def _check_place(state: str | None, place: Mapping[str, int | None], *, is_other: bool) -> None:
+def _check_place(
+    state: str | None, place: Mapping[str, int | None], others: Iterable[object]
+) -> None:
     """Raise `UsageError` unless `--state` and the place of a batch come together, alone."""
     check_usage(
         ("--state requires --batch", state is not None and place["batch"] is None),
         ("--batch, --epoch, --rank and --segment require --state",
          state is None and any(number is not None for number in place.values())),
         ("--state cannot be combined with KEY, --episodes, --versions, --clip-len or --features",
-         state is not None and is_other),
+         state is not None and any(others)),
     )  # fmt: skip
 
 
