@@ -567,3 +567,45 @@ def test_poses_that_the_metadata_names(tmp_path: Path) -> None:
         batch = first_batch(tmp_path, features=[image, "back"])
         assert check(batch, image) == 4
         assert check({**batch, "episode": ["b", "b"]}, "back") == 4
+
+
+def test_depth_maps(tmp_path: Path) -> None:
+    """Without images, depth maps have cameras; beside images, if `poses` names them."""
+    frames = [
+        {**frame, "depth": np.full((HEIGHT, WIDTH), 1 + frame["state"][0], np.float32)}
+        for frame in frames_of("a", 5)
+    ]
+    kinds: dict[str, Any] = {**SCHEMA, "depth": {"kind": "depth", "unit": "m"}}
+    metadata = {"a": {"convention": OPENCV, "camera": PINHOLE}}
+    write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=kinds)
+    alone = first_batch(tmp_path, features=["depth"])
+    both = first_batch(
+        tmp_path, Camera(poses={"depth": "pose", "image": "pose"}), features=["image", "depth"]
+    )
+    assert "depth_pose" not in first_batch(tmp_path, features=["image", "depth"])
+    for batch in (alone, both):
+        expected = [pose_of("a", frame) for frame in (1, 2)]
+        np.testing.assert_allclose(batch["depth_pose"][1], expected, atol=1e-6)
+        assert not batch["depth_K_is_missing"].any()
+    assert check(both) == 4
+
+
+LENSES = {"opencv": (0.1, -0.2, 0.01, 0.02, 0.05), "opencv_fisheye": (0.1, -0.2, 0.01, 0.02)}
+
+
+@pytest.mark.parametrize("model", LENSES)
+def test_distortion_and_skew_of_flipped_clips(tmp_path: Path, model: str) -> None:
+    """OpenCV's p2 is odd in x, and so is the skew; fisheye lenses have no such terms."""
+    lens = LENSES[model]
+    more = {"skew": 0.5, "distortion_model": model, "distortion_coefficients": [*lens]}
+    write(tmp_path, {"a": 3}, metadata={"camera": {**PINHOLE, **more}})
+    for p in (0.0, 1.0):
+        batch = first_batch(tmp_path, Camera(dtype="float64"), clip_transform=HorizontalFlip(p))
+        assert batch["image_distortion_model"].tolist() == [1 + list(LENSES).index(model)] * 2
+        expected = np.pad(lens, (0, 14 - len(lens)))
+        expected[3] *= -1 if p and model == "opencv" else 1
+        np.testing.assert_array_equal(batch["image_distortion"][1, 1], expected)
+        cx = 21 - 10.25 if p else 10.25
+        skew = -0.5 if p else 0.5
+        want = [[30, skew, cx], [0, 28, 8.5], [0, 0, 1]]
+        np.testing.assert_allclose(batch["image_K"][1, 1], want, atol=1e-12)

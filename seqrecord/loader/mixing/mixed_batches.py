@@ -290,21 +290,10 @@ def _joined(
         if column.dtype is not None and name == "dilation":
             # Sources that draw it write their own.
             defaults = {number: one.options.dilations[0] for number, one in sources.items()}
-        elif column.dtype is not None and name.endswith(_MISSING):  # of `camera=`
-            defaults = dict.fromkeys(_lacking(name, sources), True)
         elif column.dtype is not None and name.endswith(DIM_IS_PAD):
             defaults = dict.fromkeys(missing.get(name.removesuffix(DIM_IS_PAD), ()), True)
         joined.append(JoinedColumn(column, defaults))
     return joined
-
-
-def _lacking(name: str, sources: Mapping[int, SourceLoader]) -> list[int]:
-    """The numbers of the sources without a column."""
-    return [
-        number
-        for number, source in sources.items()
-        if all(column.name != name for column in source.view.columns)
-    ]
 
 
 def _is_of(numbers: Collection[int], invert: bool, batch: Batch) -> npt.NDArray[np.bool_]:

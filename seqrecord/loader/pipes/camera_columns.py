@@ -89,7 +89,8 @@ class CameraColumns:
     def _column(
         self, name: str, dtype: np.dtype[Any], shape: tuple[int, ...], *, per_frame: bool = False
     ) -> ClipColumn:
-        return Column(name, dtype, shape, partial(_value, self, name, dtype), per_frame)
+        make = partial(_value, self, name, dtype)
+        return Column(name, dtype, shape, make, per_frame, default=name.endswith(IS_MISSING))
 
     def values(self, batch: BatchClips) -> dict[str, npt.NDArray[Any]]:
         """The values of all columns, by name, for the clips of a batch; floats as float64."""

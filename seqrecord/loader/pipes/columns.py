@@ -63,6 +63,7 @@ class Column(Generic[_BatchT]):
         make: makes the values of a batch's clips, [n, …], in memory of their own.
         per_frame: whether the first axis of a value are the frames of a clip, of which there are
             fewer than in `shape` if a batch draws their number.
+        default: the value of clips whose source in a mix lacks the column.
     """
 
     name: str
@@ -70,6 +71,7 @@ class Column(Generic[_BatchT]):
     shape: tuple[int, ...]
     make: Callable[[_BatchT], npt.NDArray[Any] | list[Any]]
     per_frame: bool = False
+    default: Any = 0
 
     @property
     def text(self) -> str:
@@ -93,17 +95,18 @@ class Column(Generic[_BatchT]):
         return memory
 
     def missing(
-        self, size: int, num_frames: int | None = None, default: Any = 0
+        self, size: int, num_frames: int | None = None, default: Any = None
     ) -> torch.Tensor | list[Any]:
-        """The values of `size` clips whose source lacks the column: the default, or `None` in a
-        list. `num_frames` is drawn for the batch.
+        """The values of `size` clips whose source lacks the column: its default or another one, or
+        `None` in a list. `num_frames` is drawn for the batch.
         """
         if self.dtype is None:
             return [None] * size
         shape = self.shape
         if self.per_frame and num_frames is not None:
             shape = (min(num_frames, shape[0]), *shape[1:])
-        return torch.from_numpy(np.full((size, *shape), default, self.dtype))
+        value = self.default if default is None else default
+        return torch.from_numpy(np.full((size, *shape), value, self.dtype))
 
 
 class EpisodeMetadata(NamedTuple):

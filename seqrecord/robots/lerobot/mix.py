@@ -224,7 +224,8 @@ class LeRobotMixDataset(PlannedDataset):
             for column in other_view.columns:
                 if column.name not in columns and column.dtype is not None:
                     is_all_padding = column.name.endswith("_dim_is_pad")  # of a missing feature
-                    columns[column.name] = column.missing(count, default=is_all_padding)
+                    default = True if is_all_padding else None
+                    columns[column.name] = column.missing(count, default=default)
         masks = {f"{name}_is_missing": name not in view.batch_arrays for name in self._missing}
         if self._planner.has_camera_masks:
             masks |= {f"{name}_padding_mask": name in view.batch_arrays for name in self._images}
