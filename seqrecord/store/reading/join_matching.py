@@ -8,7 +8,6 @@ an episode that was divided.
 from __future__ import annotations
 
 import logging
-import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -38,7 +37,6 @@ Check: TypeAlias = Literal["pages", "lengths"]
 """What must be equal in partners: the pages that values were computed from, or the lengths."""
 
 _UID_BYTES = 16
-_HEX = re.compile(rb"[0-9a-f]*")
 _SHOWN_KEYS = 3
 
 _logger = logging.getLogger("seqrecord")
@@ -85,20 +83,25 @@ def _unchanged(base: Dataset, companion: Dataset) -> Partners:
         return partners
     _, offset_buffer, text_buffer = metadata.buffers()
     offsets = np.frombuffer(offset_buffer, np.int32)[metadata.offset :][: len(metadata) + 1]
-    text, size = np.frombuffer(text_buffer, np.uint8), len(mark)
-    starts = offsets[:-1].astype(np.int64) + place
+    starts, size = offsets[:-1].astype(np.int64) + place, len(mark)
     numbers = np.flatnonzero(starts + size + 2 * _UID_BYTES <= offsets[1:])
-    windows = np.lib.stride_tricks.sliding_window_view
-    marks = windows(text, size)[starts[numbers]].view(f"S{size}")[:, 0]
-    numbers = numbers[marks == mark]
-    digits = windows(text, 2 * _UID_BYTES)[starts[numbers] + size]
-    if not _HEX.fullmatch(digits.tobytes()):
+    numbers = numbers[_texts_at(text_buffer, size, starts[numbers]) == mark]
+    digits = _texts_at(text_buffer, 2 * _UID_BYTES, starts[numbers] + size).tobytes()
+    if digits.translate(None, b"0123456789abcdef"):
         return partners  # the identities are refused when they are parsed
-    uids = np.frombuffer(bytes.fromhex(digits.tobytes().decode()), np.uint8)
+    uids = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
     rows = _rows_of(index.uids, uids.reshape(-1, _UID_BYTES))
     is_same = (rows >= 0) & (index.num_frames[rows] == companion_index.num_frames[numbers])
     partners.episode[rows[is_same][::-1]] = numbers[is_same][::-1]  # of several, the first
     return partners
+
+
+def _texts_at(text: Any, size: int, starts: IntArray) -> npt.NDArray[np.bytes_]:
+    """Return `size` bytes of a buffer from each start, as texts: [n]."""
+    # Items of one text type at every byte: several times faster than rows of single bytes.
+    count = max(0, len(memoryview(text)) - size + 1)
+    texts: npt.NDArray[np.bytes_] = np.ndarray((count,), f"S{size}", text, strides=(1,))[starts]
+    return texts
 
 
 def _rows_of(table: npt.NDArray[np.uint8], uids: npt.NDArray[np.uint8]) -> IntArray:

@@ -10,6 +10,7 @@ Frames are counted in the source episode, as both identities do::
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from typing import Any
 
@@ -29,8 +30,12 @@ Identities = Mapping[int, dict[str, Any]]
 
 def stored_identities(dataset: Dataset) -> dict[int, dict[str, Any]]:
     """Return the identities that a dataset stores of its source, JSON values by episode."""
-    identities = {}
-    for number, text in enumerate(dataset.contents.index.metadata.to_pylist()):
+    identities: dict[int, dict[str, Any]] = {}
+    metadata = dataset.contents.index.metadata
+    text_buffer = metadata.buffers()[2]  # searched at once: most datasets have none
+    if text_buffer is None or not re.search(_MARK.encode(), memoryview(text_buffer)):
+        return identities
+    for number, text in enumerate(metadata.to_pylist()):
         if _MARK in text and isinstance(entry := json.loads(text).get(DERIVED_FROM), dict):
             identities[number] = entry
     return identities

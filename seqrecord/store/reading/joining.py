@@ -225,6 +225,8 @@ class Join:
             episode, start = partners.episode[rows], partners.start[rows]
             is_short = (start < 0) | (start + lengths[rows] > index.num_frames[episode])
             hides = np.zeros(len(rows), bool)
+            if not is_short.any():
+                continue
             for table in index.groups:
                 first_row = table.first_chunk[episode]
                 last_row = first_row + table.num_chunks[episode] - 1
