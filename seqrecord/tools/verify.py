@@ -170,15 +170,10 @@ def _verify_contents(contents: Contents, checks: Mapping[str, Any]) -> VerifyRep
 def _joined_report(reports: Sequence[VerifyReport]) -> VerifyReport:
     """One report of the datasets that a joined one consists of."""
     counts = ("num_record_files", "num_chunks", "num_pages", "num_frames", "page_bytes")
-    texts = ("problems", "notes", "skipped")
-    changes: dict[str, Any] = {
-        name: sum(getattr(report, name) for report in reports) for name in counts
-    }
-    changes |= {
-        name: tuple(dict.fromkeys(item for report in reports for item in getattr(report, name)))
-        for name in texts
-    }
-    return replace(reports[0], **changes)
+    sums: dict[str, Any] = {name: sum(getattr(r, name) for r in reports) for name in counts}
+    for name in ("problems", "notes", "skipped"):
+        sums[name] = tuple(dict.fromkeys(item for r in reports for item in getattr(r, name)))
+    return replace(reports[0], **sums)
 
 
 def verify_storage(
