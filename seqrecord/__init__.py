@@ -67,6 +67,8 @@ if TYPE_CHECKING:
     from seqrecord.store.writing.commits import reindex as reindex
     from seqrecord.store.writing.stored_statistics import add_statistics as add_statistics
     from seqrecord.store.writing.writer import SeqRecordWriter as SeqRecordWriter
+    from seqrecord.tools.derive.derive import check_derived as check_derived
+    from seqrecord.tools.derive.derive import derive as derive
     from seqrecord.tools.profiler.bench import bench as bench
     from seqrecord.tools.recorder import SeqRecordRecorder as SeqRecordRecorder
     from seqrecord.tools.verify import verify as verify

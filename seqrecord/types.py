@@ -31,11 +31,12 @@ if TYPE_CHECKING:
     from seqrecord.store.reading.versions import DatasetVersion as DatasetVersion
     from seqrecord.store.units import Progress as Progress
     from seqrecord.store.writing.writer import EpisodeWriter as EpisodeWriter
+    from seqrecord.tools.derive.provenance import Derivation as Derivation
     from seqrecord.tools.profiler.bench import BenchReport as BenchReport
     from seqrecord.tools.profiler.bench import StepTimes as StepTimes
     from seqrecord.tools.recorder import RecorderStats as RecorderStats
     from seqrecord.tools.recorder import RecordingEpisode as RecordingEpisode
-    from seqrecord.tools.verify_report import VerifyReport as VerifyReport
+    from seqrecord.tools.verify import VerifyReport as VerifyReport
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -152,6 +152,7 @@ PAGES = [
     Page("docs/order.md", {"robot-records": "robot"}),
     Page("docs/join.md", {"robot-records": "robot"}, has_torch=False),
     Page("docs/loss-spikes.md", {"robot-records": "robot"}, {"train": loss_of}),
+    Page("docs/derive.md", {"robot-records": "robot"}, has_torch=False),
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
         "docs/mixing.md", dict.fromkeys(("bridge-records", "droid-records", "own-records"), "robot")

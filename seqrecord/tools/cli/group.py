@@ -11,6 +11,7 @@ from seqrecord.version import __version__
 # tests/tools/test_cli.py::test_no_command_imports_torch
 _COMMANDS = {
     "commands": ("info", "verify"),
+    "deriving": ("derive",),
     "doctor": ("doctor",),
     "editing": ("edit", "merge"),
     "exporting": ("export", "push"),

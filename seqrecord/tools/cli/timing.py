@@ -13,19 +13,13 @@ import click
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions, check_option
 from seqrecord.store.reading.opening import open as open_dataset
-from seqrecord.tools.cli.arguments import (
-    AT_LEAST_1,
-    BYTE_SIZE,
-    common,
-    feature_names,
-    joins,
-    parse_pairs,
-)
+from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, parse_pairs
+from seqrecord.tools.cli.joining import joins
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.profiler.bench import bench as run_bench
 
 
-def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
+def parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     """Parse `NAME=VALUE` to arguments of a loader, as in a mix file."""
     if not values:
         return {}
@@ -55,7 +49,7 @@ def _parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     "arguments",
     metavar="NAME=VALUE",
     multiple=True,
-    callback=lambda _ctx, _param, values: _parse_arguments(values),
+    callback=lambda _ctx, _param, values: parse_arguments(values),
     help="Another argument of the loader, as in mix files (repeatable): stride=4, pad=edge, "
     "'windows={front: [-1, 0]}', 'resize=[224, 224]', 'engine={num_threads: 2}'.",
 )

@@ -1,0 +1,1 @@
+"""Datasets of derived values: latents and embeddings of frozen models."""

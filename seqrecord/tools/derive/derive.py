@@ -1,0 +1,262 @@
+"""Values of a function over a dataset, computed once and stored as a dataset."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import fields
+from os import PathLike
+from typing import Any
+
+from seqrecord.errors import ClipError, NotFoundError
+from seqrecord.formats.converting.convert import ConvertReport, convert
+from seqrecord.loader.clips.sample_tables import column_names
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.store.reading.dataset import Dataset, DatasetLike
+from seqrecord.store.reading.join_relatives import DERIVED_FROM
+from seqrecord.store.reading.opening import open as open_dataset
+from seqrecord.store.reading.opening import opened
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import Progress
+from seqrecord.store.writing.stored_schema import Codecs
+from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
+from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
+from seqrecord.tools.edit.episodes import delete_episodes, rename_episodes
+
+_FIXED: Mapping[str, Any] = {"shuffle": False, "last_batch": "keep", "rank": (0, 1)}
+
+
+def derive(
+    dataset: DatasetLike,
+    function: DeriveFunction,
+    destination: str | PathLike[str],
+    *,
+    features: Sequence[str],
+    keep: Sequence[str] = (),
+    batch_size: int = 1,
+    version: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    device: str | None = None,
+    codecs: Codecs | None = None,
+    max_file_size: int | str | None = None,
+    statistics: bool = True,
+    progress: Callable[[Progress], None] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **clips: Any,
+) -> ConvertReport:
+    """Store the results of a function for each frame, or each sample, of a dataset.
+
+    For frozen encoders, whose results are the same in every epoch: latents, embeddings, detections.
+    The result is a dataset like any other. Without `samples`, `windows` and `clip_len` it has a
+    frame for each frame of the source, and joins it: `seqrecord.open("records/",
+    join=["latents/"])`. With one of them it has a frame for each sample, in the order of starts,
+    under the key of the sample's episode, with the features `source_start`, int64, `source_frames`,
+    int64 [T], which are the frames of the first input, and the columns of the table.
+
+    Each frame is read and decoded once, however many samples it is in. Frames that lack an input
+    have no values.
+
+    The function runs in this process. After an error or a kill, the same call continues. If the
+    source has changed, the same call computes the values of changed and new episodes only; see
+    `check_derived`.
+
+    Args:
+        dataset: the source: location or dataset.
+        function: gets a dict of the `features`: tensors [B, …], with samples [B, T, …], or lists of
+            B texts. Returns a dict of values for B rows: tensors or arrays [B, …], or lists of B
+            texts or of B arrays whose first axis differs.
+        destination: local path or URL of the new dataset.
+        features: inputs of the function.
+        keep: features that are copied. With samples, in their windows; without a window, the value
+            of the frame `start`.
+        batch_size: rows of a call, B; the last call may have fewer.
+        version: of the function or its weights. Another version computes everything anew.
+        arguments: keyword arguments of the function, JSON values; compared as the version is.
+        device: of the tensors; default: the CPU.
+        codecs, max_file_size, statistics, storage_options, progress: as for `convert`.
+        clips: arguments of `SeqRecordPipe` that choose and prepare clips: `samples`, `windows`,
+            `clip_len`, `stride`, `episodes`, `split`, `pad`, `resize`, `frame_cache`,
+            `memory_limit` and others. Samples that change from epoch to epoch are refused.
+
+    Raises `ClipError` for results that are not one value per row, names of batches' columns, and
+    errors of the function, with episode and frame; and the errors of `convert`.
+
+    Example:
+        def brightness(batch):
+            return {"brightness": batch["image"].float().mean(dim=(1, 2, 3))}
+
+        seqrecord.derive("records/", brightness, "brightness/", features=["image"], batch_size=8)
+        dataset = seqrecord.open("records/", join=["brightness/"])
+    """
+    settings = Settings.of(function, version, arguments, keep, clips)
+    with opened(dataset) as source_dataset:
+        options, single = _options(features, keep, batch_size, device, clips)
+        source = DerivedSource(
+            source_dataset, function, [*features], [*keep], options, single, settings
+        )
+
+        def write() -> ConvertReport:
+            _update(source, destination, storage_options)
+            return convert(
+                source,
+                destination,
+                codecs=codecs,
+                mode="resume",
+                workers=1,
+                max_file_size=max_file_size,
+                statistics=statistics,
+                progress=progress,
+                storage_options=storage_options,
+            )
+
+        try:
+            report = write()
+            # A resume recovers the episodes of an interrupted call, before which the source may
+            # have been another one.
+            if not _compare(source, destination, storage_options).is_current:
+                report = write()
+            return report
+        finally:
+            source.close()
+
+
+def check_derived(
+    dataset: DatasetLike,
+    function: DeriveFunction,
+    destination: str | PathLike[str],
+    *,
+    features: Sequence[str],
+    keep: Sequence[str] = (),
+    version: str = "",
+    arguments: Mapping[str, Any] | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    **clips: Any,
+) -> Derivation:
+    """Compare a derived dataset with its source, without calling the function.
+
+    Takes the arguments of `derive`. Raises `NotFoundError` if there is no dataset.
+
+    Example:
+        def brightness(batch):
+            return {"brightness": batch["image"].float().mean(dim=(1, 2, 3))}
+
+        seqrecord.derive("records/", brightness, "light/", features=["image"])
+        print(seqrecord.check_derived("records/", brightness, "light/", features=["image"]))
+    """
+    settings = Settings.of(function, version, arguments, keep, clips)
+    with opened(dataset) as source_dataset:
+        options, single = _options(features, keep, 1, None, clips)
+        source = DerivedSource(
+            source_dataset, function, [*features], [*keep], options, single, settings
+        )
+        return _compare(source, destination, storage_options)
+
+
+def _options(
+    features: Sequence[str],
+    keep: Sequence[str],
+    batch_size: int,
+    device: str | None,
+    clips: Mapping[str, Any],
+) -> tuple[LoaderOptions, list[str]]:
+    """Return the options of the loader of all inputs, and the features of a single frame."""
+    if isinstance(features, str) or not features:
+        raise ClipError("features are not names", expected="a list of names", got=repr_of(features))
+    if twice := sorted({*features} & {*keep}):
+        raise ClipError("a feature is an input and kept", feature=twice[0], expected="one of both")
+    known = {f.name for f in fields(LoaderOptions)} - _FIXED.keys()
+    for name in clips:
+        if name not in known:
+            raise ClipError(
+                f"derive has no argument {name}", expected="an argument that chooses clips"
+            )
+    per_frame = is_per_frame(clips)
+    names = [*features, *keep]
+    windows, single = clips.get("windows") or {}, list[str]()
+    if per_frame:
+        single = names
+    elif not _has_frames(clips.get("samples")):
+        has_length = clips.get("clip_len") is not None
+        single = [n for n in names if n not in windows and not (has_length and n in features)]
+    chosen = {**clips, "windows": {**dict.fromkeys(single, (0,)), **windows} or None}
+    if device is not None:
+        chosen["device"] = device
+    return LoaderOptions(features=names, batch_size=batch_size, **_FIXED, **chosen), single
+
+
+def _has_frames(samples: Any) -> bool:
+    """Whether samples are lists of frames."""
+    table = samples[0] if isinstance(samples, list) and samples else samples
+    return table is not None and not callable(table) and "frames" in column_names(table)
+
+
+def _existing(
+    destination: str | PathLike[str], storage_options: Mapping[str, Any] | None
+) -> Dataset | None:
+    try:
+        return open_dataset(destination, storage_options=storage_options)
+    except NotFoundError:
+        return None
+
+
+def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
+    """Compare a derived dataset with its source."""
+    entries = _entries(target)
+    by_uid = {str(entry["uid"]): key for key, entry in entries.items() if "uid" in entry}
+    current, changed, new, renamed = list[str](), list[str](), list[str](), dict[str, str]()
+    for key, number in source.numbers.items():
+        uid = source.dataset.contents.index.uid(number)
+        stored_key = by_uid.get(uid, key)
+        if stored_key not in target.episodes:
+            new.append(key)
+        elif not source.is_current(number, entries.get(stored_key), target.url):
+            changed.append(stored_key)
+        elif stored_key == key:
+            current.append(key)
+        else:
+            renamed[stored_key] = key
+    handled = {*current, *changed, *renamed}
+    gone = tuple(key for key in target.episodes if key not in handled)
+    return Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
+
+
+def _entries(target: Dataset) -> dict[str, dict[str, Any]]:
+    """Return the entries by key of the derived dataset."""
+    entries = {}
+    for key, episode in target.episodes.items():
+        if isinstance(entry := episode.metadata.get(DERIVED_FROM), dict):
+            entries[key] = entry
+    return entries
+
+
+def _compare(
+    source: DerivedSource,
+    destination: str | PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+) -> Derivation:
+    with open_dataset(destination, storage_options=storage_options) as target:
+        return _compare_with(source, target)
+
+
+def _update(
+    source: DerivedSource,
+    destination: str | PathLike[str],
+    storage_options: Mapping[str, Any] | None,
+) -> None:
+    """Rename and delete episodes of an existing dataset, so that only values are missing."""
+    target = _existing(destination, storage_options)
+    if target is None:
+        return
+    with target:
+        state = _compare_with(source, target)
+        if state.changed or state.gone:
+            keys = [*state.changed, *state.gone]
+            if len(keys) == len(target.episodes):
+                raise ClipError(
+                    "no episode of the derived dataset is current; derive into another folder, or "
+                    "remove it",
+                    file=target.url,
+                    got=f"{len(state.changed)} changed, {len(state.gone)} gone",
+                )
+            delete_episodes(destination, keys, storage_options=storage_options)
+        if state.renamed:
+            rename_episodes(destination, state.renamed, storage_options=storage_options)

@@ -1,0 +1,348 @@
+"""The values of a function as a source for `convert`: an episode for each episode of a dataset.
+
+The clips of all episodes are streamed in order, in batches that may span episodes. So each source
+frame is read and decoded once, and the function gets full batches::
+
+    batches     | e0 e0 e0 e0 | e0 e1 e1 e1 | e1 e1 e2 e2 |
+    episodes      e0 e0 e0 e0   e0
+                                   e1 e1 e1   e1 e1
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import pairwise
+from typing import Any, TypeAlias
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from seqrecord.errors import ClipError, SeqRecordError
+from seqrecord.loader.pipes.loaders import SeqRecordPipe
+from seqrecord.loader.pipes.make_view import make_view
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.view import View
+from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.originals.inventory import Account
+from seqrecord.store.originals.protocol import EpisodeInfo
+from seqrecord.store.processes.forks import cached_property
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.join_relatives import DERIVED_FROM
+from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
+from seqrecord.tools.derive.provenance import Settings, compared, entry_of, has_equal_frames
+from seqrecord.tools.derive.results import Column, columns_of, rows_of, spec_of
+
+DeriveFunction: TypeAlias = Callable[..., Mapping[str, Any]]
+"""Gets a batch of the input features and `arguments`, and returns values by name, one per row."""
+
+SOURCE_START = "source_start"
+SOURCE_FRAMES = "source_frames"
+
+_OF_FEATURES = ("camera", "columns", "files")  # metadata about features of the source
+_OF_BATCHES = ("episode", "start", "dataset", "metadata")  # columns of batches
+
+
+@dataclass(eq=False)
+class DerivedSource:
+    """The results of a function for the frames, or samples, of a dataset.
+
+    Args:
+        dataset: the source.
+        function: see `DeriveFunction`.
+        features: the inputs of the function.
+        keep: features that are copied.
+        options: which clips, and in which batches.
+        single: the features of the frame `start` alone, which get no axis of frames.
+        settings: arguments that decide the values.
+    """
+
+    dataset: Dataset
+    function: DeriveFunction
+    features: Sequence[str]
+    keep: Sequence[str]
+    options: LoaderOptions
+    single: Sequence[str]
+    settings: Settings
+    format_name = "derived"
+    _stream: _Stream | None = field(default=None, init=False)
+
+    @property
+    def per_frame(self) -> bool:
+        """Whether there is a frame for each frame of the source, else for each sample."""
+        return self.settings.is_per_frame
+
+    @cached_property
+    def inputs(self) -> Dataset:
+        """The source with the features that values depend on."""
+        return self.dataset.select([*self.features, *self.keep])
+
+    @cached_property
+    def view(self) -> View:
+        """The clips of all episodes."""
+        view = make_view(self.dataset, self.options)
+        samples = view.samples
+        if samples.functions and _differs(view):
+            raise ClipError(
+                "samples change from epoch to epoch, so there is no one value per sample",
+                file=self.dataset.url,
+                expected="samples of epoch 0 in every epoch: a table, or functions that do not "
+                "depend on epoch and random numbers",
+            )
+        return view
+
+    @cached_property
+    def clips(self) -> ClipKeys:
+        """All clips, in order."""
+        table = self.view.samples.in_epoch(0)
+        return table.locate(np.arange(table.num_clips))
+
+    @cached_property
+    def episode_of_clips(self) -> IntArray:
+        """The episode of each clip, int64 [n], ascending."""
+        return self.view.clip_frames.stored_frames(self.clips.episode, self.clips.start)[0]
+
+    @cached_property
+    def numbers(self) -> dict[str, int]:
+        """The episodes with clips, in order: number in the dataset by key."""
+        index = self.dataset.contents.index
+        return {index.key(number): number for number in np.unique(self.episode_of_clips).tolist()}
+
+    def is_current(self, number: int, entry: Mapping[str, Any] | None, url: str) -> bool:
+        """Whether an episode's stored values are those of the present source and function."""
+        if entry is None:
+            return False
+        expected = compared(self.settings, self.features, self.digest_of_rows(number))
+        if any(entry.get(name) != value for name, value in expected.items()):
+            return False
+        return has_equal_frames(entry, self.inputs, number, url)
+
+    def digest_of_rows(self, number: int) -> str | None:
+        """Return a digest of an episode's samples: their frames, and columns of the table."""
+        if self.per_frame:
+            return None
+        bounds = np.searchsorted(self.episode_of_clips, [number, number + 1])
+        clips = self.clips.take(slice(*bounds.tolist()))
+        digest = hashlib.sha256(self.frames_of(clips).astype("<i8").tobytes())
+        samples = self.view.samples.samples_in(0)
+        for name in samples.columns:
+            values = samples.values(name, clips)
+            plain = values if isinstance(values, list) else values.tolist()
+            digest.update(json.dumps([name, plain]).encode())
+        return digest.hexdigest()
+
+    def frames_of(self, clips: ClipKeys) -> IntArray:
+        """Return the frames of the first input in clips, int64 [n, T]."""
+        clip_frames = self.view.frames(0)
+        frames = clip_frames.find(self.features[0], clips).frames
+        return clip_frames.stored_frames(clips.episode[:, None], frames)[1]
+
+    def schema(self) -> Schema:
+        """Return the features of the first batch; calls the function once."""
+        stream = self._open(next(iter(self.numbers)))
+        columns = stream.peek()
+        specs = {name: self._kept_spec(name, columns[name]) for name in self.keep}
+        for name, column in columns.items():
+            if name not in specs:
+                specs[name] = spec_of(name, column)
+        return Schema([*specs.values()])
+
+    def _kept_spec(self, name: str, column: Column) -> FeatureSpec:
+        """Return the feature of a copy, which has an axis of frames in a window."""
+        spec = replace(self.dataset.features[name], codec=(), group=0, added=None)
+        if self.per_frame or not isinstance(column, np.ndarray):
+            return spec
+        shape = column.shape[1:]
+        return spec if spec.shape == shape else FeatureSpec(name, column.dtype, shape)
+
+    def episodes(self) -> Sequence[EpisodeInfo]:
+        """Return the episodes that have clips, in the dataset's order."""
+        contents = self.dataset.contents
+        counts = np.bincount(self.episode_of_clips, minlength=len(contents.index.num_frames))
+        split_of = {key: name for name, keys in self.dataset.splits.items() for key in keys}
+        infos = []
+        for key, number in self.numbers.items():
+            frames = int(contents.index.num_frames[number]) if self.per_frame else counts[number]
+            rows = self.digest_of_rows(number)
+            entry = entry_of(self.inputs, number, self.settings, self.features, rows)
+            fps = float(contents.index.fps[number]) or None
+            metadata = contents.index.episode_metadata(number)
+            metadata = {n: v for n, v in metadata.items() if n not in _OF_FEATURES}
+            infos.append(
+                EpisodeInfo(
+                    key,
+                    int(frames),
+                    {**metadata, DERIVED_FROM: entry},
+                    fps=fps if self.per_frame else None,
+                    split=split_of.get(key),
+                )
+            )
+        return infos
+
+    def account(self) -> Account:
+        """Return where each feature comes from."""
+        places = {name: f"feature {name}" for name in self.keep}
+        return Account(f"values of {self.dataset.url}", places)
+
+    def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
+        """Yield an episode's frames."""
+        for block in self.blocks(info):
+            yield from block.frames()
+
+    @property
+    def has_empty_frames(self) -> bool:
+        """Whether frames may have no value: those that lack an input."""
+        return self.per_frame
+
+    def blocks(self, info: EpisodeInfo) -> Iterator[Block]:
+        """Yield an episode's frames, as blocks of frames with the same features."""
+        next_frame = 0
+        for starts, columns in self._open(info.key).episode(info.key):
+            if not self.per_frame:
+                yield Block(len(starts), columns)
+                continue
+            jumps = (np.flatnonzero(np.diff(starts) != 1) + 1).tolist()
+            for begin, end in pairwise([0, *jumps, len(starts)]):
+                yield from _empty(int(starts[begin]) - next_frame)
+                yield Block(end - begin, {n: rows_of(c, begin, end) for n, c in columns.items()})
+                next_frame = int(starts[end - 1]) + 1
+        if self.per_frame:
+            yield from _empty(info.num_frames - next_frame)
+
+    def close(self) -> None:
+        """Stop reading."""
+        if self._stream is not None:
+            self._stream.close()
+            self._stream = None
+
+    def _open(self, key: str) -> _Stream:
+        """Return a stream that is at the beginning of an episode."""
+        if self._stream is None or self._stream.key != key:
+            self.close()
+            keys = [*self.numbers]
+            episodes = None if key == keys[0] else keys[keys.index(key) :]
+            self._stream = _Stream(self, key, episodes)
+        return self._stream
+
+
+def _differs(view: View) -> bool:
+    """Whether the samples of epoch 1 are others than those of epoch 0."""
+    first, second = view.samples.samples_in(0), view.samples.samples_in(1)
+    return first.names != second.names or any(
+        not np.array_equal(first[name], second[name]) for name in first.names
+    )
+
+
+def _empty(count: int) -> Iterator[Block]:
+    """Frames that lack all features."""
+    if count > 0:
+        yield Block(count, {})
+
+
+def _without_axis(values: Any) -> Any:
+    """Remove the axis of frames from clips of one frame: a tensor, nested, or lists."""
+    if isinstance(values, torch.Tensor):
+        return list(values.unbind()) if values.is_nested else values.squeeze(1)
+    return [clip[0] for clip in values]
+
+
+def _texts_of_starts(values: Any) -> Any:
+    """Return the first text of each clip's list of texts; other values are unchanged."""
+    if isinstance(values, list) and values and isinstance(values[0], list):
+        return [clip[0] if isinstance(clip[0], (str, bytes)) else clip for clip in values]
+    return values
+
+
+class _Stream:
+    """Results of batches, in order; `key` is the episode of the next row, `None` at the end."""
+
+    def __init__(self, source: DerivedSource, key: str, episodes: Sequence[str] | None) -> None:
+        self.key: str | None = key
+        self._source = source
+        options = source.options if episodes is None else replace(source.options, episodes=episodes)
+        self._pipe = SeqRecordPipe.from_options(source.dataset, options)
+        self._batches: Any = iter(self._pipe)
+        self._next_clip = int(np.searchsorted(source.episode_of_clips, source.numbers[key]))
+        self._keys: list[str] = []
+        self._starts: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._columns: dict[str, Column] = {}
+
+    def close(self) -> None:
+        self._batches.close()
+
+    def peek(self) -> dict[str, Column]:
+        """Return the results of the next rows, without taking them."""
+        if not self._keys:
+            self._next()
+        return self._columns
+
+    def episode(self, key: str) -> Iterator[tuple[npt.NDArray[np.int64], dict[str, Column]]]:
+        """Take the rows of the next episode: starts, int64 [n], and values by feature."""
+        while self.key == key:
+            if not self._keys:
+                self._next()
+            count = next((i for i, k in enumerate(self._keys) if k != key), len(self._keys))
+            if count:
+                columns = {n: rows_of(c, 0, count) for n, c in self._columns.items()}
+                starts = self._starts[:count]
+                self._drop(count)
+                yield starts, columns
+            if not self._keys:
+                self._next()
+            self.key = self._keys[0] if self._keys else None
+
+    def _drop(self, count: int) -> None:
+        self._keys, self._starts = self._keys[count:], self._starts[count:]
+        self._columns = {n: rows_of(c, count, len(c)) for n, c in self._columns.items()}
+
+    def _next(self) -> None:
+        """Read a batch, and call the function."""
+        batch = next(self._batches, None)
+        if batch is None:
+            return
+        source, count = self._source, len(batch["episode"])
+        self._keys, self._starts = batch["episode"], np.asarray(batch["start"].cpu(), np.int64)
+        for name in source.single:
+            batch[name] = _without_axis(batch[name])
+        inputs = {name: batch[name] for name in source.features}
+        try:
+            with torch.no_grad():
+                results = source.function(inputs, **source.settings.arguments)
+        except SeqRecordError:
+            raise
+        except Exception as error:
+            raise ClipError(
+                f"the function fails: {type(error).__name__}: {error}",
+                file=source.dataset.url,
+                episode=self._keys[0],
+                frame=int(self._starts[0]),
+            ) from error
+        columns = columns_of(results, count)
+        others = {name: _texts_of_starts(batch[name]) for name in source.keep}
+        if not source.per_frame:
+            others |= self._of_samples(batch)
+        for name in columns:
+            if name in others or name in _OF_BATCHES:
+                raise ClipError(
+                    "the function returns a value under the name of another one",
+                    feature=name,
+                    expected="another name",
+                    got=f"{name}, a column of batches, or a feature that is kept",
+                )
+        self._columns = {**columns_of(others, count), **columns} if others else columns
+
+    def _of_samples(self, batch: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the columns of samples: their frames in the source, and the table's own."""
+        source, count = self._source, len(batch["episode"])
+        clips = source.clips.take(slice(self._next_clip, self._next_clip + count))
+        self._next_clip += count
+        names = source.view.samples.samples_in(0).columns
+        return {
+            SOURCE_START: batch["start"],
+            SOURCE_FRAMES: source.frames_of(clips),
+            **{name: batch[name] for name in names},
+        }

@@ -1,0 +1,139 @@
+"""The frames and arguments from which a derived dataset was computed, kept in its metadata.
+
+Each episode's metadata has an entry `derived_from`::
+
+    key, num_frames, frames, groups, uid, dataset       see `episode_identity`
+    per                                                 "frame" or "sample"
+    function, version, arguments, features, keep        of `derive`
+    clips                                               arguments that choose and prepare clips
+    rows                                                digest of the samples, if `per` is "sample"
+    packages                                            versions, for information
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from seqrecord.errors import ClipError, FormatError, located
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.episode_identity import episode_identity, match_identity
+from seqrecord.store.text import repr_of
+from seqrecord.version import __version__
+
+_PACKAGES = ("torch", "numpy", "diffusers", "transformers")
+_NO_VALUES = ("samples", "frame_cache", "memory_limit", "engine", "episodes", "split", "device")
+"""Arguments that change no value, or which rows there are: these are in a digest."""
+
+
+def is_per_frame(clips: Mapping[str, Any]) -> bool:
+    """Whether arguments ask for a frame per frame of the source, else per sample."""
+    return all(clips.get(name) is None for name in ("samples", "windows", "clip_len"))
+
+
+@dataclass(frozen=True)
+class Settings:
+    """The arguments of `derive` that decide values: JSON values."""
+
+    values: Mapping[str, Any]
+
+    @classmethod
+    def of(
+        cls,
+        function: Callable[..., Any],
+        version: str,
+        arguments: Mapping[str, Any] | None,
+        keep: Sequence[str],
+        clips: Mapping[str, Any],
+    ) -> Settings:
+        """Describe the arguments of `derive`. Raises `ClipError` for arguments that are no JSON."""
+        try:
+            plain = json.loads(json.dumps(dict(arguments or {}), allow_nan=False))
+        except (TypeError, ValueError) as error:
+            raise ClipError(
+                "arguments are no JSON", expected="numbers, texts, lists, dicts", got=str(error)
+            ) from error
+        kind = function if hasattr(function, "__qualname__") else type(function)
+        return cls(
+            {
+                "per": "frame" if is_per_frame(clips) else "sample",
+                "function": f"{kind.__module__}:{kind.__qualname__}",
+                "version": version,
+                "arguments": plain,
+                "keep": [*keep],
+                "clips": {
+                    name: repr_of(value, 1000)
+                    for name, value in sorted(clips.items())
+                    if name not in _NO_VALUES and value is not None
+                },
+            }
+        )
+
+    @property
+    def arguments(self) -> Mapping[str, Any]:
+        """Keyword arguments of the function."""
+        arguments: Mapping[str, Any] = self.values["arguments"]
+        return arguments
+
+    @property
+    def is_per_frame(self) -> bool:
+        """Whether values are per frame of the source, else per sample."""
+        return bool(self.values["per"] == "frame")
+
+
+@dataclass(frozen=True)
+class Derivation:
+    """State of a derived dataset, with keys of its episodes.
+
+    `current` have the values of the source as it is; `changed` were computed from other frames or
+    samples, or with another function, version or arguments; `new` episodes of the source have no
+    values, and `gone` ones are not in the source any more. `renamed` has old and new keys of
+    episodes whose frames are the same.
+    """
+
+    current: tuple[str, ...]
+    changed: tuple[str, ...]
+    new: tuple[str, ...]
+    gone: tuple[str, ...]
+    renamed: Mapping[str, str]
+
+    @property
+    def is_current(self) -> bool:
+        """Whether nothing is to be computed, renamed or deleted."""
+        return not (self.changed or self.new or self.gone or self.renamed)
+
+
+def entry_of(
+    inputs: Dataset, number: int, settings: Settings, features: Sequence[str], rows: str | None
+) -> dict[str, Any]:
+    """Return the entry of an episode of `inputs`, the source's features that values depend on."""
+    versions = {"seqrecord": __version__}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    identity = episode_identity(inputs, number)
+    return {**identity, **compared(settings, features, rows), "packages": versions}
+
+
+def compared(settings: Settings, features: Sequence[str], rows: str | None) -> dict[str, Any]:
+    """Return the part of an entry that must be equal for values to be current.
+
+    `rows` is a digest of the episode's samples, if values are per sample.
+    """
+    return {**settings.values, "features": [*features], "rows": rows}
+
+
+def has_equal_frames(entry: Mapping[str, Any], inputs: Dataset, number: int, url: str) -> bool:
+    """Whether the episode of `inputs` consists of the frames that values were computed from.
+
+    `url` is the derived dataset's.
+    """
+    num_frames = int(inputs.contents.index.num_frames[number])
+    with located(FormatError, file=url):
+        match = match_identity(entry, inputs, number)
+    return match == range(num_frames) and entry.get("num_frames") == num_frames

@@ -1,0 +1,334 @@
+"""`seqrecord.derive`: values of a function as a dataset."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import seqrecord
+from seqrecord import Seconds, edit
+from seqrecord.errors import ClipError, NotFoundError
+from tests.kit.command_line import fail, run
+from tests.kit.datasets import write_dataset
+
+RNG = np.random.default_rng(0)
+LENGTHS = {"b/z": 9, "a": 14, "c": 5}
+FRAMES: dict[str, list[dict[str, Any]]] = {
+    key: [
+        {
+            "image": RNG.integers(0, 256, (4, 6, 3), dtype=np.uint8),
+            "task": f"task {len(key)}",
+            "action": np.full(2, i, np.float32),
+        }
+        for i in range(length)
+    ]
+    for key, length in LENGTHS.items()
+}
+
+
+class Encoder:
+    """Counts the rows of its calls; the latent of a row depends on the row alone."""
+
+    def __init__(self, name: str = "latent") -> None:
+        self.name, self.calls = name, list[int]()
+
+    def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+        image = batch["image"].float()
+        self.calls.append(len(image))
+        return {self.name: image.flatten(1)[:, ::5].bfloat16()}
+
+
+def latent(image: Any) -> torch.Tensor:
+    return torch.tensor(image.tolist()).float().flatten()[::5].bfloat16()
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    write_dataset(tmp_path / "records", FRAMES, metadata={"a": {"site": 1}}, fps=10.0)
+    return tmp_path / "records"
+
+
+def derive(records: Path, encoder: Any, **arguments: Any) -> Any:
+    arguments = {"features": ["image"], "batch_size": 4, **arguments}
+    return seqrecord.derive(records, encoder, records.parent / "latents", **arguments)
+
+
+def check(records: Path, encoder: Any, **arguments: Any) -> Any:
+    arguments = {"features": ["image"], **arguments}
+    return seqrecord.check_derived(records, encoder, records.parent / "latents", **arguments)
+
+
+def stored(records: Path) -> dict[str, list[dict[str, Any]]]:
+    with seqrecord.open(records.parent / "latents") as dataset:
+        return {
+            key: [dict(episode[i]) for i in range(len(episode))]
+            for key, episode in dataset.episodes.items()
+        }
+
+
+def assert_latents(frames: list[dict[str, Any]], images: list[Any]) -> None:
+    for frame, image in zip(frames, images, strict=True):
+        assert torch.equal(torch.from_numpy(np.array(frame["latent"])), latent(image).float())
+
+
+def test_a_frame_per_frame(records: Path) -> None:
+    encoder = Encoder()
+    report = derive(records, encoder, keep=["task", "action"])
+    assert encoder.calls == [4, 4, 4, 4, 4, 4, 4]  # batches span episodes
+    assert report.written == (*LENGTHS,)
+    for key, frames in stored(records).items():
+        assert_latents(frames, [frame["image"] for frame in FRAMES[key]])
+        for frame, source in zip(frames, FRAMES[key], strict=True):
+            assert frame["task"] == source["task"]
+            np.testing.assert_array_equal(frame["action"], source["action"])
+    with seqrecord.open(records.parent / "latents") as dataset:
+        assert dataset.features["latent"].dtype == seqrecord.types.BFLOAT16
+        assert dataset.episodes["a"].fps == 10
+        assert dataset.episodes["a"].metadata["site"] == 1
+    joined = seqrecord.open(
+        records, join=[seqrecord.open(records.parent / "latents", features=["latent"])]
+    )
+    pipe = seqrecord.SeqRecordPipe(joined, clip_len=3, features=["image", "latent"], batch_size=2)
+    for batch in pipe:
+        expected = torch.stack([torch.stack([*map(latent, clip)]) for clip in batch["image"]])
+        assert torch.equal(batch["latent"], expected)
+
+
+def test_a_frame_per_sample(records: Path) -> None:
+    table = {"episode": ["c", "a", "a"], "start": [1, 7, 3], "label": ["x", "y", "z"]}
+    windows = {"image": range(3), "action": [0, 2]}
+    encoder = Encoder()
+    derive(records, encoder, samples=table, windows=windows, keep=["action", "task"], batch_size=1)
+    assert encoder.calls == [1, 1, 1]
+    found = stored(records)
+    assert [*found] == ["a", "c"]
+    for key, start, label, frame in (
+        ("a", 3, "z", found["a"][0]),
+        ("a", 7, "y", found["a"][1]),
+        ("c", 1, "x", found["c"][0]),
+    ):
+        clip = FRAMES[key][start : start + 3]
+        assert frame["source_start"] == start
+        assert frame["source_frames"].tolist() == [start, start + 1, start + 2]
+        assert frame["label"] == label
+        assert frame["task"] == clip[0]["task"]
+        assert frame["action"][:, 0].tolist() == [start, start + 2]
+        assert_latents([frame], [np.stack([one["image"] for one in clip])])
+
+
+def test_all_clips_by_default(records: Path) -> None:
+    derive(records, Encoder(), clip_len=4, stride=2)
+    lengths = {key: len(frames) for key, frames in stored(records).items()}
+    assert lengths == {key: (length - 4) // 2 + 1 for key, length in LENGTHS.items()}
+
+
+def test_windows_in_seconds_and_lists_of_frames(records: Path) -> None:
+    derive(records, Encoder(), windows={"image": Seconds([0, 0.2])})
+    frames = stored(records)["c"]
+    assert [frame["source_frames"].tolist() for frame in frames] == [[0, 2], [1, 3], [2, 4]]
+    encoder = Encoder("listed")
+    table = {"episode": ["a", "a"], "frames": [[8, 2], [1, 1]]}
+    seqrecord.derive(records, encoder, records.parent / "l", features=["image"], samples=table)
+    with seqrecord.open(records.parent / "l") as dataset:
+        episode = dataset.episodes["a"]
+        rows = [episode[i]["source_frames"].tolist() for i in range(len(episode))]
+    assert sorted(rows) == [[1, 1], [8, 2]]
+
+
+def test_frames_without_an_input_have_no_value(tmp_path: Path) -> None:
+    frames = {"a": [dict(frame) for frame in FRAMES["a"]]}
+    for number in (0, 5, 6, 13):
+        del frames["a"][number]["image"]
+    write_dataset(tmp_path / "records", frames)
+    derive(tmp_path / "records", Encoder())
+    with seqrecord.open(tmp_path / "latents") as dataset:
+        episode = dataset.episodes["a"]
+        assert len(episode) == 14
+        for number, frame in enumerate(frames["a"]):
+            if "image" in frame:
+                assert_latents([episode[number]], [frame["image"]])
+            else:
+                with pytest.raises(ClipError, match="lacks"):
+                    episode.read([number], features=["latent"])
+
+
+def test_texts_lists_and_numbers(records: Path) -> None:
+    def values(batch: dict[str, Any]) -> dict[str, Any]:
+        lengths = batch["action"][:, 0].long().tolist()
+        return {
+            "caption": [f"frame {n}" for n in lengths],
+            "tokens": [torch.arange(n % 3) for n in lengths],
+            "score": np.array(lengths, np.float64),
+            "count": lengths,
+        }
+
+    derive(records, values, features=["action", "task"])
+    for frames in stored(records).values():
+        for number, frame in enumerate(frames):
+            assert frame["caption"] == f"frame {number}"
+            assert frame["tokens"].tolist() == [*range(number % 3)]
+            assert frame["score"] == frame["count"] == number
+
+
+# Changes of the source
+
+
+def test_again_computes_only_what_changed(records: Path) -> None:
+    derive(records, Encoder())
+    assert check(records, Encoder()).is_current
+    edit.rename_episodes(records, {"b/z": "new/z"})
+    edit.trim_episodes(records, ["a"], slice(2, 10))
+    with (
+        seqrecord.SeqRecordWriter(records, mode="append") as writer,
+        writer.episode("d") as episode,
+    ):
+        for frame in FRAMES["c"]:
+            episode.append(frame)
+    state = check(records, Encoder())
+    assert (state.current, state.changed, state.new) == (("c",), ("a",), ("d",))
+    assert state.renamed == {"b/z": "new/z"}
+    encoder = Encoder()
+    report = derive(records, encoder)
+    assert sorted(report.written) == ["a", "d"]
+    assert sum(encoder.calls) <= 8 + 9 + 5 + 5 + 4
+    assert check(records, Encoder()).is_current
+    assert_latents(stored(records)["a"], [frame["image"] for frame in FRAMES["a"][2:10]])
+    assert_latents(stored(records)["new/z"], [frame["image"] for frame in FRAMES["b/z"]])
+    edit.delete_episodes(records, ["d"])
+    assert check(records, Encoder()).gone == ("d",)
+    assert derive(records, Encoder()).written == ()
+    assert sorted(stored(records)) == ["a", "c", "new/z"]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"version": "2"},
+        {"keep": ["task"]},
+        {"clip_len": 2},
+    ],
+)
+def test_another_setting_is_no_current_value(records: Path, change: dict[str, Any]) -> None:
+    derive(records, Encoder())
+    state = check(records, Encoder(), **change)
+    assert set(state.changed) == {*LENGTHS}
+    with pytest.raises(ClipError, match="another folder"):
+        derive(records, Encoder(), **change)
+
+
+def test_another_table_changes_its_episodes_alone(records: Path) -> None:
+    tables = [{"episode": ["a", "c"], "start": [n, 1], "label": [1, 2]} for n in (3, 4)]
+    derive(records, Encoder(), samples=tables[0], clip_len=2)
+    state = check(records, Encoder(), samples=tables[1], clip_len=2)
+    assert (state.current, state.changed) == (("c",), ("a",))
+    assert derive(records, Encoder(), samples=tables[1], clip_len=2).written == ("a",)
+    assert stored(records)["a"][0]["source_start"] == 4
+
+
+def test_arguments_of_the_function(records: Path) -> None:
+    def scaled(batch: dict[str, Any], scale: float) -> dict[str, Any]:
+        return {"x": batch["action"] * scale}
+
+    derive(records, scaled, features=["action"], arguments={"scale": 2})
+    assert stored(records)["a"][3]["x"].tolist() == [6, 6]
+    state = check(records, scaled, features=["action"], arguments={"scale": 3})
+    assert {*state.changed} == {*LENGTHS}
+    with pytest.raises(ClipError, match=r"the function fails: TypeError.*scale"):
+        seqrecord.derive(records, scaled, records.parent / "x", features=["action"])
+
+
+def test_command(records: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "encoders_of_a_test.py").write_text(
+        "class Means:\n"
+        "    @staticmethod\n"
+        "    def of(batch, scale=1):\n"
+        "        return {'mean': scale * batch['image'].float().mean(dim=(-1, -2, -3))}\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["derive", records, "encoders_of_a_test:Means.of", "-o", tmp_path / "means"]
+    arguments += ["--features", "image", "--argument", "scale=2", "--keep", "task,action"]
+    options = ["--quiet", "--batch-size", 8]
+    run(*arguments, *options, "--clip-len", 3, "--samples", "{every: 2}", "--codec", "mean=raw")
+    with seqrecord.open(tmp_path / "means") as dataset:
+        assert dataset.features["mean"].shape == (3,)
+        assert {key: len(episode) for key, episode in dataset.episodes.items()} == {
+            key: (length - 1) // 2 for key, length in LENGTHS.items()
+        }
+        mean = 2 * FRAMES["a"][5]["image"].mean()
+        assert dataset.episodes["a"][2]["mean"][1] == pytest.approx(mean, rel=1e-5)
+    same = ["--clip-len", 3, "--samples", "{every: 2}", "--check"]
+    assert "3 episodes current" in run(*arguments, *same).stdout
+    edit.delete_episodes(records, ["c"])
+    assert "gone: c" in run(*arguments, *same, code=1).stdout
+    assert json.loads(run(*arguments, *same, "--json", code=1).stdout)["gone"] == ["c"]
+    assert "MODULE:FUNCTION" in fail("derive", records, "os", "-o", "x", "--features", "a", code=2)
+    bad = fail("derive", records, "os:no_such", "-o", "x", "--features", "a", code=2)
+    assert "cannot be imported" in bad
+
+
+def test_no_dataset_to_check(records: Path) -> None:
+    with pytest.raises(NotFoundError):
+        check(records, Encoder())
+
+
+# Interruptions
+
+
+@pytest.mark.parametrize("calls", range(1, 7))
+def test_an_error_in_any_call_loses_nothing(records: Path, calls: int) -> None:
+    class Failing(Encoder):
+        def __call__(self, batch: dict[str, Any]) -> dict[str, Any]:
+            if len(self.calls) == calls:
+                raise ValueError("out of luck")
+            return super().__call__(batch)
+
+    with pytest.raises(ClipError, match="the function fails: ValueError: out of luck") as caught:
+        derive(records, Failing())
+    assert caught.value.episode in LENGTHS
+    encoder = Encoder()
+    report = derive(records, encoder)
+    num_finished = sum(length <= 4 * calls - 4 for length in np.cumsum([*LENGTHS.values()]))
+    assert len(report.skipped) >= num_finished  # their values are not computed again
+    assert {*report.skipped, *report.written} == {*LENGTHS}
+    for key, frames in stored(records).items():
+        assert_latents(frames, [frame["image"] for frame in FRAMES[key]])
+
+
+# Mistakes
+
+
+WRONG: list[tuple[Any, dict[str, Any], str]] = [
+    (lambda batch: batch["image"], {}, "no values by name.*dict"),
+    (lambda _: {}, {}, "no values by name"),
+    (lambda batch: {"x": batch["image"][1:]}, {}, "another number of values.*expected: 4.*got: 3"),
+    (lambda batch: {"start": batch["image"]}, {}, "under the name of another one"),
+    (lambda batch: {"task": batch["image"]}, {"keep": ["task"]}, "under the name of another one"),
+    (lambda batch: {"x": [np.zeros((1, i)) for i in range(4)]}, {}, "more than their first axis"),
+    (Encoder(), {"shuffle": True}, "no argument shuffle"),
+    (Encoder(), {"features": "image"}, "not names"),
+    (Encoder(), {"keep": ["image"]}, "an input and kept"),
+    (Encoder(), {"arguments": {"x": {1, 2}}}, "no JSON"),
+]
+
+
+@pytest.mark.parametrize(("function", "arguments", "match"), WRONG)
+def test_mistakes(records: Path, function: Any, arguments: dict[str, Any], match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        derive(records, function, **arguments)
+    with pytest.raises(NotFoundError):
+        seqrecord.open(records.parent / "latents")
+
+
+def test_samples_that_change_are_refused(records: Path) -> None:
+    def moving(samples: Any, epoch: int, _rng: Any) -> Any:
+        return samples.filter(samples["start"] % 2 == epoch % 2)
+
+    with pytest.raises(ClipError, match="change from epoch to epoch"):
+        derive(records, Encoder(), samples=moving, clip_len=2)
+    derive(records, Encoder(), samples=seqrecord.samples.every(3), clip_len=2)
+    assert [frame["source_start"] for frame in stored(records)["c"]] == [0, 3]
