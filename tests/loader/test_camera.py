@@ -183,6 +183,7 @@ def test_cameras_move_with_their_images(original: Original, in_place: bool, tmp_
         assert bool(num_flipped) == ("flip" in name), name
 
 
+@pytest.mark.slow
 def test_a_mix_of_originals(tmp_path: Path) -> None:
     """TartanAir, COLMAP and a bag, in other conventions and sizes, in the batches of one mix."""
     names = {"tartanair": "image_left", "colmap": "image", "bag": "left.image_raw"}

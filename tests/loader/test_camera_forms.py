@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -491,6 +492,31 @@ def test_frames_of_several_sizes(tmp_path: Path) -> None:
         assert seen == {*sizes}
 
 
+class WaitingStorage(CountingStorage):
+    """Counts the requests that wait at a time."""
+
+    waiting = most_waiting = 0
+
+    def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
+        self.waiting += 1
+        self.most_waiting = max(self.most_waiting, self.waiting)
+        time.sleep(0.02)
+        super().read_ranges(path, ranges, buffers)
+        self.waiting -= 1
+
+
+def test_poses_of_several_episodes_are_requested_together(tmp_path: Path) -> None:
+    write(tmp_path, dict.fromkeys("abcd", 3))
+    storage = WaitingStorage(open_storage(str(tmp_path)))
+    dataset = SeqRecordMapDataset(
+        seqrecord.open(storage), clip_len=3, features=["state", "image"], camera=True
+    )
+    storage.most_waiting = 0
+    clips = dataset.__getitems__([0, 1, 2, 3])
+    assert sum(map(check, clips)) == 12
+    assert storage.most_waiting >= 3
+
+
 def test_remote_storage(records: Path) -> None:
     """Poses are read in blocks of frames: a few requests, not one for each clip."""
     storage = CountingStorage(open_storage(str(records)))
@@ -505,6 +531,7 @@ def test_remote_storage(records: Path) -> None:
     assert requests[True] <= requests[False] + 6  # chunks of poses
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("in_place", [False, True])
 def test_cameras_of_lerobot(tmp_path: Path, in_place: bool) -> None:
     """Its videos have the calibration that the metadata gets; poses are missing."""

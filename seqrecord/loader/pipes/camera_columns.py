@@ -95,6 +95,7 @@ class CameraColumns:
     def values(self, batch: BatchClips) -> dict[str, npt.NDArray[Any]]:
         """The values of all columns, by name, for the clips of a batch; floats as float64."""
         clips = _Clips.of(self.rigs, batch)
+        clips.read_ahead()
         cameras = {image.name: clips.stored(image) for image in self.rigs.images}
         clips.exchange(cameras)
         values = dict[str, npt.NDArray[Any]]()
@@ -220,6 +221,18 @@ class _Clips:
         return are_metric
 
     # ---- of stored frames
+
+    def read_ahead(self) -> None:
+        """Read the values of all images and episodes at once, from remote storage."""
+        requests = list[tuple[str, int, IntArray]]()
+        for image in self.rigs.images:
+            frames, _ = self._frames(image)
+            for row, rigs in self.of_row.items():
+                poses = rigs[image.name].poses
+                own = None if poses is None else poses.feature
+                features = filter(None, (own, image.intrinsics, image.distortion))
+                requests += [(name, row, frames[self._clips_of_row[row]]) for name in features]
+        self.rigs.values.read_ahead(requests)
 
     def stored(self, image: ImageCamera) -> _Cameras:
         """The cameras of an image's frames, as stored, or resized on reading."""

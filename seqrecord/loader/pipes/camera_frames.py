@@ -8,8 +8,8 @@ needs them, and the last used ones stay in memory.
 from __future__ import annotations
 
 import threading
-from collections import OrderedDict
-from collections.abc import Mapping, Sequence
+from collections import OrderedDict, deque
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
@@ -18,6 +18,7 @@ import numpy.typing as npt
 
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.processes.threads import ThreadPool
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode import Episode
 
@@ -25,6 +26,7 @@ FloatArray: TypeAlias = npt.NDArray[np.float64]
 BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _BLOCK = 1 << 12  # frames
+_MAX_REQUESTS = 8  # at a time
 _MAX_MEDIANS = 1 << 17
 _MAX_BYTES = 32 << 20  # of blocks in memory: poses of half a million frames
 
@@ -50,6 +52,22 @@ class FrameValues:
     def __init__(self, dataset: Dataset) -> None:
         self._dataset = dataset
         self._memory = PerProcess(_Blocks)
+
+    def read_ahead(self, requests: Iterable[tuple[str, int, IntArray]]) -> None:
+        """Read the blocks of several calls of `find` from remote storage at once."""
+        if self._dataset.contents.chunks.is_local:
+            return
+        memory = self._memory.get()
+        keys = {
+            (feature, row, int(number))
+            for feature, row, frames in requests
+            for number in np.unique(frames // _BLOCK)
+        }
+        with memory.lock:
+            absent = sorted(keys - memory.blocks.keys())
+        if len(absent) > 1:
+            with ThreadPool(min(len(absent), _MAX_REQUESTS), "seqrecord-cameras") as pool:
+                deque(pool.map(lambda key: self._block(*key), absent), maxlen=0)
 
     def find(self, feature: str, row: int, frames: IntArray) -> tuple[FloatArray, BoolArray]:
         """The values of frames of the episode in this row of the index.
