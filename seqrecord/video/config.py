@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from seqrecord.store.bfloat16 import BFLOAT16, dtype_name
 from seqrecord.store.codecs.base import named_parameters
 from seqrecord.store.schema import CodecConfig, FeatureSpec
 
@@ -224,8 +225,8 @@ def video_config(
 
 def _check_shape(config: VideoConfig, dtype: np.dtype[Any], shape: tuple[int | None, ...]) -> None:
     """Raise `ValueError` unless dtype and shape match the video configuration."""
-    got = f"{dtype.name} {list(shape)}"
-    if dtype.kind == "f" and len(shape) > 1 and config.depth is None:
+    got, are_floats = f"{dtype_name(dtype)} {list(shape)}", dtype.kind == "f" or dtype == BFLOAT16
+    if are_floats and len(shape) > 1 and config.depth is None:
         raise ValueError(
             f"video cannot store floats, got {got}: `balanced` stores them without loss; for "
             "video use integers, such as depth in mm or 1/5000 m, uint16 [H, W], with `ffv1`"

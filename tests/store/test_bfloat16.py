@@ -21,7 +21,7 @@ from seqrecord import (
     edit,
     export,
 )
-from seqrecord.errors import FrameError, SchemaError
+from seqrecord.errors import ClipError, FrameError, SchemaError
 from seqrecord.types import BFLOAT16
 from tests.kit.datasets import write_dataset, write_episodes
 from tests.kit.made_source import GivenSource
@@ -229,6 +229,16 @@ def test_a_dataset_is_packed_again_with_another_codec(path: Path, tmp_path: Path
         seqrecord.convert(seqrecord.open_source(path), tmp_path / codec, codecs=codec, workers=1)
         with seqrecord.open(tmp_path / codec) as dataset:
             check(dataset)
+
+
+def test_codecs_of_pictures_and_resizing_are_refused(path: Path, tmp_path: Path) -> None:
+    write_dataset(tmp_path / "r", {"a": [{"near": torch.ones(16, 20).bfloat16()}]})
+    source = seqrecord.open_source(tmp_path / "r")
+    for codec in ("png", "ffv1"):
+        with pytest.raises(SchemaError, match=r"bfloat16 \[16, 20\]"):
+            seqrecord.convert(source, tmp_path / codec, codecs={"near": codec}, workers=1)
+    with pytest.raises(ClipError, match=r"cannot be resized.*bfloat16 \[16, 20\]"):
+        seqrecord.convert(source, tmp_path / "small", resize={"near": (8, 10)}, workers=1)
 
 
 def test_a_dataset_of_bfloat16_is_continued(path: Path) -> None:
