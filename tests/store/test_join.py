@@ -55,7 +55,10 @@ def write_derived(path: Path, source: Path, frames: Frames, **options: Any) -> N
         options["features"] = {"boxes": {"shape": (None, 4)}}
     with seqrecord.open(source) as dataset:
         identities = {
-            key: {"derived_from": {**episode_identity(dataset, i), "function": "test"}}
+            key: {
+                "a place of varying length": "x" * (3 * i),
+                "derived_from": {**episode_identity(dataset, i), "function": "test"},
+            }
             for i, key in enumerate(dataset.episodes)
         }
     write_dataset(path, frames, metadata=identities, **options)
@@ -481,3 +484,12 @@ def test_keys_alone_prove_nothing(places: tuple[Path, Path], tmp_path: Path) -> 
     assert error.value.got == "none of its features is left: image, step"
     joined = read_all(tmp_path / "other", join=[latents], check="lengths")
     check_equal(joined, together(other, latent_frames({"b": (2, 3), "d": (0,)})))
+
+
+def test_values_per_sample_are_refused(places: tuple[Path, Path]) -> None:
+    source, latents = places
+    with seqrecord.open(latents) as dataset:
+        entry = dataset.episodes["a"].metadata["derived_from"]
+    edit.set_metadata(latents, ["a"], {"derived_from": {**entry, "per": "sample"}})
+    with pytest.raises(JoinError, match="values per sample"):
+        seqrecord.open(source, join=[latents])

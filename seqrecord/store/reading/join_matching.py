@@ -8,6 +8,7 @@ an episode that was divided.
 from __future__ import annotations
 
 import logging
+import re
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +16,7 @@ from typing import Any, Literal, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
 
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.clips.grids import IntArray
@@ -28,7 +30,11 @@ from seqrecord.store.reading.episode_identity import (
     page_digests,
     unchanged_mark,
 )
-from seqrecord.store.reading.join_relatives import enter_relatives, stored_identities
+from seqrecord.store.reading.join_relatives import (
+    enter_relatives,
+    refuse_samples,
+    stored_identities,
+)
 from seqrecord.store.reading.joined_index import Partners
 from seqrecord.store.reading.joined_tables import MatchedByKey
 from seqrecord.store.text import counted, first_of, shown_place
@@ -48,6 +54,7 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     Warns if they were found by key and length alone, unless this is expected. Raises `JoinError`
     for episodes that have changed since their values were computed, and for other lengths.
     """
+    refuse_samples(companion)
     partners = _unchanged(base, companion)
     if (partners.episode >= 0).all():
         return partners
@@ -71,22 +78,15 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
 def _unchanged(base: Dataset, companion: Dataset) -> Partners:
     """Return the partners of episodes whose dataset has not changed since values were computed.
 
-    They have a mark with the dataset's present fingerprint, at one place in the text of all
-    metadata, as one program wrote it: no text is parsed.
+    Their metadata have a mark with the dataset's present fingerprint: no text is parsed.
     """
     index, companion_index = base.contents.index, companion.contents.index
     partners = Partners.of_none(len(index.num_frames))
     mark = f'"{unchanged_mark(base.contents.manifest.fingerprint, "")}'.encode()
-    metadata = companion_index.metadata
-    place = metadata[0].as_py().encode().find(mark)
-    if place < 0:
+    numbers, ends = _places_of(mark, companion_index.metadata)
+    if not len(numbers):
         return partners
-    _, offset_buffer, text_buffer = metadata.buffers()
-    offsets = np.frombuffer(offset_buffer, np.int32)[metadata.offset :][: len(metadata) + 1]
-    starts, size = offsets[:-1].astype(np.int64) + place, len(mark)
-    numbers = np.flatnonzero(starts + size + 2 * _UID_BYTES <= offsets[1:])
-    numbers = numbers[_texts_at(text_buffer, size, starts[numbers]) == mark]
-    digits = _texts_at(text_buffer, 2 * _UID_BYTES, starts[numbers] + size).tobytes()
+    digits = _texts_at(companion_index.metadata.buffers()[2], 2 * _UID_BYTES, ends).tobytes()
     if digits.translate(None, b"0123456789abcdef"):
         return partners  # the identities are refused when they are parsed
     uids = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
@@ -94,6 +94,28 @@ def _unchanged(base: Dataset, companion: Dataset) -> Partners:
     is_same = (rows >= 0) & (index.num_frames[rows] == companion_index.num_frames[numbers])
     partners.episode[rows[is_same][::-1]] = numbers[is_same][::-1]  # of several, the first
     return partners
+
+
+def _places_of(mark: bytes, texts: pa.StringArray) -> tuple[IntArray, IntArray]:
+    """Return the texts with a mark, and where the mark ends in their buffer: int64 [n] each.
+
+    32 hexadecimal digits follow. One program writes it at one place of all texts, unless entries
+    before it differ in length: then all texts are searched.
+    """
+    _, offset_buffer, buffer = texts.buffers()
+    if buffer is None:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset :][: len(texts) + 1]
+    place, size, num_digits = texts[0].as_py().encode().find(mark), len(mark), 2 * _UID_BYTES
+    starts = offsets[:-1].astype(np.int64) + place
+    numbers = np.flatnonzero((starts + size + num_digits <= offsets[1:]) & (place >= 0))
+    numbers = numbers[_texts_at(buffer, size, starts[numbers]) == mark]
+    if len(numbers) == len(texts):
+        return numbers, starts + size
+    matches = re.finditer(re.escape(mark), memoryview(buffer)[: offsets[-1] - num_digits])
+    starts = np.fromiter((match.start() for match in matches), np.int64)
+    starts = starts[starts >= offsets[0]]
+    return np.searchsorted(offsets, starts, "right") - 1, starts + size
 
 
 def _texts_at(text: Any, size: int, starts: IntArray) -> npt.NDArray[np.bytes_]:

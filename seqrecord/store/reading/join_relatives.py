@@ -41,6 +41,21 @@ def stored_identities(dataset: Dataset) -> dict[int, dict[str, Any]]:
     return identities
 
 
+def refuse_samples(companion: Dataset) -> None:
+    """Raise `JoinError` for a companion with values of samples: its frames are no frames."""
+    index = companion.contents.index
+    entry = index.episode_metadata(0).get(DERIVED_FROM)
+    if isinstance(entry, dict) and entry.get("per") == "sample":
+        raise JoinError(
+            "a companion with values per sample, which cannot be joined to frames: derive it "
+            "without samples, windows and clip_len, or pass its columns as samples=",
+            file=companion.url,
+            episode=index.key(0),
+            expected="values per frame",
+            got="values per sample",
+        )
+
+
 def enter_relatives(
     partners: Partners,
     base_identities: Identities,
