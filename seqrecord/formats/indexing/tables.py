@@ -5,8 +5,8 @@
     SEQRECORD_HOME/tables/DIGEST/       a dataset with the table's values, by episode and frame
     SEQRECORD_HOME/tables/DIGEST.lock   locked while it is written
 
-DIGEST covers the table's bytes, and the keys and lengths of the episodes that it names; the numbers
-of LeRobot's episodes only for tables that use them.
+DIGEST covers the table's bytes, and keys and lengths of the dataset's episodes; for tables with
+numbers of LeRobot's episodes, also their metadata.
 """
 
 from __future__ import annotations
@@ -26,12 +26,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
+
 from seqrecord.errors import ClipError, FormatError, JoinError, NotFoundError, located
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.indexing.table_source import TableSource
 from seqrecord.in_place.files import on_disk
 from seqrecord.in_place.remote import RemoteFiles, is_url
-from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
+from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, digest_of
 from seqrecord.store.clips.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.filters import episode_names
@@ -127,13 +129,11 @@ def _local_table(table: TableLike, options: Mapping[str, Any] | None) -> Iterato
 
 def _digest(table: ArrowTable, places: Sequence[str], names: EpisodeNames) -> str:
     """The name of a table's companion."""
-    digest = hashlib.sha256(f"{_LAYOUT} {table.digest()}".encode())
-    digest.update("\n".join(names.keys.to_pylist()).encode())
-    digest.update(names.num_frames.astype("<i8").tobytes())
-    if {"episode_index", INDEX} & {*places}:
-        numbers = names.lerobot_numbers
-        digest.update(b"" if numbers is None else numbers.astype("<i8").tobytes())
-    return digest.hexdigest()[:40]
+    columns = {"key": names.keys, "num_frames": pa.array(names.num_frames)}
+    if {"episode_index", INDEX} & {*places}:  # numbers may be in the metadata
+        columns["metadata"] = names.metadata
+    facts = f"{_LAYOUT} {table.digest()} {digest_of(pa.table(columns))}"
+    return hashlib.sha256(facts.encode()).hexdigest()[:40]
 
 
 def _opened(folder: Path) -> Dataset | None:

@@ -60,7 +60,7 @@ class ArrowTable:
             rows = _rows_per_batch(content.nbytes / max(1, content.num_rows))
             yield from map(_decoded, columns.to_batches(max_chunksize=rows))
 
-        return cls(_plain_schema(content.schema), batches, lambda: _digest_of(content), shown)
+        return cls(_plain_schema(content.schema), batches, lambda: digest_of(content), shown)
 
     def read(self) -> pa.Table:
         """Read all rows."""
@@ -191,8 +191,8 @@ def _digest_of_file(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _digest_of(table: pa.Table) -> str:
-    """SHA-256 of a table's values and types; metadata does not count."""
+def digest_of(table: pa.Table) -> str:
+    """Return the SHA-256 of a table's values and types, hexadecimal; metadata does not count."""
     digest = _Digest()
     with pa.PythonFile(digest, "w") as sink:
         schema = table.schema.remove_metadata()

@@ -11,9 +11,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+import json
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -41,12 +41,12 @@ _EXPECTED = (
 class EpisodeNames:
     """Keys, numbers and lengths of a dataset's episodes, by which tables name them.
 
-    `metadata` returns the metadata of all episodes; only numbers of LeRobot datasets need it.
+    `metadata` has JSON objects, of which numbers of LeRobot datasets are an entry.
     """
 
     keys: pa.StringArray
     num_frames: IntArray
-    metadata: Callable[[], Iterable[Mapping[str, Any]]]
+    metadata: pa.StringArray
 
     @cached_property
     def lerobot_numbers(self) -> IntArray | None:
@@ -55,7 +55,11 @@ class EpisodeNames:
         They differ from the dataset's numbers where episodes were left out or deleted. Raises
         `ClipError` if several datasets were merged, so that numbers are ambiguous.
         """
-        numbers = [metadata.get("episode_index") for metadata in self.metadata()]
+        import pyarrow.compute as pc  # a slow import
+
+        if not pc.any(pc.match_substring(self.metadata, '"episode_index"')).as_py():
+            return None  # without parsing each entry
+        numbers = [json.loads(text).get("episode_index") for text in self.metadata.to_pylist()]
         original_numbers = [number for number in numbers if type(number) is int]
         if not original_numbers:
             return None

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from itertools import accumulate, pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError
+from seqrecord.errors import ChecksumError, CodecError, FormatError, SeqRecordError, StorageError
 from seqrecord.store.checksum import crc32c
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.page_kinds import PageCodec, page_kind, reference_kind
@@ -370,7 +371,13 @@ class ChunkReader:
 def _local_groups(storage: Storage, paths: Sequence[str], index: Index) -> list[bool]:
     """Return which groups are on a local disk: those of a joined dataset may be on several."""
     first_paths = [paths[int(table.file[0])] for table in index.groups]
-    return [storage.local_path(path) is not None for path in first_paths]
+    return [_is_local(storage, path) for path in first_paths]
+
+
+def _is_local(storage: Storage, path: str) -> bool:
+    with suppress(StorageError):  # such as a link out of the dataset, which reads report
+        return storage.local_path(path) is not None
+    return False
 
 
 def check_largest(

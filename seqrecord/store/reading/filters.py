@@ -193,8 +193,7 @@ def _choice_of(episodes: EpisodeFilter) -> _Choice:
 
 def episode_names(index: Index) -> EpisodeNames:
     """Return the names by which tables refer to a dataset's episodes."""
-    numbers = range(len(index.num_frames))
-    return EpisodeNames(index.keys, index.num_frames, lambda: map(index.episode_metadata, numbers))
+    return EpisodeNames(index.keys, index.num_frames, index.metadata)
 
 
 def shown_keys(index: Index) -> str:
