@@ -279,10 +279,15 @@ def test_flips_of_a_part_are_refused(records: Path, name: str) -> None:
 
 
 def test_a_single_camera_of_a_pair_is_mirrored(records: Path) -> None:
-    """Also with features that have no partner."""
-    for batch in batches(records, HorizontalFlip(1), ["image_left", "depth_left"]):
-        assert_rigid(batch, "image_left")
-        assert max(errors_of(batch, "image_left", POINTS)) < 0.1
+    """Also with features that have no partner; stored poses come as they are."""
+    features = ["image_left", "depth_left", "pose_left"]
+    with seqrecord.open(records) as dataset:
+        (episode,) = dataset.episodes.values()
+        for batch in batches(records, HorizontalFlip(1), features):
+            assert_rigid(batch, "image_left")
+            assert max(errors_of(batch, "image_left", POINTS)) < 0.1
+            for start, poses in zip(batch["start"].tolist(), batch["pose_left"], strict=True):
+                np.testing.assert_array_equal(poses, episode[start : start + 2]["pose_left"])
 
 
 def test_cameras_with_steps_of_their_own(records: Path) -> None:

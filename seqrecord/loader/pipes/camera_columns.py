@@ -225,6 +225,8 @@ class _Clips:
     def read_ahead(self) -> None:
         """Read the values of all images and episodes at once, from remote storage."""
         requests = list[tuple[str, int, IntArray]]()
+        if self.rigs.values.is_local:
+            return
         for image in self.rigs.images:
             frames, _ = self._frames(image)
             for row, rigs in self.of_row.items():

@@ -53,10 +53,13 @@ class FrameValues:
         self._dataset = dataset
         self._memory = PerProcess(_Blocks)
 
+    @property
+    def is_local(self) -> bool:
+        """Whether reading ahead gains nothing."""
+        return self._dataset.contents.chunks.is_local
+
     def read_ahead(self, requests: Iterable[tuple[str, int, IntArray]]) -> None:
         """Read the blocks of several calls of `find` from remote storage at once."""
-        if self._dataset.contents.chunks.is_local:
-            return
         memory = self._memory.get()
         keys = {
             (feature, row, int(number))
