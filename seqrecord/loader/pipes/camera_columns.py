@@ -27,6 +27,7 @@ from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
 from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
 from seqrecord.loader.pipes.camera_relative import ClipPoses, mean_translations, relative_poses
 from seqrecord.loader.pipes.camera_rigs import (
+    LENS_NUMBERS,
     EpisodeRigs,
     ImageCamera,
     ImageRig,
@@ -34,7 +35,7 @@ from seqrecord.loader.pipes.camera_rigs import (
 )
 from seqrecord.loader.pipes.camera_values import MEAN_TRANSLATION, MEDIAN_DEPTH, START
 from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
-from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, mirror_factors
+from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, mirror_factors
 from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.clips.rigs import inverted, mirrored, pose_matrices
@@ -47,8 +48,11 @@ IS_MISSING = "_is_missing"
 OFFSET, SCALE, IS_METRIC = "camera_offset", "camera_scale", "is_metric"
 
 _GRID = 8192.0  # metres between offsets: float32 rounds half of it to 0.25 mm
-_SHAPES = {"pose": (4, 4), "K": (3, 3), "distortion": (MAX_COEFFICIENTS,)}
-_MODELS = {1: OPENCV, 2: FISHEYE}
+_SHAPES: Mapping[str, tuple[int, ...]] = {
+    "pose": (4, 4),
+    "K": (3, 3),
+    "distortion": (MAX_COEFFICIENTS,),
+}
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,11 +71,7 @@ class CameraColumns:
         dtype, columns = np.dtype(self.rigs.camera.dtype), list[ClipColumn]()
         for image in self.rigs.images:
             length = self.windows[image.name].length
-            for noun, shape in (
-                ("pose", (4, 4)),
-                ("K", (3, 3)),
-                ("distortion", (MAX_COEFFICIENTS,)),
-            ):
+            for noun, shape in _SHAPES.items():
                 name = f"{image.name}_{noun}"
                 columns += [
                     self._column(name, dtype, (length, *shape), per_frame=True),
@@ -364,7 +364,7 @@ class _Clips:
         """Move cameras with the windows of an image, and into the mirrored world in flips."""
         flipped = self._flipped(image)
         cameras.poses[flipped] = mirrored(cameras.poses[flipped])
-        for number, model in _MODELS.items():
+        for model, number in LENS_NUMBERS.items():
             mirror = flipped & (cameras.models == number)
             cameras.coefficients[mirror] *= mirror_factors(model, MAX_COEFFICIENTS)
         cameras.coefficients += 0.0  # no negative zeros

@@ -95,7 +95,7 @@ class EpisodeRigs:
     """The cameras of images in each episode. Picklable.
 
     Attributes:
-        dataset: the dataset with the features of `values`.
+        dataset: the dataset of the loader.
         camera: the argument of the loader.
         images: the images that have cameras.
         pose_features: features of poses by their stored names.
@@ -138,11 +138,11 @@ class EpisodeRigs:
             for name, spec in schema.items()
             if (spec.kind == "pose" or name in requested.values()) and _are_poses(spec)
         }
-        names = [spec.name for spec in pose_features.values()]
-        names += [name for image in images for name in (image.intrinsics, image.distortion) if name]
-        stored = dataset.resized(None)
-        values = FrameValues(stored.select(list(dict.fromkeys(names))) if names else stored)
-        sizes = _depth_sizes(images, schema)
+        features = dict.fromkeys(spec.name for spec in pose_features.values())
+        for image in images:
+            features |= dict.fromkeys(filter(None, (image.intrinsics, image.distortion)))
+        stored, sizes = dataset.resized(None), _depth_sizes(images, schema)
+        values = FrameValues(stored.select([*features]) if features else stored)
         depths = MedianDepths(stored.select([*sizes]) if sizes else stored, sizes)
         rigs = cls(dataset, camera, images, pose_features, values, depths)
         rigs = replace(rigs, images=rigs._with_cameras(row))
