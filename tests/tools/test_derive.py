@@ -15,6 +15,7 @@ from seqrecord import Seconds, edit
 from seqrecord.errors import ClipError, NotFoundError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
+from tests.loader import rank_jobs
 
 RNG = np.random.default_rng(0)
 LENGTHS = {"b/z": 9, "a": 14, "c": 5}
@@ -332,3 +333,43 @@ def test_samples_that_change_are_refused(records: Path) -> None:
         derive(records, Encoder(), samples=moving, clip_len=2)
     derive(records, Encoder(), samples=seqrecord.samples.every(3), clip_len=2)
     assert [frame["source_start"] for frame in stored(records)["c"]] == [0, 3]
+
+
+# Processes
+
+
+def start_rank(records: Path, out: Path, rank: int, ranks: int, last_call: int = 0) -> Any:
+    arguments = [records, out, rank, ranks, out.with_suffix(".store"), last_call]
+    return rank_jobs.start(["-m", "tests.tools.derive_rank", *map(str, arguments)])
+
+
+def assert_means(out: Path) -> None:
+    with seqrecord.open(out) as dataset:
+        assert [*dataset.episodes] == [*LENGTHS]
+        for key, episode in dataset.episodes.items():
+            means = [frame["image"].mean() for frame in FRAMES[key]]
+            assert episode.read(range(len(means)))["mean"] == pytest.approx(means, rel=1e-5)
+
+
+@pytest.mark.slow
+def test_ranks_share_the_episodes(records: Path, tmp_path: Path) -> None:
+    out = tmp_path / "means"
+    reports = rank_jobs.finish([start_rank(records, out, rank, 2) for rank in range(2)])
+    assert all(report["calls"] for report in reports)
+    assert_means(out)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("last_call", [2, 4, 7])
+def test_a_kill_loses_no_finished_episode(records: Path, tmp_path: Path, last_call: int) -> None:
+    out = tmp_path / "means"
+    process = start_rank(records, out, 0, 1, last_call)
+    process.communicate(timeout=rank_jobs.PATIENCE)
+    assert process.returncode == 7
+    with pytest.raises(NotFoundError):
+        seqrecord.open(out)
+    [report] = rank_jobs.finish([start_rank(records, out, 0, 1)])
+    # The first call determines the features.
+    num_finished = sum(length <= 4 * (last_call - 1) for length in np.cumsum([*LENGTHS.values()]))
+    assert len(report["skipped"]) >= num_finished - 1
+    assert_means(out)

@@ -30,12 +30,14 @@ _CHECK_SECONDS = 0.5  # between checks whether a job is still wanted
 
 
 def open_workers(
-    executor: Executor | str | None,
+    executor: Executor | Workers | str | None,
 ) -> contextlib.AbstractContextManager[Workers | None]:
     """Runner for an executor or a cluster address while the block runs; `None` for `None`."""
     if isinstance(executor, str):
         return open_cluster(executor)
-    return contextlib.nullcontext(None if executor is None else Workers(executor))
+    if executor is None or isinstance(executor, Workers):
+        return contextlib.nullcontext(executor)
+    return contextlib.nullcontext(Workers(executor))
 
 
 @contextlib.contextmanager

@@ -17,6 +17,7 @@ from seqrecord.formats.converting.convert_jobs import (
     Job,
     JobResult,
     Meter,
+    Workers,
     cut_in_jobs,
     run_jobs,
 )
@@ -49,7 +50,6 @@ from seqrecord.store.writing.stored_schema import (
 _logger = logging.getLogger("seqrecord")
 
 _SHOWN_EPISODES = 5
-_MIN_JOB_BYTES = 128 << 20  # decoded; smaller jobs are not worth a process
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def convert(
     fps: float | None = None,
     mode: WriteMode = "create",
     workers: int | None = None,
-    executor: Executor | str | None = None,
+    executor: Executor | Workers | str | None = None,
     skip_bad_episodes: bool = False,
     strict: bool = False,
     chunk_frames: int | None = None,
@@ -178,7 +178,7 @@ def convert(
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * packing.frame_cost // (2 * processes)
             file_bytes = file_bytes_on(target.storage, max_bytes)
-            job_bytes = min(file_bytes, max(share, _MIN_JOB_BYTES))
+            job_bytes = min(file_bytes, max(share, (runner or Workers).min_job_bytes))
             jobs = [
                 Job(
                     source=packing.source,

@@ -399,6 +399,8 @@ class Workers:
     """Errors of a job whose worker is gone."""
     count: int | None = None
     """Number of parallel jobs; `None` if unknown."""
+    min_job_bytes = 128 << 20
+    """Decoded bytes of the smallest jobs that are worth a worker."""
 
     def __init__(
         self, executor: Any = None, run: Callable[[PackedJob], JobResult] = write_copy

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import fields
 from os import PathLike
-from typing import Any
+from typing import Any, cast
+
+import torch.distributed as dist
 
 from seqrecord.errors import ClipError, NotFoundError
 from seqrecord.formats.converting.convert import ConvertReport, convert
+from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
@@ -20,6 +23,7 @@ from seqrecord.store.units import Progress
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
 from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
+from seqrecord.tools.derive.ranks import RankWorkers, follow, lead, rank_group
 from seqrecord.tools.edit.episodes import delete_episodes, rename_episodes
 
 _FIXED: Mapping[str, Any] = {"shuffle": False, "last_batch": "keep", "rank": (0, 1)}
@@ -36,6 +40,7 @@ def derive(
     version: str = "",
     arguments: Mapping[str, Any] | None = None,
     device: str | None = None,
+    ranks: bool = True,
     codecs: Codecs | None = None,
     max_file_size: int | str | None = None,
     statistics: bool = True,
@@ -72,6 +77,8 @@ def derive(
         version: of the function or its weights. Another version computes everything anew.
         arguments: keyword arguments of the function, JSON values; compared as the version is.
         device: of the tensors; default: the CPU.
+        ranks: divide the episodes among all ranks of torch.distributed, which must all call this,
+            each with its device. Ranks read the source and write the destination.
         codecs, max_file_size, statistics, storage_options, progress: as for `convert`.
         clips: arguments of `SeqRecordPipe` that choose and prepare clips: `samples`, `windows`,
             `clip_len`, `stride`, `episodes`, `split`, `pad`, `resize`, `frame_cache`,
@@ -94,6 +101,17 @@ def derive(
             source_dataset, function, [*features], [*keep], options, single, settings
         )
 
+        group = rank_group() if ranks else None
+        runner: RankWorkers | None = None
+        if group is not None:
+            if dist.get_rank(group):
+                try:
+                    return cast(ConvertReport, follow(group, source))
+                finally:
+                    source.close()
+            frames = sum(info.num_frames for info in source.episodes())
+            runner, progress = RankWorkers(group, source, Meter(frames, 0, progress)), None
+
         def write() -> ConvertReport:
             _update(source, destination, storage_options)
             return convert(
@@ -101,20 +119,24 @@ def derive(
                 destination,
                 codecs=codecs,
                 mode="resume",
-                workers=1,
+                workers=1 if runner is None else None,
+                executor=runner,
                 max_file_size=max_file_size,
                 statistics=statistics,
                 progress=progress,
                 storage_options=storage_options,
             )
 
-        try:
+        def write_all() -> ConvertReport:
             report = write()
             # A resume recovers the episodes of an interrupted call, before which the source may
             # have been another one.
             if not _compare(source, destination, storage_options).is_current:
                 report = write()
             return report
+
+        try:
+            return write_all() if group is None else lead(group, write_all)
         finally:
             source.close()
 
