@@ -254,9 +254,9 @@ def test_duplicate_names_are_refused(places: tuple[Path, Path]) -> None:
     "change",
     [
         lambda entry: {"key": "b"},
-        lambda entry: {**entry, "dataset": "", "groups": [{"digests": {"image": "0g"}}]},
-        lambda entry: {**entry, "dataset": "", "groups": [3]},
-        lambda entry: {**entry, "dataset": "", "frames": {}},
+        lambda entry: {**entry, "pages": "", "groups": [{"digests": {"image": "0g"}}]},
+        lambda entry: {**entry, "pages": "", "groups": [3]},
+        lambda entry: {**entry, "pages": "", "frames": {}},
     ],
 )
 def test_damaged_identities_name_the_companion(
@@ -271,13 +271,34 @@ def test_damaged_identities_name_the_companion(
     assert (error.value.file, error.value.episode) == (str(latents), "b")
 
 
+def test_whole_episodes_are_found_without_parsing_identities(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which takes a second for 50,000 episodes."""
+    source, latents = places
+
+    def refuse(dataset: seqrecord.Dataset) -> None:
+        raise AssertionError(dataset)
+
+    monkeypatch.setattr("seqrecord.store.reading.join_matching.stored_identities", refuse)
+    expected = read_all(source, join=[latents])
+    edit.delete_episodes(source, ["b"])
+    edit.rename_episodes(source, {"a": "c", "c": "x"})
+    edit.rewrite_files(source, min_unused=0.01)
+    frames = {{"a": "c", "c": "x"}.get(k, k): v for k, v in expected.items() if k != "b"}
+    check_equal(read_all(source, join=[latents]), frames)
+    edit.trim_episodes(source, ["d"], slice(1, None))
+    with pytest.raises(AssertionError):
+        seqrecord.open(source, join=[latents])
+
+
 def test_a_damaged_mark_costs_time_only(places: tuple[Path, Path]) -> None:
     source, latents = places
     expected = read_all(source, join=[latents])
     with seqrecord.open(latents) as dataset:
         entry = dataset.episodes["b"].metadata["derived_from"]
-    for mark in (entry["dataset"][:-1] + "g", entry["dataset"][:-2] + " 0", "", 3):
-        edit.set_metadata(latents, ["b"], {"derived_from": {**entry, "dataset": mark}})
+    for mark in (entry["pages"][:-1] + "g", entry["pages"][:-2] + " 0", "", 3):
+        edit.set_metadata(latents, ["b"], {"derived_from": {**entry, "pages": mark}})
         check_equal(read_all(source, join=[latents]), expected)
 
 

@@ -14,11 +14,12 @@ another day or machine does not have: the digests of their content are.
 
 from __future__ import annotations
 
+import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 import numpy.typing as npt
@@ -32,7 +33,7 @@ from seqrecord.store.reading.dataset import Dataset
 _DIGEST_BYTES = 8  # of the 16 in the index: an identity with 10 chunks of 3 features has 0.5 KB
 _HEX = re.compile(rf"([0-9a-f]{{{2 * _DIGEST_BYTES}}})*")
 _ID = re.compile(r"[0-9a-f]{32}")
-_UNCHANGED = re.compile(r"[0-9a-f]{64}:[0-9a-f]{32}")
+_PAGES = re.compile(r"[0-9a-f]{32}:[0-9a-f]{16}")
 _KEY = re.compile(r"[^\x00-\x1f]{1,4096}")
 _MAX_FRAMES = 2**31
 
@@ -47,14 +48,16 @@ def episode_identity(dataset: Dataset, number: int) -> dict[str, Any]:
     index, manifest = contents.index, contents.manifest
     frames, uid = int(index.num_frames[number]), index.uid(number)
     start = contents.trims.get(uid, (0, frames))[0]
-    identity = {
+    identity: dict[str, Any] = {
         "key": index.key(number),
         "num_frames": frames,
         "frames": [start, start + frames],
         "groups": [chunks.to_json() for chunks in chunks_of(contents, number)],
     }
     if manifest.copied is None:  # an index of an original may be made again at any time
-        identity |= {"uid": uid, "dataset": unchanged_mark(manifest.fingerprint, uid)}
+        names = [name for group in identity["groups"] for name in group["digests"]]
+        [digest] = combined_digests(contents, np.array([number]), names).tolist()
+        identity |= {"uid": uid, "pages": f"{uid}:{digest:016x}"}
     return identity
 
 
@@ -68,12 +71,35 @@ def match_identity(identity: Mapping[str, Any], dataset: Dataset, number: int) -
     return Identity.parse(identity).match(dataset.contents, number)
 
 
-def unchanged_mark(fingerprint: str, uid: str) -> str:
-    """Text of an identity by which episodes of an unchanged dataset are found fast."""
-    return f"{fingerprint}:{uid}"
+def combined_digests(
+    contents: Contents, rows: IntArray, names: Sequence[str]
+) -> npt.NDArray[np.uint64]:
+    """Return one number for the frames of each episode in features, by stored names: uint64 [n].
+
+    Sums of page digests, each times an odd number for its place: arrays of all episodes at once.
+    Equal numbers by accident are as unlikely as equal digests of 8 bytes. Raises `KeyError` for a
+    feature that is not there.
+    """
+    index = contents.index
+    specs = {contents.stored_name(name): spec for name, spec in contents.features.items()}
+    combined = index.num_frames[rows].astype(np.uint64)
+    for name in sorted(names):
+        spec = specs[name]
+        table = index.groups[spec.group]
+        counts, first_rows = table.num_chunks[rows], table.first_chunk[rows]
+        owner, place = ragged_arange(counts)
+        pages = digests_of(contents, spec.group, first_rows[owner] + place)
+        column = pages[:, table.schema.position(spec.name), :_DIGEST_BYTES]
+        digests = np.ascontiguousarray(column).view("<u8")[:, 0]
+        products = digests * (2 * place + 1).astype(np.uint64)
+        sums = np.add.reduceat(products, np.cumsum(counts) - counts)
+        sums += table.first_frame[first_rows].astype(np.int64).astype(np.uint64)
+        seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:_DIGEST_BYTES], "big") | 1
+        combined = (combined ^ combined >> np.uint64(29)) * np.uint64(seed) + sums
+    return combined
 
 
-def are_groups(values: Any) -> bool:
+def are_groups(values: Any) -> TypeGuard[list[dict[str, Any]]]:
     """Return whether JSON values may be the groups of an identity; others are refused later."""
     return isinstance(values, list) and all(
         isinstance(group, dict) and isinstance(group.get("digests"), dict) for group in values
@@ -127,7 +153,7 @@ def equal_pages(
 class Identity:
     """A parsed identity: `start` is the first frame in the record files, `groups` the chunks.
 
-    `uid` and `dataset`, see `unchanged_mark`, are `None` for an original in place.
+    `uid`, and `pages`, the uid and `combined_digests`, are `None` for an original in place.
     """
 
     key: str
@@ -135,12 +161,12 @@ class Identity:
     start: int
     groups: tuple[GroupChunks, ...]
     uid: str | None
-    dataset: str | None
+    pages: str | None
 
     @classmethod
     def parse(cls, value: object) -> Identity:
         """Check JSON values, which may have other keys beside. Raises `FormatError`."""
-        keys, optional = ("key", "num_frames", "frames", "groups"), ("uid", "dataset")
+        keys, optional = ("key", "num_frames", "frames", "groups"), ("uid", "pages")
         what = "the identity of an episode"
         if isinstance(value, Mapping):
             value = {name: value[name] for name in (*keys, *optional) if name in value}
@@ -157,7 +183,7 @@ class Identity:
             start=frames[0],
             groups=tuple(map(GroupChunks.parse, fields.list("groups"))),
             uid=fields.text("uid", _ID) if "uid" in fields.value else None,
-            dataset=fields.text("dataset", _UNCHANGED) if "dataset" in fields.value else None,
+            pages=fields.text("pages", _PAGES) if "pages" in fields.value else None,
         )
 
     def match(self, contents: Contents, number: int) -> range | str:

@@ -26,14 +26,15 @@ from seqrecord.store.reading.episode_identity import (
     Identity,
     are_groups,
     chunks_of,
+    combined_digests,
     equal_pages,
     page_digests,
-    unchanged_mark,
 )
 from seqrecord.store.reading.join_relatives import (
     enter_relatives,
     refuse_samples,
     stored_identities,
+    stored_identity,
 )
 from seqrecord.store.reading.joined_index import Partners
 from seqrecord.store.reading.joined_tables import MatchedByKey
@@ -43,6 +44,9 @@ Check: TypeAlias = Literal["pages", "lengths"]
 """What must be equal in partners: the pages that values were computed from, or the lengths."""
 
 _UID_BYTES = 16
+_MARK = b'"pages":"'  # in the text of metadata, before the uid and digests of an identity
+_MARK_BYTES = 49  # which are 32 digits, a colon and 16 digits
+_PAGES = re.compile(rb"(?:[0-9a-f]{32}:[0-9a-f]{16})*")
 _SHOWN_KEYS = 3
 
 _logger = logging.getLogger("seqrecord")
@@ -76,22 +80,32 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
 
 
 def _unchanged(base: Dataset, companion: Dataset) -> Partners:
-    """Return the partners of episodes whose dataset has not changed since values were computed.
+    """Return the partners of whole episodes that have not changed since values were computed.
 
-    Their metadata have a mark with the dataset's present fingerprint: no text is parsed.
+    Their metadata have the uid and the combined digests of their pages: no text is parsed, but that
+    of the first episode.
     """
     index, companion_index = base.contents.index, companion.contents.index
     partners = Partners.of_none(len(index.num_frames))
-    mark = f'"{unchanged_mark(base.contents.manifest.fingerprint, "")}'.encode()
-    numbers, ends = _places_of(mark, companion_index.metadata)
-    if not len(numbers):
+    groups = stored_identity(companion, 0).get("groups")
+    if not are_groups(groups):
         return partners
-    digits = _texts_at(companion_index.metadata.buffers()[2], 2 * _UID_BYTES, ends).tobytes()
-    if digits.translate(None, b"0123456789abcdef"):
+    names = [name for group in groups for name in group["digests"]]
+    specs = {base.contents.stored_name(name): spec for name, spec in base.features.items()}
+    tables = [index.groups[specs[name].group] for name in names if name in specs]
+    if len(tables) < len(names) or any(table.external.any() for table in tables):
+        return partners
+    numbers, ends = _places_of(_MARK, companion_index.metadata)
+    text = _texts_at(companion_index.metadata.buffers()[2], _MARK_BYTES, ends).tobytes()
+    if not text or not _PAGES.fullmatch(text):
         return partners  # the identities are refused when they are parsed
-    uids = np.frombuffer(bytes.fromhex(digits.decode()), np.uint8)
-    rows = _rows_of(index.uids, uids.reshape(-1, _UID_BYTES))
+    digits = text.replace(b":", b"").decode()
+    data = np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(-1, _UID_BYTES + 8)
+    rows = _rows_of(index.uids, data[:, :_UID_BYTES])
     is_same = (rows >= 0) & (index.num_frames[rows] == companion_index.num_frames[numbers])
+    stored_digests = np.ascontiguousarray(data[is_same, _UID_BYTES:]).view(">u8")[:, 0]
+    numbers, rows = numbers[is_same], rows[is_same]
+    is_same = combined_digests(base.contents, rows, names) == stored_digests
     partners.episode[rows[is_same][::-1]] = numbers[is_same][::-1]  # of several, the first
     return partners
 
@@ -99,20 +113,21 @@ def _unchanged(base: Dataset, companion: Dataset) -> Partners:
 def _places_of(mark: bytes, texts: pa.StringArray) -> tuple[IntArray, IntArray]:
     """Return the texts with a mark, and where the mark ends in their buffer: int64 [n] each.
 
-    32 hexadecimal digits follow. One program writes it at one place of all texts, unless entries
-    before it differ in length: then all texts are searched.
+    One program writes it at one place of all texts, unless entries before it differ in length: then
+    all texts are searched.
     """
     _, offset_buffer, buffer = texts.buffers()
     if buffer is None:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
     offsets = np.frombuffer(offset_buffer, np.int32)[texts.offset :][: len(texts) + 1]
-    place, size, num_digits = texts[0].as_py().encode().find(mark), len(mark), 2 * _UID_BYTES
+    place, size = texts[0].as_py().encode().find(mark), len(mark)
     starts = offsets[:-1].astype(np.int64) + place
-    numbers = np.flatnonzero((starts + size + num_digits <= offsets[1:]) & (place >= 0))
+    numbers = np.flatnonzero((starts + size + _MARK_BYTES <= offsets[1:]) & (place >= 0))
     numbers = numbers[_texts_at(buffer, size, starts[numbers]) == mark]
     if len(numbers) == len(texts):
         return numbers, starts + size
-    matches = re.finditer(re.escape(mark), memoryview(buffer)[: offsets[-1] - num_digits])
+    stop = max(0, int(offsets[-1]) - _MARK_BYTES)
+    matches = re.finditer(re.escape(mark), memoryview(buffer)[:stop])
     starts = np.fromiter((match.start() for match in matches), np.int64)
     starts = starts[starts >= offsets[0]]
     return np.searchsorted(offsets, starts, "right") - 1, starts + size

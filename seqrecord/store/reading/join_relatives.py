@@ -16,7 +16,7 @@ from typing import Any
 
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.episode_identity import Identity, unchanged_mark
+from seqrecord.store.reading.episode_identity import Identity
 from seqrecord.store.reading.joined_index import Partners
 from seqrecord.store.text import shown_place
 
@@ -41,11 +41,16 @@ def stored_identities(dataset: Dataset) -> dict[int, dict[str, Any]]:
     return identities
 
 
+def stored_identity(dataset: Dataset, number: int) -> dict[str, Any]:
+    """Return the identity that an episode stores of its source, JSON values; empty for none."""
+    entry = dataset.contents.index.episode_metadata(number).get(DERIVED_FROM)
+    return entry if isinstance(entry, dict) else {}
+
+
 def refuse_samples(companion: Dataset) -> None:
     """Raise `JoinError` for a companion with values of samples: its frames are no frames."""
     index = companion.contents.index
-    entry = index.episode_metadata(0).get(DERIVED_FROM)
-    if isinstance(entry, dict) and entry.get("per") == "sample":
+    if stored_identity(companion, 0).get("per") == "sample":
         raise JoinError(
             "a companion with values per sample, which cannot be joined to frames: derive it "
             "without samples, windows and clip_len, or pass its columns as samples=",
@@ -138,11 +143,6 @@ def _start_in_source(
 
     `is_known`: it has the uid of the source.
     """
-    index = companion.contents.index
-    mark = unchanged_mark(companion.contents.manifest.fingerprint, index.uid(number))
-    is_same_length = base.contents.index.num_frames[row] == index.num_frames[number]
-    if is_known and entry.get("dataset") == mark and is_same_length:
-        return 0
     identity = _parsed(entry, base, row)
     first = _first_frame(base, row, identity.num_frames)
     match = identity.match(companion.contents, number)

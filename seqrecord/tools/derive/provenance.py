@@ -2,7 +2,7 @@
 
 Each episode's metadata has an entry `derived_from`::
 
-    key, num_frames, frames, groups, uid, dataset       see `episode_identity`
+    key, num_frames, frames, groups, uid, pages         see `episode_identity`
     per                                                 "frame" or "sample"
     function, version, arguments, features, keep        of `derive`
     clips                                               arguments that choose and prepare clips
