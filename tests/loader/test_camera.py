@@ -21,7 +21,8 @@ from seqrecord import (
     SeqRecordPipe,
     open_source,
 )
-from tests.formats.camera_originals import ORIGINALS, Original
+from seqrecord.sources import undistorted
+from tests.formats.camera_originals import ORIGINALS, Original, write_tum
 from tests.formats.cases import index_source
 from tests.formats.format_cases.scenes import spot_errors
 from tests.kit.lenses import project
@@ -183,14 +184,20 @@ def test_cameras_move_with_their_images(original: Original, in_place: bool, tmp_
         assert bool(num_flipped) == ("flip" in name), name
 
 
+MIXED_STEPS: dict[str, list[Any]] = {
+    "crop, flip": [RandomCrop((64, 80)), HorizontalFlip(0.5)],
+    "a resize per batch, flip": [BatchResize([(64, 80), (60, 90)]), HorizontalFlip(0.5)],
+}
+
+
 @pytest.mark.slow
-def test_a_mix_of_originals(tmp_path: Path) -> None:
+@pytest.mark.parametrize("steps", MIXED_STEPS.values(), ids=MIXED_STEPS)
+def test_a_mix_of_originals(tmp_path: Path, steps: list[Any]) -> None:
     """TartanAir, COLMAP and a bag, in other conventions and sizes, in the batches of one mix."""
     names = {"tartanair": "image_left", "colmap": "image", "bag": "left.image_raw"}
     sources = dict[str, SeqRecordPipe]()
     for name, image in names.items():
         place = written(ORIGINALS[name], tmp_path / name)
-        steps = [RandomCrop((64, 80)), HorizontalFlip(0.5)]
         sources[name] = SeqRecordPipe(
             place,
             clip_len=2,
@@ -208,3 +215,49 @@ def test_a_mix_of_originals(tmp_path: Path) -> None:
             assert max(errors_of(one, "image", ORIGINALS[name].points)) < 0.1
             assert bool(batch["is_metric"][clip]) == (name != "colmap")
     assert seen == {*names}
+
+
+def test_a_camera_without_calibration(tmp_path: Path) -> None:
+    """TUM's poses are known; K is 0 and missing, as no path names a camera."""
+    write_tum(tmp_path / "original", "office")
+    seqrecord.convert(open_source(tmp_path / "original"), tmp_path / "records", workers=1)
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image"], "batch_size": 2}
+    for batch in SeqRecordPipe(tmp_path / "records", **options, camera=True):
+        assert_rigid(batch, "image")
+        assert not batch["image_pose_is_missing"].any()
+        for noun in ("K", "distortion"):
+            assert batch[f"image_{noun}_is_missing"].all()
+            assert not batch[f"image_{noun}"].any()
+
+
+CONVERTED: dict[str, tuple[str, bool]] = {
+    "undistorted EuRoC": ("euroc", True),
+    "undistorted TUM": ("tum", True),
+    "an undistorted bag": ("bag", True),
+    "a resized EuRoC": ("euroc", False),
+    "a resized KITTI": ("kitti", False),
+    "a resized COLMAP scene": ("colmap", False),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CONVERTED)
+def test_cameras_of_images_that_convert_changes(tmp_path: Path, name: str) -> None:
+    """Images without distortion, or of another size, when they are stored."""
+    key, is_undistorted = CONVERTED[name]
+    original, images = ORIGINALS[key], list(ORIGINALS[key].images)
+    original.write(tmp_path / "original")
+    source = open_source(tmp_path / "original", **original.options)
+    if is_undistorted:
+        seqrecord.convert(undistorted(source), tmp_path / "records", workers=1)
+    else:
+        sizes = dict.fromkeys(images, (72, 88))
+        seqrecord.convert(source, tmp_path / "records", resize=sizes, workers=1)
+    pipe = SeqRecordPipe(
+        tmp_path / "records", clip_len=2, features=images, batch_size=2, camera=True
+    )
+    for batch in pipe:
+        for image in images:
+            assert max(errors_of(batch, image, original.points)) < 0.1
+            is_distorted = bool(batch[f"{image}_distortion_model"].any())
+            assert is_distorted == (key == "euroc" and not is_undistorted)
