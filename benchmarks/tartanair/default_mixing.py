@@ -41,6 +41,7 @@ class Case:
     are_raw: bool = False
     pieces: int | None = None  # maximum frames per piece of video that is decoded in pieces
     stays: bool = False  # in memory, as small frames do
+    unit: int = 0  # frames that are decoded together; 0: a chunk
 
 
 RGB = 3 * PIXELS
@@ -142,7 +143,8 @@ def _grids(case: Case) -> Iterator[ChunkGrid]:
         count = -(-lengths // size)
         sizes = np.full(len(lengths), size, np.int64)
         by_frame = case.are_raw or group > 0
-        grid = ChunkGrid(sizes, np.cumsum(count) - count, group, by_frame=by_frame)
+        places = np.cumsum(count) - count
+        grid = ChunkGrid(sizes, places, group, by_frame=by_frame, unit_frames=case.unit)
         yield grid if case.pieces is None else grid.in_pieces(lengths, case.pieces)
 
 

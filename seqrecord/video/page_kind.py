@@ -41,6 +41,11 @@ class _Video(PageKind):
     def may_refer(self, spec: FeatureSpec) -> bool:  # noqa: ARG002
         return True
 
+    def decoding_unit(self, spec: FeatureSpec) -> int:
+        # Of frames that were encoded here. Kept packets may have longer groups of pictures, which
+        # costs decodes where a plan cuts them; usually their features name no `gop`.
+        return int(spec.codec[0].get("gop", 0))
+
     def decoder_bytes(self, spec: FeatureSpec) -> int:
         return _DECODER_FRAMES * spec.nbytes
 

@@ -183,6 +183,7 @@ LAYOUTS: dict[str, st.SearchStrategy[Any]] = {
     "block_frames": st.integers(1, 40),
     "run_frames": st.none() | st.integers(1, 50),
     "first_block_frames": st.integers(1, 40),
+    "num_shares": st.none() | st.integers(1, 6),
 }
 """Settings that may change in the middle of an epoch."""
 

@@ -180,3 +180,27 @@ def test_first_uses_of_many_clips_are_fast() -> None:
     uses = first_uses(loads, clips, Window(0, 4, 1, 4), np.array([1 << 20]))
     assert time.thread_time() - begin < 2
     assert uses[:50].tolist() == [max(0, frame - 3) for frame in range(50)]
+
+
+def test_the_first_batch_decodes_no_frame_of_a_long_group_twice(tmp_path: Path) -> None:
+    """Its clips need two pieces of each cursor's chunk, of which the second continues the first."""
+    with SeqRecordWriter(tmp_path / "records", codecs={"image": "h264:gop=100"}) as writer:
+        for number in range(3):
+            with writer.episode(str(number)) as episode:
+                for image in moving(100, seed=number, size=(32, 48)):
+                    episode.append({"image": image})
+    samples = {"episode": ["0"] * 24 + ["1"] * 24, "start": [*range(40, 64)] * 2}
+    options = EngineOptions(num_cursors=2, fixed_shards=False)
+    pipe = SeqRecordPipe(
+        tmp_path / "records",
+        clip_len=16,
+        batch_size=4,
+        samples=samples,
+        engine=options,
+        memory_limit="1536KiB",
+        rank=(0, 1),
+    )
+    for _ in range(3):
+        assert sum(len(batch["episode"]) for batch in pipe) == 48
+        assert pipe.stats()["features_resident"] == []
+        assert pipe.stats()["video_frames_decoded"] == 2 * (63 + 16)

@@ -298,8 +298,22 @@ def test_loads_contain_the_frames_of_the_shard(
 
 
 def test_the_order_of_a_shuffle_is_that_of_version_1() -> None:
-    order = shuffled(PlanSettings(seed=7), 2, Shard(1, 3), 6)
-    assert order.tolist() == [0, 1, 5, 4, 2, 3]
+    order = shuffled(PlanSettings(seed=7), 2, Shard(0, 1), np.array([6]))
+    assert order.tolist() == [5, 4, 0, 3, 1, 2]
+    order = shuffled(PlanSettings(seed=7), 2, Shard(1, 3), np.array([2, 6, 1]))
+    assert order.tolist() == [6, 0, 3, 2, 4, 8, 1, 5, 7]
+
+
+def test_each_batch_of_a_later_epoch_has_clips_of_all_runs() -> None:
+    run_clips = np.array([40, 80, 20, 60])
+    run = np.repeat(np.arange(4), run_clips)
+    for seed, size in ((0, 10), (1, 20)):
+        order = shuffled(PlanSettings(seed=seed), 1, Shard(0, 2), run_clips)
+        assert sorted(order.tolist()) == list(range(200))
+        assert (np.diff(order[run[order] == 1]) < 0).sum() > 20  # random inside a run
+        counts = np.array([np.bincount(some, minlength=4) for some in np.split(run[order], size)])
+        assert (abs(counts - run_clips / size) < 2).all()
+        assert (counts[:, :2] > 0).all()
 
 
 def in_batch(counts: IntArray, size: int) -> float:

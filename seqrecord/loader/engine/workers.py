@@ -119,7 +119,7 @@ class WorkerPool:
 
         `needed`, bool[rows] by the `id` of an arena, are the rows of waiting clips.
         """
-        started, whole = list[Loading](), list[AssignedLoad]()
+        parts, whole = list[tuple[AssignedLoad, npt.NDArray[np.bool_]]](), list[AssignedLoad]()
         last_load = {(item.load.group, item.load.cursor): item.load for item in placed}
         for item in placed:
             load, is_needed = item.load, needed[id(item.target)][item.rows]
@@ -133,12 +133,15 @@ class WorkerPool:
             ):
                 whole.append(item)
                 continue
-            previous = self._before.get((load.group, load.cursor)) if is_piece else None
-            future = self._loaders.submit(self._begin, item, is_needed, previous)
             self._num_open -= not (is_piece or has_room)
+            parts.append((item, is_needed))
+        started = self.start(whole)  # first: a cursor's last piece continues after its others
+        for item, is_needed in parts:
+            previous = self._before.get((item.load.group, item.load.cursor))  # of a piece
+            future = self._loaders.submit(self._begin, item, is_needed, previous)
             self._begun.append((item, future))
             started.append(Loading(item.first_use, future))
-        return started + self.start(whole)
+        return started
 
     def finish(self) -> list[Loading]:
         """Complete the loads that `begin` has started."""

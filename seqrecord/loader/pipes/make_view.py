@@ -322,7 +322,11 @@ def _episode_table(
     if episodes.excerpts is not None:
         table = episodes.excerpts.table(table)
     table = table.with_leading(nbytes.index(max(nbytes)), epochs.clips.selected)
-    return EpisodeLayout(table.num_frames, (table.leading_grid,)) if has_transform else table
+    if not has_transform:
+        return table
+    units = [grid.unit_frames for grid in table.groups]
+    unit = max(units) if all(units) else 0
+    return EpisodeLayout(table.num_frames, (replace(table.leading_grid, unit_frames=unit),))
 
 
 def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
@@ -339,7 +343,9 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
         stored = [spec for spec in features.values() if spec.group == grid.group]
         in_order = next((spec for spec in stored if page_kind(spec).decodes_in_order), None)
         by_frame = all(page_kind(spec).in_slices or spec.value_kind.are_short for spec in stored)
-        groups[place] = replace(grid, by_frame=by_frame)
+        units = [page_kind(spec).decoding_unit(spec) for spec in stored]
+        unit = max(units, default=1) if all(units) else 0
+        groups[place] = grid = replace(grid, by_frame=by_frame, unit_frames=unit)
         if in_order is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))
             groups[place] = grid.in_pieces(table.num_frames, most)

@@ -348,9 +348,7 @@ class EpochPlanner:
         """Log the reason if batches are not mixed well."""
         fitted, url = self.plan_memory(num_shards), shown_place(self.view.dataset.url)
         if fitted.limited and not fitted.of_memory:
-            remedy = "engine.fixed_shards=False mixes all in every epoch"
-            more = f"; {remedy}" if fitted.settings.resident else ""
-            _logger.info("%s: %s%s", url, fitted.limited, more)
+            _logger.info("%s: %s", url, fitted.limited)
         elif fitted.limited:
             enough = self.memory_request(num_shards).limit_to_mix
             whose = " of each worker" if self.workers(num_shards) > 1 else ""

@@ -36,7 +36,7 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.passes import num_passes
-from seqrecord.loader.sampling.runs import Window, cut_group
+from seqrecord.loader.sampling.runs import Window, cut_group, unit_group, units_of
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 
 LAST_BATCH = ("repeat", "drop", "keep")
@@ -60,8 +60,11 @@ class PlanSettings:
         run_frames: approximate length of a run; `None`: as long as possible.
         first_block_frames: approximate length of a cursor's first block; each next one is at most
             twice as long.
-        num_shares: number of shares of a shard, which begin at chunks; `None`: one per cursor. The
-            cursors of one share begin anywhere in it, because common frames stay in memory.
+        num_shares: `None`: each cursor has a share of the epoch, far from other cursors of
+            its shard, and shares begin at chunks. Otherwise, in several shards, episodes are cut
+            and spread over them (see `spreading`), and a shard has so many adjacent shares, which
+            begin with runs. The cursors of one share begin anywhere in it: one of several cursors
+            has frames that stay in memory.
         resident: all frames of a shard stay in memory: its clips are the same in every epoch, and
             each epoch after the first is a full shuffle, see `fixed_shards`.
     """
@@ -164,6 +167,10 @@ class ClipStats:
     cuts_anywhere: bool  # whether a cut of a chunk costs nothing: its frames are read one by one
     uncut: bool  # whether runs are cut only where shards begin
     cut_frames: int  # read twice at a cut: shared chunks, or shared frames of chunks in pieces
+    unit_frames: int  # decoded together in the group with the longest units, on the average
+    even_episodes: float  # so many of one length have as many distinct ones in pairs of clips
+    num_units: int  # where an episode may begin to be decoded and has clips
+    shared_frames: int  # decoded twice at the start of a unit, by clips before and behind it
 
     @classmethod
     def of(
@@ -210,6 +217,9 @@ class ClipStats:
         cut_frames = 0 if uncut else max(0, span - table.spec.stride)
         if not (keyframes or cuts_anywhere):
             cut_frames = -(-cut_frames // largest_chunk) * largest_chunk
+        place = unit_group(episodes, used)
+        units, unit_span = units_of(episodes.groups[place], used), windows[place].span
+        unit_frames = round(float(np.average(units, weights=lengths))) if len(used) else 1
         return cls(
             table.spec,
             chunks,
@@ -233,6 +243,10 @@ class ClipStats:
             cuts_anywhere=cuts_anywhere,
             uncut=uncut,
             cut_frames=cut_frames,
+            unit_frames=unit_frames,
+            even_episodes=float(lengths.sum() ** 2 / max(1, (lengths**2).sum())),
+            num_units=int((1 + np.maximum(lengths - unit_span, 0) // units).sum()),
+            shared_frames=max(0, unit_span - table.spec.stride),
         )
 
     @property
@@ -299,7 +313,8 @@ class BlockSizes:
             divisors = np.arange(full, 0, -1)
             lines[i] = divisors[sizes[i] % divisors == 0][0]
         full = max(full, clip)
-        # Clips share no frames, or frames are read one by one, or stay.
+        # Clips share no frames, or frames are read one by one, or stay; or runs are short, and
+        # some cursors would have no clip in a round.
         if spec.stride > span or stats.cuts_anywhere or settings.num_shares is not None:
             lines, irregular = np.ones_like(lines), 1
         line = int(lines.max(initial=irregular))

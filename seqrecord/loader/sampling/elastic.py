@@ -130,7 +130,8 @@ def returned_of_cursors(
         quota = int(num_returned[shard.index])
         if is_shuffled:
             places = np.concatenate([np.arange(*share) for share in zip(start, stop, strict=True)])
-            yield places[shuffled(settings, epoch, shard, len(places))[:quota]]
+            run_clips = sequence.slices(start, stop)[0].run_clips
+            yield places[shuffled(settings, epoch, shard, run_clips)[:quota]]
             return
         cursors = layout.cursors(sequence, start, stop)
         shift = start - cursors.begin  # from clip numbers of the cursors

@@ -40,7 +40,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 
 import numpy as np
 import numpy.typing as npt
@@ -58,9 +57,9 @@ from seqrecord.loader.sampling.runs import (
     Window,
     shares_of,
     shuffle_runs,
-    spread_runs,
 )
 from seqrecord.loader.sampling.shard_batches import ShardBatches
+from seqrecord.loader.sampling.spreading import UNCUT_CHUNKS, spread_runs
 from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
@@ -181,17 +180,18 @@ class EpochLayout:
         if settings.shuffle and not in_one_round and table.repeats:
             runs = passes(runs)
             num_copies = copies(runs)
-        key, frames_stay = self.key, settings.num_shares is not None
+        key, is_spread = self.key, settings.num_shares is not None and self.num_shards > 1
         if settings.shuffle and len(runs):
-            anywhere = self.num_shards == 1 and frames_stay
-            cut = partial(Cuts.of, runs.episode, self.episodes, self.windows)
-            if frames_stay and not anywhere:  # a chunk of two shards is read twice
-                length = settings.run_frames
-                runs = spread_runs(runs, length, cut(kept=length or 0), key)
+            length, place = settings.run_frames, (runs.episode, self.episodes, self.windows)
+            if is_spread:
+                num_frames = self.stats.num_frames
+                half = num_frames // (2 * self.stats.num_episodes)  # of an episode that is cut once
+                uncut = min(length or half, half) // UNCUT_CHUNKS
+                runs = spread_runs(runs, length, num_frames, Cuts.at_units(*place, uncut), key)
             else:
+                cuts = Cuts.of(*place, anywhere=settings.num_shares is not None)
                 num_shares = self.num_shards * settings.shares
-                cuts = cut(anywhere=anywhere)
-                runs = shuffle_runs(runs, settings.run_frames, cuts, key, num_shares=num_shares)
+                runs = shuffle_runs(runs, length, cuts, key, num_shares=num_shares)
             if num_copies is not None:
                 of_runs = num_copies, self._lengths(runs)
                 runs, begins = in_step(runs, *of_runs, key, self.num_shards, settings.cursors)
@@ -205,6 +205,7 @@ class EpochLayout:
             fill=settings.last_batch == "repeat",
             num_shares=settings.shares,
             begins=begins,
+            at_runs=is_spread,
         )
 
     def _lengths(self, runs: Runs) -> IntArray:
@@ -218,7 +219,7 @@ class EpochLayout:
     def num_clips(self, shares: CursorShares, batches: Sequence[ShardBatches]) -> IntArray:
         """The number of clips that shards with these shares emit; int64[shards].
 
-        `batches` are those of each worker, for the shards of one rank after the other.
+        `batches` of each worker, for the shards of one rank after the other.
         """
         clips: IntArray = (shares.stop - shares.start).sum(axis=1)
         if self.settings.drops:

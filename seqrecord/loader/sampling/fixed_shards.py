@@ -1,7 +1,8 @@
 """Fixed shards: the same clips in every epoch, and their full shuffle.
 
 While the frames of a shard stay in memory, it yields the clips of its plan of epoch 0 in every
-epoch. Epoch 0 streams. Each later epoch is a random permutation of these clips::
+epoch. Epoch 0 streams. Each later epoch is a random permutation of these clips; in several shards
+the clips of each run are at even distances::
 
     clips of all shards     |-----A-----|--B--|------C------|---D---|
     shard 0, epoch 0        A B C D A B C D         streamed by cursors
@@ -19,19 +20,33 @@ import numpy as np
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Round
-from seqrecord.loader.sampling.random_order import Purpose, key_of, permutation
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.store.clips.grids import ChunkGrid, frame_keys, ragged_arange, split_keys
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _ROUND = 256  # clips
+_PLACE_BITS = 20  # fraction of the distance between the clips of a run
 
 
-def shuffled(settings: PlanSettings, epoch: int, shard: Shard, num_clips: int) -> IntArray:
-    """The order of a shard's clips in a later epoch; int64[num_clips]."""
+def shuffled(settings: PlanSettings, epoch: int, shard: Shard, run_clips: IntArray) -> IntArray:
+    """The order of a shard's clips in a later epoch, int64[clips], by the clips of its runs.
+
+    The clips of each run are in random order, at even distances from a random place on: a shard of
+    few runs has clips of all of them in each batch. A single shard is shuffled as a whole.
+    """
     key = key_of(Purpose.SHARD_ORDER, key_of_segment(settings, epoch, 0), shard.index, shard.count)
-    return permutation(key, num_clips)
+    number = permutation(key, int(run_clips.sum()))
+    if shard.count == 1:
+        return number
+    run = np.repeat(np.arange(len(run_clips)), run_clips)
+    order = np.lexsort((number, run))
+    begin = hash64(key_of(Purpose.SHARD_PLACES, key), np.arange(len(run_clips)))
+    place = (begin >> np.uint64(64 - _PLACE_BITS)).astype(np.int64)[run]
+    place += ragged_arange(run_clips)[1] << _PLACE_BITS
+    found: IntArray = order[np.argsort(place / run_clips[run], kind="stable")]
+    return found
 
 
 def shard_frames(
@@ -177,4 +192,4 @@ class ShuffledPlan(EpochPlan):
 
     @cached_property
     def _order(self) -> IntArray:
-        return shuffled(self.settings, self.epoch, self.shard, self._mine.num_clips)
+        return shuffled(self.settings, self.epoch, self.shard, self._mine.run_clips)

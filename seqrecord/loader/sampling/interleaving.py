@@ -6,13 +6,14 @@ number of cursors is bounded by a fraction of repeated reads; memory bounds it t
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import ceil
 
 import numpy as np
 
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.passes import PASSES_OF_CURSOR
+from seqrecord.loader.sampling.spreading import Spreading
 from seqrecord.store.units import MAX_INT
 
 # Figures: cases of benchmarks.tartanair.default_mixing, with the value and without it or with the
@@ -24,13 +25,17 @@ ENOUGH_OF_ALL = 0.85  # … of the dataset in a batch of a shard whose frames st
 MOST_OF_A_BLOCK = 8  # clips of a batch, which dealing keeps apart. 32: 7.3 episodes for 8.0
 CLOSE = 1.15  # clips of a batch for each cursor, from which on blocks must be long enough for them.
 # 1.0: 7.9 episodes for 8.9 (ten episodes, batches of 32, 1,000 frames in memory)
+SPREAD_BLOCKS = 2  # times as long, of runs of any length. 1: 2.4 overlapping neighbours for 0.35
+# (30 episodes of 600 frames, GOP 250, batches of 32, 8 shards)
 REREAD_BY_CURSORS = 0.031  # fraction of frames that dividing the epoch among cursors may read twice
 REREAD = 0.035  # … and cuts of runs. Without cuts 52 % of the pairs of a batch come together again
 # in the next epoch, for 7 % (one episode of 20,000 frames; by chance 2.6 %)
 MOST_REREAD = 0.10  # by cursors, where a batch needs more. 0.031: 3.8 episodes for 7.6
 MOST_REREAD_IN_MANY = 0.20  # … in many shards. 0.10: 7.2 episodes for 14.9 (256 shards)
 MANY_SHARDS = 64
-CUTS_PER_CLIP = 3  # of runs in a shard whose frames stay. 1: 6.2 episodes for 6.7 (50, 8 shards)
+FIRST_ROUND = 256  # clips of an epoch's first round. Without: 15,348 before the first batch
+RUNS_PER_CLIP = 2  # of a batch, in a shard of spread runs. 1: 0.88 of a full shuffle's episodes for
+# 1.12 (50 of 100 frames, clips of 4, 8 shards; benchmarks.ranks)
 
 _FACTORS = np.array([1, 2, 3, *(factor << i for i in range(40) for factor in (4, 5, 6, 7))])
 """Candidate lengths of blocks, in the shortest one."""
@@ -52,6 +57,10 @@ class Interleaving:
         reread_by_shards: … and that the shards read twice, whatever the cursors.
         budget: the greatest such fraction.
         blocks: candidate lengths of a block in frames, ascending.
+        runs: of a shard, each read by a cursor, where episodes are cut and spread over the shards,
+            because other shares would have too few of them (see `spreading`); else 0.
+        cuts: for so many runs.
+        reread_by_cuts: fraction of all frames that they read twice.
     """
 
     batch_size: int
@@ -65,6 +74,9 @@ class Interleaving:
     reread_by_shards: float
     budget: float
     blocks: list[int]
+    runs: int = 0
+    cuts: int = 0
+    reread_by_cuts: float = 0.0
 
     @classmethod
     def of(
@@ -86,7 +98,7 @@ class Interleaving:
         # clips do not overlap: multiples of a chunk, so that a round uses whole chunks.
         shortest = max(1, span // 2, stats.largest_chunk if stride >= span else 0)
         factor = -(-2 * max(shortest, stats.whole_block()) // shortest)
-        return cls(
+        dealt = cls(
             size or 1,
             span,
             num_clips,
@@ -98,6 +110,29 @@ class Interleaving:
             MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY,
             (shortest * _FACTORS[: np.searchsorted(_FACTORS, factor)]).tolist(),
         )
+        if num_shards == 1 or stay or stats.uncut:
+            return dealt
+        episodes = 1 + (stats.num_episodes - 1) / num_shards  # of adjacent clips
+        is_mixed = dealt.affordable(dealt.enough) >= dealt.enough
+        if num_clips <= FIRST_ROUND:  # a shard of one round
+            is_mixed = episodes_in_batch(episodes, dealt.batch_size) >= ENOUGH_EPISODES * full
+        return dealt if is_mixed else dealt.spread(Spreading(stats, num_shards))
+
+    def spread(self, spreading: Spreading) -> Interleaving:
+        """These numbers for shards of runs, or unchanged if they have no more of them.
+
+        Two runs for each clip of a batch, if the usual repeated reads allow so many.
+        """
+        usual = spreading.cuts_for(
+            RUNS_PER_CLIP * max(self.batch_size, ENOUGH_CURSORS), REREAD_BY_CURSORS
+        )
+        cuts = max(usual, spreading.cuts_for(self.enough, self.budget))
+        runs = spreading.num_runs(cuts)
+        if runs <= self.affordable(self.enough):
+            return self
+        reread = spreading.reread(cuts)
+        # One more, because shards begin and end inside runs.
+        return replace(self, runs=ceil(runs) + 1, cuts=cuts, reread_by_cuts=reread)
 
     @property
     def ways(self) -> list[tuple[int, int]]:
@@ -120,10 +155,14 @@ class Interleaving:
                 affordable.append((cursors, block))
         if self.whole >= ways[-1][0]:  # these read nothing twice
             affordable.append((self.whole, self.block(self.whole)))
+        if self.runs and not affordable:
+            affordable.append((self.runs, self.block(self.runs)))
         return affordable
 
     def affordable(self, wanted: int) -> int:
         """The number of cursors, at most `wanted`, that repeated reads allow."""
+        if self.runs:
+            return min(wanted, self.runs)
         whole = self.whole if self.whole <= wanted else 0
         wanted = min(wanted, self.most)
         numbers = []
@@ -139,7 +178,8 @@ class Interleaving:
 
     def block(self, cursors: int) -> int:
         """The block length in frames with which this number of cursors mixes a batch well."""
-        return max(self.blocks[0], self.apart(cursors))
+        longer = SPREAD_BLOCKS if self.runs else 1
+        return max(self.blocks[0], longer * self.apart(cursors))
 
     def apart(self, cursors: int) -> int:
         """The block length in frames at which a batch's clips of one block do not overlap."""
@@ -149,6 +189,8 @@ class Interleaving:
 
     def reread(self, cursors: int) -> float:
         """Fraction of all frames read twice with this number of cursors."""
+        if self.runs:
+            return self.reread_by_cuts
         if cursors == self.whole or cursors <= self.passes:
             return 0.0
         return self.reread_by_cursor * cursors + self.reread_by_shards

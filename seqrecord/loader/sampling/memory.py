@@ -19,16 +19,18 @@ import numpy as np
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
 from seqrecord.loader.sampling.interleaving import (
-    CUTS_PER_CLIP,
     ENOUGH_CURSORS,
     ENOUGH_OF_ALL,
+    FIRST_ROUND,
     LEAST_CURSORS,
     MOST_REREAD,
     REREAD,
+    RUNS_PER_CLIP,
     Interleaving,
     episodes_in_batch,
 )
 from seqrecord.loader.sampling.orders import find_order
+from seqrecord.loader.sampling.spreading import Spreading
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
 
@@ -43,7 +45,6 @@ MOST_OF_RANK = 8 << 30  # … but at most for all workers of a rank together
 _STAYING = 3 * 8  # bytes beside a frame that stays: hash, place and number of a clip in a shuffle
 
 LEAST_BLOCK = 32  # clips of an unshuffled round. 1: five times the CPU time of tiny single clips
-FIRST_ROUND = 256  # clips of an epoch's first round. Without: 15,348 before the first batch
 MOST_CLIPS = 1 << 17  # of a round, which is planned at once: 9 MB. Without: 136 MB for a million
 
 
@@ -215,7 +216,17 @@ class MemoryRequest:
 
     def __post_init__(self) -> None:
         numbers = Interleaving.of(self.stats, self.settings, self.num_shards, self.stay)
+        is_mixed = self.settings.shuffle and find_order(self.settings.order).is_mixed
+        if numbers.runs and is_mixed and self.num_cursors is None:  # blocks need other memory
+            object.__setattr__(self, "settings", replace(self.settings, num_shares=1))
+        else:
+            numbers = replace(numbers, runs=0)
         object.__setattr__(self, "interleaving", numbers)
+
+    @property
+    def spreading(self) -> Spreading:
+        """The cost of cuts that spread episodes over the shards."""
+        return Spreading(self.stats, self.num_shards)
 
     def plan_memory(self, memory_limit: int) -> MemoryPlan:
         """The best settings within `memory_limit` bytes for arenas, batches and chunks in flight.
@@ -235,7 +246,9 @@ class MemoryRequest:
             plan = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads)
             plan = plan.with_all(self.frames_in_memory)
             stay = plan.in_memory is not None
-            request = self if stay == self.stay else replace(self, stay=stay)
+            request = self
+            if stay != self.stay:
+                request = replace(self, stay=stay, settings=replace(self.settings, num_shares=None))
             settings = request.default_settings(max_held, arena)
             limited, of_memory = None, False
             if self.num_cursors is None:
@@ -327,9 +340,13 @@ class MemoryRequest:
         if cursors is None:
             block = stats.whole_block(self.num_shards)
             fits = interleaving.num_clips <= buffer and self.cursor_bytes(block) <= max_held
-            if fits and interleaving.num_clips <= FIRST_ROUND:
+            if fits and interleaving.num_clips <= FIRST_ROUND and not interleaving.runs:
                 return self._resident(_one_cursor(settings, block))
             cursors = self._default_cursors(buffer, max_held)
+            if interleaving.runs:
+                settings = self._shuffled(cursors, buffer, max_held, max_arena)
+                length = self.spreading.run_frames(interleaving.cuts)
+                return replace(settings, run_frames=length, num_shares=cursors)
             # A round of a whole shard reads nothing twice, and has more episodes than too few
             # cursors.
             episodes = 1 + (stats.num_episodes - 1) / self.num_shards
@@ -412,18 +429,11 @@ class MemoryRequest:
         A shard has `CUTS_PER_CLIP` cuts for each clip of a batch, or as many as episodes, as far
         as these decode at most `MOST_REREAD` twice.
         """
-        stats, num_shards = self.stats, self.num_shards
-        if not self.stay or num_shards == 1:
+        if not self.stay or self.num_shards == 1:
             return settings
-        again = max(0, stats.window.span - stats.spec.stride)  # frames that two runs share
-        behind = 0 if stats.cuts_anywhere else max(stats.keyframes, stats.largest_chunk) // 2
-        left = MOST_REREAD * stats.num_frames - (num_shards - 1) * (again + behind)
-        size = settings.batch_size or ENOUGH_CURSORS
-        cuts = num_shards * min(stats.num_episodes, CUTS_PER_CLIP * size)
-        cuts = min(cuts, int(left / again)) if again else cuts
-        # Large batches on many shards want more cuts than a small dataset has frames.
-        run = max(1, stats.num_frames // cuts) if cuts > 0 else None
-        return replace(settings, run_frames=run, num_shares=1)
+        runs = RUNS_PER_CLIP * max(settings.batch_size or 1, ENOUGH_CURSORS)
+        cuts = self.spreading.cuts_for(min(self.stats.even_episodes, runs), MOST_REREAD)
+        return replace(settings, run_frames=self.spreading.run_frames(cuts), num_shares=1)
 
     def mixing_limit(self, settings: PlanSettings, max_held: int) -> tuple[str | None, bool]:
         """The reason why complete settings do not mix batches well, and whether it is memory.
@@ -433,7 +443,7 @@ class MemoryRequest:
         stats, num_shards, interleaving = self.stats, self.num_shards, self.interleaving
         if not stats.num_clips:  # the rest of a segment that has returned all
             return None, False
-        if settings.num_shares is not None and num_shards > 1:
+        if self.stay and num_shards > 1:
             return self._limit_of_shards(settings), False
         cursors, enough = settings.num_cursors, interleaving.enough
         in_one_round = settings.first_block_frames >= stats.whole_block(num_shards)
@@ -449,6 +459,8 @@ class MemoryRequest:
         if (needed := min(self._held_to_mix(settings))) > max_held:
             room = f"memory_limit leaves room for {format_size(max_held)} of frames"
             return f"{reason}: {room}, {format_size(needed)} are needed", True
+        if settings.num_shares is not None:
+            return self._limit_of_shards(settings), False
         reread = interleaving.reread(enough)
         shards = f"in {num_shards} shards of so short an epoch"
         return f"{reason}: {shards} these would read {reread:.0%} of it twice", False
@@ -466,17 +478,21 @@ class MemoryRequest:
         return held
 
     def _limit_of_shards(self, settings: PlanSettings) -> str | None:
-        """The reason if batches of shards whose frames stay have few of all episodes."""
+        """The reason if batches have few of all episodes, because a shard has few runs."""
         stats, num_shards, size = self.stats, self.num_shards, settings.batch_size
-        size, run = size or ENOUGH_CURSORS, settings.run_frames or stats.num_frames
-        runs = stats.num_episodes + stats.num_frames // max(run, stats.keyframes, 1)
-        some = min(stats.num_episodes, max(1, runs // num_shards))
-        number, full = (episodes_in_batch(count, size) for count in (some, stats.num_episodes))
+        size = size or ENOUGH_CURSORS
+        cuts = stats.num_frames // settings.run_frames if settings.run_frames else 0
+        some = min(stats.num_episodes, max(1, round(self.spreading.num_runs(cuts))))
+        number, full = min(size, some), episodes_in_batch(stats.num_episodes, size)
         if number >= ENOUGH_OF_ALL * full:
             return None
+        remedy = "shorter clips or fewer shards mix better"
+        if stats.unit_frames > max(1, stats.shared_frames):
+            remedy = f"shorter groups of pictures mix better (gop=), here of {stats.unit_frames}"
         return (
             f"each of {num_shards} shards has clips of about {some} of {stats.num_episodes} "
-            f"episodes: {number:.1f} in a batch of {size}, where a shuffle of all has {full:.1f}"
+            f"episodes: {number} in a batch of {size}, where a shuffle of all has {full:.1f}; "
+            f"more cuts would decode over {MOST_REREAD:.0%} of the frames twice: {remedy}"
         )
 
     def cursor_bytes(self, block_frames: int, settings: PlanSettings | None = None) -> int:

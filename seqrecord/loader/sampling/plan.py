@@ -70,7 +70,7 @@ class Clips(_Columns):
 
     Clip `i` consists of the frames of each group's window at `start[i]`, from run `run[i]` of
     cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
-    `batch_size=None` every clip is a batch. `place` and `sample` are those of `ClipKeys`.
+    `batch_size=None` every clip is a batch. `place` and `sample` are as in `ClipKeys`.
     """
 
     run: IntArray

@@ -93,6 +93,7 @@ class Purpose(IntEnum):
     PASS_TIMES = 34
     PASS_SHARDS = 35
     PASS_PLACES = 36
+    SHARD_PLACES = 37
 
 
 def key_of(purpose: Purpose, *values: int) -> int:

@@ -38,10 +38,8 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.store.clips.frames import COPIES
-from seqrecord.store.clips.grids import MAX_OWNERS, ChunkGrid, ragged_arange
+from seqrecord.store.clips.grids import MAX_OWNERS, ChunkGrid, frame_keys, ragged_arange
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
-
-_PLACE_BITS = 20  # fraction of the distance between the parts of a run
 
 
 @dataclass(frozen=True)
@@ -118,13 +116,16 @@ class Cuts:
     A row is a row of the clip table: consecutive clips of one episode. `grid` is the chunk grid of
     each row's episode, and `last`, int64[rows], the last frame of this episode. The first frame of
     a clip is `offset` frames after its start (negative: before it). With `whole`, shares of cursors
-    end between runs only.
+    end between runs only. Chunks of more than `uncut_frames` frames are cut at their decoding
+    units, see `ChunkGrid`, of `unit` frames; 0: none are.
     """
 
     grid: ChunkGrid
     last: IntArray
     offset: int = 0
     whole: bool = False
+    unit: int | None = None
+    uncut_frames: int = 0
 
     @classmethod
     def of(
@@ -134,24 +135,40 @@ class Cuts:
         windows: Sequence[Window],
         *,
         anywhere: bool = False,
-        kept: int = 0,
     ) -> Cuts:
         """Cuts of rows of these episodes, int64[rows], with the windows of the table's groups.
 
-        Cutting `anywhere` costs nothing if all loaded frames stay in memory. Raw chunks of at most
-        `kept` frames are not cut.
+        Cutting `anywhere` costs nothing if all loaded frames stay in memory.
         """
         place = cut_group(episodes)
         grid = episodes.groups[place]
         grid = grid if grid.stored_grid is None else grid.stored_grid
         if grid.by_frame or anywhere:
             size = grid.chunk_frames
-            grid = replace(
-                grid, chunk_frames=np.where(size > max(kept, windows[place].span), 1, size)
-            )
+            grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
         last = episodes.num_frames[episode] - 1
         whole = grid.rows is not None or windows[place].whole
         return cls(grid.take(episode), last, windows[place].offset, whole)
+
+    @classmethod
+    def at_units(
+        cls,
+        episode: IntArray,
+        episodes: EpisodeLayout,
+        windows: Sequence[Window],
+        uncut_frames: int,
+    ) -> Cuts:
+        """Cuts that decode nothing twice but the frames that two clips share.
+
+        They are at the units of the group that is decoded in the longest ones; chunks of at most
+        `uncut_frames` frames stay whole, because a cut chunk is read twice.
+        """
+        place = unit_group(episodes, episode)
+        grid = episodes.groups[place].whole_chunks
+        last = episodes.num_frames[episode] - 1
+        unit, whole = 1 if grid.by_frame else grid.unit_frames, windows[place].whole
+        offset = windows[place].offset
+        return cls(grid.take(episode), last, offset, whole, unit, uncut_frames)
 
     @property
     def longest(self) -> int:
@@ -164,6 +181,10 @@ class Cuts:
         """
         frame = np.clip(start + self.offset, 0, self.last[row])
         begin, end = self.grid.bounds(row, self.grid.place(row, frame))
+        if self.unit:
+            is_cut = end - begin > self.uncut_frames
+            begin = np.where(is_cut, frame - (frame - begin) % self.unit, begin)
+            end = np.where(is_cut, np.minimum(begin + self.unit, end), end)
         # An episode's first chunk has every clip that begins before the second one.
         return np.where(begin > 0, begin - self.offset, 0), end - self.offset
 
@@ -177,6 +198,21 @@ def cut_group(episodes: EpisodeLayout) -> int:
         for grid in episodes.groups
     ]
     return int(np.argmax(longest)) if any(longest) else episodes.leading
+
+
+def unit_group(episodes: EpisodeLayout, selected: IntArray) -> int:
+    """The place of the group with the longest decoding units in the `selected` episodes; the
+    leading one, if several have them.
+    """
+    units = [int(units_of(grid, selected).max(initial=1)) for grid in episodes.groups]
+    return max(range(len(units)), key=lambda place: (units[place], place == episodes.leading))
+
+
+def units_of(grid: ChunkGrid, episodes: IntArray) -> IntArray:
+    """Frames of the longest decoding unit of each of some episodes, int64[n]."""
+    grid = grid.whole_chunks
+    unit = 1 if grid.by_frame else grid.unit_frames
+    return np.full_like(episodes, unit) if unit else grid.max_chunk_frames[episodes]
 
 
 @dataclass(frozen=True, eq=False)
@@ -227,6 +263,11 @@ class Runs:
         return len(self.episode)
 
     @property
+    def run_clips(self) -> IntArray:
+        """The number of clips of each run; int64[runs]."""
+        return np.bincount(self.run, self.count).astype(np.int64)
+
+    @property
     def last_start(self) -> IntArray:
         """The start of each row's last clip; int64[n]."""
         return self.first_start + (self.count - 1) * self.stride
@@ -243,7 +284,7 @@ class Runs:
 
     def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
         """Move clips back, within their rows, to the first clip that uses no frame before its
-        chunk.
+        chunk; with decoding units, within their runs.
 
         `clips` is int64[n], numbered over all rows; `cuts` has the same rows.
         """
@@ -252,6 +293,9 @@ class Runs:
             first: IntArray = self.first_clip[np.searchsorted(self.run, self.run[row])]
             return first
         begin, _ = cuts.chunks(row, start)
+        if cuts.unit is not None:  # rows of samples that functions choose may have one clip
+            ends = frame_keys(self.run, self.last_start)
+            row = np.minimum(np.searchsorted(ends, frame_keys(self.run[row], begin)), row)
         step = -(-(begin - self.first_start[row]) // self.stride)
         snapped: IntArray = self.first_clip[row] + np.maximum(step, 0)
         return snapped
@@ -261,6 +305,23 @@ class Runs:
         begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
         bounds = np.append(begins, self.num_clips)
         found: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
+        return found
+
+    def share_starts(self, first: IntArray, last: IntArray, num_shares: int) -> IntArray:
+        """The starts of all shares but the first, which begin with runs; int64[shards, shares - 1].
+
+        The shards are clips `[first, last)`, int64[shards, 1] each. Their shares are about equal,
+        and each has a run of its own; if there are fewer runs, the first shares are empty.
+        """
+        begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
+        low = np.searchsorted(begins, first, side="right")
+        high = np.searchsorted(begins, last, side="left")
+        number = np.arange(num_shares - 1)
+        wanted = first + (last - first) * (number + 1) // num_shares
+        place = np.searchsorted((begins[1:] + begins[:-1]) // 2, wanted)
+        place = np.maximum.accumulate(np.maximum(place, low) - number, axis=1) + number
+        place = np.minimum(place, high - len(number) + number)
+        found: IntArray = np.where(place < low, first, begins[np.maximum(place, 0)])
         return found
 
     def cut(self, cuts: IntArray) -> Runs:
@@ -358,39 +419,6 @@ def shuffle_runs(
     return runs.ordered(number)
 
 
-def spread_runs(runs: Runs, run_frames: int | None, places: Cuts, key: int) -> Runs:
-    """The same clips in shorter runs, so that equal shares have clips of many episodes.
-
-    There is a cut per `run_frames` frames: it divides a run evenly, at chunks, see `Cuts`. The
-    parts of a run are at even distances in the sequence, in an order drawn from `key`::
-
-        runs            |------A------|------B------|--C--|
-        in 3 shares     |-A2-|-B1-|-A1-|-B3-|--C--|-A3-|-B2-|
-    """
-    length = max(1, (run_frames or runs.num_clips * runs.stride) // runs.stride)
-    clips = np.bincount(runs.run, runs.count).astype(np.int64)
-    ends = np.cumsum(clips)
-    number = (ends - 1) // length - (ends - clips) // length  # of cuts
-    owner, inside = ragged_arange(number)
-    wanted = (ends - clips)[owner] + clips[owner] * (inside + 1) // (number[owner] + 1)
-    begin, end = places.chunks(*runs.find(wanted))
-    half = (end - begin) // (2 * runs.stride)
-    cuts = runs.snap(np.minimum(wanted + half, ends[owner] - 1), places)
-    parts = runs.cut(np.unique(cuts[cuts > (ends - clips)[owner]]))
-
-    first = parts.first_clip[np.diff(parts.run, prepend=-1) != 0]
-    whole = runs.run[runs.find(first)[0]]  # of each part
-    count = np.bincount(whole)
-    rank = np.empty(len(whole), np.int64)
-    drawn = hash64(key_of(Purpose.RUN_PARTS, key), np.arange(len(whole)))
-    rank[np.lexsort((drawn, whole))] = ragged_arange(count)[1]
-    offset = hash64(key_of(Purpose.RUN_OFFSETS, key), whole) >> np.uint64(64 - _PLACE_BITS)
-    place = ((rank << _PLACE_BITS) + offset.astype(np.int64)) / count[whole]
-    number = np.empty(len(whole), np.int64)
-    number[np.argsort(place, kind="stable")] = np.arange(len(whole))
-    return parts.ordered(number)
-
-
 @dataclass(frozen=True)
 class Shard:
     """Shard `index` of `count`: the clips of an epoch for one rank and worker.
@@ -456,12 +484,14 @@ def shares_of(
     fill: bool,
     num_shares: int | None = None,
     begins: IntArray | None = None,
+    at_runs: bool = False,
 ) -> CursorShares:
     """The shares of the cursors of shards `index`, int64[shards], of `count`.
 
     All shards together cover the sequence. Shares begin at chunks, see `Cuts`, unless they are
     shorter than chunks. If runs stay whole, a shard's shares are consecutive, and all but the first
-    one begin at runs; or at the clips `begins`, int64[shards, cursors] of all shards. If a shard
+    one begin at runs, as with `at_runs`; or at the clips `begins`, int64[shards, cursors] of all
+    shards. If a shard
     has fewer shares than cursors, the cursors divide them anywhere.
     Shards have the same number of clips, or differ by one. With `fill` all have the same number: a
     shard with one clip less repeats a clip of the next shard::
@@ -474,9 +504,11 @@ def shares_of(
     start = _equal_bounds(total, count, num_shares, index)
     stop = _equal_bounds(total, count, num_shares, index + 1)
     most = -(-cuts.longest // sequence.stride)
-    if (begins is not None or cuts.whole) and total:
+    if (begins is not None or cuts.whole or at_runs) and total:
         first, last = (_equal_bounds(total, count, 1, index + i) for i in range(2))
-        if begins is None:
+        if begins is None and at_runs:
+            inner = sequence.share_starts(first, last, num_shares)
+        elif begins is None:
             inner = first + (last - first) * np.arange(1, num_shares) // num_shares
             inner = sequence.nearest(inner)
         else:
@@ -489,12 +521,12 @@ def shares_of(
         equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
         first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
         moved = int((first - equal).sum())
-        inner = index > 0
-        start[~inner] = first
-        start[inner] = _snapped(sequence, cuts, start[inner], moved, exact=True)
-        inner = index < count - 1
-        stop[~inner] = np.append(first[1:], total)
-        stop[inner] = _snapped(sequence, cuts, stop[inner], moved, exact=True)
+        is_inner = index > 0
+        start[~is_inner] = first
+        start[is_inner] = _snapped(sequence, cuts, start[is_inner], moved, exact=True)
+        is_inner = index < count - 1
+        stop[~is_inner] = np.append(first[1:], total)
+        stop[is_inner] = _snapped(sequence, cuts, stop[is_inner], moved, exact=True)
     repeated = np.zeros(len(index), np.int64)
     if fill and total:
         repeated = -(-total // count) - (stop - start).sum(axis=1)

@@ -67,6 +67,7 @@ class ChunkGrid:
     edges: _Edges | None = None
     stored_grid: ChunkGrid | None = None  # the grid before `in_pieces`
     by_frame: bool = False  # frames are read without the rest of their chunk
+    unit_frames: int = 0  # decoded together, from a chunk's first frame on; 0: whole chunks
     rows: IntArray | None = None  # in the chunk table, if not consecutive
 
     @classmethod
@@ -154,6 +155,11 @@ class ChunkGrid:
         num_irregular = 0 if self.edges is None else int((self.chunk_frames == 0).sum())
         suffix = "" if self.edges is None else f", {num_irregular} irregular"
         return f"ChunkGrid({len(self)} episodes{suffix}, group {self.group})"
+
+    @property
+    def whole_chunks(self) -> ChunkGrid:
+        """The grid of stored chunks, without pieces."""
+        return self if self.stored_grid is None else self.stored_grid
 
     def take(self, episodes: IntArray) -> ChunkGrid:
         """The grid of these episodes, in the given order; repetitions are allowed."""

@@ -18,7 +18,8 @@ they ask the kind. Who calls it, and when:
   or the kind has a `group` of its own, which decides where chunks end.
 - The reader decodes with a `PageCodec` too. Only `cut` and `decode_into` know the page's bytes.
 - Plans ask for sizes in bytes: `slice_bytes`, `decoder_bytes`, `reference_copies`. Frames that
-  must be decoded in order are loaded in runs (`decodes_in_order`).
+  must be decoded in order are loaded in runs (`decodes_in_order`), which begin at units of
+  `decoding_unit` frames.
 - Conversions ask what a feature keeps of its source: `keeps_encoding`, `is_lossy`, `may_refer`.
 - Caches and residency ask whether decoding costs more than a copy: `in_slices`, `is_costly`.
 
@@ -199,6 +200,10 @@ class PageKind(ABC):
     def slice_bytes(self, spec: FeatureSpec) -> int:
         """Bytes in a slice, if pages are `in_slices`."""
         raise NotImplementedError(f"pages of {spec.name} have no slices")
+
+    def decoding_unit(self, spec: FeatureSpec) -> int:  # noqa: ARG002
+        """Frames that are decoded together, counted from a page's first frame; 0: a whole page."""
+        return 1
 
     def decoder_bytes(self, spec: FeatureSpec) -> int:
         """Bytes that an open decoder takes, if frames must be decoded in order."""

@@ -1,0 +1,159 @@
+"""How well the batches of several ranks are mixed: `python -m benchmarks.ranks [CASE …]`.
+
+Writes small datasets to a temporary folder, and iterates over the loaders of 1, 2 and 8 ranks with
+default settings. For each case: episodes in a full batch of epoch 0 and of the later ones, divided
+by those of a full shuffle of the dataset; decoded frames of all ranks (of video with the frames
+since the keyframe) for each frame of the dataset, in the epoch that decodes most.
+"""
+
+from __future__ import annotations
+
+import argparse
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+import seqrecord
+from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
+from seqrecord.samples import Samples, every
+
+__all__ = ["CASES", "Case", "Mixing", "measure", "write"]
+
+RANKS = (1, 2, 8)
+EPOCHS = 3
+STREAMED: dict[str, Any] = {"engine": EngineOptions(fixed_shards=False)}
+
+
+@dataclass(frozen=True)
+class Case:
+    """Episodes of one feature, and the clips of a loader."""
+
+    name: str
+    lengths: tuple[int, ...]
+    codec: str = "h264:gop=2"
+    size: int = 32  # pixels of a frame's side
+    chunk_frames: int | None = None
+    clip_len: int = 16
+    batch_size: int = 16
+    options: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Mixing:
+    """Episodes in a batch, in parts of a full shuffle's, and decodes of each frame."""
+
+    first_epoch: float
+    later_epochs: float
+    decodes: float
+
+
+def odd_or_even(samples: Samples, epoch: int, _: Any) -> Samples:
+    """The samples with odd or even starts, in turn."""
+    return samples.filter((samples["start"] + epoch) % 2 == 0)
+
+
+LONG, SHORT, FILTER = (600,) * 30, (100,) * 50, {"samples": odd_or_even}
+CASES = (
+    Case("GOP 250", LONG, "h264:gop=250"),
+    Case("GOP 250, streamed", LONG, "h264:gop=250", options=STREAMED),
+    Case("GOP 50, streamed", LONG, "h264:gop=50", options=STREAMED),
+    Case("large raw frames", SHORT, "raw", 150),
+    Case("large raw frames, batches of 32", SHORT, "raw", 150, batch_size=32),
+    Case("large raw frames, chunks of 8", SHORT, "raw", 150, chunk_frames=8),
+    Case("clips of 64", (200,) * 50, clip_len=64),
+    Case("clips of 64, streamed", (200,) * 50, clip_len=64, options=STREAMED),
+    Case("clips of 64, batches of 8", (200,) * 50, clip_len=64, batch_size=8),
+    Case("50 short episodes", SHORT),
+    Case("50 short episodes, streamed", SHORT, options=STREAMED),
+    Case("50 short episodes, images", SHORT, "balanced", 32, chunk_frames=8),
+    Case("50 short episodes, clips of 4", SHORT, clip_len=4),
+    Case("200 short episodes", (60,) * 200, clip_len=8),
+    Case("a function, GOP 2", SHORT, options=FILTER),
+    Case("a function, GOP 50", LONG, "h264:gop=50", options=FILTER),
+    Case("a function, large raw frames", SHORT, "raw", 150, options=FILTER),
+    Case("rotating starts", SHORT, options={"samples": every(4, rotate=True)}),
+    Case(
+        "50 short episodes, explicit num_cursors",
+        SHORT,
+        options={"engine": EngineOptions(num_cursors=32, fixed_shards=False)},
+    ),
+    Case("many long episodes", (1000,) * 40, clip_len=8, options=STREAMED),
+)
+
+
+def write(case: Case, folder: Path) -> seqrecord.Dataset:
+    """Write the dataset of a case."""
+    rng = np.random.default_rng(0)
+    shape = (case.size, case.size, 3)
+    picture = rng.integers(255, size=shape, dtype=np.uint8)
+    with SeqRecordWriter(
+        folder, codecs={"image": case.codec}, chunk_frames=case.chunk_frames
+    ) as writer:
+        for number, length in enumerate(case.lengths):
+            with writer.episode(f"{number:04d}") as episode:
+                for place in range(length):
+                    episode.append({"image": np.roll(picture, place, 0)})
+    return seqrecord.open(folder)
+
+
+def measure(case: Case, dataset: seqrecord.Dataset, ranks: int, epochs: int = EPOCHS) -> Mixing:
+    """Iterate over the loaders of all ranks."""
+    episodes = np.zeros((epochs, 2))  # in batches, and batches
+    decodes = np.zeros(epochs)
+    counts = np.zeros((epochs, len(case.lengths)), np.int64)
+    for rank in range(ranks):
+        pipe = SeqRecordPipe(
+            dataset,
+            clip_len=case.clip_len,
+            batch_size=case.batch_size,
+            rank=(rank, ranks),
+            output="numpy",
+            last_batch="keep",
+            **case.options,
+        )
+        for epoch in range(epochs):
+            for batch in pipe:
+                numbers = np.array([int(key) for key in batch["episode"]])
+                np.add.at(counts[epoch], numbers, 1)
+                if len(numbers) == case.batch_size:
+                    episodes[epoch] += len(set(numbers.tolist())), 1
+            stats = pipe.stats()
+            decodes[epoch] += stats["video_frames_decoded"] or stats["frames_decoded"]
+    parts = counts / counts.sum(axis=1, keepdims=True)
+    full = (1 - (1 - parts) ** case.batch_size).sum(axis=1)
+    found = episodes[:, 0] / episodes[:, 1] / full
+    most = float(decodes.max()) / sum(case.lengths)
+    return Mixing(float(found[0]), float(found[1:].mean()), most)
+
+
+def rows(cases: Sequence[Case]) -> Iterator[str]:
+    """Lines of the table, as they are measured."""
+    yield "| case | " + " | ".join(f"{n} ranks: epoch 0, later, decodes" for n in RANKS) + " |"
+    yield "|---" * (1 + len(RANKS)) + "|"
+    for case in cases:
+        cells = [case.name]
+        with tempfile.TemporaryDirectory() as folder:
+            dataset = write(case, Path(folder) / "records")
+            for ranks in RANKS:
+                found = measure(case, dataset, ranks)
+                cells.append(
+                    f"{found.first_epoch:.2f}, {found.later_epochs:.2f}, {found.decodes:.3f}"
+                )
+            dataset.close()
+        yield "| " + " | ".join(cells) + " |"
+
+
+def main(arguments: Sequence[str] | None = None) -> None:
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.ranks")
+    parser.add_argument("case", nargs="*", help="parts of names of cases; by default all")
+    wanted = parser.parse_args(arguments).case
+    for line in rows([one for one in CASES if not wanted or any(w in one.name for w in wanted)]):
+        print(line, flush=True)
+
+
+if __name__ == "__main__":
+    main()
