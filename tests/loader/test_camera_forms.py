@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -634,5 +634,71 @@ def test_distortion_and_skew_of_flipped_clips(tmp_path: Path, model: str) -> Non
         np.testing.assert_array_equal(batch["image_distortion"][1, 1], expected)
         cx = 21 - 10.25 if p else 10.25
         skew = -0.5 if p else 0.5
-        want = [[30, skew, cx], [0, 28, 8.5], [0, 0, 1]]
+        want: Any = [[30, skew, cx], [0, 28, 8.5], [0, 0, 1]]
         np.testing.assert_allclose(batch["image_K"][1, 1], want, atol=1e-12)
+
+
+def quaternion_pose(pose: Array) -> Array:
+    """x y z and a quaternion of a rotation about z."""
+    half = np.arctan2(pose[1, 0], pose[0, 0]) / 2
+    return np.array([*pose[:3, 3], 0, 0, np.sin(half), np.cos(half)])
+
+
+SHAPES: dict[str, Callable[[Array], Array]] = {
+    "[7]": quaternion_pose,
+    "[7], not normalized": lambda pose: quaternion_pose(pose) * ([1] * 3 + [2] * 4),
+    "[12]": lambda pose: pose[:3].reshape(-1),
+    "[16]": lambda pose: pose.reshape(-1),
+    "[3, 4]": lambda pose: pose[:3],
+    "float32 [4, 4]": lambda pose: pose.astype(np.float32),
+}
+
+
+def write_poses(path: Path, make: Callable[[Array], Array], unit: str | None = "m") -> None:
+    frames = [{**frame, "pose": make(frame["pose"])} for frame in frames_of("a", 4)]
+    kinds = {"pose": {"kind": "pose", "unit": unit}}
+    metadata = {"a": {"camera": PINHOLE}}
+    write_dataset(path, {"a": frames}, metadata=metadata, features=kinds)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_forms_of_stored_poses(tmp_path: Path, shape: str) -> None:
+    write_poses(tmp_path, SHAPES[shape])
+    assert check(first_batch(tmp_path, Camera(axes="opencv"))) == 4
+
+
+# Columns of stored rotations: the directions of the camera's axes in the world, of which OpenCV's
+# are right, down and forward.
+AXES: dict[str, Callable[[Array], Array]] = {
+    "opencv": lambda right_down_forward: right_down_forward,
+    "opengl": lambda a: np.stack([a[:, 0], -a[:, 1], -a[:, 2]], axis=1),  # right, up, backward
+    "ned": lambda a: np.stack([a[:, 2], a[:, 0], a[:, 1]], axis=1),  # forward, right, down
+    "ros": lambda a: np.stack([a[:, 2], -a[:, 0], -a[:, 1]], axis=1),  # forward, left, up
+}
+
+
+@pytest.mark.parametrize("axes", AXES)
+def test_axes_of_stored_poses(tmp_path: Path, axes: str) -> None:
+    def stored(pose: Array) -> Array:
+        changed: Array = pose.copy()
+        changed[:3, :3] = AXES[axes](pose[:3, :3])
+        return changed
+
+    write_poses(tmp_path, stored)
+    assert check(first_batch(tmp_path, Camera(axes=axes))) == 4
+
+
+@pytest.mark.parametrize("unit", ["mm", "m, m, m, 1, 1, 1, 1", None, "px"])
+def test_units_of_poses(tmp_path: Path, unit: str | None) -> None:
+    """Lengths become metres; others stay, and are not metric."""
+    factor = 1000.0 if unit == "mm" else 1.0
+
+    def stored(pose: Array) -> Array:
+        scaled = quaternion_pose(pose)
+        scaled[:3] *= factor
+        return scaled
+
+    write_poses(tmp_path, stored, unit)
+    batch = first_batch(tmp_path, Camera(axes="opencv"))
+    assert check(batch) == 4
+    assert batch["is_metric"].tolist() == [unit in ("mm", "m, m, m, 1, 1, 1, 1")] * 2
