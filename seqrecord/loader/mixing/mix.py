@@ -42,7 +42,7 @@ from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_
 from seqrecord.loader.pipes.option_values import MaxFrames, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
-from seqrecord.loader.sampling.shares import whole_shares
+from seqrecord.loader.sampling.shares import MOST_SLOTS, whole_shares
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
@@ -51,6 +51,7 @@ if TYPE_CHECKING:
     from typing_extensions import Self
 
 _MOST_BATCHES = 1 << 40  # of an epoch
+_MOST_CHANGING = 1 << 10  # slots of a period, if weights change: a late epoch counts all of them
 
 
 class SeqRecordMix(EpochStream, IterableDataset[Clip]):
@@ -107,7 +108,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             episodes; "equal": 1. Weights are rounded to integer ratios with a sum of at most
             65,536; `shares` has the result. By epoch: `{0: {"old": 0.9, "new": 0.1}, 10: "equal"}`,
             each from an epoch on, or a pure function of the epoch, which every process calls for
-            epochs 0 to the current one. Each source continues where the last epoch ended.
+            epochs 0 to the current one; their sum is at most 1,024. Each source continues where the
+            last epoch ended.
         alpha: power of the sizes "clips" or "frames", of 0 (equal weights) to 1 (default): with 0.5
             a source of 100 times the size has 10 times the weight.
         repeat: how often each clip of a source comes in an epoch on average, as in MosaicML's
@@ -345,7 +347,8 @@ def _weighted(
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
     parts = [(dataset.source, dataset.weight) for dataset in drawn]
-    counts_in = partial(_counts_in, parts, sizes, weights_at, others)
+    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn))
+    counts_in = partial(_counts_in, parts, sizes, weights_at, others, most)
     names = tuple(dataset.name for dataset in drawn)
     return drawn, WeightSchedule(names, counts_in, changes), weights.epoch_clips
 
@@ -366,17 +369,19 @@ def _counts_in(
     sizes: Mapping[str, SourceSize],
     weights_at: Callable[[int], Any],
     others: Mapping[str, Any],
+    most: int,
     epoch: int,
 ) -> tuple[int, ...]:
     """Integers in the ratio of the weights of datasets in an epoch.
 
-    `parts` has the source of each dataset, and its part of the source's weight.
+    `parts` has the source of each dataset, and its part of the source's weight. The sum of the
+    integers is at most `most`.
     """
     weights = Proportions.of(sizes, weights=weights_at(epoch), **others).weights
     by_dataset = [weights[source] * part for source, part in parts]
     expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
     raise_if(not any(by_dataset), "a mix draws from no source", expected, got)
-    return tuple(whole_shares(by_dataset))
+    return tuple(whole_shares(by_dataset, most))
 
 
 def _datasets(name: Any, source: Any) -> list[SourceDataset]:

@@ -34,7 +34,9 @@ from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
 
-_MOST = 1 << 16  # the largest denominator
+MOST_SLOTS = 1 << 16
+"""The largest denominator of shares."""
+
 _LEAST = 1 << 10  # slots that are swapped together: so many at least
 _PASSES = 24  # of swaps
 _KEPT = 1 << 22  # slots of the periods that are kept, 2 bytes each
@@ -131,10 +133,10 @@ class Shares:
         return sources.astype(np.uint16), window_start, window_end
 
 
-def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
+def whole_shares(weights: Sequence[int | float | Fraction], most: int = MOST_SLOTS) -> list[int]:
     """Integers in the ratio of weights, of which one at least is above 0.
 
-    If no integers with a sum of at most 65,536 have exactly this ratio: integers with this sum,
+    If no integers with a sum of at most `most` have exactly this ratio: integers with this sum,
     each at least 1, unless its weight is 0, and at most one off. A float counts as its decimal
     representation.
     """
@@ -143,16 +145,16 @@ def whole_shares(weights: Sequence[int | float | Fraction]) -> list[int]:
     ]
     shares = [weight / sum(exact) for weight in exact]
     denominator = lcm(*(share.denominator for share in shares))
-    if denominator <= _MOST:
+    if denominator <= most:
         return [int(share * denominator) for share in shares]
-    counts = [max(1, int(share * _MOST)) if share else 0 for share in shares]
-    order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * _MOST)
+    counts = [max(1, int(share * most)) if share else 0 for share in shares]
+    order = sorted(range(len(shares)), key=lambda i: counts[i] - shares[i] * most)
     order = [i for i in order if shares[i]]
-    for i in range(_MOST - sum(counts)):
+    for i in range(most - sum(counts)):
         counts[order[i]] += 1
-    while sum(counts) > _MOST:  # for sources with more than their share
+    while sum(counts) > most:  # for sources with more than their share
         above = (i for i, count in enumerate(counts) if count > 1)
-        counts[max(above, key=lambda i: counts[i] - shares[i] * _MOST)] -= 1
+        counts[max(above, key=lambda i: counts[i] - shares[i] * most)] -= 1
     return counts
 
 
