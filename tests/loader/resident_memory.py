@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import predict_memory
+from seqrecord.loader.pipes.run_memory import predict_memory
 
 WAYS: dict[str, dict[str, Any]] = {
     "one process": {},

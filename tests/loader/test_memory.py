@@ -29,7 +29,7 @@ from seqrecord import (
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.engine.buffers import ChunkBuffers
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import predict_memory
+from seqrecord.loader.pipes.run_memory import predict_memory
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.memory import CONSUMER, FrameSizes, MemoryPlan, MemoryRequest

@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from seqrecord.loader.engine.stats import EngineStats, Trace
-from seqrecord.loader.pipes.iterations import Iteration
+from seqrecord.loader.engine.run import Run
+from seqrecord.loader.engine.stats import EngineStats
 
 
 def test_counters_add_up_over_threads() -> None:
@@ -47,49 +45,42 @@ def test_waiting_percent_of_an_epoch() -> None:
     assert report["waiting_percent"] == pytest.approx(300 / 7)
 
 
-class SlowSource:
-    """A source of three batches, and its engine; each call passes seconds of a clock."""
-
-    options = SimpleNamespace(output="torch")
+class SlowChannel:
+    """A channel of three batches; each call passes seconds of a clock."""
 
     def __init__(self, clock: list[float]) -> None:
-        self.clock = clock
+        self.clock, self.left = clock, 3
 
-    def trace(self) -> Trace:
-        return Trace()
+    def take(self, _process: int) -> Any:
+        self.clock[0] += 2 if self.left else 0
+        self.left -= 1
+        return None if self.left < 0 else SlowBatch()
 
-    def begin(self, _: Iteration) -> Any:
-        self.clock[0] += 8
-        return SimpleNamespace(num_batches=3, counts={}), (), 0
-
-    def start(self, *_: Any, **__: Any) -> SlowSource:
-        self.clock[0] += 4
-        return self
-
-    def __iter__(self) -> Iterator[int]:
-        for number in range(3):
-            self.clock[0] += 2
-            yield number
-
-    def to_clips(self, number: int, *_: Any) -> list[Any]:
+    def to_items(self, _batch: SlowBatch, number: int) -> list[Any]:
         self.clock[0] += 1
         return [{"number": number}]
 
     def close(self) -> None:
         self.clock[0] += 0.5
 
-    def drop(self) -> None:
-        """Nothing is left to end."""
+
+class SlowBatch(list[Any]):
+    """A batch without clips."""
+
+    def arrive(self) -> None:
+        """It is on the host."""
 
 
 def test_all_time_inside_next_is_waiting(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = [0.0]
     monkeypatch.setattr(time, "perf_counter", lambda: clock[0])
-    source: Any = SlowSource(clock)
-    iteration = Iteration(source)
-    for _ in iteration.clips(source.begin):
+    channel: Any = SlowChannel(clock)
+    stats = EngineStats(begun=clock[0])
+    clock[0] += 8  # the plan
+    run = Run(channel, [], stats, channel.to_items, 0, {})
+    for _ in run:
         clock[0] += 100
-    report, inside = iteration.report(), 8 + 4 + 3 * (2 + 1) + 0.5
+    report, inside = run.report(), 8 + 3 * (2 + 1) + 0.5
     assert (report["data_wait_seconds"], report["epoch_seconds"]) == (inside, inside + 300)
 
 

@@ -304,12 +304,12 @@ class Channel:
                 self._ready.append(self._open.popleft().finish())
                 self._filled.notify()
 
-    def take(self, process: int) -> Batch:
-        """Wait for the next batch, and free its slot.
+    def take(self, process: int) -> Batch | None:
+        """Wait for the next batch, and free its slot; `None` after the last batch.
 
         `process` is the id of the process in which the iteration began. Raises a producer's error
-        once, after the batches before it; `StopIteration` after the last batch; `ClipError` in a
-        forked process and if the channel is closed.
+        once, after the batches before it; `ClipError` in a forked process and if the channel is
+        closed.
         """
         if os.getpid() != process:
             raise ClipError(
@@ -323,7 +323,7 @@ class Channel:
         finally:
             self._trace.add("wait for batch", begin, perf_counter())
 
-    def _take(self) -> Batch:
+    def _take(self) -> Batch | None:
         with self._lock:
             self._filled.wait_for(lambda: self._ready or self._ended or self._closed)
             self.check_open()
@@ -333,7 +333,7 @@ class Channel:
                 return self._ready.popleft()
             error, self._error = self._error, None
         if error is None:
-            raise StopIteration
+            return None
         try:
             if isinstance(error, StopIteration):  # raised by a user function; not the end
                 raise ClipError("a user function raised StopIteration") from error

@@ -1,5 +1,5 @@
-"""The loop that executes a plan: load the chunks of a round, gather clips into batches, free
-frames.
+"""Executor: the loop that executes every plan: load the chunks of a round, gather clips into
+batches, free frames.
 
 ::
 
@@ -12,12 +12,13 @@ For the first batch, only its own frames are loaded.
 
 from __future__ import annotations
 
+import weakref
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise
+from itertools import pairwise, zip_longest
 from time import perf_counter
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -33,23 +34,37 @@ from seqrecord.loader.engine.batches import (
     Copiers,
     DrawClips,
     OpenBatch,
+    no_memory,
 )
+from seqrecord.loader.engine.buffer_cache import BufferCache
+from seqrecord.loader.engine.buffers import BufferNeeds, GroupRows
+from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
+from seqrecord.loader.engine.devices import Device
+from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import (
     BY_USE,
+    AllFrames,
     AssignedLoad,
+    FrameRows,
     FrameStore,
     Load,
+    Rings,
     each_load,
     loads_of_round,
 )
 from seqrecord.loader.engine.workers import Loading, WorkerPool
+from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.format.index import GroupIndex
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.storage.chunk_store import ChunkStore
 
 if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
@@ -109,41 +124,130 @@ class Job:
 
 
 class Executor:
-    """Executes a plan.
+    """Executes one plan, once. Allocates memory at construction; threads exist during `run` only.
 
-    From remote storage, chunks without rows are read ahead and decoded later. `filled` is called by
-    any thread after it has filled slots of a batch.
+    Memory: an arena per group (`num_rows` frames), `prefetch` batches plus the consumer's, and one
+    chunk per load in progress. With a `device`, arenas and batches are in its memory; the host has
+    the chunks and decoded frames of loads in progress, and of two more that the device copies.
+
+    From remote storage, chunks without rows are read ahead and decoded later.
+
+    Args:
+        memory: settings of the plan. `num_rows` has the rows of each arena, at least
+            `max_resident_frames` of its group; more rows let loads run ahead. `prefetch` is the
+            number of batches under construction or ready. If a plan consists of single clips,
+            `together` of its batches are delivered as one.
+        num_threads: threads for copies, and the maximum for loads.
+        kept: cache of memory between iterations.
+        device: device of arenas and batches. Default: host.
+        shared: whether the consumer sends batches to another process.
+        decode_there: whether the device decodes video if possible; see `DeviceVideo`.
+        rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
+            memory for the next iteration; see `AllFrames`.
     """
 
     def __init__(
         self,
         job: Job,
-        store: FrameStore,
-        workers: WorkerPool,
+        stats: EngineStats,
+        memory: Memory,
+        num_threads: int,
+        kept: BufferCache,
+        device: Device | None = None,
+        *,
+        shared: bool = False,
+        decode_there: bool = False,
+        rows: Sequence[FrameRows] = (),
+    ) -> None:
+        self.job, self.memory = job, memory
+        self._stats, self._num_threads, self._rows = stats, num_threads, rows
+        decodes_there = decode_there and device is not None and job.frame_transform is None
+        needs = _needs(job, memory, device, rows, shared=shared, decodes_there=decodes_there)
+        try:
+            self._buffers = kept.acquire(needs, device)
+        except MemoryError as error:
+            raise no_memory(error) from error
+        self._kept = weakref.ref(kept)
+        storage = job.dataset.contents.storage
+        stats.watch(storage.counters, storage if isinstance(storage, ChunkStore) else None)
+
+    def begin_batch(self, batch: int, make: Callable[..., OpenBatch], number: int) -> OpenBatch:
+        """Make an item of a channel by its number; see `joined_slots`."""
+        plan, together = self.job.plan, self.memory.together
+        if together == 1:
+            size = plan.first_clip(number + 1) - plan.first_clip(number)
+        else:
+            begin = batch + 1 + (number - 1) * together
+            size = min(together, plan.num_batches - begin) if number else 1
+        form = self.job.form(number)
+        frames = None if form is None else form.frames
+        return make(size, partial(self._buffers.begin_batch, size, form), frames=frames)
+
+    def run(
+        self,
         channel: Channel,
+        clips: tuple[int, int],
         slots: Slots,
         filled: Callable[[OpenBatch, int], None],
     ) -> None:
-        self._job, self._store, self._workers, self._channel = job, store, workers, channel
-        self._slots, self._filled = slots, filled
-        self._copies = workers.copies()
-        self._rounds = _Rounds(iter(()))
-        self._first_batch: int | None = None  # -1 after the first batch
+        """Fill batches of a channel with clips `[first, last)` of the plan, in order.
 
-    def execute(self, first: int, last: int) -> None:
-        """Fill batches with the clips `[first, last)` of the plan, in order.
+        `filled` is called by any thread after it has filled slots of a batch.
 
         Raises errors of loads and copies, and `ClosedError` if the channel is closed.
         """
+        self._channel, self._slots, self._filled = channel, slots, filled
         try:
-            self._execute(first, last)
+            self._run(*clips)
+        finally:
+            if (kept := self._kept()) is not None:  # for the next iteration
+                kept.release(self._buffers)
+
+    def _run(self, first: int, last: int) -> None:
+        job, buffers, stats, groups = self.job, self._buffers, self._stats, self.job.plan.groups
+        # Resident frames have a row each, so no chunk stays open.
+        in_pieces = {group.group for group in groups if group.in_pieces and not self._rows}
+        loader = ChunkLoader(
+            job.dataset,
+            buffers,
+            {group.group: group.window.frame_step for group in groups},
+            groups[job.plan.leading].group,
+            job.frame_transform,
+            self._num_threads,
+            stats,
+            job.clip_frames,
+            in_pieces,
+            frames_stay=bool(self._rows),
+        )
+        threads, is_untouched = self._num_threads, buffers.is_untouched
+        self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
+        given = job.plan, job.clip_frames, buffers.arenas
+        self._store: FrameStore = Rings(*given)
+        if self._rows:
+            self._store = AllFrames(*given, self._rows, whole_chunks(job))
+        self._copies = self._workers.copies()
+        self._rounds = _Rounds(iter(()))
+        self._first_batch: int | None = None  # -1 after the first batch
+        buffers.begin(stats)
+        try:
+            with self._workers:
+                self._execute(first, last)
+        finally:
+            loader.close()
+            buffers.end()
+
+    def _execute(self, first: int, last: int) -> None:
+        """Execute the rounds of clips `[first, last)`."""
+        try:
+            if first < last:
+                self._execute_rounds(first, last)
         except BaseException:
             if not self._channel.is_closed:
                 self._copies.wait()  # delivers begun batches, or raises a copy's error
             raise
 
-    def _execute(self, first: int, last: int) -> None:
-        plan, store, stats = self._job.plan, self._store, self._workers.stats
+    def _execute_rounds(self, first: int, last: int) -> None:
+        plan, store, stats = self.job.plan, self._store, self._stats
         index, skip = plan.locate_clip(first)
         number = first - skip  # number of the round's first clip
         loads = _RoundLoads(store, self._workers)
@@ -155,7 +259,7 @@ class Executor:
         loads.place(resident)
         assert not resident, "the plan exceeds its frame limit"
         # Not a method: a reference to this object would keep its memory during the next epoch.
-        planned_loads = partial(_planned, plan, self._job.clip_frames.num_frames)
+        planned_loads = partial(_planned, plan, self.job.clip_frames.num_frames)
         self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
         while number < last and (planned := self._rounds.pop()) is not None:
             loads.place(planned.waiting)
@@ -209,8 +313,8 @@ class Executor:
         if (following := self._rounds.peek(0)) is not None:
             ahead.place(following.waiting)
             ahead.start()
-            self._workers.stats.add(loads_throttled=len(following.waiting))
-        self._workers.stats.note_resident(self._store.nbytes)
+            self._stats.add(loads_throttled=len(following.waiting))
+        self._stats.note_resident(self._store.nbytes)
 
     def _gather(
         self, opened: OpenBatch, slots: IntArray, clips: Clips, sources: list[ClipRows[Any]]
@@ -218,17 +322,17 @@ class Executor:
         """Submit copies of clips to slots of a batch."""
         if opened.frames is not None:
             sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
-        drawn = NO_DRAWS if self._job.draw is None else self._job.draw(clips.keys, sources)
+        drawn = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
         begin = perf_counter()
         builder = opened.allocate()
-        nbytes = gather(builder, slots, sources, self._copies, drawn, self._job.vectors)
-        opened.name(slots, clips, self._job.plan.epoch)
+        nbytes = gather(builder, slots, sources, self._copies, drawn, self.job.vectors)
+        opened.name(slots, clips, self.job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         self._copies.finish(partial(self._filled, opened, len(slots)))
 
     def _open(self, batch: int) -> OpenBatch:
         """Open a batch. Time during copies does not count as waiting for the consumer."""
-        stats = self._workers.stats
+        stats = self._stats
         before = self._copies.lap()
         begin = perf_counter()
         opened = self._channel.open(batch)
@@ -349,3 +453,80 @@ class _RowFinder:
             self._first, self._last = start, last
         a, b = start - self._first, stop - self._first
         return [ClipRows(s.arena, s.rows[a:b], s.features) for s in self._sources]
+
+
+def joined_slots(
+    batch: int,
+    together: int,
+    clips: Clips,
+    number: int,  # noqa: ARG001
+) -> tuple[IntArray, IntArray]:
+    """Item of a channel and slot of clips, if `together` batches are joined, from `batch` on.
+
+    The first batch is never joined, because the consumer waits for it.
+    """
+    if together == 1:
+        return clips.batch, clips.slot
+    item, slot = np.divmod(clips.batch - batch + together - 1, together)
+    return item, np.where(item > 0, slot, 0)
+
+
+def _needs(
+    job: Job,
+    memory: Memory,
+    device: Device | None,
+    rows: Sequence[FrameRows],
+    *,
+    shared: bool,
+    decodes_there: bool,
+) -> BufferNeeds:
+    """Memory requirements of a plan."""
+    plan = job.plan
+    groups = tuple(
+        GroupRows(_of_group(job, group.group), num_rows, of_group.digest if of_group else "")
+        for group, num_rows, of_group in zip_longest(plan.groups, memory.num_rows, rows)
+    )
+    video: tuple[FeatureSpec, ...] = ()
+    if decodes_there:
+        features = job.dataset.features.values()
+        video = tuple(spec for spec in features if page_kind(spec).decodes_in_order)
+    return BufferNeeds(
+        groups,
+        job.made,
+        job.lengths,
+        _most_clips(plan) * memory.together,
+        memory.prefetch + CONSUMER,  # in the channel, and the consumer's last two
+        None if device is None else device.device,
+        shared,
+        video,
+        plan.batches.most_frames,
+        memory.max_loads + memory.max_read_ahead,
+    )
+
+
+def _most_clips(plan: Plan) -> int:
+    """The clips of a plan's largest batch."""
+    if plan.batches.draws is not None:
+        return plan.batches.size  # in every epoch, so that buffers are kept
+    return plan.first_clip(1) if plan.num_batches else 1
+
+
+def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
+    """Specs of a group's frames, including masks; with a transform, of all its results."""
+    if job.frame_transform is not None:
+        return job.specs
+    stored = job.dataset.features
+    return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
+
+
+def whole_chunks(job: Job) -> dict[int, GroupIndex]:
+    """Chunk tables of the groups whose chunks are always read whole."""
+    dataset, reader = job.dataset, job.dataset.contents.chunks
+    groups = {
+        spec.group
+        for name, spec in dataset.features.items()
+        if job.frame_transform is not None
+        or not reader.is_local
+        or name not in reader.raw[spec.group].specs
+    }
+    return {group: dataset.contents.index.groups[group] for group in groups}

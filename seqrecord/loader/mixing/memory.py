@@ -9,6 +9,8 @@ from fractions import Fraction
 from seqrecord.loader.mixing.mixed_batches import MixedBatches
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.planning import Planner
+from seqrecord.loader.sampling.bounds import resident_bounds
 from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, MemoryRequest, usual_limit
 from seqrecord.loader.sampling.mix_memory import share_out
 from seqrecord.store.reading.array_specs import clip_nbytes
@@ -60,3 +62,10 @@ class MixMemory:
                 limit = usual_limit(wanted + (PREFETCH + CONSUMER) * batch, num_workers)
             self._divisions[num_workers] = share_out(limit, batch, self.requests, self.weights)
         return self._divisions[num_workers]
+
+
+def most_bytes(planner: Planner, num_shards: int) -> int:
+    """The greatest memory of any epoch of a source with `num_shards` shards, in bytes."""
+    fitted = planner.plan_memory(num_shards)
+    held = resident_bounds(planner.clip_stats(), fitted.settings)
+    return fitted.nbytes(fitted.memory(held))

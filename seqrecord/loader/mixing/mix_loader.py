@@ -16,10 +16,10 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.loader.engine.buffers import BufferNeeds
-from seqrecord.loader.engine.engine import Engine
-from seqrecord.loader.engine.stats import STAGES, EngineStats, Trace, bottleneck
+from seqrecord.loader.engine.run import Run
+from seqrecord.loader.engine.stats import STAGES, EngineStats, bottleneck
 from seqrecord.loader.mixing.form import MixForm
-from seqrecord.loader.mixing.memory import MixMemory
+from seqrecord.loader.mixing.memory import MixMemory, most_bytes
 from seqrecord.loader.mixing.mixed_batches import (
     BatchBuffers,
     Join,
@@ -39,10 +39,11 @@ from seqrecord.loader.mixing.sources import (
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
 from seqrecord.loader.mixing.weights import Phase, WeightSchedule
-from seqrecord.loader.pipes.distributed import Ranks, warn_once
+from seqrecord.loader.pipes.collating import make_numpy
+from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.memory import check_machine
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.source_orders import SourceOrder
+from seqrecord.loader.pipes.planning import Planner
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
@@ -60,7 +61,7 @@ _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 
 
 class MixLoader:
-    """Plans epochs of a mix and runs them. Picklable. Implements `BatchSource`.
+    """Plans epochs of a mix and runs them. Picklable. Implements `Loader`.
 
     Args:
         datasets: the datasets of its sources.
@@ -112,6 +113,7 @@ class MixLoader:
                 options,
                 size if self.alternate else ceil(size * shares[dataset.name]),
                 partial(self._limit_of, dataset.name),
+                1 / len(datasets),
             )
             for dataset in datasets
         }
@@ -130,21 +132,15 @@ class MixLoader:
         self._done = {name: SourceStats() for name in views}  # in the last iteration
         self.prefetch, _ = self._memory.division(1)
         for source in self._sources:
-            source.machine_part = 1 / len(self._sources)
             source.planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     @property
-    def ranks(self) -> Ranks:
-        """See `BatchSource`."""
-        return self._sources[0].ranks
-
-    @property
-    def sources(self) -> Sequence[SourceOrder]:
-        """See `BatchSource`."""
-        return tuple(source for loader in self._sources for source in loader.sources)
+    def planners(self) -> Sequence[Planner]:
+        """See `Loader`."""
+        return tuple(source.planner for source in self._sources)
 
     def shared_arguments(self, epoch: int) -> dict[str, Any]:
-        """See `BatchSource`."""
+        """See `Loader`."""
         frames = self.options.frames_per_batch
         return {
             "shares": self.schedule.describe(epoch),
@@ -219,16 +215,16 @@ class MixLoader:
             return size * ((stop + workers - 1 - shard.index % workers) // workers)
         # A source with n clips and a share p returns its last clip within n / p slots.
         total, slots = sum(phase.counts), list[Fraction]()
-        for loader, count in zip(self._sources, phase.counts, strict=True):
+        for planner, count in zip(self.planners, phase.counts, strict=True):
             if count:
-                num_clips = max(1, -(-loader.clips(0).num_clips // shard.count))
+                num_clips = max(1, -(-planner.clips(0).num_clips // shard.count))
                 slots.append(Fraction(num_clips * total, count))
         if stop == "first_exhausted":
             return size * max(1, int(min(slots) // size))
         return size * int(-(-max(slots) // size))
 
     def after_change(self, state: State) -> State:
-        """See `BatchSource`: the remaining clips are skipped."""
+        """See `Loader`: the remaining clips are skipped."""
         shards = Shard(0, state.ranks).divided(state.workers)
         plans = [self.plan(state.epoch, one) for one in shards]
         most = [plan.num_batches for plan in plans]
@@ -241,20 +237,28 @@ class MixLoader:
         return state.following
 
     def in_excerpts_of(self, state: State) -> MixLoader:  # noqa: ARG002
-        """See `BatchSource`: the excerpts of sources do not depend on the memory of the mix."""
+        """See `Loader`: the excerpts of sources do not depend on the memory of the mix."""
         return self
 
     # ---- execution
 
-    def start(
-        self, plan: MixPlan, _segments: Segments, *, batch: int, stats: EngineStats
-    ) -> Engine:
-        """See `BatchSource`."""
+    def run(
+        self,
+        plan: MixPlan,
+        segments: Segments = (),  # noqa: ARG002
+        *,
+        batch: int = 0,
+        stats: EngineStats,
+    ) -> Run:
+        """See `Loader`."""
+        stats.trace = self._sources[0].trace()
+        # With `last_batch="keep"`, another rank may have had a batch more than this one has.
+        batch = min(batch, plan.num_batches)
         device = self.batches[0].kept.device(self._sources[0].find_device())
         in_worker = get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
-            nbytes = sum(source.planner.most_bytes(plan.shard.count) for source in self._sources)
+            nbytes = sum(most_bytes(planner, plan.shard.count) for planner in self.planners)
             check_machine(nbytes + num_batches * self._memory.batch_bytes, "a mix")
         where = None if device is None else device.device
         needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, where, in_worker)
@@ -264,13 +268,13 @@ class MixLoader:
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))
         clips = zip(plan.given(batch).tolist(), plan.given(plan.num_batches).tolist(), strict=True)
-        runs = []
+        fills = []
         for number, (source, some) in enumerate(zip(self._sources, clips, strict=True)):
             source.reset_counts()
             self._done[source.name] = own = SourceStats(trace=stats.trace)
             run = SourceRun(source, number, plan, some, device, own)
-            runs.append(partial(run.fill, channel))
-        return Engine(channel, runs, stats)
+            fills.append(partial(run.fill, channel))
+        return Run(channel, fills, stats, self._to_items, batch, {})
 
     def _begin(
         self, plan: MixPlan, buffers: Sequence[BatchBuffers], lock: threading.Lock, number: int
@@ -280,17 +284,16 @@ class MixLoader:
         which = int(sources[0]) if self.alternate else 0
         return self.batches[which].begin(buffers[which], lock, sources, plan.batches, number)
 
-    def trace(self) -> Trace:
-        """See `BatchSource`."""
-        return self._sources[0].trace()
-
-    def to_clips(self, batch: Batch, plan: MixPlan, number: int) -> list[Clip]:  # noqa: ARG002
-        """See `BatchSource`."""
+    def _to_items(self, batch: Batch, number: int) -> list[Clip]:  # noqa: ARG002
+        """Convert a batch to an item for users."""
         which = int(batch.source[0]) if self.alternate else 0
-        return [self.batches[which].to_clips(batch)]
+        item = self.batches[which].to_clips(batch)
+        if self.options.output == "numpy":
+            make_numpy(item)
+        return [item]
 
     def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:  # noqa: ARG002
-        """See `BatchSource`: of the mix, and of each source."""
+        """See `Loader`: of the mix, and of each source."""
         sources = {}
         for name, loader in self.loaders.items():
             report = self._done[name].report()

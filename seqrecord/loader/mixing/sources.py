@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, ClassVar, Literal, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import numpy as np
 
@@ -19,7 +19,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.mixing.weights import SourceSize
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
-from seqrecord.loader.pipes.planning import EpochPlanner, plan_clips
+from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan import Plan
@@ -157,7 +157,6 @@ class MixPlan:
     first: int
     num_slots: int
     given_before: IntArray
-    counts: ClassVar[dict[str, int]] = {}  # statistics count the clips of each source
 
     def left(self, batch: int) -> int:
         """The slots from a batch to the end of the epoch."""
@@ -237,13 +236,10 @@ class SourceRun:
             self.stats.add(duplicate_clips=plan.num_repeated)
             self.stats.num_interleaved = plan.num_cursors
             draws = self.order.draws(self.number, given, plan)
-            execution = source.execution(plan, (), self.stats, self.device, draws)
+            executor = source.executor(plan, (), self.stats, self.device, draws)
             some = clip - given, min(last - given, plan.num_clips)
             slots = partial(self.order.places, self.number, given)
-            try:
-                execution.run(channel, some, slots, partial(self._filled, channel))
-            finally:
-                execution.release()
+            executor.run(channel, some, slots, partial(self._filled, channel))
             clip = given + plan.num_clips
 
     def _filled(self, channel: Channel, batch: OpenBatch, count: int) -> None:
@@ -259,7 +255,7 @@ class SourceLoader(ClipLoader):
         view: its clips, with the steps of the mix.
         mix: the options of the mix.
         batch_size: approximate number of its clips in a batch.
-        limit_in: function from a rank's number of workers to the memory limit of each, in bytes.
+        limit_in, machine_part: see `Planner`.
     """
 
     def __init__(
@@ -269,6 +265,7 @@ class SourceLoader(ClipLoader):
         mix: LoaderOptions,
         batch_size: int,
         limit_in: Callable[[int], int],
+        machine_part: float,
     ) -> None:
         tuning = dataset.options.tuning
         engine = {name: getattr(tuning, name) for name in TUNING_OF_SOURCE}
@@ -282,16 +279,16 @@ class SourceLoader(ClipLoader):
             rank=mix.rank,
             device=mix.device,
         )
-        super().__init__(EpochPlanner.of(view, options, limit_in))
+        super().__init__(Planner.of(view, options, limit_in, machine_part))
         self.name = dataset.name
 
     def count(self, times_without_frame: int) -> None:
         """Add to the statistics of the iteration."""
-        self._iteration.times_without_frame += times_without_frame
+        self._times_without_frame += times_without_frame
 
     def reset_counts(self) -> None:
         """Begin the statistics of an iteration."""
-        self._iteration.times_without_frame = 0
+        self._times_without_frame = 0
 
 
 def _of_features(options: LoaderOptions, names: list[str], view: View) -> LoaderOptions:

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.iterations import BatchSource
+from seqrecord.loader.pipes.epochs import Loader
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
@@ -55,7 +55,7 @@ class _Team(NamedTuple):
 
 
 def rows_of_batch(
-    source: BatchSource,
+    source: Loader,
     run: State,
     own: Shard,
     which: BatchNumber,
@@ -91,7 +91,7 @@ def rows_of_batch(
     return make_numpy(rows) if source.options.output == "numpy" else rows
 
 
-def _team(source: BatchSource, run: State, which: BatchNumber) -> _Team:
+def _team(source: Loader, run: State, which: BatchNumber) -> _Team:
     """The ranks and workers of the batch, and the segments of the epoch before it.
 
     Raises `StateError` for a segment that the run does not have.
@@ -113,7 +113,7 @@ def _team(source: BatchSource, run: State, which: BatchNumber) -> _Team:
     workers = run.workers
     if which.workers is not None:
         workers = check_integer("workers", which.workers, least=0, most=(1 << 16) - 1) or 1
-    sizes = [one.planner.settings.batch_size for one in source.sources]
+    sizes = [planner.settings.batch_size for planner in source.planners]
     has_batches = sizes == [one.settings.batch_size for one in run.sources]
     if (ranks, workers) == (run.ranks, run.workers) and has_batches:
         settings = [(segments and one.rest) or one.settings for one in run.sources]

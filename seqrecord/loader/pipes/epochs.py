@@ -2,25 +2,88 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
 from multiprocessing import current_process
 from multiprocessing.context import get_spawning_popen
-from typing import Any
+from typing import Any, Protocol
 
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
+from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.iterations import AnyPlan, BatchSource, Iteration
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.planning import Planner
 from seqrecord.loader.pipes.shared_rows import share_before_forks
+from seqrecord.loader.pipes.source_states import check_source, saved_memory, source_state
 from seqrecord.loader.pipes.states import Clip, Segments, State, check_same
 from seqrecord.loader.pipes.worker_starts import WorkerStarts
+from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.processes.forks import check_fork
 from seqrecord.store.units import MAX_INT, check_integer
+
+
+class AnyPlan(Protocol):
+    """One shard of one epoch, as integers."""
+
+    @property
+    def num_batches(self) -> int: ...
+
+
+class Loader(Protocol):
+    """Views, plans and runs of epochs. Picklable."""
+
+    @property
+    def options(self) -> LoaderOptions:
+        """The arguments."""
+
+    @property
+    def batch_size(self) -> int | None:
+        """The clips of the largest batch; `None` for single clips."""
+
+    @property
+    def planners(self) -> Sequence[Planner]:
+        """The planner of each dataset."""
+
+    @property
+    def differs_by_epoch(self) -> bool:
+        """Whether order, clips or draws depend on the epoch."""
+
+    def plan(
+        self,
+        epoch: int,
+        shard: Shard,
+        segments: Segments = (),
+        *settings: PlanSettings | None,
+    ) -> AnyPlan:
+        """The plan of one shard of one epoch, or of the rest of it after `segments`; with the
+        `settings` of each dataset, whatever memory they need.
+        """
+
+    def run(self, plan: Any, segments: Segments = (), *, batch: int, stats: EngineStats) -> Run:
+        """Run a plan, of an epoch after these `segments`, from a batch on."""
+
+    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
+        """Extend the statistics of a run by clip counts."""
+
+    # ---- states
+
+    def shared_arguments(self, epoch: int) -> Mapping[str, Any]:
+        """The arguments that determine the order up to an epoch, beside those of each dataset, as
+        JSON.
+        """
+
+    def after_change(self, state: State) -> State:
+        """The position of a state inside an epoch on other ranks, workers or batch sizes."""
+
+    def in_excerpts_of(self, state: State) -> Loader:
+        """The loader whose frame lists have the excerpts of a state; itself, if it has them.
+
+        Raises `MemoryLimitError` if they do not fit.
+        """
 
 
 class Epochs:
@@ -31,7 +94,7 @@ class Epochs:
     ends the engine of the last. For DataLoader workers see `worker_starts`.
     """
 
-    def __init__(self, loader: BatchSource) -> None:
+    def __init__(self, loader: Loader) -> None:
         self.loader = loader
         self._position = State()  # where the next iteration begins, or the last one began
         self._is_begun = False  # the position, by an iteration of this process or by workers
@@ -39,14 +102,14 @@ class Epochs:
         self._is_assigned = False  # this worker its next epoch, by a call in it
         self._conflict: StateError | None = None  # of the next iteration, with `set_epoch`
         self._buffering_pipe: str | None = None  # behind this iteration
-        self._made: Iteration | None = None  # the iteration that was made last
-        self._last: Iteration | None = None  # the last one begun
+        self._num_made = 0  # iterations
+        self._last: Run | None = None  # of the iteration that was begun last
         self._workers = WorkerStarts(self._position)
         share_before_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
         self._follow_workers()
-        copied = {**self.__dict__, "_position": self._current, "_made": None, "_last": None}
+        copied = {**self.__dict__, "_position": self._current, "_last": None}
         if self._is_over:
             copied |= {"_is_begun": False, "_position": self._position.following}
         if get_spawning_popen() is None:
@@ -103,25 +166,27 @@ class Epochs:
             if get_worker_info() is None and error is not conflict:
                 raise
             return map(_failed, [error])
-        self._made = iteration = Iteration(self.loader)
-        clips = iteration.clips(partial(self._begin, shard))
+        self._num_made += 1
+        clips = self._clips(shard, self._num_made)
         if not self._workers.in_worker:
             return clips
         return self._workers.watch(clips, alone=self.loader.differs_by_epoch)
 
-    def _begin(self, shard: Shard, iteration: Iteration) -> tuple[AnyPlan, Segments, int]:
-        """Begin an iteration: return its plan, the segments before it, and its first batch."""
-        if self._made is not iteration:
+    def _clips(self, shard: Shard, number: int) -> Iterator[Clip]:
+        """Begin an iteration, by its number, and yield its batches."""
+        stats = EngineStats()  # all time from here on counts
+        if self._num_made != number:
             raise ClipError("this iteration was ended: another one has begun")
         position, plan, worker, batch = self._planned(self._position, shard)
         alone = worker if shard.workers > 1 else None
         self._position = replace(position, batch=batch, batch_size=1, worker=alone, sources=())
         self._is_begun, self._num_workers, self._is_assigned = True, 0, False
-        self._last = iteration
+        self._last = None  # until there is one
         if self._workers.in_worker:
             self._workers.begin(position.epoch, alone=self.loader.differs_by_epoch)
         self._workers.publish(self._next)
-        return plan, position.segments, batch
+        self._last = run = self.loader.run(plan, position.segments, batch=batch, stats=stats)
+        yield from run
 
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
         """Set epoch and position of the next iteration; a running one does not change.
@@ -138,7 +203,7 @@ class Epochs:
         self._is_assigned = get_worker_info() is not None  # for this worker's next iteration
         self._workers.publish(self._position, is_set=True)
 
-    def set_loader(self, loader: BatchSource) -> None:
+    def set_loader(self, loader: Loader) -> None:
         """Use another loader from the next epoch on.
 
         Raises `StateError` inside an epoch.
@@ -239,9 +304,9 @@ class Epochs:
             saved.check_of_rank()
         fit, loader = saved.num_shards == shard.count, self._in_excerpts_of(saved, shard)
         _check_arguments(loader, saved)
-        pairs = [*zip(loader.sources, saved.sources, strict=True)]
-        for source, one in pairs:
-            source.check(one, saved.segments, saved.epoch)
+        pairs = [*zip(loader.planners, saved.sources, strict=True)]
+        for planner, source in pairs:
+            check_source(planner, source, saved.segments, saved.epoch)
         if at_start and not in_worker:
             self._follow_workers()
             if not self._is_begun and self._workers.differs_from_set(saved.epoch):
@@ -249,9 +314,9 @@ class Epochs:
                     self._conflict = differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
         if _has_batches_of(self.loader, saved):
-            plans = [source.memory_plans(one, saved, fit=fit) for source, one in pairs]
-            for (source, _), of_source in zip(pairs, plans, strict=True):
-                source.planner.keep(of_source)
+            plans = [saved_memory(planner, source, saved, fit=fit) for planner, source in pairs]
+            for (planner, _), of_source in zip(pairs, plans, strict=True):
+                planner.keep(of_source)
         self.loader = loader
         self._go_to(saved)
         self._is_assigned = in_worker
@@ -273,8 +338,8 @@ class Epochs:
         return self._position.following if self._is_begun else self._position
 
     @property
-    def _running(self) -> Iteration | None:
-        """The iteration of this process that has begun the position."""
+    def _running(self) -> Run | None:
+        """The run of this process that has begun the position."""
         return self._last if self._is_begun and not self._num_workers else None
 
     @property
@@ -297,11 +362,10 @@ class Epochs:
         """The current position, for the ranks and workers that have begun it or would begin it."""
         if self._is_begun and not self._num_workers:
             return self._current
-        workers = self._num_workers or shard.workers
-        return self._continued(self._position, shard.rank, workers)
+        return self._continued(self._position, shard.rank, self._num_workers or shard.workers)
 
     def _continued(self, position: State, rank: Shard, workers: int) -> State:
-        """A position with these ranks and workers; see `BatchSource.after_change`."""
+        """A position with these ranks and workers; see `Loader.after_change`."""
         is_inside = position.is_saved and (position.batch or position.segments)
         is_same = (position.ranks, position.workers) == (rank.count, workers)
         if is_inside and not (is_same and _has_batches_of(self.loader, position)):
@@ -337,9 +401,9 @@ class Epochs:
         others = rank.count > 1 and self.loader.options.last_batch == "keep"
         return items_of_workers(most, position.batch, position.batch_size, others=others), most
 
-    def _in_excerpts_of(self, saved: State, shard: Shard) -> BatchSource:
+    def _in_excerpts_of(self, saved: State, shard: Shard) -> Loader:
         """The loader with the excerpts of frame lists that a saved state has."""
-        if len(saved.sources) != len(self.loader.sources):  # which is refused later
+        if len(saved.sources) != len(self.loader.planners):  # which is refused later
             return self.loader
         is_inside = bool(saved.batch or saved.segments)
         try:
@@ -386,25 +450,25 @@ class Epochs:
             _warn_of_new_workers(self.loader)
 
 
-def _to_json(loader: BatchSource, position: State) -> dict[str, Any]:
+def _to_json(loader: Loader, position: State) -> dict[str, Any]:
     """A position with the inputs of the order."""
     place = position.num_shards, position.epoch, position.segments
-    sources = tuple(source.state(*place) for source in loader.sources)
+    sources = tuple(source_state(planner, *place) for planner in loader.planners)
     arguments = loader.shared_arguments(position.epoch)
     return replace(position, shared_arguments=arguments, sources=sources).to_json()
 
 
-def _check_arguments(loader: BatchSource, saved: State) -> None:
+def _check_arguments(loader: Loader, saved: State) -> None:
     """Raise `StateError` for a state of another kind of loader, or of another mix."""
     arguments = {**saved.shared_arguments, "sources": len(saved.sources)}
-    now = {**loader.shared_arguments(saved.epoch), "sources": len(loader.sources)}
+    now = {**loader.shared_arguments(saved.epoch), "sources": len(loader.planners)}
     problem = "the saved state is of another kind of loader, or of another mix"
     check_same(problem, arguments, now, {**now, **arguments})
 
 
-def _has_batches_of(loader: BatchSource, state: State) -> bool:
+def _has_batches_of(loader: Loader, state: State) -> bool:
     """Whether a state counts batches of the loader's size."""
-    sizes = [source.planner.settings.batch_size for source in loader.sources]
+    sizes = [planner.settings.batch_size for planner in loader.planners]
     return sizes == [source.settings.batch_size for source in state.sources]
 
 
@@ -439,11 +503,11 @@ def _failed(error: SeqRecordError) -> Clip:
     raise error
 
 
-def _warn_of_new_workers(loader: BatchSource) -> None:
+def _warn_of_new_workers(loader: Loader) -> None:
     """Warn if new workers decode frames that persistent workers would keep."""
     info = get_worker_info()
     assert info is not None
-    if any(source.planner.decodes_once(info.num_workers) for source in loader.sources):
+    if any(planner.decodes_once(info.num_workers) for planner in loader.planners):
         warn_once(
             "new worker processes decode all frames again in every epoch, and the frames fit into "
             "memory_limit: DataLoader(…, persistent_workers=True) keeps them"

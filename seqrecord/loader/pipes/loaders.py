@@ -64,7 +64,7 @@ class EpochStream:
         loader, batches, epoch = find_loader(), self._epochs.loader, self._epochs.current
         shards = [self._shard()]
         if loader is not None and loader.num_workers and get_worker_info() is None:
-            shards = batches.ranks.current().divided(loader.num_workers)
+            shards = batches.planners[0].ranks.current().divided(loader.num_workers)
         lengths = [batches.plan(epoch, shard).num_batches for shard in shards]
         if loader is not None and len(shards) > 1 and (size := loader.batch_size) is not None:
             # The DataLoader divides the sum by its batch size; its workers round by themselves.
@@ -232,7 +232,7 @@ class EpochStream:
     @property
     def num_ranks(self) -> int:
         """The number of ranks that share an epoch."""
-        return self._epochs.loader.ranks.current().count
+        return self._epochs.loader.planners[0].ranks.current().count
 
     def shared_position(self) -> dict[str, Any]:
         """Return the position and the inputs of the order that all ranks share, for `check_ranks`.
@@ -242,7 +242,7 @@ class EpochStream:
         return self._epochs.shared_position(self._shard())
 
     def _shard(self) -> Shard:
-        return self._epochs.loader.ranks.shard()
+        return self._epochs.loader.planners[0].ranks.shard()
 
 
 class StreamingLoader(EpochStream):
@@ -301,7 +301,7 @@ class StreamingLoader(EpochStream):
         If functions of `samples` choose other rows in each epoch, here and in `num_clips` and
         `len`: of the current epoch, or of the next one between iterations.
         """
-        return self._loader.clips(self._epochs.current)
+        return self._loader.planner.clips(self._epochs.current)
 
     @property
     def num_clips(self) -> int:
@@ -374,7 +374,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
         """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` stays in use."""
-        self._loader.ranks.current()  # an error is better here than in a worker
+        self._loader.planner.ranks.current()  # an error is better here than in a worker
         self._epochs.announce()
         if is_stateful():
             warnings.warn(

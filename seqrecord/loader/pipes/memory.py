@@ -1,26 +1,18 @@
-"""Memory: the sizes of frames, chunks and batches; frames that stay; the limit of the machine."""
+"""Sizes of a view's frames, chunks and batches; frames that may stay; the machine's memory."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.engine.arena import FORMS
-from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
-from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.bounds import PlanSettings
-from seqrecord.loader.sampling.memory import FrameSizes, MemoryPlan, MemoryRequest
-from seqrecord.loader.sampling.orders import find_order
-from seqrecord.loader.sampling.runs import Intervals, Shard, Window
-from seqrecord.store.processes.forks import cached_property
+from seqrecord.loader.sampling.memory import FrameSizes
 from seqrecord.store.processes.machine import local_ranks, process_memory, usable_memory
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunk_sizes import (
@@ -178,7 +170,6 @@ def _loads_of_results(view: View) -> _LoadSizes:
     return _LoadSizes([frame], [frame + opened], chunk, whole + decoder, beside)
 
 
-_MAX_CURSORS = 1 << 24  # arrays of 128 MiB; only a damaged state has more
 _SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
 
 
@@ -226,121 +217,14 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
     return small, decoded
 
 
-@dataclass(frozen=True, eq=False)
-class Residency:
-    """Decides whether the frames of a view stay in memory.
-
-    Shards with `fixed_shards` keep their clips while frames stay. Without `keeps_decoded` only
-    small frames stay.
-    """
-
-    view: View
-    settings: PlanSettings
-    windows: Sequence[Window]
-    fixed_shards: bool
-    keeps_decoded: bool
-
-    def frames(
-        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
-    ) -> tuple[int, ...]:
-        """The numbers of frames of each group of a shard that may stay; an estimate for several
-        shards without `settings`.
-
-        If shards get other clips in every epoch, each would decode nearly all frames: then only
-        small ones stay.
-        """
-        is_fixed = self._has_fixed_shards(num_shards, segments, settings)
-        found = self.in_memory[self.keeps_decoded and (is_fixed or num_shards == 1)]
-        if num_shards > 1 and found and is_fixed:
-            if settings is not None:
-                return self._most(num_shards, settings)
-            found = -(-found // num_shards)
-        return (found,) * len(self.view.episodes.groups)
-
-    def plan_memory(self, request: MemoryRequest, limit: int, segments: Segments) -> MemoryPlan:
-        """The best settings within a limit, in bytes, for the shards of a request."""
-        fitted, num_shards = request.plan_memory(limit), request.num_shards
-        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, segments):
-            return fitted
-        settings = replace(fitted.settings, resident=self.settings.shuffle)
-        if num_shards > 1:  # the number of frames was a guess
-            most = self._most(num_shards, settings)
-            fitted = replace(fitted, sizes=request.sizes, in_memory=None).with_all(most)
-        if fitted.in_memory is None:
-            return replace(request, frames_in_memory=()).plan_memory(limit)
-        return replace(fitted, settings=settings)
-
-    def plan_given(
-        self, request: MemoryRequest, limit: int, settings: PlanSettings, segments: Segments
-    ) -> MemoryPlan:
-        """The memory for the settings of a saved state.
-
-        Raises `MemoryLimitError` if the limit is too small for frames that must stay.
-        """
-        frames = self.frames(request.num_shards, segments, settings)
-        fitted = replace(request, frames_in_memory=frames).plan_given(settings, limit)
-        if settings.resident and fitted.in_memory is None:
-            sizes = request.sizes.of_staying
-            least = sizes.held(frames) + sizes.beside_arena(1, 1)
-            raise MemoryLimitError(
-                "memory_limit is too small for the order of the saved state, in which all frames "
-                "stay in memory",
-                file=request.url,
-                expected=f"about {format_size(least)} or more",
-                got=format_size(limit),
-            )
-        return fitted
-
-    def rows(
-        self, shard: Shard, segments: Segments, settings: PlanSettings
-    ) -> tuple[FrameRows, ...]:
-        """The rows of each group's resident frames of a shard."""
-        view = self.view
-        if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
-            return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
-        rows = FrameRows.of_episodes(view.episodes.num_frames, view.episode_rows)
-        return (rows,) * len(view.episodes.groups)
-
-    def features(self, stays: bool) -> dict[str, list[str]]:
-        """Names of features whose frames stay in memory, and of features decoded in every epoch."""
-        features, transform = self.view.dataset.features, self.view.transform
-        decoded = [n for n, spec in features.items() if transform is not None or is_decoded(spec)]
-        return {
-            "features_resident": list(features) if stays else [],
-            "features_redecoded": [] if stays else decoded,
-        }
-
-    @cached_property
-    def in_memory(self) -> tuple[int, int]:
-        """See `frames_in_memory`."""
-        return frames_in_memory(self.view)
-
-    def _has_fixed_shards(
-        self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
-    ) -> bool:
-        """Whether shards have the same clips in every epoch, or may have without `settings`."""
-        if segments or not find_order(self.settings.order).keeps_shards:
-            return False
-        if num_shards > 1 and self.view.samples.differs_by_epoch:
-            return False
-        may_be = self.fixed_shards or not self.settings.shuffle
-        return may_be and (settings is None or settings.resident == settings.shuffle)
-
-    def _most(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
-        """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
-        if num_shards * settings.num_cursors > _MAX_CURSORS:
-            return (self.in_memory[True],) * len(self.view.episodes.groups)
-        return self._shard_frames(num_shards, settings)[1]
-
-    def _shard_frames(
-        self, num_shards: int, settings: PlanSettings, shard: Shard | None = None
-    ) -> tuple[list[Intervals], tuple[int, ...]]:
-        """See `shard_frames`."""
-        from seqrecord.loader.sampling.fixed_shards import shard_frames
-
-        shards = None if shard is None else np.array([shard.index])
-        table, episodes = self.view.samples.clips, self.view.episodes
-        return shard_frames(table, episodes, self.windows, settings, num_shards, shards)
+def resident_features(view: View, *, stay: bool) -> dict[str, list[str]]:
+    """Names of features whose frames `stay` in memory, and of features decoded in every epoch."""
+    features = view.dataset.features
+    decoded = [n for n, spec in features.items() if view.transform is not None or is_decoded(spec)]
+    return {
+        "features_resident": list(features) if stay else [],
+        "features_redecoded": [] if stay else decoded,
+    }
 
 
 def _is_small(dataset: Dataset, feature: str) -> bool:

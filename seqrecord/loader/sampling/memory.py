@@ -273,9 +273,18 @@ class MemoryRequest:
         held = self.sizes.held(resident)
         prefetch, loads, arena, _ = self.sizes.divisions(memory_limit, held, what, self.url)[0]
         most = resident if self.stats.any_clips else None
-        return MemoryPlan(settings, self.sizes, arena, prefetch, loads, most).with_all(
-            self.frames_in_memory
-        )
+        plan = MemoryPlan(settings, self.sizes, arena, prefetch, loads, most)
+        plan = plan.with_all(self.frames_in_memory)
+        if settings.resident and plan.in_memory is None:
+            sizes = self.sizes.of_staying
+            least = sizes.held(self.frames_in_memory) + sizes.beside_arena(1, 1)
+            raise MemoryLimitError(
+                f"memory_limit is too small for {what}, in which all frames stay in memory",
+                file=self.url,
+                expected=f"about {format_size(least)} or more",
+                got=format_size(memory_limit),
+            )
+        return plan
 
     @property
     def least_limit(self) -> int:

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.distributed import this_worker, warn_once
-from seqrecord.loader.pipes.iterations import BatchSource
+from seqrecord.loader.pipes.epochs import Loader
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.sampling.built_ins import skip_last
@@ -84,7 +84,7 @@ class Planner(Protocol):
     def name(self) -> str:
         """The dataset, for messages."""
 
-    def loader(self, order: Order) -> BatchSource:
+    def loader(self, order: Order) -> Loader:
         """The loader that plans and reads the items."""
 
     def num_turns(self, loader: Any, order: Order, shares: Sequence[int], epoch: int) -> int:
@@ -135,10 +135,11 @@ class ClipPlanner:
 
     def num_turns(self, loader: ClipLoader, order: Order, shares: Sequence[int], epoch: int) -> int:
         """Shards differ by one clip at most."""
-        return loader.clips(epoch).num_clips // order.shards // order.batch_size * len(shares)
+        num_clips = loader.planner.clips(epoch).num_clips
+        return num_clips // order.shards // order.batch_size * len(shares)
 
     def num_items(self, loader: ClipLoader, order: Order, epoch: int) -> int:  # noqa: ARG002
-        return loader.clips(epoch).num_clips
+        return loader.planner.clips(epoch).num_clips
 
     def numbers(self, loader: ClipLoader, share: Share, begin: int) -> Iterator[int]:
         plan = loader.plan(share.epoch, share.order.shard(share.number))
@@ -167,7 +168,7 @@ class PlannedReader:
     def __init__(self, planner: Planner) -> None:
         self.stats = EngineStats()
         self._planner = planner
-        self._loader: tuple[Order, BatchSource] | None = None
+        self._loader: tuple[Order, Loader] | None = None
         self._share: Share | None = None
         self._batches: Iterator[dict[str, Any]] = iter(())
         self._batch, self._items = 0, list[dict[str, Any]]()  # that was read last
@@ -198,19 +199,9 @@ class PlannedReader:
         if self._loader is None or self._loader[0] != share.order:
             self._loader = share.order, self._planner.loader(share.order)
         self._share, self._batch = share, batch - 1
-        self._batches = self._read(self._loader[1], share, batch)
-
-    def _read(self, loader: BatchSource, share: Share, batch: int) -> Iterator[dict[str, Any]]:
+        loader = self._loader[1]
         plan = loader.plan(share.epoch, share.order.shard(share.number))
-        engine = loader.start(plan, (), batch=batch, stats=self.stats)
-        try:
-            for number, engine_batch in enumerate(engine, batch):
-                [clips] = loader.to_clips(engine_batch, plan, number)
-                del engine_batch
-                yield clips
-            engine.close()
-        finally:
-            engine.drop()
+        self._batches = iter(loader.run(plan, batch=batch, stats=self.stats))
 
     def _say(self, problem: str) -> None:
         name = self._planner.name

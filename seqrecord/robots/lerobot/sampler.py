@@ -14,6 +14,7 @@ from torch.utils.data import Sampler
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.epochs import differing_epochs
 from seqrecord.loader.pipes.rank_check import compare_ranks
+from seqrecord.loader.pipes.source_states import source_state
 from seqrecord.loader.sampling.sample_functions import SampleFunctions
 from seqrecord.robots.lerobot.items import PlannedDataset
 from seqrecord.robots.lerobot.planned import Order, PlannedIndex, Share
@@ -156,7 +157,8 @@ class PlannedSampler(Sampler[int]):
 
     def _inputs(self, epoch: int, start: int) -> dict[str, Any]:
         """A position and the inputs of the order."""
-        sources = [asdict(source.state(self._order.shards)) for source in self._loader.sources]
+        planners, shards = self._loader.planners, self._order.shards
+        sources = [asdict(source_state(planner, shards)) for planner in planners]
         return {
             "epoch": epoch,
             "start_index": start,

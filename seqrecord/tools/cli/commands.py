@@ -214,7 +214,7 @@ def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:
     """Predicted memory of a loader of these clips in one process, in bytes."""
     # Imported late: torch takes seconds.
     from seqrecord.loader.pipes.options import LoaderOptions
-    from seqrecord.loader.pipes.planning import predict_memory
+    from seqrecord.loader.pipes.run_memory import predict_memory
 
     return predict_memory(dataset, LoaderOptions(clip_len=clip_len, batch_size=batch_size))
 

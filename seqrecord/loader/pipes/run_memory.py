@@ -1,0 +1,140 @@
+"""The memory of a run, settled before it begins: of arenas, batches, loads and remote chunks."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import NamedTuple
+
+from seqrecord.loader.engine.arena import FORMS
+from seqrecord.loader.engine.stores import FrameRows
+from seqrecord.loader.pipes.memory import check_machine, spare_memory
+from seqrecord.loader.pipes.needed import needed_in
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.planning import Planner, plan_clips
+from seqrecord.loader.pipes.states import Segments
+from seqrecord.loader.sampling.memory import MOST_CLIPS, Memory, MemoryPlan
+from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.runs import Shard
+from seqrecord.store.format.page_kinds import page_kind
+from seqrecord.store.reading.array_specs import clip_nbytes
+from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.storage.chunk_store import ChunkStore, Pieces
+
+_MOST_TOGETHER = 32  # single clips that are made at once,
+_MOST_BYTES_TOGETHER = 1 << 20  # … which are small
+
+
+class RunMemory(NamedTuple):
+    """The memory of a run.
+
+    Attributes:
+        memory: arena rows, batches in flight and loads.
+        nbytes: the greatest size of these.
+        rows: the rows of frames that stay in memory, by group; none if frames are freed.
+        store_bytes: memory for a store of remote chunks, beside `nbytes`.
+        pieces: the bytes that the plan needs from that store.
+    """
+
+    memory: Memory
+    nbytes: int
+    rows: tuple[FrameRows, ...] = ()
+    store_bytes: int = 0
+    pieces: Pieces | None = None
+
+
+def settle(
+    planner: Planner, plan: Plan, segments: Segments, *, on_device: bool, in_worker: bool
+) -> RunMemory:
+    """Settle the memory of a plan's run, of an epoch after these segments.
+
+    Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
+    """
+    fitted = planner.plan_memory(plan.shard.count, plan.epoch, segments)
+    memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
+    rows: tuple[FrameRows, ...] = ()
+    if fitted.in_memory is not None:
+        rows = planner.staying_rows(plan.shard, segments, fitted.settings)
+    settled = RunMemory(memory, fitted.nbytes(memory), rows)
+    if isinstance(planner.view.dataset.contents.storage, ChunkStore):
+        settled = _with_store(planner, fitted, plan, settled)
+    if not on_device and planner.limit_in is None:
+        check_machine(settled.nbytes, planner.view.dataset.url)
+    return settled
+
+
+def _arenas(
+    planner: Planner, fitted: MemoryPlan, plan: Plan, *, on_device: bool, in_worker: bool
+) -> Memory:
+    """Arena rows, batches in flight and loads."""
+    view, made = planner.view, planner.view.batch_arrays
+    memory = fitted.memory([group.max_resident_frames for group in plan.groups])
+    if in_worker and view.dataset.contents.chunks.is_local:
+        # The DataLoader asks for batches ahead by itself; memory for more is slow to find.
+        memory = replace(memory, prefetch=1)
+    has_batches = not on_device and planner.limit_in is None  # on the host, and not of a mix
+    are_alike = all(FORMS[spec.value_kind].is_stacked for spec in made.values())
+    if fitted.settings.batch_size is None and has_batches and are_alike:
+        clip = max(1, clip_nbytes(made, view.lengths))
+        most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
+        memory = replace(memory, together=fitted.clips_at_once(memory, most))
+    return memory
+
+
+def _with_store(planner: Planner, fitted: MemoryPlan, plan: Plan, settled: RunMemory) -> RunMemory:
+    """Add the memory for a store of remote chunks. There is none beside frames that stay: these are
+    loaded once.
+
+    A short epoch never fills an arena: its cursors load fewer frames than their rings have rows.
+    Then arenas are reduced for all bytes that the plan needs.
+    """
+    memory, nbytes, rows, *_ = settled
+    pieces: Pieces = {} if rows else needed_in(planner.view, plan)
+    wanted = sum(int((stop - start).sum()) for start, stop in pieces.values())
+    limit = planner.limit(plan.shard.count)
+    room = max(0, limit - _bytes_beside_store(planner, memory, nbytes))
+    if room < wanted <= limit and plan.num_clips <= MOST_CLIPS:
+        cursors = max(1, plan.num_cursors)
+        num_rows = tuple(
+            min(most, cursors * _rounded(count))
+            for most, count in zip(memory.num_rows, plan.most_loaded(), strict=True)
+        )
+        memory = replace(memory, num_rows=num_rows)
+        nbytes = fitted.nbytes(memory)
+        room = max(0, limit - _bytes_beside_store(planner, memory, nbytes))
+    room = min(0 if rows else room, spare_memory(nbytes, planner.machine_part))
+    return RunMemory(memory, nbytes, rows, room, pieces if room else {})
+
+
+def _bytes_beside_store(planner: Planner, memory: Memory, nbytes: int) -> int:
+    """The bytes of a run beside a store of remote chunks.
+
+    Loads of raw frames are read ahead into the store, so it has their memory, too.
+    """
+    view = planner.view
+    in_slices = all(page_kind(spec).in_slices for spec in view.dataset.features.values())
+    is_read_ahead = view.transform is None and in_slices
+    return nbytes - is_read_ahead * memory.max_read_ahead * planner.sizes.chunk
+
+
+def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0) -> int:
+    """Peak memory of frames, batches and reads in flight of one rank's loaders, in bytes.
+
+    Reads no frame without a `frame_transform`. `workers` are the rank's DataLoader workers. Python,
+    torch, the training, and ready batches of a DataLoader are extra.
+
+    Raises `MemoryLimitError` if the limit is too small.
+    """
+    planner = plan_clips(dataset, options)
+    count = (options.rank or (0, 1))[1] * max(1, workers)
+    fitted, most = planner.plan_memory(count), 0
+    for index in range(count):
+        plan = planner.plan(0, Shard(index, count))
+        memory = _arenas(planner, fitted, plan, on_device=False, in_worker=workers > 0)
+        most = max(most, fitted.nbytes(memory))
+    return max(1, workers) * most
+
+
+def _rounded(count: int) -> int:
+    """At least `count`, by at most an eighth more: similar epochs have arenas of one size."""
+    step = 1 << max(0, count.bit_length() - 4)
+    return max(1, -(-count // step) * step)

@@ -1,0 +1,90 @@
+"""The saved state of the order of a planner's epochs, and its comparison with the planner."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from seqrecord.errors import StateError
+from seqrecord.loader.pipes.planning import MemoryPlans, Planner
+from seqrecord.loader.pipes.states import Segments, SourceState, State, check_same
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.store.text import repr_of
+
+_COMPARED = "shuffle", "seed", "last_batch", "order"
+"""Settings of plans that are arguments; memory determines the others, except the batch size."""
+
+
+def source_state(
+    planner: Planner, num_shards: int, epoch: int = 0, segments: Segments = ()
+) -> SourceState:
+    """The settings of the order of epochs with `num_shards` shards, and of the rest of one."""
+    rest = planner.plan_memory(num_shards, epoch, segments).settings if segments else None
+    request = {**planner.request, "samples": _samples(planner, epoch)}
+    settings = planner.plan_memory(num_shards).settings
+    return SourceState(settings, request, planner.view.identity, rest, excerpt_frames(planner))
+
+
+def excerpt_frames(planner: Planner) -> int | None:
+    """The most frames of an excerpt of frame lists; see `FrameLists`."""
+    return None if planner.view.excerpts is None else planner.view.excerpts.most
+
+
+def saved_memory(planner: Planner, saved: SourceState, state: State, *, fit: bool) -> MemoryPlans:
+    """The settings of a state by their place in `Planner.keep`: for whole epochs and its rest.
+
+    With `fit` also their memory. Raises `MemoryLimitError` with the smallest sufficient limit.
+    """
+    places: dict[tuple[int, int, Segments], PlanSettings]
+    places = {(state.num_shards, 0, ()): saved.settings}
+    if saved.rest is not None:
+        places[state.num_shards, state.epoch, state.segments] = saved.rest
+    if not fit:
+        return {**places}
+    return {place: planner.fit(settings, *place) for place, settings in places.items()}
+
+
+def check_source(planner: Planner, state: SourceState, segments: Segments, epoch: int) -> None:
+    """Raise `StateError` for a state of other clips or another order, with the differences.
+
+    Allowed differences: settings derived from memory and defaults, the batch size, the dataset's
+    location, and speed, threads and memory of reading.
+    """
+    view = planner.view
+    url, episodes, saved = view.dataset.url, view.identity, state.settings
+    problem = "segments of the saved state have different settings"
+    compared = [name for name in _COMPARED if saved.shuffle or name != "seed"]
+    for other in (state.rest or saved, *(segment.settings for segment in segments)):
+        check_same(problem, vars(saved), vars(other), compared, url)
+    now = {**planner.request, **{name: getattr(planner.settings, name) for name in _COMPARED}}
+    now["samples"] = _samples(planner, epoch)
+    now["num_cursors"] = planner.options.tuning.num_cursors
+    is_shuffled = planner.settings.shuffle or saved.shuffle
+    is_mixed = is_shuffled and planner.order.is_mixed
+    may_differ = {
+        "num_cursors": now["num_cursors"] is None or not is_mixed,
+        "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
+        "seed": not is_shuffled and not view.samples.is_random,
+    }
+    problem = "the saved state is of other settings"
+    names = dict.fromkeys((*now, *state.request))  # either may lack an optional one
+    compared = [name for name in names if not may_differ.get(name)]
+    check_same(problem, {**state.request, **vars(saved)}, now, compared, url)
+    if state.episodes.get("digest") != episodes["digest"]:
+        same = state.episodes.get("dataset") == episodes["dataset"]
+        problem = "the saved state is of another dataset, or this one has changed: select the "
+        problem += "state's episodes, if they are still the same"
+        problem = "the saved state is of other episodes of this dataset" if same else problem
+        expected, got = map(_described, (state.episodes, episodes))
+        raise StateError(problem, file=url, expected=expected, got=got)
+
+
+def _samples(planner: Planner, epoch: int) -> Any:
+    """See `SampleEpochs.digest`; in a mix, which has epochs of its own, of epoch 0."""
+    in_mix = planner.limit_in is not None
+    return planner.view.samples.digest(0 if in_mix else epoch)
+
+
+def _described(episodes: Mapping[str, Any]) -> str:
+    count, frames, digest = (repr_of(episodes.get(n)) for n in ("count", "frames", "digest"))
+    return f"{count} episodes of {frames} frames, digest {digest}"
