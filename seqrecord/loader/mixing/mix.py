@@ -346,11 +346,30 @@ def _weighted(
     is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    parts = [(dataset.source, dataset.weight) for dataset in drawn]
-    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn))
-    counts_in = partial(_counts_in, parts, sizes, weights_at, others, most)
-    names = tuple(dataset.name for dataset in drawn)
-    return drawn, WeightSchedule(names, counts_in, changes), weights.epoch_clips
+    schedule = _schedule(drawn, changes, partial(_weights_in, sizes, weights_at, others))
+    return drawn, schedule, weights.epoch_clips
+
+
+def _schedule(
+    datasets: Sequence[SourceDataset],
+    changes: tuple[int, ...] | None,
+    weights_in: Callable[[int], Mapping[str, Fraction]],
+) -> WeightSchedule:
+    """The weights of datasets by epoch, from those of their sources."""
+    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(datasets))
+    parts = [(dataset.source, dataset.weight) for dataset in datasets]
+    counts_in = partial(_counts_in, parts, weights_in, most)
+    return WeightSchedule(tuple(dataset.name for dataset in datasets), counts_in, changes)
+
+
+def _weights_in(
+    sizes: Mapping[str, SourceSize],
+    weights_at: Callable[[int], Any],
+    others: Mapping[str, Any],
+    epoch: int,
+) -> Mapping[str, Fraction]:
+    """The weights of sources in an epoch."""
+    return Proportions.of(sizes, weights=weights_at(epoch), **others).weights
 
 
 def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dict[str, SourceSize]:
@@ -366,18 +385,15 @@ def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dic
 
 def _counts_in(
     parts: Sequence[tuple[str, Fraction]],
-    sizes: Mapping[str, SourceSize],
-    weights_at: Callable[[int], Any],
-    others: Mapping[str, Any],
+    weights_in: Callable[[int], Mapping[str, Fraction]],
     most: int,
     epoch: int,
 ) -> tuple[int, ...]:
-    """Integers in the ratio of the weights of datasets in an epoch.
+    """Integers in the ratio of the weights of datasets in an epoch, with a sum of at most `most`.
 
-    `parts` has the source of each dataset, and its part of the source's weight. The sum of the
-    integers is at most `most`.
+    `parts` has the source of each dataset, and its part of the source's weight.
     """
-    weights = Proportions.of(sizes, weights=weights_at(epoch), **others).weights
+    weights = weights_in(epoch)
     by_dataset = [weights[source] * part for source, part in parts]
     expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
     raise_if(not any(by_dataset), "a mix draws from no source", expected, got)
