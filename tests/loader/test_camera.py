@@ -218,7 +218,7 @@ def test_a_mix_of_originals(tmp_path: Path, steps: list[Any]) -> None:
 
 
 def test_a_camera_without_calibration(tmp_path: Path) -> None:
-    """TUM's poses are known; K is 0 and missing, as no path names a camera."""
+    """TUM's poses are there; K is 0 and missing, as no path names a camera."""
     write_tum(tmp_path / "original", "office")
     seqrecord.convert(open_source(tmp_path / "original"), tmp_path / "records", workers=1)
     options: dict[str, Any] = {"clip_len": 2, "features": ["image"], "batch_size": 2}
