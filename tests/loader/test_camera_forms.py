@@ -321,6 +321,29 @@ def test_a_mix_of_sources(tmp_path: Path) -> None:
     assert seen == {*"abcd"}
 
 
+def test_a_mix_of_some_features(tmp_path: Path) -> None:
+    """Cameras of the images that a mix reads, in the intersection of its sources."""
+    write(tmp_path / "a", {"a": 6})
+    frames = [{**frame, "wrist": frame["image"]} for frame in frames_of("b", 6)]
+    metadata = {"b": {"convention": OPENCV, "camera": PINHOLE}}
+    write_dataset(tmp_path / "b", {"b": frames}, metadata=metadata, features=SCHEMA)
+    sources = {
+        "a": SeqRecordPipe(tmp_path / "a", clip_len=2, camera=True),
+        "b": SeqRecordPipe(
+            tmp_path / "b",
+            clip_len=2,
+            camera=Camera(poses={"image": "pose", "wrist": "pose"}, axes="opencv"),
+        ),
+    }
+    batch = next(iter(SeqRecordMix(sources, batch_size=4, features="intersection")))
+    assert check(batch) == 8
+    assert "wrist_pose" not in batch
+    sources["b"] = SeqRecordPipe(tmp_path / "b", clip_len=2, features=["state"])
+    batch = next(iter(SeqRecordMix(sources, batch_size=4, features="intersection")))
+    assert "state" in batch
+    assert not any(name.startswith("image") for name in batch)
+
+
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "no flag": ({"camera": "yes"}, r"camera is not valid.*True, False or a seqrecord.Camera"),
     "unknown image": (
