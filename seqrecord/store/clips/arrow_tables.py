@@ -22,6 +22,7 @@ path of a Parquet or Arrow file.
 
 _BATCH_BYTES = 4 << 20  # of rows in memory together
 _MAX_BATCH_ROWS = 1 << 16
+_BUFFER_BYTES = 1 << 20  # of each column
 _PROBED_ROWS = 1 << 6
 _PARQUET, _ARROW = b"PAR1", b"ARROW1"
 _HASH_BYTES = 1 << 20
@@ -131,7 +132,9 @@ def _open_parquet(path: Path) -> tuple[pa.Schema, Callable[..., Iterator[pa.Reco
     import pyarrow.parquet as pq  # a slow import
 
     def batches(names: Sequence[str]) -> Iterator[pa.RecordBatch]:
-        with pq.ParquetFile(path) as file:
+        # Without these two, the reader keeps the bytes of all column chunks until the end.
+        settings: dict[str, Any] = {"pre_buffer": False, "buffer_size": _BUFFER_BYTES}
+        with pq.ParquetFile(path, **settings) as file:
             # The metadata has sizes of encoded values: a text of a dictionary counts once.
             probe = next(file.iter_batches(_PROBED_ROWS, columns=list(names)), None)
             if probe is not None and probe.num_rows:
