@@ -277,8 +277,8 @@ def test_whole_episodes_are_found_without_parsing_identities(
     """Which takes a second for 50,000 episodes."""
     source, latents = places
 
-    def refuse(dataset: seqrecord.Dataset) -> None:
-        raise AssertionError(dataset)
+    def refuse(dataset: seqrecord.Dataset, numbers: Any) -> None:
+        raise AssertionError(dataset, numbers)
 
     monkeypatch.setattr("seqrecord.store.reading.join_matching.stored_identities", refuse)
     expected = read_all(source, join=[latents])
@@ -514,3 +514,27 @@ def test_values_per_sample_are_refused(places: tuple[Path, Path]) -> None:
     edit.set_metadata(latents, ["a"], {"derived_from": {**entry, "per": "sample"}})
     with pytest.raises(JoinError, match="values per sample"):
         seqrecord.open(source, join=[latents])
+
+
+def test_few_changed_episodes_of_many(
+    places: tuple[Path, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Their identities are searched for in the text of all."""
+    monkeypatch.setattr("seqrecord.store.reading.join_matching._FEW_EPISODES", 0)
+    source, latents = places
+    latent = latent_frames({"b": (2, 3), "d": (0,)})
+    edit.trim_episodes(source, ["a"], slice(3, 14))
+    edit.rename_episodes(source, {"d": "x/d"})
+    expected = cut(together(source_frames(), latent), "a", 3, 14)
+    expected = {{"d": "x/d"}.get(key, key): frames for key, frames in expected.items()}
+    check_equal(read_all(source, join=[latents]), expected)
+    both = source.with_name("both")
+    edit.merge_datasets([source, source], both, prefixes=["y/", "z/"])
+    merged = {f"{prefix}/{key}": frames for prefix in "yz" for key, frames in expected.items()}
+    check_equal(read_all(both, join=[latents]), merged)
+    with SeqRecordWriter(source, mode="append") as writer, writer.episode("new") as episode:
+        for frame in columns(image=noise(9, 4, 5, 3, seed=99), step=np.arange(9, dtype="<i4")):
+            episode.append(frame)
+    with pytest.raises(JoinError, match="without a partner"):
+        seqrecord.open(source, join=[latents])
+    check_equal(read_all(source, join=[latents], missing="drop"), expected)

@@ -87,12 +87,18 @@ def combined_digests(
         spec = specs[name]
         table = index.groups[spec.group]
         counts, first_rows = table.num_chunks[rows], table.first_chunk[rows]
-        owner, place = ragged_arange(counts)
-        pages = digests_of(contents, spec.group, first_rows[owner] + place)
-        column = pages[:, table.schema.position(spec.name), :_DIGEST_BYTES]
-        digests = np.ascontiguousarray(column).view("<u8")[:, 0]
+        starts = np.cumsum(counts) - counts
+        if np.array_equal(starts, first_rows) and int(counts.sum()) == len(table.file):
+            chunks: IntArray | slice = slice(None)  # all, without a copy
+            place = np.arange(len(table.file)) - np.repeat(starts, counts)
+        else:
+            owner, place = ragged_arange(counts)
+            chunks = first_rows[owner] + place
+        pages = digests_of(contents, spec.group, chunks)
+        halves = np.ascontiguousarray(pages).view("<u8")
+        digests = halves[:, table.schema.position(spec.name), 0]
         products = digests * (2 * place + 1).astype(np.uint64)
-        sums = np.add.reduceat(products, np.cumsum(counts) - counts)
+        sums = np.add.reduceat(products, starts)
         sums += table.first_frame[first_rows].astype(np.int64).astype(np.uint64)
         seed = int.from_bytes(hashlib.sha256(name.encode()).digest()[:_DIGEST_BYTES], "big") | 1
         combined = (combined ^ combined >> np.uint64(29)) * np.uint64(seed) + sums
@@ -304,13 +310,14 @@ class GroupChunks:
 _TRIED = 64  # chunks of a feature whose places are tried: each is a candidate for all features
 
 
-def digests_of(contents: Contents, group: int, rows: IntArray) -> npt.NDArray[np.uint8]:
+def digests_of(contents: Contents, group: int, rows: IntArray | slice) -> npt.NDArray[np.uint8]:
     """Return the digests of chunks' pages: uint8 [rows, features, 16]; of references, of their
     content.
     """
     table = contents.index.groups[group]
     if table.external[rows].any():
-        return contents.chunks.external.content_digests(table, rows)
+        numbers = np.arange(len(table.file))[rows] if isinstance(rows, slice) else rows
+        return contents.chunks.external.content_digests(table, numbers)
     return table.page_digest[rows]
 
 

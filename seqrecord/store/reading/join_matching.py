@@ -7,6 +7,7 @@ an episode that was divided.
 
 from __future__ import annotations
 
+import json
 import logging
 import re
 from collections import Counter
@@ -44,9 +45,12 @@ Check: TypeAlias = Literal["pages", "lengths"]
 """What must be equal in partners: the pages that values were computed from, or the lengths."""
 
 _UID_BYTES = 16
+_UID = f"S{_UID_BYTES}"  # compared several times faster than rows of bytes
 _MARK = b'"pages":"'  # in the text of metadata, before the uid and digests of an identity
 _MARK_BYTES = 49  # which are 32 digits, a colon and 16 digits
-_PAGES = re.compile(rb"(?:[0-9a-f]{32}:[0-9a-f]{16})*")
+_FEW_ROWS = 16  # whose identities are searched for in the text of all
+_FEW_EPISODES = 200  # whose identities are parsed in less time
+_SEARCHED_PAGES = 8  # of a feature
 _SHOWN_KEYS = 3
 
 _logger = logging.getLogger("seqrecord")
@@ -62,13 +66,15 @@ def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
     partners = _unchanged(base, companion)
     if (partners.episode >= 0).all():
         return partners
-    matching = _Matching(base, companion, stored_identities(companion), check)
+    rows = np.flatnonzero(partners.episode < 0)
+    numbers = _related_episodes(base, companion, rows) if len(rows) <= _FEW_ROWS else None
+    matching = _Matching(base, companion, stored_identities(companion, numbers), check)
     if (base_identities := stored_identities(base)) and check == "pages":
         enter_relatives(partners, base_identities, base, matching.stored, companion)
     if matching.stored:
         matching.enter_equal(partners)
         matching.complete(partners)
-    elif (partners.episode < 0).all():
+    elif numbers is None and (partners.episode < 0).all():
         partners = _by_key(base, companion)
         is_certain = MatchedByKey in companion.contents.attached
         if (partners.episode >= 0).any() and not is_certain:
@@ -97,17 +103,47 @@ def _unchanged(base: Dataset, companion: Dataset) -> Partners:
         return partners
     numbers, ends = _places_of(_MARK, companion_index.metadata)
     text = _texts_at(companion_index.metadata.buffers()[2], _MARK_BYTES, ends).tobytes()
-    if not text or not _PAGES.fullmatch(text):
+    colons = b":" * (len(text) // _MARK_BYTES)
+    is_valid = text[2 * _UID_BYTES :: _MARK_BYTES] == colons
+    if not (text and is_valid and text.translate(None, b"0123456789abcdef") == colons):
         return partners  # the identities are refused when they are parsed
     digits = text.replace(b":", b"").decode()
-    data = np.frombuffer(bytes.fromhex(digits), np.uint8).reshape(-1, _UID_BYTES + 8)
-    rows = _rows_of(index.uids, data[:, :_UID_BYTES])
+    stored = np.frombuffer(bytes.fromhex(digits), [("uid", _UID), ("digest", ">u8")])
+    rows = _rows_of(np.ascontiguousarray(index.uids).view(_UID)[:, 0], stored["uid"])
     is_same = (rows >= 0) & (index.num_frames[rows] == companion_index.num_frames[numbers])
-    stored_digests = np.ascontiguousarray(data[is_same, _UID_BYTES:]).view(">u8")[:, 0]
-    numbers, rows = numbers[is_same], rows[is_same]
-    is_same = combined_digests(base.contents, rows, names) == stored_digests
+    if not is_same.all():
+        numbers, rows, stored = numbers[is_same], rows[is_same], stored[is_same]
+    is_same = combined_digests(base.contents, rows, names) == stored["digest"]
     partners.episode[rows[is_same][::-1]] = numbers[is_same][::-1]  # of several, the first
     return partners
+
+
+def _related_episodes(base: Dataset, companion: Dataset, rows: IntArray) -> IntArray | None:
+    """Return the companion's episodes whose metadata have a uid, key or page of episodes `rows`.
+
+    `None` for all: where there are few. The text is searched, since parsing takes longer.
+    """
+    metadata = companion.contents.index.metadata
+    _, offset_buffer, buffer = metadata.buffers()
+    if len(metadata) <= _FEW_EPISODES or buffer is None:
+        return None
+    index, text, places = base.contents.index, bytes(buffer), list[int]()
+    for row in rows.tolist():
+        needles = {index.uid(row), json.dumps(index.key(row))}
+        for group in chunks_of(base.contents, row):
+            for digests in group.to_json()["digests"].values():
+                pages = [*page_digests(digests)]
+                needles.update(pages[:: max(1, len(pages) // _SEARCHED_PAGES)])
+        for needle in needles:
+            needle_places, place = list[int](), text.find(needle.encode())
+            while place >= 0 and len(needle_places) <= _MAX_OWNERS:
+                needle_places.append(place)
+                place = text.find(needle.encode(), place + 1)
+            if len(needle_places) <= _MAX_OWNERS:  # more prove nothing, as of constant masks
+                places += needle_places
+    offsets = np.frombuffer(offset_buffer, np.int32)[metadata.offset :][: len(metadata) + 1]
+    numbers = np.unique(np.searchsorted(offsets, np.array(places, np.int64), "right") - 1)
+    return numbers[(numbers >= 0) & (numbers < len(metadata))]
 
 
 def _places_of(mark: bytes, texts: pa.StringArray) -> tuple[IntArray, IntArray]:
@@ -141,16 +177,13 @@ def _texts_at(text: Any, size: int, starts: IntArray) -> npt.NDArray[np.bytes_]:
     return texts
 
 
-def _rows_of(table: npt.NDArray[np.uint8], uids: npt.NDArray[np.uint8]) -> IntArray:
+def _rows_of(table: npt.NDArray[np.bytes_], uids: npt.NDArray[np.bytes_]) -> IntArray:
     """Return the row of each uid in a table of uids, -1 for none: int64 [n]."""
     if np.array_equal(table, uids):
         return np.arange(len(table))
-    keys, wanted = (
-        np.ascontiguousarray(array).view(f"S{_UID_BYTES}")[:, 0] for array in (table, uids)
-    )
-    order = np.argsort(keys, kind="stable")
-    places = np.minimum(np.searchsorted(keys, wanted, sorter=order), len(keys) - 1)
-    rows: IntArray = np.where((table[order[places]] == uids).all(axis=1), order[places], -1)
+    order = np.argsort(table, kind="stable")
+    places = np.minimum(np.searchsorted(table, uids, sorter=order), len(table) - 1)
+    rows: IntArray = np.where(table[order[places]] == uids, order[places], -1)
     return rows
 
 

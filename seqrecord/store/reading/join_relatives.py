@@ -14,6 +14,9 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+import numpy.typing as npt
+
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode_identity import Identity
@@ -28,14 +31,21 @@ _MARK = f'"{DERIVED_FROM}"'  # in the text of metadata
 Identities = Mapping[int, dict[str, Any]]
 
 
-def stored_identities(dataset: Dataset) -> dict[int, dict[str, Any]]:
-    """Return the identities that a dataset stores of its source, JSON values by episode."""
+def stored_identities(
+    dataset: Dataset, numbers: npt.NDArray[np.int64] | None = None
+) -> dict[int, dict[str, Any]]:
+    """Return the identities that a dataset stores of its source, JSON values by episode.
+
+    `numbers` are episodes; by default all.
+    """
     identities: dict[int, dict[str, Any]] = {}
     metadata = dataset.contents.index.metadata
     text_buffer = metadata.buffers()[2]  # searched at once: most datasets have none
     if text_buffer is None or not re.search(_MARK.encode(), memoryview(text_buffer)):
         return identities
-    for number, text in enumerate(metadata.to_pylist()):
+    episodes = np.arange(len(metadata)) if numbers is None else numbers
+    texts = (metadata if numbers is None else metadata.take(numbers)).to_pylist()
+    for number, text in zip(episodes.tolist(), texts, strict=True):
         if _MARK in text and isinstance(entry := json.loads(text).get(DERIVED_FROM), dict):
             identities[number] = entry
     return identities
