@@ -374,7 +374,7 @@ class Channel:
 
     def check_open(self) -> None:
         """Raise `ClosedError` if the channel is closed."""
-        if self.is_closed:
+        if self._closed:
             raise ClosedError
 
 

@@ -85,6 +85,10 @@ class ChunkFetcher:
         names = (page.feature for page in selected_pages)
         return Fetched(chunk, pages, dict(zip(names, data, strict=True)), buffer)
 
+    def read_chunk(self, load: Load) -> Fetched:
+        """Read the chunk of a load into memory."""
+        return self.read(self._reader.chunk_at(load.group, load.chunk))
+
     def release(self, *chunks: Fetched | None) -> None:
         """Release the memory of chunks, and of chunks that were read together with them."""
         for fetched in chunks:
@@ -239,7 +243,7 @@ class ChunkLoader:
         if self.is_cached(load):
             self([item])
             return BegunLoad(None, ())
-        fetched = self._fetcher.take(load) or self._read_chunk(load)
+        fetched = self._fetcher.take(load) or self._fetcher.read_chunk(load)
         try:
             is_in_part = self._first_part(load, fetched, needed)
         except BaseException:
@@ -342,7 +346,7 @@ class ChunkLoader:
         if self._store is not None and self._groups[load.group].by_frame:
             self._read_ahead(self._store, load)
             return None
-        fetched = self._read_chunk(load)
+        fetched = self._fetcher.read_chunk(load)
         if self._transform is None:
             return fetched
         try:
@@ -362,9 +366,6 @@ class ChunkLoader:
             store.prefetch(chunk.path, self._reader.ranges(chunk, range(start, stop)))
         self._stats.note_fetch(begin, 0, chunk.row)
 
-    def _read_chunk(self, load: Load) -> Fetched:
-        return self._fetcher.read(self._reader.chunk_at(load.group, load.chunk))
-
     def _keep(self, load: Load, fetched: Fetched | None) -> None:
         """Leave the chunk of a finished load open, if the cursor's next load continues there."""
         if fetched is not None:
@@ -376,11 +377,8 @@ class ChunkLoader:
         episode, chunk, start, count = np.array(columns, np.int64).T
         owner, index = ragged_arange(count)
         frame = start[owner] + index * self._steps[loads[0].group]
-        return (
-            loads[0].group,
-            chunk[owner],
-            self._clip_frames.stored_frames(episode[owner], frame)[1],
-        )
+        frame = self._clip_frames.stored_frames(episode[owner], frame)[1]
+        return loads[0].group, chunk[owner], frame
 
     def _load(self, row_load: RowLoad, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.
@@ -413,9 +411,8 @@ class ChunkLoader:
                 if self._transform is not None:
                     fetched = self._fetcher.with_others(fetched, part.frame)
                 self._decoder.decode(fetched, part.frame, part.out, part.rows)
-                added = {
-                    n: cached.take(index) for n, cached in cached_rows.items() if n not in straight
-                }
+                decoded = [name for name in cached_rows if name not in straight]
+                added = {name: cached_rows[name].take(index) for name in decoded}
                 self._add_cached(added, added, part, fetched)
         except BaseException:
             self._fetcher.release(fetched)
@@ -462,16 +459,14 @@ class ChunkLoader:
             raise
         count = 0
         if cached_rows and group == self._counted:  # as decoded frames: once for all features
-            count = int(
-                np.logical_or.reduce([cached.read for cached in cached_rows.values()]).sum()
-            )
+            are_read = [rows_of_feature.read for rows_of_feature in cached_rows.values()]
+            count = int(np.logical_or.reduce(are_read).sum())
         self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
         if cached_rows.keys() != self._groups[group].names:
             return row_load, cached_rows
         uncached = ~np.logical_and.reduce([cached.there for cached in cached_rows.values()])
-        return row_load.take(uncached), {
-            name: cached.take(uncached) for name, cached in cached_rows.items()
-        }
+        cached_rows = {name: cached.take(uncached) for name, cached in cached_rows.items()}
+        return row_load.take(uncached), cached_rows
 
     def _add_cached(
         self,

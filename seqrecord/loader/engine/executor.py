@@ -222,31 +222,30 @@ class Executor:
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
         given = job.plan, job.clip_frames, buffers.arenas
-        self._store: FrameStore = Rings(*given)
+        self._store: FrameStore
         if self._rows:
             self._store = AllFrames(*given, self._rows, whole_chunks(job))
+        else:
+            self._store = Rings(*given)
         self._copies = self._workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
         buffers.begin(stats)
         try:
             with self._workers:
-                self._execute(first, last)
+                try:
+                    if first < last:
+                        self._execute(first, last)
+                except BaseException:
+                    if not self._channel.is_closed:
+                        self._copies.wait()  # delivers begun batches, or raises a copy's error
+                    raise
         finally:
             loader.close()
             buffers.end()
 
     def _execute(self, first: int, last: int) -> None:
         """Execute the rounds of clips `[first, last)`."""
-        try:
-            if first < last:
-                self._execute_rounds(first, last)
-        except BaseException:
-            if not self._channel.is_closed:
-                self._copies.wait()  # delivers begun batches, or raises a copy's error
-            raise
-
-    def _execute_rounds(self, first: int, last: int) -> None:
         plan, store, stats = self.job.plan, self._store, self._stats
         index, skip = plan.locate_clip(first)
         number = first - skip  # number of the round's first clip
