@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from seqrecord.tools.profiler.bench import StepTimes as StepTimes
     from seqrecord.tools.recorder import RecorderStats as RecorderStats
     from seqrecord.tools.recorder import RecordingEpisode as RecordingEpisode
-    from seqrecord.tools.verify import VerifyReport as VerifyReport
+    from seqrecord.tools.verify_report import VerifyReport as VerifyReport
 
 if not TYPE_CHECKING:
     __getattr__, __dir__, __all__ = lazy(__name__)

@@ -58,52 +58,9 @@ from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.parallel import RequestThreads, request_threads
-from seqrecord.store.text import counted, shown_place
-from seqrecord.store.units import Progress, format_size
-
-
-@dataclass(frozen=True)
-class VerifyReport:
-    """Result of `verify`. `notes` are remarks, not problems.
-
-    `version` is the checked version, empty without a readable manifest. `skipped` are checks that
-    this run did not make.
-
-    Example:
-        report = seqrecord.verify("records/", deep=True)
-        for problem in report.problems:
-            print(problem.file, problem.offset, problem)
-    """
-
-    url: str
-    deep: bool
-    num_record_files: int
-    num_chunks: int
-    num_pages: int
-    num_frames: int  # decoded, counted for each feature
-    page_bytes: int
-    problems: tuple[SeqRecordError, ...]
-    notes: tuple[str, ...]
-    version: str
-    skipped: tuple[str, ...] = ()
-
-    @property
-    def ok(self) -> bool:
-        """Whether no problem was found."""
-        return not self.problems
-
-    def __str__(self) -> str:
-        problems = counted(len(self.problems), "problem") if self.problems else "no problem"
-        is_decoded = self.deep or self.num_frames
-        decoded = f", {counted(self.num_frames, 'array')} decoded" if is_decoded else ""
-        pages = f"{counted(self.num_pages, 'page')} ({format_size(self.page_bytes)})"
-        return (
-            f"{shown_place(self.url)}: {problems} found; "
-            f"{counted(self.num_record_files, 'record file')}, "
-            f"{counted(self.num_chunks, 'chunk')}, {pages} checked{decoded}"
-            + "".join(f"\nnot checked: {check}" for check in self.skipped)
-        )
-
+from seqrecord.store.text import counted
+from seqrecord.store.units import Progress
+from seqrecord.tools.verify_report import VerifyReport, joined_report
 
 _REINDEX = "reindex"  # the command of versions that left out damaged files
 
@@ -164,21 +121,7 @@ def verify(
 def _verify_contents(contents: Contents, checks: Mapping[str, Any]) -> VerifyReport:
     if contents.join is None:
         return verify_storage(contents.storage, contents.externals, **checks)
-    return _joined_report([_verify_contents(member, checks) for member in contents.join.members])
-
-
-def _joined_report(reports: Sequence[VerifyReport]) -> VerifyReport:
-    """One report of the datasets that a joined one consists of."""
-    counts = ("num_record_files", "num_chunks", "num_pages", "num_frames", "page_bytes")
-    texts = ("problems", "notes", "skipped")
-    changes: dict[str, Any] = {
-        name: sum(getattr(report, name) for report in reports) for name in counts
-    }
-    changes |= {
-        name: tuple(dict.fromkeys(item for report in reports for item in getattr(report, name)))
-        for name in texts
-    }
-    return replace(reports[0], **changes)
+    return joined_report([_verify_contents(member, checks) for member in contents.join.members])
 
 
 def verify_storage(

@@ -6,12 +6,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 import seqrecord
 from seqrecord import SeqRecordPipe
+from seqrecord.errors import JoinError, NotFoundError
+from seqrecord.storage import open_storage
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.services.moto import Moto
+from tests.kit.services.web_server import WebFolder
 
 pytest.importorskip("obstore", reason="pip install obstore")
 LENGTHS = {"a": 40, "b": 9, "c": 23}
@@ -59,3 +64,26 @@ def test_clips_of_two_storages(moto: Moto, tmp_path: Path, is_remote: tuple[bool
     if all(is_remote):  # options of the dataset are for URLs among its companions, too
         with seqrecord.open(base, join=[companion], **options) as dataset:
             assert {*dataset.features} == {"image", "step", "latent"}
+
+
+def test_a_table_at_a_url(moto: Moto, tmp_path: Path, home: Path) -> None:
+    write_dataset(tmp_path / "records", {key: columns(x=range(n)) for key, n in LENGTHS.items()})
+    table = pa.table({"index": range(72), "v": np.arange(72.0)})
+    pq.write_table(table, tmp_path / "t.parquet")
+    url = f"s3://{moto.new_bucket()}/some/t.parquet"
+    upload = open_storage(url.rpartition("/")[0], moto.options()).create("t.parquet")
+    upload.write((tmp_path / "t.parquet").read_bytes())
+    upload.commit()
+    with (
+        WebFolder(tmp_path) as server,
+        seqrecord.open(tmp_path / "records", join=f"{server.endpoint}/t.parquet") as from_web,
+        seqrecord.open(tmp_path / "records", join=[url], storage_options=moto.options()) as from_s3,
+    ):
+        for dataset in (from_web, from_s3):
+            assert [dataset.episodes["b"][i]["v"] for i in range(9)] == [*range(40, 49)]
+        with pytest.raises(NotFoundError, match=r"no such table.*/another\.parquet"):
+            seqrecord.open(tmp_path / "records", join=f"{server.endpoint}/another.parquet")
+    assert len([path for path in (home / "tables").iterdir() if path.is_dir()]) == 1
+    pq.write_table(table.slice(0, 3).drop_columns("index"), tmp_path / "w.parquet")
+    with WebFolder(tmp_path) as server, pytest.raises(JoinError, match=r"names no.*/w\.parquet"):
+        seqrecord.open(tmp_path / "records", join=f"{server.endpoint}/w.parquet")

@@ -269,18 +269,21 @@ def test_values_of_latest_images(tmp_path: Path) -> None:
     write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=SCHEMA)
     pipe = SeqRecordPipe(
         tmp_path,
-        windows={"image": Latest([0, 1]), "state": [0]},
+        windows={"image": Latest([0, 1], unknown="zeros"), "state": [0]},
         features=["image", "state"],
         batch_size=1,
         shuffle=False,
         camera=True,
     )
+    num_unknown = 0
     for batch in pipe:
         is_known = ~batch["image_pose_is_missing"][0]
+        num_unknown += int((~is_known).sum())
         assert is_known.tolist() == (batch["image_age"][0] >= 0).tolist()
         pictures = batch["image"][0, is_known, 0, 0, 0].tolist()
         expected = np.reshape([pose_of("a", number) for number in pictures], (-1, 4, 4))
         np.testing.assert_allclose(batch["image_pose"][0, is_known], expected, atol=1e-6)
+    assert num_unknown == 3
 
 
 NED: Array = np.array([[0.0, 0, 1, 0], [1, 0, 0, 0], [0, 1, 0, 0], [0, 0, 0, 1]])
@@ -397,6 +400,14 @@ def test_cameras_that_are_unknown(tmp_path: Path) -> None:
     problem = "not a rigid pose; .*bent; episode: a; feature: pose; frame: 0"
     with pytest.raises(ClipError, match=problem):
         list(SeqRecordPipe(tmp_path / "bent", **options, camera=True, shuffle=False))
+
+
+def test_axes_of_datasets_that_tell_them(records: Path) -> None:
+    """One `Camera` serves all sources of a mix: metadata has precedence, named poses have not."""
+    assert check(first_batch(records, Camera(axes="ned"))) == 4
+    batch = first_batch(records, Camera(axes="ned", poses={"image": "pose"}))
+    expected = np.stack([pose_of("a", frame) @ NED for frame in (1, 2)])
+    np.testing.assert_allclose(batch["image_pose"][1], expected, atol=1e-6)
 
 
 def test_a_feature_with_the_name_of_a_column(tmp_path: Path) -> None:

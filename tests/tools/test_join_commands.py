@@ -166,7 +166,6 @@ def test_bench_reads_joined_features(places: dict[str, Path]) -> None:
         (["info", "--check", "lengths"], "--check requires --join"),
         (["info", "--join", "x", "--versions"], "--versions cannot be combined with --join"),
         (["view", "--join", "x", "--quality"], "--join cannot be combined with --quality"),
-        (["write", "--src", "--join", "x", "--format", "tum"], "--format cannot be combined"),
     ],
 )
 def test_options_that_need_a_companion(
@@ -175,6 +174,13 @@ def test_options_that_need_a_companion(
     place = 2 if "--src" in arguments else 1
     command = [*arguments[:place], places["records"], *arguments[place:]]
     assert match in run(*command, code=2).output
+
+
+def test_write_refuses_options_of_originals(places: dict[str, Path], tmp_path: Path) -> None:
+    command = ["write", "--src", *joined(places), "--dst", tmp_path / "packed"]
+    for options in (["--format", "tum"], ["--keep-encoded"], ["--source-option", "exif=ignore"]):
+        assert "cannot be combined with join" in fail(*command, *options)
+    assert not (tmp_path / "packed").exists()
 
 
 # Originals in place, with the sidecars of two projects

@@ -35,6 +35,7 @@ from seqrecord.store.format.time_spans import timestamp_features
 from seqrecord.store.originals.inventory import Account, not_selected
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.pages import Chunk, Page
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.statistics.by_feature import Statistics
@@ -66,6 +67,18 @@ def find_dataset(
     if not is_named and not _is_dataset(location, storage_options):
         return None
     return DatasetSource(open_packed(location, features=features, storage_options=storage_options))
+
+
+def joined_dataset(
+    location: StorageLike,
+    features: Sequence[str] | None,
+    storage_options: Mapping[str, Any] | None,
+    **joining: Any,
+) -> DatasetSource:
+    """The source of a dataset, or of an original in place, with its companions."""
+    return DatasetSource(
+        open_dataset(location, features=features, storage_options=storage_options, **joining)
+    )
 
 
 CopiedChunk: TypeAlias = "tuple[StoredChunk, Mapping[str, Times]]"

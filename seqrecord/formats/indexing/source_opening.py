@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.registry import OptionError, open_original
@@ -12,6 +12,11 @@ from seqrecord.in_place.remote import is_url
 from seqrecord.store.areas import DATASET
 from seqrecord.store.originals.protocol import Source
 from seqrecord.store.storage.opening import StorageLike
+
+if TYPE_CHECKING:  # slow imports
+    from seqrecord.store.reading.join_matching import Check
+    from seqrecord.store.reading.joining import Missing
+    from seqrecord.store.reading.opening import Companion
 
 
 def open_source(
@@ -21,6 +26,9 @@ def open_source(
     features: Sequence[str] | None = None,
     keep_encoded: bool = False,
     storage_options: Mapping[str, Any] | None = None,
+    join: Sequence[Companion] | Companion = (),
+    missing: Missing = "error",
+    check: Check = "pages",
     **options: Any,
 ) -> Source:
     """Open the episodes at `path` as a source.
@@ -32,11 +40,13 @@ def open_source(
         features: names of the features to read, in that order; default all.
         keep_encoded: keep PNG and JPEG images encoded. A dataset's always stay encoded.
         storage_options: for a URL, as in `seqrecord.open`.
+        join, missing, check: companions, as for `seqrecord.open`. `path` is then a dataset, or an
+            original that can be read in place.
         options: arguments of single formats, such as TartanAir's `cameras` and `difficulty`;
             `None` counts as not given.
 
     Raises `SourceError` if no format matches, or several do, with a list of the attempts; for an
-    unknown or wrong `format`; and for an option unknown to the format.
+    unknown or wrong `format`; and for an option unknown to the format, or that companions exclude.
 
     Example:
         source = seqrecord.open_source("records/")
@@ -46,6 +56,15 @@ def open_source(
     is_remote = is_url(path) or not isinstance(path, (str, os.PathLike))
     if storage_options and not is_remote:
         raise SourceError("storage_options apply to URLs only", file=str(path))
+    if join:
+        from seqrecord.formats.converting.dataset_source import joined_dataset  # slow import
+
+        excluded_options = {"format": format, "keep_encoded": keep_encoded, **format_options}
+        for name, value in excluded_options.items():
+            if value:
+                raise OptionError(f"{name} cannot be combined with join (--join)", got=name)
+        joining: dict[str, Any] = {"join": join, "missing": missing, "check": check}
+        return joined_dataset(path, features, storage_options, **joining)
     if format in (None, DATASET):
         from seqrecord.formats.converting.dataset_source import find_dataset  # slow import
 

@@ -39,7 +39,7 @@ from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.filters import episode_names
 from seqrecord.store.reading.home import is_private, make_private, private_folder
 from seqrecord.store.storage.opening import open_storage
-from seqrecord.store.storage.url import local_path
+from seqrecord.store.storage.url import local_path, parse_location
 from seqrecord.store.text import name_index
 from seqrecord.store.units import Progress, format_size
 
@@ -57,8 +57,8 @@ def joined_table(
 
     Raises `JoinError` for a table that cannot be read, or names no episodes.
     """
-    with _join_errors(), _local_table(item, storage_options) as local_table:
-        table = ArrowTable.open(local_table)
+    with _join_errors(), _local_table(item, storage_options) as (local_table, shown):
+        table = ArrowTable.open(local_table, shown)
         with located(ClipError, file=table.shown):
             places = place_names(table.schema.names)
         yield JoinedTable(table, places)
@@ -113,18 +113,24 @@ def _join_errors() -> Iterator[None]:
 
 
 @contextmanager
-def _local_table(table: TableLike, options: Mapping[str, Any] | None) -> Iterator[TableLike]:
-    """Provide a table, copied to the local disk if it is at a URL."""
+def _local_table(
+    table: TableLike, options: Mapping[str, Any] | None
+) -> Iterator[tuple[TableLike, str | None]]:
+    """Provide a table, copied to the local disk if it is at a URL, and its path or URL."""
     if isinstance(table, str) and is_url(table):
         folder, _, name = table.partition("?")[0].rpartition("/")
         query = table.partition("?")[1:]
         files = RemoteFiles(open_storage(folder + "".join(query), options))
+        shown = parse_location(table).shown
+        if files.entry(files.root / name) is None:
+            raise NotFoundError("no such table", file=shown)
         with on_disk(files.root / name) as path:
-            yield path
+            yield path, shown
     elif isinstance(table, (str, os.PathLike)):
-        yield local_path(table, "join")
+        path = local_path(table, "join")
+        yield path, str(path)
     else:
-        yield table
+        yield table, None
 
 
 def _digest(table: ArrowTable, places: Sequence[str], names: EpisodeNames) -> str:

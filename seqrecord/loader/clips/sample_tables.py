@@ -123,7 +123,7 @@ def read_samples(
 ) -> tuple[IntArray, IntArray, dict[str, Values]]:
     """Check the columns of a table and return them as arrays, in the order of its rows.
 
-    `columns` are those of `sample_columns`, `names` describes all episodes. Returns episode rows,
+    `columns` comes from `sample_columns`, `names` describes all episodes. Returns episode rows,
     int64[n]; starts, int64[n], or frames, int64[n, T]; and the other columns. `reaches`, int64[E,
     2], are the numbers of frames required before and after a start, with the lowest dilation of the
     table.

@@ -78,7 +78,7 @@ class Camera:
         poses: features with the poses of images, by image, for datasets whose metadata does not
             tell. An image without poses by its metadata that is not named here has none. Features
             named here get columns even if they are no images, for example depth maps.
-        axes: axes of the cameras of stored poses, for datasets whose metadata does not tell:
+        axes: axes of the cameras of stored poses, where the metadata does not tell, and of `poses`:
             "opencv" (x right, y down, z forward), "opengl" (y up, z backward), "ned" (x forward, y
             right, z down) or "ros" (x forward, y left, z up). Poses are camera-to-world.
         relative: a `RelativePose`: poses relative to another frame of the clip. Batches have

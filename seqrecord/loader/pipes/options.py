@@ -262,13 +262,14 @@ class ClipOptions:
             epoch, so it must depend on its arguments alone.
 
             A table is a dict of columns, a table of Arrow, pandas or Polars, or the path of a
-            Parquet file. Columns: `episode`, keys; `start`, first frames, or `frames`. Without
-            these two, a row stands for all clips of its episode. `frames` lists the frames of each
-            clip, such as `[3, 41]`, in any order; then `clip_len` must be `None`, batches have the
-            column `frames`, int64 [batch, T], and `start` is the earliest frame. If lists differ in
-            length, `ragged` gives the form of features, `frames` has -1 behind a shorter list, and
-            `frames_is_pad`, bool [batch, T], is true there. `episodes` filters the table; with
-            `start` or `frames`, `stride` must be 1.
+            Parquet or Arrow file. Columns: `episode`, keys or numbers; `start`, first frames, or
+            `frames`; in place of these also `episode_index`, `frame_index`, `frame` and `index`,
+            see docs/join.md. Without start and frames, a row stands for all clips of its episode.
+            `frames` lists the frames of each clip, such as `[3, 41]`, in any order; then `clip_len`
+            must be `None`, batches have the column `frames`, int64 [batch, T], and `start` is the
+            earliest frame. If lists differ in length, `ragged` gives the form of features, `frames`
+            has -1 behind a shorter list, and `frames_is_pad`, bool [batch, T], is true there.
+            `episodes` filters the table; with `start` or `frames`, `stride` must be 1.
 
             Optional columns: `repeat`, mean number of occurrences in an epoch, 1 by default: 2.3
             means two occurrences in most epochs and three in the others, as the seed decides;

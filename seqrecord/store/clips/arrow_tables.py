@@ -48,10 +48,10 @@ class ArrowTable:
     shown: str
 
     @classmethod
-    def open(cls, table: TableLike) -> ArrowTable:
-        """Open a table. Raises `ClipError` for other files and objects."""
+    def open(cls, table: TableLike, shown: str | None = None) -> ArrowTable:
+        """Open a table; errors call it `shown`. Raises `ClipError` for other files and objects."""
         if isinstance(table, (str, PathLike)):
-            return _open_file(Path(table))
+            return _open_file(Path(table), shown or str(table))
         content = to_arrow(table)
         shown = f"{type(table).__module__.partition('.')[0]}.{type(table).__name__}"
         shown = "a dict of columns" if isinstance(table, Mapping) else shown
@@ -107,8 +107,7 @@ def _column(values: Any) -> Any:
     return pa.FixedSizeListArray.from_arrays(pa.array(rows.reshape(-1)), rows.shape[1])
 
 
-def _open_file(path: Path) -> ArrowTable:
-    shown = str(path)
+def _open_file(path: Path, shown: str) -> ArrowTable:
     with located(ClipError, file=shown), arrow_errors("the table"):
         with path.open("rb") as file:
             magic = file.read(len(_ARROW))

@@ -247,12 +247,12 @@ def image_poses(
         pose_features: features of poses.
         images: the images of the loader, among which poses of a bag must be unambiguous.
         feature: the feature with the poses, instead of that of the format.
-        axes: a key of `AXES`, instead of the axes of the format.
+        axes: a key of `AXES`, if the metadata tells none, or for a given `feature`.
         may_lack: whether an image has no poses, instead of an error, if none are known to be its.
 
     Raises `ClipError` if the metadata does not tell the convention, or lacks a calibration.
     """
-    convention = _convention(metadata)
+    convention, is_requested = _convention(metadata), feature is not None
     declared = metadata.get(CAMERA_POSES)
     if feature is None and isinstance(declared, Mapping) and declared.get(image) in pose_features:
         return ImagePoses(declared[image], AXES["opencv"])
@@ -267,7 +267,7 @@ def image_poses(
         expected += "poses={} for none"
         got = f"features of poses: {', '.join(sorted(pose_features))}"
         raise _refused(image, expected, got)
-    if axes is not None:
+    if axes is not None and (convention is None or is_requested):
         return ImagePoses(feature, AXES[axes])
     if convention is None and _OPTICAL.fullmatch(feature):
         return ImagePoses(feature, AXES["opencv"])

@@ -111,10 +111,14 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     options |= {"cache_dir": cache_dir, "cache_limit": cache_limit, "originals": originals}
     settings = {"storage_options": storage_options, "verify": verify}
 
+    remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
+    if not _is_url(location) and any(map(_is_url, _companions(join))):
+        options |= {"cache_dir": None, "cache_limit": None}
+        settings = {"verify": verify}
+
     def open_base(names: Sequence[str] | None) -> Dataset:
         return _open_checked(location, skip_bad_episodes, features=names, **settings, **options)
 
-    remote = {"cache_dir": cache_dir, "cache_limit": cache_limit, **settings}
     return open_joined(
         open_base,
         join,
@@ -141,8 +145,7 @@ def open_joined(
     `open_base` opens the dataset with the named features. `options` are arguments for companions;
     without `verify`, they are for URLs only.
     """
-    is_single = isinstance(join, str | PathLike | Dataset | Storage) or is_table(join)
-    companions: Any = [join] if is_single else join
+    companions = _companions(join)
     if not companions:
         return open_base(features)
     from seqrecord.store.reading.joining import join_datasets
@@ -152,8 +155,7 @@ def open_joined(
         def opened_companion(item: Any) -> Dataset | JoinedTable:
             if isinstance(item, Dataset):
                 return item
-            is_remote = isinstance(item, str) and "://" in item
-            arguments = options if is_remote else {"verify": options.get("verify", True)}
+            arguments = options if _is_url(item) else {"verify": options.get("verify", True)}
             if is_table(item):
                 table = joined_table(item, arguments.get("storage_options"))
                 return opened_tables.enter_context(table)
@@ -176,6 +178,17 @@ def open_joined(
         dataset = join_datasets(base, datasets, missing=missing, check=check).select(features)
         opened_datasets.pop_all()
         return dataset
+
+
+def _companions(join: Sequence[Companion] | Companion) -> Sequence[Any]:
+    """The companions in an argument, which may be only one."""
+    is_single = isinstance(join, str | PathLike | Dataset | Storage) or is_table(join)
+    companions: Any = [join] if is_single else join
+    return list(companions)
+
+
+def _is_url(location: object) -> bool:
+    return isinstance(location, str) and "://" in location
 
 
 def _open_checked(location: StorageLike, skip_bad_episodes: bool, **options: Any) -> Dataset:

@@ -90,6 +90,44 @@ def write_mode(function: Callable[..., None]) -> Callable[..., None]:
     return resume(append(with_mode))
 
 
+def joins(function: Callable[..., None]) -> Callable[..., None]:
+    """`--join PATH`, `--missing` and `--check`, as `joining`: arguments of `seqrecord.open`."""
+
+    @wraps(function)
+    def with_joining(
+        *arguments: Any,
+        join: tuple[str, ...],
+        missing: str | None,
+        check: str | None,
+        **options: Any,
+    ) -> None:
+        settings = {"missing": missing, "check": check}
+        joining = {name: value for name, value in settings.items() if value is not None}
+        if joining and not join:
+            raise click.UsageError(f"--{min(joining)} requires --join")
+        function(*arguments, joining={"join": [*join], **joining} if join else {}, **options)
+
+    return _JOIN(_MISSING(_CHECK(with_joining)))
+
+
+_JOIN = click.option(
+    "--join",
+    multiple=True,
+    metavar="PATH",
+    help="Add the features of another dataset, or of a Parquet or Arrow table (repeatable).",
+)
+_MISSING = click.option(
+    "--missing",
+    type=click.Choice(["error", "drop", "pad"]),
+    help="With --join: episodes without a partner. [error]",
+)
+_CHECK = click.option(
+    "--check",
+    type=click.Choice(["pages", "lengths"]),
+    help="With --join: what partners have in common. [pages]",
+)
+
+
 def check_usage(*rules: tuple[str, object]) -> None:
     """Raise `UsageError` with the message of the first rule whose second item is true."""
     for message, is_wrong in rules:

@@ -35,9 +35,10 @@ from seqrecord.tools.cli.arguments import (
     check_video,
     common,
     feature_names,
+    joins,
 )
 from seqrecord.tools.cli.batch_rows import show_rows
-from seqrecord.tools.cli.joining import joins, opened_joined
+from seqrecord.tools.cli.joining import opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.verify import verify as verify_dataset
 

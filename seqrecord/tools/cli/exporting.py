@@ -18,8 +18,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
-from seqrecord.tools.cli.arguments import common, feature_names, pairs, source_option
-from seqrecord.tools.cli.joining import joins
+from seqrecord.tools.cli.arguments import common, feature_names, joins, pairs, source_option
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 
 

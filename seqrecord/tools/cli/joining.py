@@ -1,38 +1,13 @@
-"""Options of commands that read joined datasets: `--join`, `--missing` and `--check`."""
+"""Datasets with the companions of `--join`."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import wraps
-from typing import Any, TypeVar
-
-import click
+from typing import Any
 
 from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.reading.opening import open as open_dataset
-
-_Function = TypeVar("_Function", bound=Callable[..., Any])
-
-
-def joins(function: Callable[..., None]) -> Callable[..., None]:
-    """`--join PATH`, `--missing` and `--check`, as `joining`: arguments of `seqrecord.open`."""
-
-    @wraps(function)
-    def with_joining(
-        *arguments: Any,
-        join: tuple[str, ...],
-        missing: str | None,
-        check: str | None,
-        **options: Any,
-    ) -> None:
-        settings = {"missing": missing, "check": check}
-        joining = {name: value for name, value in settings.items() if value is not None}
-        if joining and not join:
-            raise click.UsageError(f"--{min(joining)} requires --join")
-        function(*arguments, joining={"join": [*join], **joining} if join else {}, **options)
-
-    return _JOIN(_MISSING(_CHECK(with_joining)))
 
 
 @contextmanager
@@ -58,21 +33,3 @@ def opened_joined(
         **joining,
     ) as dataset:
         yield dataset, {}
-
-
-_JOIN = click.option(
-    "--join",
-    multiple=True,
-    metavar="PATH",
-    help="Add the features of another dataset, or of a Parquet or Arrow table (repeatable).",
-)
-_MISSING = click.option(
-    "--missing",
-    type=click.Choice(["error", "drop", "pad"]),
-    help="With --join: episodes without a partner. [error]",
-)
-_CHECK = click.option(
-    "--check",
-    type=click.Choice(["pages", "lengths"]),
-    help="With --join: what partners have in common. [pages]",
-)

@@ -16,8 +16,7 @@ from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import counted
 from seqrecord.store.units import format_size
 from seqrecord.store.writing.stored_statistics import add_statistics
-from seqrecord.tools.cli.arguments import DURATION, common, is_given, parse_pairs
-from seqrecord.tools.cli.joining import joins
+from seqrecord.tools.cli.arguments import DURATION, common, is_given, joins, parse_pairs
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.edit.cleaning import MIN_UNUSED
 

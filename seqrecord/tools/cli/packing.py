@@ -12,7 +12,6 @@ import click
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.converting.convert import ConvertReport, convert
-from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.formats.indexing.source_opening import open_source
 from seqrecord.formats.sources.tartanair.layout import CAMERAS
 from seqrecord.in_place.remote import is_url
@@ -20,9 +19,7 @@ from seqrecord.store.areas import DATASET, FORMATS
 from seqrecord.store.codecs.presets import CODEC_NAMES
 from seqrecord.store.format.manifest import Manifest
 from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES
-from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.metadata import DamagedFile
-from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.storage.url import parse_location
 from seqrecord.store.text import counted, one_line
 from seqrecord.store.units import format_size
@@ -35,6 +32,7 @@ from seqrecord.tools.cli.arguments import (
     check_video,
     common,
     feature_names,
+    joins,
     meanings,
     pairs,
     parse_codecs,
@@ -42,7 +40,6 @@ from seqrecord.tools.cli.arguments import (
     source_option,
     write_mode,
 )
-from seqrecord.tools.cli.joining import joins
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 
 _INVENTORY_LINES = 10
@@ -179,25 +176,16 @@ def write(
         raise click.UsageError(
             f"--source-option {name} is not valid; use --{name.replace('_', '-')}"
         )
-    src_options = storage_options if is_url(src) else None
-    if joining:
-        source_arguments = {"--format": source_format, "--cameras": cameras, "--map": places}
-        source_arguments["--source-option"] = extra_options
-        for name, value in source_arguments.items():
-            if value:
-                raise click.UsageError(f"{name} cannot be combined with --join")
-        reader = open_dataset(src, features=features, storage_options=src_options, **joining)
-        source: Source = DatasetSource(reader)
-    else:
-        source = open_source(
-            src,
-            format=source_format,
-            features=features,
-            keep_encoded=keep_encoded,
-            storage_options=src_options,
-            **named,
-            **extra_options,
-        )
+    source = open_source(
+        src,
+        format=source_format,
+        features=features,
+        keep_encoded=keep_encoded,
+        storage_options=storage_options if is_url(src) else None,
+        **joining,
+        **named,
+        **extra_options,
+    )
     if undistort:
         from seqrecord.formats.sources.undistorting import undistorted  # rarely needed
 

@@ -13,8 +13,15 @@ from seqrecord.errors import LocationError
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.text import counted
-from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, is_given
-from seqrecord.tools.cli.joining import joins, opened_joined
+from seqrecord.tools.cli.arguments import (
+    AT_LEAST_1,
+    BYTE_SIZE,
+    common,
+    feature_names,
+    is_given,
+    joins,
+)
+from seqrecord.tools.cli.joining import opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.viewer import (
     DEFAULT_CLIP_LEN,
@@ -125,13 +132,7 @@ def view(
         raise click.UsageError("--rerun cannot be combined with --quality")
     is_page = output.lower().endswith((*_PAGES, "/")) or Path(output).is_dir()
     kind = "rerun" if rerun else "quality" if quality else "page" if is_page else "clip"
-    for parameter in context.command.params:
-        if parameter.name in _REFUSED[kind] and is_given(context, parameter.name):
-            problem = f"cannot be combined with {'a page' if is_page else f'--{kind}'}"
-            if kind == "clip":
-                is_rerun = parameter.name in _OF_RERUN
-                problem = f"requires {'--rerun' if is_rerun else 'a page, -o FILE.html'}"
-            raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
+    _check_parameters(context, kind)
     if joining and quality:
         raise click.UsageError("--join cannot be combined with --quality")
     opening = path, joining, options.pop("storage_options")
@@ -176,6 +177,17 @@ def view(
             figure = draw_view(data, key, **options, **place_options)
     figure.savefig(target, dpi=150, format=ending[1:])
     click.echo(str(target))
+
+
+def _check_parameters(context: click.Context, kind: str) -> None:
+    """Raise `UsageError` for a parameter that this kind of view lacks."""
+    for parameter in context.command.params:
+        if parameter.name in _REFUSED[kind] and is_given(context, parameter.name):
+            problem = f"cannot be combined with {'a page' if kind == 'page' else f'--{kind}'}"
+            if kind == "clip":
+                is_rerun = parameter.name in _OF_RERUN
+                problem = f"requires {'--rerun' if is_rerun else 'a page, -o FILE.html'}"
+            raise click.UsageError(f"{parameter.get_error_hint(context)} {problem}")
 
 
 def _selection(patterns: Sequence[str]) -> EpisodeFilter:

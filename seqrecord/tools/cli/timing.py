@@ -13,8 +13,14 @@ import click
 from seqrecord.errors import ClipError
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions, check_option
 from seqrecord.store.reading.opening import open as open_dataset
-from seqrecord.tools.cli.arguments import AT_LEAST_1, BYTE_SIZE, common, feature_names, parse_pairs
-from seqrecord.tools.cli.joining import joins
+from seqrecord.tools.cli.arguments import (
+    AT_LEAST_1,
+    BYTE_SIZE,
+    common,
+    feature_names,
+    joins,
+    parse_pairs,
+)
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.profiler.bench import bench as run_bench
 
