@@ -26,6 +26,7 @@ from seqrecord import (
     SeqRecordPipe,
     StateError,
 )
+from tests.formats.camera_originals import write_tum
 from tests.kit.datasets import noise, write_dataset
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -238,3 +239,17 @@ def test_a_mix_on_other_ranks_has_no_rest_of_its_epoch(path: Path) -> None:
     assert again.rows(0, 1, rank=1)
     with pytest.raises(StateError, match=r"continues at its next epoch; expected: epoch 1, or"):
         again.rows(0, 1, rank=(1, 3))
+
+
+@pytest.mark.slow
+def test_columns_of_cameras_are_rows_too(tmp_path: Path) -> None:
+    """Poses and calibration are numbers of the frames' metadata and small features."""
+    write_tum(tmp_path / "tum")
+    seqrecord.convert(seqrecord.open_source(tmp_path / "tum"), tmp_path / "records", workers=1)
+    options: dict[str, Any] = {"clip_len": 2, "features": ["image"], "batch_size": 2}
+    for steps in (None, [HorizontalFlip(0.5)]):
+        pipe = SeqRecordPipe(
+            tmp_path / "records", camera=True, clip_transform=steps, seed=1, **options
+        )
+        for number, batch in enumerate(pipe):
+            check(batch, pipe.rows(0, number))
