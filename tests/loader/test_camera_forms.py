@@ -45,7 +45,7 @@ HEIGHT, WIDTH = 18, 22
 
 
 def pose_of(key: str, frame: int) -> Array:
-    """A pose whose position tells the episode and the frame."""
+    """A pose with the episode and the frame as its position."""
     pose = np.eye(4)
     turn = np.array([[0.6, -0.8, 0], [0.8, 0.6, 0], [0, 0, 1]])
     pose[:3, :3] = np.linalg.matrix_power(turn, frame)
