@@ -387,7 +387,7 @@ def test_sources_of_a_mix_keep_their_number_of_cursors(records: Path) -> None:
 
 def test_arguments_of_other_functions_are_refused(records: Path) -> None:
     """The error has the call to use instead."""
-    of_open = ("verify", "storage_options", "cache_dir", "cache_limit")
+    of_open = ("verify", "storage_options", "cache_dir", "cache_limit", "join")
     of_engine = [field.name for field in fields(EngineOptions)]
     dataset, loaders = seqrecord.open(records), [*STREAMING, bench]
     belong = [

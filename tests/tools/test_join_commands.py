@@ -249,6 +249,23 @@ def test_sidecars_of_lerobot_datasets_join_by_path(tmp_path: Path) -> None:
         assert packed.num_frames == 16
 
 
+def test_commands_read_originals_in_place_with_companions(tmp_path: Path) -> None:
+    root = unpack(tmp_path, "lerobot_video_v3")
+    pq.write_table(pa.table({"index": range(16), "value": np.arange(16.0)}), tmp_path / "v.parquet")
+    join = [root, "--join", tmp_path / "v.parquet"]
+    run("view", *join, "-o", f"{tmp_path}/page/", "--quiet")
+    assert '"value"' in (tmp_path / "page" / "index.html").read_text()
+    assert [*(tmp_path / "page" / "videos").rglob("*.mp4")]
+    assert "no problem found" in run("verify", *join, "--deep").stdout
+    run("export", *join, "-o", tmp_path / "exported", "--format", "lerobot", "--quiet")
+    run("write", "--src", *join, "--dst", tmp_path / "packed", "--quiet")
+    for name in ("exported", "packed"):
+        with seqrecord.open(tmp_path / name) as dataset:
+            frame = dataset.episodes["episode_000002"][3]
+            assert dataset.features["observation.images.front"].is_video
+            assert frame["value"] == 12
+
+
 def test_stale_sidecars_are_refused(tmp_path: Path) -> None:
     root = unpack(tmp_path, "lerobot_video_v3")
     write_progress(root / "sarm_progress.parquet", (5, 5, 6))

@@ -64,7 +64,7 @@ def _with_arguments(function: Callable[..., Any], options: Any) -> Callable[...,
     return call
 
 
-_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit")
+_OF_OPEN = ("verify", "storage_options", "cache_dir", "cache_limit", "join")
 """Arguments of `seqrecord.open`."""
 
 _OF_OTHERS = {
