@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -30,7 +30,7 @@ from seqrecord import (
     SeqRecordPipe,
     open_source,
 )
-from seqrecord.storage import open_storage
+from seqrecord.storage import Storage, open_storage
 from tests.formats.cases import index_source
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.faults import CountingStorage
@@ -526,29 +526,28 @@ def test_frames_of_several_sizes(tmp_path: Path) -> None:
         assert seen == {*sizes}
 
 
-class WaitingStorage(CountingStorage):
-    """Counts the requests that wait at a time."""
+class MeetingStorage(CountingStorage):
+    """Requests for cameras wait until there are four at a time."""
 
-    waiting = most_waiting = 0
+    def __init__(self, inner: Storage) -> None:
+        super().__init__(inner)
+        self.meeting, self.num_met = threading.Barrier(4), 0
 
     def read_ranges(self, path: str, ranges: Any, buffers: Any) -> None:
-        self.waiting += 1
-        self.most_waiting = max(self.most_waiting, self.waiting)
-        time.sleep(0.02)
+        if threading.current_thread().name.startswith("seqrecord-cameras"):
+            self.meeting.wait(30)
+            self.num_met += 1
         super().read_ranges(path, ranges, buffers)
-        self.waiting -= 1
 
 
 def test_poses_of_several_episodes_are_requested_together(tmp_path: Path) -> None:
     write(tmp_path, dict.fromkeys("abcd", 3))
-    storage = WaitingStorage(open_storage(str(tmp_path)))
+    storage = MeetingStorage(open_storage(str(tmp_path)))
     dataset = SeqRecordMapDataset(
         seqrecord.open(storage), clip_len=3, features=["state", "image"], camera=True
     )
-    storage.most_waiting = 0
-    clips = dataset.__getitems__([0, 1, 2, 3])
-    assert sum(map(check, clips)) == 12
-    assert storage.most_waiting >= 3
+    assert sum(map(check, dataset.__getitems__([0, 1, 2, 3]))) == 12
+    assert storage.num_met == 4
 
 
 def test_remote_storage(records: Path) -> None:
