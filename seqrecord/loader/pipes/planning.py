@@ -73,6 +73,7 @@ class Planner:
     machine_part: float = 1.0
     _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
+    _requests: dict[int, MemoryRequest] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
 
     @classmethod
@@ -107,7 +108,7 @@ class Planner:
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.view.portable(self.options)
-        return {**self.__dict__, "options": options, "_remaining": {}}
+        return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}}
 
     def with_shuffle(self, shuffle: bool) -> Planner:
         """A copy with or without a shuffled order."""
@@ -233,8 +234,7 @@ class Planner:
         self, saved: PlanSettings | None, num_shards: int, epoch: int, segments: Segments
     ) -> MemoryPlan:
         """The memory for the settings of a saved state, or for the best ones; see `plan_memory`."""
-        request = self.memory_request(num_shards, epoch, segments)
-        limit = self.limit(num_shards, request if not segments else None)
+        request, limit = self.memory_request(num_shards, epoch, segments), self.limit(num_shards)
         if saved is not None:
             frames = self.staying_frames(num_shards, segments, saved)
             return replace(request, frames_in_memory=frames).plan_given(saved, limit)
@@ -257,12 +257,14 @@ class Planner:
         self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
     ) -> MemoryRequest:
         """The memory request of epochs with `num_shards` shards, or of the rest of one."""
+        if not segments and num_shards in self._requests:
+            return self._requests[num_shards]
         clips, workers, tuning = "these clips", self.workers(num_shards), self.options.tuning
         is_mixed = self.settings.shuffle and self.order.is_mixed
         bounds = (tuning.num_cursors, tuning.shuffle_buffer) if is_mixed else (None, None)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which share a rank's default limit"
-        return MemoryRequest(
+        request = MemoryRequest(
             self.clip_stats(epoch, segments),
             self.settings,
             self.sizes,
@@ -272,17 +274,18 @@ class Planner:
             self.view.dataset.url,
             clips,
         )
+        if not segments:
+            self._requests[num_shards] = request
+        return request
 
-    def limit(self, num_shards: int, request: MemoryRequest | None = None) -> int:
-        """The memory limit of each shard, in bytes; `request` is that of whole epochs, if known."""
+    def limit(self, num_shards: int) -> int:
+        """The memory limit of each shard, in bytes."""
         workers = self.workers(num_shards)
         if self.limit_in is not None:
             return self.limit_in(workers)
         if self.options.memory_limit is not None:
             return parse_size(self.options.memory_limit)
-        wanted = (request or self.memory_request(num_shards)).wanted_limit
-        if num_shards > 1:
-            wanted = max(wanted, self.memory_request(1).wanted_limit)
+        wanted = max(self.memory_request(number).wanted_limit for number in {1, num_shards})
         return usual_limit(wanted, workers)
 
     def limit_to_stay(self, num_shards: int) -> int | None:
@@ -290,16 +293,15 @@ class Planner:
         request = self.memory_request(num_shards)
         if not any(request.frames_in_memory):
             return None
-        settings = request.plan_memory(1 << 62).settings  # of frames that stay
-        settings = replace(settings, resident=self.settings.shuffle)
+        # Of frames that stay:
+        settings = replace(request.plan_memory(1 << 62).settings, resident=self.settings.shuffle)
         frames = self.staying_frames(num_shards, (), settings)
         return replace(request, frames_in_memory=frames).limit_to_stay if any(frames) else None
 
     def decodes_once(self, num_workers: int) -> bool:
         """Whether persistent workers would decode each frame once for all epochs."""
         num_shards = self.ranks.current().count * num_workers
-        are_small, _ = self._in_memory
-        return not are_small and self.plan_memory(num_shards).in_memory is not None
+        return not self._in_memory[False] and self.plan_memory(num_shards).in_memory is not None
 
     def workers(self, num_shards: int) -> int:
         """The number of workers of a rank, from the number of shards."""
@@ -390,9 +392,8 @@ class Planner:
         """The rows of each group's frames of a shard that stay in memory."""
         if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
             return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
-        episodes = self.view.episodes
-        rows = FrameRows.of_episodes(episodes.num_frames, self.view.episode_rows)
-        return (rows,) * len(episodes.groups)
+        rows = FrameRows.of_episodes(self.view.episodes.num_frames, self.view.episode_rows)
+        return (rows,) * len(self.view.episodes.groups)
 
 
 def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:

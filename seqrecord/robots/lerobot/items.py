@@ -14,7 +14,7 @@ from torch.utils.data import Dataset as TorchDataset
 
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.robots.lerobot.form import channels_first, depth_in, numbers
-from seqrecord.robots.lerobot.planned import PlannedIndex, PlannedReader, Planner
+from seqrecord.robots.lerobot.planned import ItemPlanner, PlannedIndex, PlannedReader
 from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
@@ -69,7 +69,7 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
     depth_output_unit: str
     image_transforms: ImageTransforms | None
     delta_indices: dict[str, list[int]] | None
-    planner: Planner
+    planner: ItemPlanner
 
     _numbers: Episodes
     _images: Mapping[str, bool]  # the images that are transformed, and whether they stay uint8

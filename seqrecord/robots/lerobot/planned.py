@@ -74,7 +74,7 @@ class PlannedIndex(int):
         return PlannedIndex.of, (int(self), self.share, self.clip)
 
 
-class Planner(Protocol):
+class ItemPlanner(Protocol):
     """Plans and reads the items of a dataset. Picklable.
 
     A loader of an order plans `order.shard(share)` for the batches of a share.
@@ -165,7 +165,7 @@ class PlannedReader:
     read ahead.
     """
 
-    def __init__(self, planner: Planner) -> None:
+    def __init__(self, planner: ItemPlanner) -> None:
         self.stats = EngineStats()
         self._planner = planner
         self._loader: tuple[Order, Loader] | None = None
