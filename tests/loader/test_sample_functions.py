@@ -833,3 +833,31 @@ def test_later_epochs_have_other_episodes(tmp_path: Path) -> None:
     clips = SeqRecordMapDataset(tmp_path / "sizes", **options)
     clips.set_epoch(2)
     assert {int(clips[i]["points_mask"].sum()) for i in range(len(clips))} == {1, 4, 7}
+
+
+@pytest.mark.parametrize(("codec", "length"), [("balanced", 1), ("raw", 1), ("balanced", 3)])
+def test_frames_between_samples_are_not_decoded(tmp_path: Path, codec: str, length: int) -> None:
+    """Of chunks that are decoded in every epoch, frames in no clip are left out."""
+
+    def seventh(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+        return samples.filter((samples["start"] + epoch) % 7 == 0)
+
+    rng = np.random.default_rng(0)
+    images = rng.integers(255, size=(4, 60, 16, 16, 3), dtype=np.uint8)
+    with SeqRecordWriter(tmp_path / "r", codecs={"image": codec}, chunk_frames=20) as writer:
+        for number, frames in enumerate(images):
+            with writer.episode(str(number)) as episode:
+                for frame in frames:
+                    episode.append({"image": frame})
+    options: dict[str, Any] = {"clip_len": length, "batch_size": 2, "rank": (0, 1)}
+    options |= {"samples": seventh, "seed": 1}
+    limit = minimum_memory(lambda **more: SeqRecordPipe(tmp_path / "r", **options, **more))
+    pipe = SeqRecordPipe(tmp_path / "r", **options, memory_limit=2 * limit)
+    for _ in range(3):
+        count = 0
+        for batch in pipe:
+            for (key, start), clip in zip(names(batch), batch["image"], strict=True):
+                assert np.array_equal(clip, images[int(key)][start : start + length])
+                count += 1
+        assert pipe.stats()["features_resident"] == []
+        assert pipe.stats()["frames_decoded"] == count * length

@@ -14,6 +14,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -25,6 +26,7 @@ from seqrecord.loader.engine.group_loads import GroupLoads
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.frame_cache import CachedRows, FrameFolder
+from seqrecord.loader.sampling.cursors import UsedFrames
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
@@ -152,6 +154,40 @@ class ChunkFetcher:
         self._open.clear()
 
 
+@dataclass(frozen=True, eq=False)
+class LoadFrames:
+    """The frames of loads, from the first to the last, and the ones that clips use.
+
+    `steps` are the distances of frames by group. Clips use all frames of groups that `used` lacks.
+    """
+
+    steps: Mapping[int, int]
+    clip_frames: ClipFrames
+    used: Mapping[int, UsedFrames]
+
+    def of(self, *loads: Load) -> tuple[int, IntArray, IntArray]:
+        """The group, and chunk row and frame number of each frame of loads in it; int64[n] each."""
+        columns = [(load.episode, load.chunk, load.first, load.count) for load in loads]
+        episode, chunk, start, count = np.array(columns, np.int64).T
+        owner, index = ragged_arange(count)
+        frame = start[owner] + index * self.steps[loads[0].group]
+        return (
+            loads[0].group,
+            chunk[owner],
+            self.clip_frames.stored_frames(episode[owner], frame)[1],
+        )
+
+    def used_index(self, loads: Sequence[Load]) -> IntArray:
+        """The frames that clips use, by index in the loads of a group; int64[n]."""
+        if (used := self.used.get(loads[0].group)) is None:
+            return np.arange(sum(load.count for load in loads))
+        columns = [(load.run, load.first, load.count) for load in loads]
+        run, start, count = np.array(columns, np.int64).T
+        owner, index = ragged_arange(count)
+        frame = start[owner] + index * self.steps[loads[0].group]
+        return np.flatnonzero(used.contain(run[owner], frame))
+
+
 class ChunkLoader:
     """Performs loads; thread-safe. Errors name episode, frame and record file.
 
@@ -170,6 +206,8 @@ class ChunkLoader:
         stats: counters.
         clip_frames: windows of the features.
         in_pieces: see `ChunkFetcher`.
+        used: the frames that clips use, of groups whose loads have others, too. Only these are
+            decoded.
         frames_stay: mark loaded rows for later epochs. Each load marks its own as it ends: an epoch
             may be left at any time.
         exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
@@ -186,10 +224,12 @@ class ChunkLoader:
         stats: EngineStats,
         clip_frames: ClipFrames,
         in_pieces: Collection[int] = (),
+        used: Mapping[int, UsedFrames] = MappingProxyType({}),
         frames_stay: bool = False,
         exact: bool = False,
     ) -> None:
         self._frames_stay = frames_stay
+        self._frames = LoadFrames(frame_steps, clip_frames, used)
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
@@ -227,10 +267,12 @@ class ChunkLoader:
         else:
             self._fetcher.release(still_open)
         rows = np.concatenate([item.rows for item in items])
-        with self._buffers.storing(target, rows) as (out, places):
-            row_load = RowLoad(*self._frames(*loads), places, out)
+        index = self._frames.used_index(loads)
+        with self._buffers.storing(target, rows[index]) as (out, places):
+            group, chunk, frame = self._frames.of(*loads)
+            row_load = RowLoad(group, chunk[index], frame[index], places, out)
             self._keep(loads[0], self._load(row_load, fetched))
-        self._mark(target, rows)
+        self._mark(target, rows[index])
         self._stats.add(loads=len(loads))
 
     def begin(self, item: AssignedLoad, needed: npt.NDArray[np.bool_]) -> BegunLoad:
@@ -249,14 +291,14 @@ class ChunkLoader:
         except BaseException:
             self._fetcher.release(fetched)
             raise
-        stop = int(np.flatnonzero(is_in_part)[-1]) + 1
-        remaining = np.flatnonzero(~is_in_part)
+        stop, index = int(np.flatnonzero(is_in_part)[-1]) + 1, self._frames.used_index([load])
+        remaining = index[~is_in_part[index]]
         # The decoder continues before it seeks back.
         in_order = self._groups[load.group].in_order
         parts = (
             [remaining[remaining >= stop], remaining[remaining < stop]] if in_order else [remaining]
         )
-        return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(is_in_part))
+        return self._go_on(item, BegunLoad(fetched, parts), index[is_in_part[index]])
 
     def finish(self, item: AssignedLoad, begun_load: BegunLoad) -> None:
         """Complete a partial load."""
@@ -270,7 +312,7 @@ class ChunkLoader:
 
     def _go_on(self, item: AssignedLoad, begun_load: BegunLoad, index: IntArray) -> BegunLoad:
         """Load `some` frames of a load, by index."""
-        group, chunk, frame = self._frames(item.load)
+        group, chunk, frame = self._frames.of(item.load)
         with self._buffers.storing(item.target, item.rows[index]) as (out, places):
             row_load = RowLoad(group, chunk[index], frame[index], places, out)
             begun_load = replace(begun_load, fetched=self._load(row_load, begun_load.fetched))
@@ -295,7 +337,7 @@ class ChunkLoader:
         if load.group in self.in_pieces:
             return is_up_to_last
         for page in fetched.pages:
-            position = self._frames(load)[2] - fetched.chunk.first_frame
+            position = self._frames.of(load)[2] - fetched.chunk.first_frame
             with self._decoder.naming(fetched.chunk):
                 run = self._reader.runs(page, fetched.data, position)
             if run is not None:
@@ -310,7 +352,7 @@ class ChunkLoader:
         """Whether all frames of a load seem to be in the frame cache."""
         if self._cached is None or load.group not in self._cached.features:
             return False
-        return self._cached.covers(*self._frames(load))
+        return load.group not in self._frames.used and self._cached.covers(*self._frames.of(load))
 
     def joins(self, load: Load) -> bool:
         """Whether small loads like this one should share a thread."""
@@ -350,7 +392,7 @@ class ChunkLoader:
         if self._transform is None:
             return fetched
         try:
-            return self._fetcher.with_others(fetched, self._frames(load)[2])
+            return self._fetcher.with_others(fetched, self._frames.of(load)[2])
         except BaseException:
             self._fetcher.release(fetched)
             raise
@@ -358,7 +400,7 @@ class ChunkLoader:
     def _read_ahead(self, store: ChunkStore, load: Load) -> None:
         """Read the bytes of a load into the chunk store, if it has room."""
         begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
-        frames = self._frames(load)[2] - chunk.first_frame
+        frames = self._frames.of(load)[2] - chunk.first_frame
         start, stop = int(frames.min()), int(frames.max()) + 1
         if stop - start > load.count * self._steps[load.group]:
             return  # frames of a list, far from each other
@@ -370,15 +412,6 @@ class ChunkLoader:
         """Leave the chunk of a finished load open, if the cursor's next load continues there."""
         if fetched is not None:
             self._fetcher.keep(load, fetched, load.first + load.count * self._steps[load.group])
-
-    def _frames(self, *loads: Load) -> tuple[int, IntArray, IntArray]:
-        """The group, and chunk row and frame number of each frame of loads in it; int64[n] each."""
-        columns = [(load.episode, load.chunk, load.first, load.count) for load in loads]
-        episode, chunk, start, count = np.array(columns, np.int64).T
-        owner, index = ragged_arange(count)
-        frame = start[owner] + index * self._steps[loads[0].group]
-        frame = self._clip_frames.stored_frames(episode[owner], frame)[1]
-        return loads[0].group, chunk[owner], frame
 
     def _load(self, row_load: RowLoad, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.

@@ -54,6 +54,7 @@ from seqrecord.loader.engine.stores import (
     loads_of_round,
 )
 from seqrecord.loader.engine.workers import Loading, WorkerPool
+from seqrecord.loader.sampling.cursors import UsedFrames
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
 from seqrecord.store.clips.frames import ClipFrames
@@ -207,6 +208,11 @@ class Executor:
         job, buffers, stats, groups = self.job, self._buffers, self._stats, self.job.plan.groups
         # Resident frames have a row each, so no chunk stays open.
         in_pieces = {group.group for group in groups if group.in_pieces and not self._rows}
+        used: dict[int, UsedFrames] = {}
+        if not self._rows and job.clip_frames.excerpts is None:  # resident ones are for all epochs
+            for place, group in enumerate(groups):
+                if (frames_of_clips := job.plan.used_frames(place)) is not None:
+                    used[group.group] = frames_of_clips
         loader = ChunkLoader(
             job.dataset,
             buffers,
@@ -217,6 +223,7 @@ class Executor:
             stats,
             job.clip_frames,
             in_pieces,
+            used,
             frames_stay=bool(self._rows),
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched

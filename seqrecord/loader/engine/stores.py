@@ -390,7 +390,7 @@ class Load:
 class RowLoad(NamedTuple):
     """Frames of a group to load, and their rows: chunk row, frame number and row; int64[n] each.
 
-    Frames of a chunk are consecutive and ascending.
+    Frames of a chunk are ascending.
     """
 
     group: int

@@ -22,10 +22,11 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.loader.sampling.bounds import BlockSizes
 from seqrecord.loader.sampling.runs import Runs, Window, merged
-from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
+from seqrecord.store.clips.grids import ChunkGrid, frame_keys, ragged_arange
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 
 _CUTS_AT_ONCE = 1 << 18
@@ -60,6 +61,23 @@ class Blocks:
     def take(self, chosen: IntArray) -> Blocks:
         """The chosen rows, in that order."""
         return Blocks(*(getattr(self, column.name)[chosen] for column in fields(self)))
+
+
+@dataclass(frozen=True, eq=False)
+class UsedFrames:
+    """The frames of a group that clips of runs use: frames of run `i` from key `begins[i]` to key
+    `ends[i]`, int64[n] each, ascending.
+    """
+
+    begins: IntArray
+    ends: IntArray
+
+    def contain(self, run: IntArray, frame: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether a clip uses each frame of a run; bool[n]."""
+        keys = frame_keys(run, frame)
+        place = np.searchsorted(self.begins, keys, side="right") - 1
+        is_used: npt.NDArray[np.bool_] = (place >= 0) & (keys < self.ends[np.maximum(place, 0)])
+        return is_used
 
 
 class _Rows(NamedTuple):
@@ -140,6 +158,21 @@ class CursorSchedule(ABC):
         runs, rows = self._runs, np.arange(len(self._runs))
         begin = self._used_from(group, rows, runs.first_start)
         return runs.episode, begin, self._used_until(group, rows, runs.last_start)
+
+    def used_frames(self, group: int) -> UsedFrames | None:
+        """The used frames of a group, given by its place; `None` if there are no others between the
+        first and the last one of a run.
+
+        Loads have the others too, because a cursor keeps one interval of frames. They have a row,
+        but need not be decoded.
+        """
+        run = self._runs.run
+        if len(run) == 0 or len(run) == run[-1] + 1:  # a row each
+            return None
+        _, begin, stop = self.used(group)
+        begins, ends = frame_keys(run, begin), np.maximum.accumulate(frame_keys(run, stop))
+        has_holes = ((begins[1:] > ends[:-1]) & (run[1:] == run[:-1])).any()
+        return UsedFrames(begins, ends) if has_holes else None
 
     def _rows(self, clips: IntArray, start: int, *, apart: bool) -> _Rows:
         """Divide blocks that begin at `clips`, int64[rounds + 1, cursors], into rows.

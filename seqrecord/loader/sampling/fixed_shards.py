@@ -146,6 +146,10 @@ class ShuffledPlan(EpochPlan):
         begin, stop = used_frames(self._mine, self._episodes, self._windows[group])
         return self._mine.episode, begin, stop
 
+    def used_frames(self, group: int) -> None:  # noqa: ARG002
+        """See `Plan`: others stay for clips of later epochs."""
+        return
+
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
         """See `Plan`."""
         number = np.arange(start * _ROUND, min(stop * _ROUND, self.num_clips))

@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
+from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule, UsedFrames
 from seqrecord.loader.sampling.orders import Order, find_order
 from seqrecord.loader.sampling.runs import Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
@@ -246,6 +246,10 @@ class Plan(ABC):
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
         """Used frames of a group, given by its place: see `CursorSchedule.used`."""
         return self._cursors.used(group)
+
+    def used_frames(self, group: int) -> UsedFrames | None:
+        """See `CursorSchedule.used_frames`."""
+        return self._cursors.used_frames(group)
 
     def most_loaded(self) -> tuple[int, ...]:
         """For each group, the most frames that any cursor loads in the epoch. Plans all rounds."""
