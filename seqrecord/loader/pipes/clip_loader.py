@@ -72,8 +72,11 @@ class ClipLoader:
         self._frames_stay: bool | None = None
         self._times_without_frame = 0
         self._last_stats: EngineStats | None = None
-        self._is_decoding_noted = False  # that every epoch decodes its frames
-        self._are_shards_noted = False  # that each shard reads remote bytes
+        # That every epoch decodes its frames, and that each shard reads remote bytes.
+        self._is_decoding_noted = self._are_shards_noted = False
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "options": self.view.portable(self.options)}
 
     @property
     def planners(self) -> Sequence[Planner]:
