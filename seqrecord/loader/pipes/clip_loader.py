@@ -27,7 +27,7 @@ from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
-from seqrecord.loader.pipes.options import SamplesLike
+from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.run_memory import settle
 from seqrecord.loader.pipes.source_states import excerpt_frames
@@ -53,7 +53,7 @@ class ClipLoader:
     """
 
     def __init__(self, planner: Planner) -> None:
-        self.view, self.options, self.planner = planner.view, planner.options, planner
+        self.view, self.planner = planner.view, planner
         view, options = planner.view, planner.options
         if options.device is not None and view.draws.functions is not None:
             raise ClipError(
@@ -77,6 +77,11 @@ class ClipLoader:
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "options": self.view.portable(self.options)}
+
+    @property
+    def options(self) -> LoaderOptions:
+        """The arguments of the loader."""
+        return self.planner.options
 
     @property
     def planners(self) -> Sequence[Planner]:
