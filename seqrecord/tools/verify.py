@@ -35,7 +35,6 @@ from seqrecord.store.format.manifest import (
     read_manifest,
     version_path,
 )
-from seqrecord.store.format.rows import table_names
 from seqrecord.store.format.statistics_file import read_statistics
 from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.chunks import ChunkReader
@@ -47,6 +46,7 @@ from seqrecord.store.reading.metadata import (
     index_of,
     load_index,
     map_table,
+    max_index_bytes,
     read_edits,
     read_footer,
     record_sizes,
@@ -242,9 +242,10 @@ class _Run:
         with _collecting(metadata.problems), suppress(NotFoundError):
             if manifest.inventory is not None:
                 read_inventories(storage, manifest.inventory)
-        for name in table_names(manifest.schema):  # of the version just before the current one
+        max_bytes = max_index_bytes(manifest)
+        for name, file in manifest.index.items():  # of the version just before the current one
             with _collecting(metadata.problems), suppress(NotFoundError):
-                map_table(storage, manifest, name)
+                map_table(storage, file, max_bytes[name])
         footers = self._check_files(metadata, None)
         index = _checked_index(storage, metadata, footers) if None not in footers else None
         if index is not None and metadata.edits is not None:
@@ -419,9 +420,10 @@ def _read_metadata(storage: Storage, externals: ExternalFiles | None) -> _Datase
     with _collecting(metadata.problems):
         metadata.edits = read_edits(storage, manifest.edits)
     index_problems: list[SeqRecordError] = []
-    for name in table_names(manifest.schema):
+    max_bytes = max_index_bytes(manifest)
+    for name, file in manifest.index.items():
         with _collecting(index_problems):
-            map_table(storage, manifest, name)
+            map_table(storage, file, max_bytes[name])
     if not index_problems:
         with _collecting(index_problems):
             metadata.index = index = load_index(storage, manifest)

@@ -244,6 +244,7 @@ class ClipColumns:
         drawn_window: ClipWindow | None,
         padded: Sequence[str],
         distances: Mapping[str, str],
+        constants: Sequence[ClipColumn],
         metadata: Sequence[str],
     ) -> ClipColumns:
         """The columns of clips.
@@ -255,6 +256,7 @@ class ClipColumns:
             drawn_window: the window from which a clip's frames are drawn; `None`: these are not.
             padded: features with a column `<feature>_is_pad`.
             distances: features with a column of distances, and its name.
+            constants: the columns with the same values for all clips.
             metadata: names of metadata entries.
         """
         origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
@@ -273,7 +275,7 @@ class ClipColumns:
             if (distance := distances.get(name)) is not None:
                 origin.append(_of_frames(distance, _INT64, length, partial(_distance, name)))
         listed = [Column(name, None, (), partial(_metadata, name)) for name in metadata]
-        return cls(episodes, origin, listed)
+        return cls(episodes, origin, listed, constants)
 
     def in_table(self, samples: SampleValues | None) -> Sequence[ClipColumn]:
         """The columns of batches of an epoch with these samples.
@@ -297,7 +299,7 @@ class ClipColumns:
         return [*self.origin, *steps, *self.constants, *self.metadata, *own]
 
     def check_names(
-        self, features: Collection[str], samples: SampleValues | None, reserved: Sequence[str]
+        self, features: Collection[str], samples: SampleValues | None, reserved: Collection[str]
     ) -> None:
         """Raise `ClipError` if two entries of a batch have one name."""
         others = replace(self, metadata=()).in_table(samples)

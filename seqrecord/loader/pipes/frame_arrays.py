@@ -105,6 +105,8 @@ def ragged_arrays(
     that `ragged` cannot convert.
     """
     variable = [name for name, spec in stored.items() if FORMS[spec.value_kind].takes_ragged]
+    if not variable and not isinstance(ragged, Mapping):
+        return dict(stored), frozenset()
     forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
     if wrong := [name for name in forms if name not in variable]:
         raise ClipError(

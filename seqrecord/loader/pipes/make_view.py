@@ -101,14 +101,14 @@ def _open(location: DatasetLike, options: ClipOptions) -> tuple[Dataset, ClipOpt
     if (cache := options.frame_cache or FrameCache.from_environment()) is not None:
         folder = local_path(cache.folder, "frame_cache").absolute()
         dataset = with_attached(dataset, FrameFolder(folder, parse_size(cache.limit)))
-    return _without_bad_clips(dataset, options)
+    if dataset.contents.bad.records and options.table is not None:
+        return _without_bad_clips(dataset, options)
+    return dataset, options
 
 
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
     """Check the bad episodes of a table of samples, and remove them if that is allowed."""
     bad = dataset.contents.bad
-    if options.table is None or not bad.records:
-        return dataset, options
     from seqrecord.loader.clips.sample_tables import without_episodes
     from seqrecord.loader.clips.segments import Segments
 
@@ -239,9 +239,10 @@ def _with_steps(
     reserved: tuple[str, ...] = () if options.clip_transform is None else _OF_DRAWS
     if isinstance(options, LoaderOptions):
         reserved += find_order(options.order).columns
-    own = {n for n, spec in view.dataset.features.items() if spec.kind == "intrinsics"}
     view = _with_form(options, view)
-    view.check_names([name for name in reserved if name not in own])
+    if functions or options.vectors or reserved:  # more names than at the first check
+        own = {n for n, spec in view.dataset.features.items() if spec.kind == "intrinsics"}
+        view.check_names([name for name in reserved if name not in own])
     return view
 
 
@@ -340,10 +341,10 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     """
     groups = list(table.groups)
     for place, grid in enumerate(groups):
-        stored = [spec for spec in features.values() if spec.group == grid.group]
-        in_order = next((spec for spec in stored if page_kind(spec).decodes_in_order), None)
-        by_frame = all(page_kind(spec).in_slices or spec.value_kind.are_short for spec in stored)
-        units = [page_kind(spec).decoding_unit(spec) for spec in stored]
+        stored = [(page_kind(s), s) for s in features.values() if s.group == grid.group]
+        in_order = next((spec for kind, spec in stored if kind.decodes_in_order), None)
+        by_frame = all(kind.in_slices or spec.value_kind.are_short for kind, spec in stored)
+        units = [kind.decoding_unit(spec) for kind, spec in stored]
         unit = max(units, default=1) if all(units) else 0
         groups[place] = grid = replace(grid, by_frame=by_frame, unit_frames=unit)
         if in_order is not None:

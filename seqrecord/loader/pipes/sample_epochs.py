@@ -6,6 +6,7 @@ import threading
 from bisect import bisect_right
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from math import lcm
 from typing import Any
 
@@ -77,7 +78,7 @@ class SampleEpochs:
     _first_clips: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
     _digests: dict[int, str] = field(default_factory=dict, init=False, repr=False)
     _calling: PerProcess[Any] = field(
-        default_factory=lambda: PerProcess(threading.RLock), init=False, repr=False
+        default_factory=partial(PerProcess, threading.RLock), init=False, repr=False
     )
 
     def __getstate__(self) -> dict[str, Any]:
@@ -139,24 +140,20 @@ class SampleEpochs:
         """Whether users' functions change the rows; kept when a process gets a copy."""
         return self._in(0).changed
 
-    @property
+    @cached_property
     def rows_differ(self) -> bool:
         """Whether functions choose other rows in each epoch."""
-        return bool(self._choosing)
-
-    @cached_property
-    def _choosing(self) -> list[int]:
-        """Numbers of the functions that choose other rows in each epoch."""
-        found, is_random = list[int](), False
-        for number, one in enumerate(self.functions):
-            if not isinstance(one, BuiltIn):
-                chooses, is_random = self._changes_rows, True
+        is_random = False
+        for function in self.functions:
+            if isinstance(function, BuiltIn):
+                is_drawn = function.is_random or (is_random and function.reads_columns)
+                chooses = is_drawn and not function.adds_columns
+                is_random |= function.is_random
             else:
-                is_drawn = one.is_random or (is_random and one.reads_columns)
-                chooses = is_drawn and not one.adds_columns
-                is_random |= one.is_random
-            found += [number] * chooses
-        return found
+                chooses, is_random = self._changes_rows, True
+            if chooses:
+                return True
+        return False
 
     @cached_property
     def differs_by_epoch(self) -> bool:

@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -198,31 +198,30 @@ class View:
 
     @cached_property
     def _columns(self) -> ClipColumns:
-        masks = {name: step.is_padding for name, step in self.vectors.items()}
         constants = [
-            constant(n + DIM_IS_PAD, mask) for n, mask in masks.items() if mask is not None
+            constant(name + DIM_IS_PAD, mask)
+            for name, step in self.vectors.items()
+            if (mask := step.is_padding) is not None
         ]
+        drawn: Sequence[ClipColumn] = self.draws.columns
+        if self.cameras is not None:  # these replace others of their names
+            camera_columns = self.cameras.columns
+            names = {column.name for column in camera_columns}
+            drawn = [*(c for c in drawn if c.name not in names), *camera_columns]
         span = None if self.steps is None else self.steps.span
         padded, distant = self.windows.columns_of(self.clip_frames.windows, self.arrays)
-        columns = ClipColumns.of(
+        return ClipColumns.of(
             self.clip_episodes,
             self.clip_frames.windows,
-            self._drawn_columns,
+            drawn,
             None if span is None else self.windows.usual,
             padded,
             distant,
+            constants,
             self.metadata,
         )
-        return replace(columns, constants=constants)
 
-    @property
-    def _drawn_columns(self) -> Sequence[ClipColumn]:
-        """Columns of random parameters and cameras; these replace others of their names."""
-        camera_columns = [] if self.cameras is None else self.cameras.columns
-        names = {column.name for column in camera_columns}
-        return [*(c for c in self.draws.columns if c.name not in names), *camera_columns]
-
-    def check_names(self, reserved: Sequence[str] = ()) -> None:
+    def check_names(self, reserved: Collection[str] = ()) -> None:
         """Raise `ClipError` if two entries of a batch have one name."""
         self._columns.check_names(self.batch_arrays, self.samples.samples_in(0), reserved)
 

@@ -31,16 +31,17 @@ _KINDS = ("i1", "i2", "i4", "i8", "u1", "u2", "u4", "u8", "f2", "f4", "f8")
 _DTYPES = {pa.from_numpy_dtype(np.dtype(kind)): np.dtype(kind) for kind in _KINDS}
 
 
-def read_batch(data: memoryview, schema: pa.Schema) -> dict[str, Column]:
-    """Read the columns of a file by name, as views of `data`. Its schema must equal `schema`.
+def read_batch(buffer: pa.Buffer, schema: pa.Schema) -> dict[str, Column]:
+    """Read the columns of a file by name, as views of `buffer`. Its schema must equal `schema`.
 
     Column types: numbers become arrays [rows], fixed-size lists [rows, size], fixed-size bytes
     uint8 [rows, size], text an Arrow array. Nothing is nullable.
 
     Raises `FormatError` unless the file is a single batch without nulls or compression.
     """
-    if bytes(data[: len(_MAGIC)]) != _MAGIC:
-        raise FormatError("not an Arrow IPC file", expected=_MAGIC, got=bytes(data[: len(_MAGIC)]))
+    data = memoryview(buffer)
+    if (magic := bytes(data[: len(_MAGIC)])) != _MAGIC:
+        raise FormatError("not an Arrow IPC file", expected=_MAGIC, got=magic)
     try:
         batch = _read_batch(pa.BufferReader(data), schema)
         batch.validate(full=True)  # checks buffer sizes and UTF-8

@@ -18,7 +18,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import FormatError, located
-from seqrecord.store.format.arrow import to_numpy
+from seqrecord.store.format.arrow import read_batch, to_numpy
 from seqrecord.store.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes
 from seqrecord.store.format.rows import (
     GAP_ROW,
@@ -32,7 +32,6 @@ from seqrecord.store.format.rows import (
     check_rows,
     chunks_schema,
     count_words,
-    decode_table,
     encode_table,
     episodes_schema,
     features_of,
@@ -165,6 +164,12 @@ class GroupIndex:
 
         Works in blocks of rows, since intermediate arrays are several times as large.
         """
+        if (count := int(self.num_chunks.sum())) != len(self.file):  # before any allocation
+            raise FormatError(
+                "the chunk table does not fit the episode table",
+                expected=f"{count} rows",
+                got=len(self.file),
+            )
         end = 0  # of the preceding chunk
         for begin in range(0, len(self.file), block_pages):
             stop = min(begin + block_pages, len(self.file))
@@ -407,27 +412,30 @@ class Index:
         Raises `FormatError` with the row, and the table as `file`.
         """
         release = release or (lambda: None)
-        episodes = decode_table("episodes", tables["episodes"], episodes_schema(schema.num_groups))
-        num_frames = episodes["num_frames"].astype(np.int64)
+        schemas, features = schema.groups, features_of(schema)
         with located(FormatError, file="episodes"):
+            episodes: dict[str, Any]
+            episodes = read_batch(tables["episodes"], episodes_schema(len(schemas)))
             _check_episodes(episodes, num_splits)
+        num_frames = episodes["num_frames"].astype(np.int64)
         groups = []
-        for number, (group, features) in enumerate(
-            zip(schema.groups, features_of(schema), strict=True)
-        ):
-            name, counts = f"chunks{number}", episodes["num_chunks"][:, number].astype(np.int64)
-            columns = decode_table(name, tables[name], chunks_schema(group))
-            count = len(columns["file"])
-            columns.setdefault("largest_frame", np.empty((count, 0), np.uint32))
-            columns.setdefault("external", np.broadcast_to(np.uint32(0), count))
-            columns["page_digest"] = columns["page_digest"].reshape(count, len(group), DIGEST_BYTES)
-            table = GroupIndex(group, features, counts, **columns, gaps=np.empty(0, GAP_ROW))
-            with located(FormatError, file=name):
-                _check_count(table)
+        columns: dict[str, Any]
+        for number, group in enumerate(schemas):
+            with located(FormatError, file=(name := f"chunks{number}")):
+                columns = read_batch(tables[name], chunks_schema(group))
+                count, width = len(columns["file"]), len(features[number])
+                columns.setdefault("largest_frame", np.empty((count, 0), np.uint32))
+                columns.setdefault("external", np.broadcast_to(np.uint32(0), count))
+                columns["page_digest"] = columns["page_digest"].reshape(count, width, DIGEST_BYTES)
+                table = GroupIndex(
+                    *(group, features[number], episodes["num_chunks"][:, number].astype(np.int64)),
+                    **columns,
+                    gaps=np.empty(0, GAP_ROW),
+                )
                 table.check_frames(num_frames, release, block_pages)
             groups.append(table)
-        columns = decode_table("gaps", tables["gaps"], GAPS)
         with located(FormatError, file="gaps"):
+            columns = read_batch(tables["gaps"], GAPS)
             words = sum(len(group.schema) * count_words(group.num_frames) for group in groups)
             gaps = split_gaps(_gap_rows(columns, words), schema, 0)
         groups = [replace(group, gaps=rows) for group, rows in zip(groups, gaps, strict=True)]
@@ -440,8 +448,8 @@ class Index:
         time_spans = None
         if timestamps := timestamp_features(schema):
             columns_schema = times_schema(len(timestamps), int(num_frames.max()))
-            columns = decode_table("times", tables["times"], columns_schema)
             with located(FormatError, file="times"):
+                columns = read_batch(tables["times"], columns_schema)
                 time_spans = _time_spans_of(columns, len(timestamps), num_frames)
         release()
         return cls(
@@ -510,16 +518,6 @@ def _checked_keys(keys: pa.StringArray) -> tuple[npt.NDArray[np.bool_], int]:
     too_long = pc.greater(pc.binary_length(keys), MAX_KEY_LENGTH)
     is_bad = pc.or_(pc.match_substring_regex(keys, FORBIDDEN_IN_KEY), too_long)
     return ~to_numpy(is_bad), len(keys.unique())
-
-
-def _check_count(group: GroupIndex) -> None:
-    # Checked before arrays of this size are allocated.
-    if (count := int(group.num_chunks.sum())) != len(group.file):
-        raise FormatError(
-            "the chunk table does not fit the episode table",
-            expected=f"{count} rows",
-            got=len(group.file),
-        )
 
 
 def _gap_rows(columns: Mapping[str, npt.NDArray[Any]], num_words: int) -> npt.NDArray[Any]:

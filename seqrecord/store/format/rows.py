@@ -16,8 +16,8 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from seqrecord.errors import FormatError, located
-from seqrecord.store.format.arrow import read_batch, to_arrow
+from seqrecord.errors import FormatError
+from seqrecord.store.format.arrow import to_arrow
 from seqrecord.store.format.encoded_pages import table_bytes
 from seqrecord.store.format.page_kinds import MAX_CHUNK_FRAMES, page_kind
 from seqrecord.store.format.pages import ALIGNMENT, DIGEST_BYTES, chunk_bytes
@@ -393,9 +393,3 @@ def _array(column: Any, dtype: pa.DataType) -> pa.Array:
         data = pa.py_buffer(np.ascontiguousarray(column))
         return pa.FixedSizeBinaryArray.from_buffers(dtype, len(column), [None, data])
     return to_arrow(column, dtype)
-
-
-def decode_table(table: str, data: pa.Buffer, schema: pa.Schema) -> dict[str, Any]:
-    """Decode a table into columns by name, as views of `data`."""
-    with located(FormatError, file=table):
-        return read_batch(memoryview(data), schema)

@@ -47,7 +47,7 @@ from seqrecord.store.format.manifest import (
     read_manifest,
     read_named,
 )
-from seqrecord.store.format.rows import HEADER_BYTES, most_table_bytes, table_names
+from seqrecord.store.format.rows import HEADER_BYTES, most_table_bytes
 from seqrecord.store.processes.system import reserve
 from seqrecord.store.storage.base import Storage, short_read, worth_rereading
 from seqrecord.store.storage.open_files import with_descriptor
@@ -162,10 +162,12 @@ def index_of(
 def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> Index:
     """Load the index of this manifest; see `load`."""
 
-    def table(name: str) -> MappedFile:
-        return map_table(storage, manifest, name, verify=verify)
+    max_bytes = max_index_bytes(manifest)
 
-    mapped = map_files(storage, table, table_names(manifest.schema))
+    def table(name: str) -> MappedFile:
+        return map_table(storage, manifest.index[name], max_bytes[name], verify=verify)
+
+    mapped = map_files(storage, table, manifest.index)
     tables = {name: pa.py_buffer(table.data) for name, table in mapped.items()}
     sizes = [file.size for file in manifest.record_files]
 
@@ -191,16 +193,23 @@ def load_index(storage: Storage, manifest: Manifest, *, verify: bool = True) -> 
     return index
 
 
-def map_table(
-    storage: Storage, manifest: Manifest, name: str, *, verify: bool = True
-) -> MappedFile:
-    """Load one table of the index, and check its length and checksum against the manifest."""
-    file = manifest.index[name]
-    record_bytes = sum(record_file.size for record_file in manifest.record_files)
+def max_index_bytes(manifest: Manifest) -> dict[str, int]:
+    """Return the maximum size of each index table of a dataset, in bytes."""
+    record_bytes = sum(file.size for file in manifest.record_files)
     counts = (manifest.num_episodes, manifest.num_frames, record_bytes)
-    max_bytes, size = most_table_bytes(manifest.schema, *counts)[name], file.size
+    return most_table_bytes(manifest.schema, *counts)
+
+
+def map_table(
+    storage: Storage, file: IndexFile, max_bytes: int, *, verify: bool = True
+) -> MappedFile:
+    """Load one table of the index, and check its length and checksum against the manifest.
+
+    `max_bytes` is the table's limit in `max_index_bytes`.
+    """
     check_size(storage, file, "an index file", max_bytes)
-    mapped, checksum = map_file(storage, file.path, size, checksum=verify), int(file.crc32c, 16)
+    size, checksum = file.size, int(file.crc32c, 16)
+    mapped = map_file(storage, file.path, size, checksum=verify)
     is_wrong = verify and mapped.crc32c != checksum
     if is_wrong and worth_rereading(storage, file.path, [ByteRange(0, size)]):
         mapped = map_file(storage, file.path, size, checksum=True)

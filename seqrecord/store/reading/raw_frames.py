@@ -206,7 +206,7 @@ class RawFrames:
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
         self.slice_bytes = [
-            page_kind(spec).slice_bytes(spec) if page_kind(spec).in_slices else 0
+            kind.slice_bytes(spec) if (kind := page_kind(spec)).in_slices else 0
             for spec in table.schema.values()
         ]
         """See `PageKind`; for each feature of the group, selected or not, 0 without slices."""
