@@ -86,7 +86,8 @@ def make_view(
     if left_out:
         clips = f"{view.samples.clips.num_clips:,} clips"
         warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
-    if options.frame_transform is None:
+    file = dataset.contents.manifest.statistics
+    if options.frame_transform is None and file is not None and file.non_finite:
         _warn_of_values(dataset, selected)
     return view
 
@@ -122,14 +123,8 @@ def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset,
 
 
 def _warn_of_values(dataset: Dataset, selected: IntArray) -> None:
-    """Warn of NaN and infinities that the stored statistics list for selected episodes.
-
-    The statistics are read only if they list any.
-    """
-    file, index = dataset.contents.manifest.statistics, dataset.contents.index
-    if file is None or not file.non_finite:
-        return
-    found = []
+    """Warn of NaN and infinities that the stored statistics list for selected episodes."""
+    found, index = [], dataset.contents.index
     with suppress(SeqRecordError):  # damaged statistics; `verify` reports them
         for name, known in dataset.statistics.items():
             places = {at.episode: at for at in known.non_finite if name in dataset.features}
@@ -318,8 +313,9 @@ def _episode_table(
     With a frame transform, a single table: its loads read the chunks of all groups.
     """
     dataset = episodes.windows.dataset
-    nbytes = bytes_by_group(stored, dataset.features)
-    table = _in_pieces(dataset.contents.episode_table, dataset.features)
+    features = dataset.features
+    nbytes = bytes_by_group(stored, features)
+    table = _in_pieces(dataset.contents.episode_table, features)
     if episodes.excerpts is not None:
         table = episodes.excerpts.table(table)
     table = table.with_leading(nbytes.index(max(nbytes)), epochs.clips.selected)

@@ -751,6 +751,8 @@ def excluded_intervals(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArra
         is_selected = place < len(selected)
         is_selected[is_selected] = selected[place[is_selected]] == use.gaps.episode[is_selected]
         place, start = place[is_selected], use.gaps.start[is_selected]
+        if not len(place):
+            continue
         stop = use.gaps.stop[is_selected]
         length = stop - start
         start = np.where(start == 0, -_FAR, start)

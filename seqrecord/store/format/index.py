@@ -198,7 +198,16 @@ class GroupIndex:
         step = max(1, block_pages // len(self.schema))
         for first_row in range(0, len(self.file), step):
             rows = slice(first_row, first_row + step)
-            self._check_places(rows, file_sizes)
+            file, offset = self.file[rows], self.offset[rows]
+            check_rows(file < len(file_sizes), "a chunk in no record file", 0, first_row=first_row)
+            is_aligned = offset % ALIGNMENT == 0
+            check_rows(is_aligned, "a chunk at a wrong offset", 0, first_row=first_row)
+            # No conversion to int64: offsets beyond 2**63 would turn negative.
+            limit, problem = file_sizes[file], "a chunk outside its record file"
+            is_inside = (offset >= HEADER_BYTES) & (offset <= limit)
+            check_rows(is_inside, problem, 0, first_row=first_row)
+            stop = offset + chunk_bytes(self.page_length[rows], self.schema).astype(np.uint64)
+            check_rows(stop <= limit, problem, 0, first_row=first_row)
             gaps = self.gaps_of(first_row, first_row + step).copy()
             gaps["chunk"] -= np.uint32(first_row)
             check_pages(
@@ -210,17 +219,6 @@ class GroupIndex:
                 first_row=first_row,
             )
             release()
-
-    def _check_places(self, rows: slice, sizes: npt.NDArray[np.uint64]) -> None:
-        file, offset, first_row = self.file[rows], self.offset[rows], rows.start
-        check_rows(file < len(sizes), "a chunk in no record file", 0, first_row=first_row)
-        check_rows(offset % ALIGNMENT == 0, "a chunk at a wrong offset", 0, first_row=first_row)
-        # No conversion to int64: offsets beyond 2**63 would turn negative.
-        limit = sizes[file]
-        is_inside = (offset >= HEADER_BYTES) & (offset <= limit)
-        check_rows(is_inside, "a chunk outside its record file", 0, first_row=first_row)
-        stop = offset + chunk_bytes(self.page_length[rows], self.schema).astype(np.uint64)
-        check_rows(stop <= limit, "a chunk outside its record file", 0, first_row=first_row)
 
 
 NO_SPLIT = 2**16 - 1

@@ -268,7 +268,8 @@ def page_kind(spec: FeatureSpec) -> PageKind:
     if spec.codec:
         name = CODEC_KINDS.get(spec.codec[0]["id"], "encoded")
     else:
-        name = "encoded" if None in spec.stored.shape else "raw"
+        shape = spec.shape if spec.stored_shape is None else spec.stored_shape
+        name = "encoded" if None in shape else "raw"
     kind: PageKind = _load_kind(name)
     return kind
 

@@ -311,17 +311,18 @@ def episodes_schema(num_groups: int) -> pa.Schema:
 
 
 def chunks_schema(group: Schema) -> pa.Schema:
+    num_features, num_variable = len(group), len(group.variable)
     columns = {
         "file": pa.uint32(),
         "offset": pa.uint64(),
         "first_frame": pa.int32(),  # negative: frames before the start of a trimmed episode
         "num_frames": pa.uint32(),
-        "page_length": _numbers(len(group)),
-        "page_crc32c": _numbers(len(group)),
-        "page_digest": pa.binary(DIGEST_BYTES * len(group)),
+        "page_length": _numbers(num_features),
+        "page_crc32c": _numbers(num_features),
+        "page_digest": pa.binary(DIGEST_BYTES * num_features),
     }
-    if variable := len(group.variable):
-        columns["largest_frame"] = _numbers(variable)
+    if num_variable:
+        columns["largest_frame"] = _numbers(num_variable)
     if may_be_references(group):
         columns["external"] = pa.uint32()
     return _table(**columns)
@@ -351,19 +352,21 @@ def most_table_bytes(
     another group. The first and last chunk of an episode may have hidden frames.
     """
     groups = schema.groups
-    sizes = [chunk_row(len(group), len(group.variable)).itemsize for group in groups]
+    widths = [(len(group), len(group.variable)) for group in groups]
+    sizes = [chunk_row(*width).itemsize for width in widths]
     max_chunks = min(num_frames, record_bytes // min(sizes))  # chunks of any group in record files
     max_chunk_frames = min(page_kind(spec).max_chunk_frames for spec in schema.values())
     absent_chunks = min(num_frames, max_chunks + num_frames // max_chunk_frames)
     rows, words, absent_words = {}, 0, 0
     for number, (group, size) in enumerate(zip(groups, sizes, strict=True)):
+        num_features, num_variable = widths[number]
         may_be_absent = all(spec.is_dropped or spec.added for spec in group.values())
         chunks = absent_chunks if may_be_absent else min(num_frames, record_bytes // size)
-        rows[f"chunks{number}"] = chunks * (
-            24 + (8 + DIGEST_BYTES) * len(group) + 4 * len(group.variable)
-        )
-        group_words = len(group) * (chunks + num_frames // WORD)
-        words += group_words + len(group) * 2 * min(chunks, num_episodes) * MAX_CHUNK_FRAMES // WORD
+        row_bytes = 24 + (8 + DIGEST_BYTES) * num_features + 4 * num_variable
+        rows[f"chunks{number}"] = chunks * row_bytes
+        group_words = num_features * (chunks + num_frames // WORD)
+        end_chunks = 2 * min(chunks, num_episodes)
+        words += group_words + num_features * end_chunks * MAX_CHUNK_FRAMES // WORD
         absent_words += group_words * may_be_absent
     gaps = min(words, absent_words + record_bytes // GAP_ROW.itemsize)
     rows["gaps"] = gaps * GAP_ROW.itemsize

@@ -370,14 +370,13 @@ class ChunkReader:
 
 def _local_groups(storage: Storage, paths: Sequence[str], index: Index) -> list[bool]:
     """Return which groups are on a local disk: those of a joined dataset may be on several."""
-    first_paths = [paths[int(table.file[0])] for table in index.groups]
-    return [_is_local(storage, path) for path in first_paths]
-
-
-def _is_local(storage: Storage, path: str) -> bool:
-    with suppress(StorageError):  # such as a link out of the dataset, which reads report
-        return storage.local_path(path) is not None
-    return False
+    local_groups = []
+    for table in index.groups:
+        is_local, path = False, paths[int(table.file[0])]
+        with suppress(StorageError):  # such as a link out of the dataset, which reads report
+            is_local = storage.local_path(path) is not None
+        local_groups.append(is_local)
+    return local_groups
 
 
 def check_largest(

@@ -221,7 +221,25 @@ class LocalStorage:
         self._open_files.close(path)
 
     def _resolve_path(self, path: str) -> Path:
-        return _resolve_path(self.root, self._real_root, path, self.follows_links)
+        """Local path of a file; the real path if `follows_links`.
+
+        Without it, raises `StorageError` for a path outside of the root.
+        """
+        target = self._real_root
+        for name in check_path(path).split("/"):
+            target /= name
+            if target.is_symlink():
+                real = os.path.realpath(target)
+                if self.follows_links:
+                    target = Path(real)
+                elif not Path(real).is_relative_to(self._real_root):
+                    raise StorageError(
+                        "a link leads out of the folder; copy the file in its place",
+                        file=str(self.root / path),
+                        expected=f"inside {self._real_root}",
+                        got=real,
+                    )
+        return target
 
     def _identity(self, path: str, real: Path, status: os.stat_result) -> str:
         modified = f"{_MODIFIED}{status.st_mtime_ns}"
@@ -286,28 +304,6 @@ def follow_links(storage: Storage) -> None:
     """
     if isinstance(local := innermost(storage), LocalStorage):
         local.follows_links = True
-
-
-def _resolve_path(root: Path, real_root: Path, path: str, follows_links: bool) -> Path:
-    """Local path of a file; the real path if `follows_links`.
-
-    Without it, raises `StorageError` for a path outside of the root.
-    """
-    target = real_root
-    for name in check_path(path).split("/"):
-        target /= name
-        if target.is_symlink():
-            real = os.path.realpath(target)
-            if follows_links:
-                target = Path(real)
-            elif not Path(real).is_relative_to(real_root):
-                raise StorageError(
-                    "a link leads out of the folder; copy the file in its place",
-                    file=str(root / path),
-                    expected=f"inside {real_root}",
-                    got=real,
-                )
-    return target
 
 
 def missing_folders(storage: Storage, folder: str) -> list[Path]:
