@@ -171,7 +171,9 @@ def _check_samples(name: str, value: Any) -> Any:
 
 def _check_batch_size(name: str, value: Any) -> Any:
     """Return a number of clips, or `MaxFrames`."""
-    return value if isinstance(value, MaxFrames) else check_integer(name, value, least=1)
+    return (
+        value if isinstance(value, MaxFrames) else check_integer(name, value, least=1, most=MAX_INT)
+    )
 
 
 def _check_order(name: str, value: Any) -> Any:
