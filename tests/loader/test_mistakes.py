@@ -67,7 +67,7 @@ WRONG: list[tuple[dict[str, Any], type[Exception], str]] = [
     ({"drop_last": True}, ClipError, 'no argument of a loader; expected: last_batch="drop"'),
     ({"chunk_size": 16}, ClipError, r"expected: windows=\{feature: range\(chunk_size\)\}"),
     ({"skip_bad_episodes": 1}, ClipError, "skip_bad_episodes.*True or False"),
-    ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, clip_len"),
+    ({"zzz": 1}, TypeError, "no argument 'zzz'; there are batch_size, camera, clip_len"),
     ({"episodes": ["set/00"]}, ClipError, f"expected: the keys of {KEYS}; got: set/00"),
     ({"episodes": "other/*"}, ClipError, f"expected: some of the keys of {KEYS}; got: 'other/"),
     ({"features": ["images"]}, SchemaError, "no such feature; file: .*; .* got: images"),

@@ -78,6 +78,9 @@ class ClipLoader:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "options": self.view.portable(self.options)}
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "options": self.view.portable(self.options)}
+
     @property
     def options(self) -> LoaderOptions:
         """The arguments of the loader."""
