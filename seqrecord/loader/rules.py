@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Generic, TypeAlias, TypeVar
 
@@ -47,10 +47,3 @@ class Rule(Generic[_Options]):
             for text in (self.problem, self.expected)
         )
         return ClipError(problem, expected=expected, got=self.got and self.got(options))
-
-
-def check_rules(options: _Options, rules: Iterable[Rule[_Options]]) -> None:
-    """Raise `ClipError` for the first rule that options break."""
-    for rule in rules:
-        if rule.concerns(options) and rule.is_broken(options):
-            raise rule.error(options)

@@ -63,11 +63,7 @@ class SelectedWindows:
         excerpts: FrameLists | None = None,
         dilations: Sequence[int] | None = None,
     ) -> None:
-        self.dataset, self._selected = dataset, selected
-        num_frames = dataset.contents.episode_table.num_frames
-        if excerpts is not None:
-            num_frames = excerpts.num_frames
-        self._no_features = ClipFrames({}, num_frames, excerpts=excerpts)
+        self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
         step, factors = 1, options.dilations  # drawn ones multiply the offsets of windows
         if not options.has_drawn_steps:
             step, factors = options.dilations[0], (1,)
@@ -91,21 +87,20 @@ class SelectedWindows:
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
         self._others: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
-        self._windows = {**own, **self._nearest_windows(own)} if self._nearest else own
+        self._windows = {**own, **self._known(own)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
             each = (self._others, *self._windows.values())
             every = [w.frame_offsets_at(rate) for w in each for rate in self._rates]
             whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
-            windows = dict.fromkeys(dataset.features, whole)
-            self.stored = replace(self._no_features, windows=windows)
+            self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
             self.stored = self.of_features(dict.fromkeys(dataset.features))
         self._reach = np.zeros((len(self._rates), 2), np.int64)
         for rate in self._rates:
-            usual = self.stored.windows.values()
-            reach = offset_range([w.frame_offsets_at(rate) * self.dilations[0] for w in usual])
+            windows = self.stored.windows.values()
+            reach = offset_range([w.frame_offsets_at(rate) * self.dilations[0] for w in windows])
             self._reach[rate] = np.where(self.pads, 0, reach)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
@@ -123,8 +118,9 @@ class SelectedWindows:
         if self.requested:
             names = [name for name, mask_of in arrays.items() if mask_of is None]
             _check_features(self.requested, names)
-        windows = {n: self._windows.get(of or n, self._others) for n, of in arrays.items()}
-        return replace(self._no_features, windows=windows)
+        return self._frames(
+            {n: self._windows.get(of or n, self._others) for n, of in arrays.items()}
+        )
 
     def columns_of(
         self, windows: Mapping[str, ClipWindow], arrays: Mapping[str, ArraySpec]
@@ -143,9 +139,9 @@ class SelectedWindows:
                 distances[name] = f"{name}_{'wait' if window.looks_ahead else 'age'}"
         return padded, distances
 
-    def _nearest_windows(self, own: Mapping[str, Any]) -> dict[str, NearestWindow]:
+    def _known(self, own: Mapping[str, Any]) -> dict[str, NearestWindow]:
         """The windows of features with `Latest` or `Next`."""
-        if self.is_transformed:
+        if self._nearest and self.is_transformed:
             raise ClipError(
                 "Latest and Next do not go with frame_transform, which needs whole frames",
                 expected="clip_transform, or neither Latest nor Next",
@@ -183,6 +179,11 @@ class SelectedWindows:
         )
         return AnchoredWindow(tuple(anchors), longest, name, missing, self.pads)
 
+    def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
+        if (excerpts := self._excerpts) is not None:
+            return ClipFrames(windows, excerpts.num_frames, excerpts=excerpts)
+        return ClipFrames(windows, self.dataset.contents.episode_table.num_frames)
+
     def enumerate(
         self,
         spec: ClipSpec,
@@ -219,8 +220,7 @@ class SelectedWindows:
 
         Raises `ClipError` with the row for an invalid column.
         """
-        frames = replace(self._no_features, samples=samples)
-        lacks = np.zeros(len(clips.start), bool)
+        frames, lacks = replace(self._frames({}), samples=samples), np.zeros(len(clips.start), bool)
         for window in self.anchored:
             lacks |= window.with_lacking(clips, frames)[1]
         return lacks

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -22,7 +22,7 @@ from seqrecord.loader.pipes.option_values import (
     check_ragged,
     check_vectors,
 )
-from seqrecord.loader.rules import Rule, check_rules
+from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import LAST_BATCH
 from seqrecord.loader.sampling.orders import ORDERS, find_order
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
@@ -64,6 +64,8 @@ _STEPS = {"dilate": "dilation", "reverse": "reverse", "subset": ""}
 
 SamplesLike: TypeAlias = "TableLike | SampleFunction | Sequence[TableLike | SampleFunction]"
 """A table, a function of the table of an epoch, or a list of functions, first maybe a table."""
+
+_Options = TypeVar("_Options")
 
 _Check: TypeAlias = Callable[[str, Any], Any]
 """Takes an argument's name and value, and returns the stored value; raises `ClipError`."""
@@ -198,6 +200,13 @@ def _check_fields(options: Any, of: str = "") -> None:
         if "check" in item.metadata and not value is item.default is None:
             value = item.metadata["check"](of + item.name, value)
             object.__setattr__(options, item.name, value)
+
+
+def _check_rules(options: _Options, rules: Iterable[Rule[_Options]]) -> None:
+    """Raise `ClipError` for the first rule that options break."""
+    for rule in rules:
+        if rule.concerns(options) and rule.is_broken(options):
+            raise rule.error(options)
 
 
 def _check_device(value: Any) -> None:
@@ -388,10 +397,10 @@ class ClipOptions:
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value, with the argument's name."""
         _check_fields(self)
-        check_rules(self, _FRAME_RULES)
+        _check_rules(self, _FRAME_RULES)
         for dilation in self.dilations:
             ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
-        check_rules(self, _START_RULES)
+        _check_rules(self, _START_RULES)
 
     @property
     def spec(self) -> ClipSpec:
@@ -791,7 +800,7 @@ class LoaderOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check_rules(self, (*_BATCH_RULES, *find_order(self.order).rules, *_DEVICE_RULES))
+        _check_rules(self, (*_BATCH_RULES, *find_order(self.order).rules, *_DEVICE_RULES))
 
     @property
     def tuning(self) -> EngineOptions:
