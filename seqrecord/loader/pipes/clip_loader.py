@@ -78,8 +78,10 @@ class ClipLoader:
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "options": self.view.portable(self.options)}
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "options": self.view.portable(self.options)}
+    @property
+    def options(self) -> LoaderOptions:
+        """The arguments of the loader."""
+        return self.planner.options
 
     @property
     def options(self) -> LoaderOptions:
