@@ -84,11 +84,6 @@ class ClipLoader:
         return self.planner.options
 
     @property
-    def options(self) -> LoaderOptions:
-        """The arguments of the loader."""
-        return self.planner.options
-
-    @property
     def planners(self) -> Sequence[Planner]:
         """See `Loader`."""
         return (self.planner,)
