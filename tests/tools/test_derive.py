@@ -264,6 +264,11 @@ def test_command(records: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path)
         assert dataset.episodes["a"][2]["mean"][1] == pytest.approx(mean, rel=1e-5)
     same = ["--clip-len", 3, "--samples", "{every: 2}", "--check"]
     assert "3 episodes current" in run(*arguments, *same).stdout
+    shown = "encoders_of_a_test:Means.of, per sample of image"
+    assert f"3 by {shown}" in " ".join(run("info", tmp_path / "means").stdout.split())
+    info = json.loads(run("info", tmp_path / "means", "--json").stdout)
+    assert info["derivations"] == {shown: 3}
+    assert "derived" not in run("info", records).stdout
     edit.delete_episodes(records, ["c"])
     assert "gone: c" in run(*arguments, *same, code=1).stdout
     assert json.loads(run(*arguments, *same, "--json", code=1).stdout)["gone"] == ["c"]

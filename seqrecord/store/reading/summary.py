@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -21,6 +22,7 @@ from seqrecord.store.format.rows import num_absent
 from seqrecord.store.format.text import MEASURED_FPS
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.filters import EpisodeDescription, EpisodeFilter
+from seqrecord.store.reading.join_relatives import stored_identities
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import (
     codec_text,
@@ -134,6 +136,7 @@ class Summary:
     num_slow: int = 0  # episodes recorded more slowly than their fps
     measured_fps: tuple[float, float] | None = None  # their rates, minimum and maximum
     inventories: tuple[Inventory, ...] = ()
+    derivations: Mapping[str, int] = field(default_factory=dict)  # episodes by function
 
     @property
     def stored_bytes(self) -> int:
@@ -176,6 +179,7 @@ class Summary:
         facts = [
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
             ("splits", ", ".join(splits) if self.splits else None),
+            *(("derived", f"{count:,} by {text}") for text, count in self.derivations.items()),
             ("frames", f"{self.num_frames:,}" + ("" if has_groups else f" in {self.groups[0]}")),
             *((f"group {group.number}", str(group)) for group in self.groups if has_groups),
             ("fps", self.fps and _span_text(self.fps)),
@@ -239,6 +243,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         record_bytes=sum(file.size for file in manifest.record_files),
         index_bytes=sum(file.size for file in manifest.index.values()),
         features=tuple(feature_summary(index, spec) for spec in reader.features.values()),
+        derivations=_derivations(reader),
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
@@ -248,6 +253,17 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         measured_fps=(min(measured), max(measured)) if measured else None,
         inventories=_inventories(reader),
     )
+
+
+def _derivations(dataset: Dataset) -> dict[str, int]:
+    """Return numbers of derived episodes by function, version and inputs."""
+    counts: Counter[str] = Counter()
+    for entry in stored_identities(dataset).values():
+        version = f", version {entry['version']}" if entry.get("version") else ""
+        inputs = entry.get("features")
+        of = f" of {', '.join(map(str, inputs))}" if isinstance(inputs, list) else ""
+        counts[printable(f"{entry.get('function')}{version}, per {entry.get('per')}{of}")] += 1
+    return dict(counts)
 
 
 def _measured_rates(index: Index) -> list[float]:
