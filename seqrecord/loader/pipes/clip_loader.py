@@ -75,9 +75,6 @@ class ClipLoader:
         # That every epoch decodes its frames, and that each shard reads remote bytes.
         self._is_decoding_noted = self._are_shards_noted = False
 
-    def __getstate__(self) -> dict[str, Any]:
-        return {**self.__dict__, "options": self.view.portable(self.options)}
-
     @property
     def options(self) -> LoaderOptions:
         """The arguments of the loader."""
