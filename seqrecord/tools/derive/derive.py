@@ -74,7 +74,8 @@ def derive(
         keep: features that are copied. With samples, in their windows; without a window, the value
             of the frame `start`.
         batch_size: rows of a call, B; the last call may have fewer.
-        version: of the function or its weights. Another version computes everything anew.
+        version: of the function or its weights. A dataset of another version is refused: derive
+            into another folder.
         arguments: keyword arguments of the function, JSON values; compared as the version is.
         device: of the tensors; default: the CPU.
         ranks: divide the episodes among all ranks of torch.distributed, which must all call this,

@@ -12,8 +12,10 @@ Each episode's metadata has an entry `derived_from`::
 
 from __future__ import annotations
 
+import hashlib
 import importlib.metadata
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -21,12 +23,18 @@ from typing import Any
 from seqrecord.errors import ClipError, FormatError, located
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode_identity import episode_identity, match_identity
-from seqrecord.store.text import repr_of
 from seqrecord.version import __version__
 
 _PACKAGES = ("torch", "numpy", "diffusers", "transformers")
+_MAX_TEXT = 200  # of an argument
 _NO_VALUES = ("samples", "frame_cache", "memory_limit", "engine", "episodes", "split", "device")
 """Arguments that change no value, or which rows there are: these are in a digest."""
+
+
+def _text_of(value: object) -> str:
+    """Describe an argument: equal in each process, and a digest of a long text."""
+    text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
+    return text if len(text) <= _MAX_TEXT else hashlib.sha256(text.encode()).hexdigest()
 
 
 def is_per_frame(clips: Mapping[str, Any]) -> bool:
@@ -65,7 +73,7 @@ class Settings:
                 "arguments": plain,
                 "keep": [*keep],
                 "clips": {
-                    name: repr_of(value, 1000)
+                    name: _text_of(value)
                     for name, value in sorted(clips.items())
                     if name not in _NO_VALUES and value is not None
                 },
