@@ -106,7 +106,7 @@ def test_plain_loop(path: Path) -> None:
     check_resumes(lambda: SeqRecordPipe(path, **BATCHES))
 
 
-@row("DataLoader without workers")
+@row("DataLoader, with or without workers")
 def test_loader_without_workers(path: Path) -> None:
     def make() -> Any:
         return DataLoader(SeqRecordPipe(path, **BATCHES), batch_size=None)
@@ -120,7 +120,6 @@ def pipe_of(loader: Any) -> Any:
     return loader.dataset._datapipe
 
 
-@row("DataLoader with workers")
 def test_loader_with_workers(path: Path) -> None:
     for kind in (SeqRecordPipe, SeqRecordIterableDataset):
         data: Any = kind(path, **BATCHES)

@@ -312,7 +312,7 @@ def _check_names(columns: Mapping[str, pa.Array], places: Mapping[str, str]) -> 
     of_starts = [name for name in ("start", "dilation", "reverse") if name in columns]
     wrong = [f"{name}, beside frames" for name in of_starts if "frames" in columns]
     needed = ["episode", *(["start"] if of_starts and "frames" not in columns else [])]
-    lacking = [name for name in needed if name not in places]
+    lacking = [name for name in needed if name not in places and name not in columns]
     for problem, names in (("has a column too many", wrong), ("lacks a column", lacking)):
         if names:
             raise ClipError(
