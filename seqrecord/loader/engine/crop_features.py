@@ -60,10 +60,10 @@ def crop_features(
     features without pixels or without one common size.
     """
     if requested is None:
-        chosen = _by_kind({n: s for n, s in arrays.items() if s.mask_of is None}, kinds)
+        selection = _by_kind({n: s for n, s in arrays.items() if s.mask_of is None}, kinds)
     else:
-        chosen = _by_name(requested, arrays, kinds)
-    return chosen._replace(names=(*chosen.names, *_padding_masks(chosen, arrays)))
+        selection = _by_name(requested, arrays, kinds)
+    return selection._replace(names=(*selection.names, *_padding_masks(selection, arrays)))
 
 
 class _Feature(NamedTuple):
@@ -136,35 +136,40 @@ def _by_kind(arrays: Mapping[str, ArraySpec], kinds: Mapping[str, str | None]) -
             "`seqrecord edit describe PATH --kind NAME=image`",
             got=_listed(arrays, arrays, kinds) or "no arrays",
         )
-    names, sizes = [each.name for each in sources], {each.size for each in sources}
-    frame = _common(each.size for each in sources)
-    others = [each.name for each in features if each.is_image and each.name not in names]
-    others += [each.name for each in features if each.is_doubtful(frame)]
-    if frame is None or others:
+    names, sizes = [feature.name for feature in sources], {feature.size for feature in sources}
+    frame = _common(feature.size for feature in sources)
+    unfit = [feature.name for feature in features if feature.is_image and feature.name not in names]
+    unfit += [feature.name for feature in features if feature.is_doubtful(frame)]
+    if frame is None or unfit:
         raise ClipError(
             "clip_transform: images of different sizes",
             expected='a dict of steps by feature, such as {"front": RandomCrop(224), "wrist": '
             f"Resize(224)}}; or steps with features={names}, which do not change the others",
-            got=_listed([*names, *others], arrays, kinds),
+            got=_listed([*names, *unfit], arrays, kinds),
         )
     followers, notes = [], []
-    for each in features:
-        fits = each.fits(sizes, frame)
-        if fits and each.may_have_pixels:
-            followers.append(each.name)
-        if note := _NOTES.get((each.may_have_pixels, fits, each.is_known)):
-            words = {"name": each.name, "spec": each.spec, "kind": each.kind, "own": each.own_kind}
+    for feature in features:
+        fits = feature.fits(sizes, frame)
+        if fits and feature.may_have_pixels:
+            followers.append(feature.name)
+        if note := _NOTES.get((feature.may_have_pixels, fits, feature.is_known)):
+            words = {
+                "name": feature.name,
+                "spec": feature.spec,
+                "kind": feature.kind,
+                "own": feature.own_kind,
+            }
             notes.append(note.format(**words, first=names[0]))
     return CropFeatures(tuple(followers), frame, "; ".join(notes) or None)
 
 
 def _sources(features: Sequence[_Feature]) -> list[_Feature]:
     """The features that define the window: of variable size, or else of the largest one."""
-    images = [each for each in features if each.is_image]
-    sources = images or [each for each in features if each.is_map]
-    largest = max((each.size for each in sources), key=_area, default=None)
-    return [each for each in sources if None in each.size] or [
-        each for each in sources if each.size == largest
+    images = [feature for feature in features if feature.is_image]
+    sources = images or [feature for feature in features if feature.is_map]
+    largest = max((feature.size for feature in sources), key=_area, default=None)
+    return [feature for feature in sources if None in feature.size] or [
+        feature for feature in sources if feature.size == largest
     ]
 
 
@@ -199,7 +204,7 @@ def _by_name(
     return CropFeatures(tuple(requested), frame)
 
 
-def _padding_masks(chosen: CropFeatures, arrays: Mapping[str, ArraySpec]) -> list[str]:
+def _padding_masks(selection: CropFeatures, arrays: Mapping[str, ArraySpec]) -> list[str]:
     """The masks of padded features among these.
 
     Raises `ClipError` for masks of one side: rows or columns of a window have no mask.
@@ -207,10 +212,10 @@ def _padding_masks(chosen: CropFeatures, arrays: Mapping[str, ArraySpec]) -> lis
     masks = {
         name: spec
         for name, spec in arrays.items()
-        if spec.mask_of in chosen.names and name not in chosen.names
+        if spec.mask_of in selection.names and name not in selection.names
     }
     for spec in masks.values():
-        if not has_pixels(spec) or _size(spec) != chosen.frame:
+        if not has_pixels(spec) or _size(spec) != selection.frame:
             raise ClipError(
                 "clip_transform: the padding of one side cannot follow a crop or flip",
                 feature=spec.mask_of,

@@ -74,21 +74,21 @@ class ClipCrops:
         Raises `ClipError` as `crop_features`, for a crop larger than the frame, and for a flip or a
         resize of vectors coded as integers.
         """
-        chosen = crop_features(camera.features, arrays, kinds)
-        features, kind = chosen.names, kinds.get
-        found = {name: known_kind(name, arrays[name], kind(name)) for name in features}
+        selection = crop_features(camera.features, arrays, kinds)
+        features, kind = selection.names, kinds.get
+        kind_of = {name: known_kind(name, arrays[name], kind(name)) for name in features}
         for name in features:
-            _check_coded(name, arrays[name], found[name], camera.steps)
+            _check_coded(name, arrays[name], kind_of[name], camera.steps)
         crops = cls(
             camera.steps,
             frozenset(features),
-            frozenset(name for name in features if is_flow(name, arrays[name], found[name])),
-            frozenset(name for name in features if is_image(arrays[name], found[name])),
-            chosen.frame,
+            frozenset(name for name in features if is_flow(name, arrays[name], kind_of[name])),
+            frozenset(name for name in features if is_image(arrays[name], kind_of[name])),
+            selection.frame,
             camera.features[0] if camera.is_named and camera.features else None,
-            frozenset(name for name in features if found[name] == "disparity"),
-            frozenset(name for name in features if is_normals(arrays[name], found[name])),
-            chosen.note,
+            frozenset(name for name in features if kind_of[name] == "disparity"),
+            frozenset(name for name in features if is_normals(arrays[name], kind_of[name])),
+            selection.note,
         )
         crops.size  # noqa: B018 - raises errors early
         return crops
@@ -121,9 +121,11 @@ class ClipCrops:
     def size_in(self, draw_batch: DrawBatch) -> tuple[int, int]:
         """Height and width in the batch with these draws."""
         height, width = self.frame
-        for step, number, own in self._purposes():
+        for step, number, own_key in self._purposes():
             draw = (
-                draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own)) if step.per_batch else 0.0
+                draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own_key))
+                if step.per_batch
+                else 0.0
             )
             height, width = step.size_of(height, width, draw)
         assert height is not None
@@ -136,8 +138,8 @@ class ClipCrops:
         """
         seen: Counter[tuple[str, bool]] = Counter()
         for step in self.steps:
-            own = () if step.shared or self.name is None else (_number_of(self.name),)
-            yield step, (_number_of(step.purpose), seen[step.purpose, step.shared]), own
+            own_key = () if step.shared or self.name is None else (_number_of(self.name),)
+            yield step, (_number_of(step.purpose), seen[step.purpose, step.shared]), own_key
             seen[step.purpose, step.shared] += 1
 
     def specs(self, arrays: Mapping[str, ArraySpec]) -> dict[str, ArraySpec]:
@@ -168,17 +170,18 @@ class ClipCrops:
         if frames is None:
             frames = np.broadcast_to(np.array(self.frame, np.int64), (len(clips), 2))
         windows = replace(CropWindows.whole(*frames.T), centers=centers)
-        for step, number, own in self._purposes():
+        for step, number, own_key in self._purposes():
             if step.per_batch:
                 draw = (
                     0.0
                     if draw_batch is None
-                    else draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own))
+                    else draw_batch(key_of(Purpose.CROPS_OF_BATCH, *number, *own_key))
                 )
                 windows = step.apply(windows, np.full((1, len(clips)), draw))
                 continue
             draws = [
-                hash64(key_of(Purpose.CROPS, seed, epoch, *number, i, *own), clips) >> np.uint64(11)
+                hash64(key_of(Purpose.CROPS, seed, epoch, *number, i, *own_key), clips)
+                >> np.uint64(11)
                 for i in range(step.num_draws)
             ]
             windows = step.apply(windows, np.array(draws, np.float64) * 2.0**-53)
@@ -329,11 +332,11 @@ def interpolated(frames: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     if frames.dtype != torch.uint8 or frames.device.type != "cpu":
         is_exact = frames.element_size() <= 2 or frames.dtype == torch.float32
         planes = planes.to(torch.float32 if is_exact else torch.float64)
-    made = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True)
-    if not frames.is_floating_point() and made.is_floating_point():
-        made = made.round()
-    made = made.permute(0, 2, 3, 1).to(frames.dtype)
-    return made.reshape(len(frames), *size, *frames.shape[3:])
+    scaled = torch.nn.functional.interpolate(planes, size, mode="bilinear", antialias=True)
+    if not frames.is_floating_point() and scaled.is_floating_point():
+        scaled = scaled.round()
+    scaled = scaled.permute(0, 2, 3, 1).to(frames.dtype)
+    return scaled.reshape(len(frames), *size, *frames.shape[3:])
 
 
 def frames_in(array: npt.NDArray[Any], rows: IntArray) -> npt.NDArray[Any]:
@@ -341,9 +344,9 @@ def frames_in(array: npt.NDArray[Any], rows: IntArray) -> npt.NDArray[Any]:
 
     Never a view with negative strides: torch does not support them.
     """
-    found = runs(rows)
-    if len(found) == 1 and (found[0][1].step or 1) > 0:
-        return array[found[0][1]]
+    pieces = runs(rows)
+    if len(pieces) == 1 and (pieces[0][1].step or 1) > 0:
+        return array[pieces[0][1]]
     return array[rows]
 
 
@@ -384,22 +387,22 @@ def runs(rows: IntArray) -> list[tuple[slice, slice]]:
     if len(rows) == 1:
         return [(slice(0, 1), slice(int(rows[0]), int(rows[0]) + 1))]
     steps = np.diff(rows)
-    found: list[tuple[slice, slice]] = []
+    pieces: list[tuple[slice, slice]] = []
     begin = 0
     for end in [*(np.flatnonzero(steps != steps[0]) + 1).tolist(), len(rows)]:
         if begin == end:
             continue
-        first, last = int(rows[begin]), int(rows[end - 1])
+        low, high = int(rows[begin]), int(rows[end - 1])
         step = int(steps[begin]) if end - begin > 1 else 1
         if step == 0:
             singles = [slice(row, row + 1) for row in rows[begin:end].tolist()]
-            found += [(slice(begin + i, begin + i + 1), one) for i, one in enumerate(singles)]
+            pieces += [(slice(begin + i, begin + i + 1), piece) for i, piece in enumerate(singles)]
         elif step > 0:
-            found.append((slice(begin, end), slice(first, last + 1, step)))
+            pieces.append((slice(begin, end), slice(low, high + 1, step)))
         else:
-            found.append((slice(begin, end), slice(first, last - 1 if last else None, step)))
+            pieces.append((slice(begin, end), slice(low, high - 1 if high else None, step)))
         begin = end
-    return found
+    return pieces
 
 
 _CHANGING = ("image", "flow", "normals", "disparity")
@@ -460,8 +463,8 @@ class ValuesChange(ABC):
 
     def view(self, clip: int, values: npt.NDArray[Any]) -> npt.NDArray[Any]:
         """The numbers of one clip, [frames, …], in their dtype."""
-        one = slice(clip, clip + 1)
-        columns = torch.from_numpy(self.factor[one]), torch.from_numpy(self.offset[one])
+        row = slice(clip, clip + 1)
+        columns = torch.from_numpy(self.factor[row]), torch.from_numpy(self.offset[row])
         whole = torch.from_numpy(np.ascontiguousarray(values)[None])
         return self.apply(whole, *columns)[0].numpy().astype(values.dtype)
 
@@ -488,11 +491,11 @@ class IntrinsicsChange(ValuesChange):
         cls, windows: CropWindows | None, resized: CropWindows | None, count: int
     ) -> IntrinsicsChange:
         """Create from crops of frames that were `resized` before, for `count` clips."""
-        zero, one = (np.tile([1.0, 1.0, at, at], (count, 1)) for at in (0.0, 1.0))
-        for each in (resized, windows):
-            if each is not None:
-                zero, one = each.intrinsics(zero), each.intrinsics(one)
-        return cls(one[:, 2:] - zero[:, 2:], zero[:, 2:])
+        zero, at_one = (np.tile([1.0, 1.0, at, at], (count, 1)) for at in (0.0, 1.0))
+        for change in (resized, windows):
+            if change is not None:
+                zero, at_one = change.intrinsics(zero), change.intrinsics(at_one)
+        return cls(at_one[:, 2:] - zero[:, 2:], zero[:, 2:])
 
     @staticmethod
     def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:
@@ -500,11 +503,11 @@ class IntrinsicsChange(ValuesChange):
         if values.shape[-1] == _NUMBERS:
             sizes, center = values[..., :2] * factor.abs(), values[..., 2:] * factor + offset
             return torch.cat((sizes, center), dim=-1)
-        last = values[..., 2:, :]
-        rows = values[..., :2, :] * factor[..., None] + last * offset[..., None]
-        found = torch.cat((rows, last), dim=-2)
-        found[..., 0] *= factor[..., :1].sign()  # of a mirrored scene
-        return found + 0.0  # no negative zeros
+        bottom_row = values[..., 2:, :]
+        rows = values[..., :2, :] * factor[..., None] + bottom_row * offset[..., None]
+        changed = torch.cat((rows, bottom_row), dim=-2)
+        changed[..., 0] *= factor[..., :1].sign()  # of a mirrored scene
+        return changed + 0.0  # no negative zeros
 
 
 def whole_windows(frame: tuple[int, int], size: tuple[int, int], count: int) -> CropWindows:

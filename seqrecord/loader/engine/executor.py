@@ -153,7 +153,7 @@ class Executor:
         stats: EngineStats,
         memory: Memory,
         num_threads: int,
-        kept: BufferCache,
+        cache: BufferCache,
         device: Device | None = None,
         *,
         shared: bool = False,
@@ -165,10 +165,10 @@ class Executor:
         decodes_there = decode_there and device is not None and job.frame_transform is None
         needs = _needs(job, memory, device, rows, shared=shared, decodes_there=decodes_there)
         try:
-            self._buffers = kept.acquire(needs, device)
+            self._buffers = cache.acquire(needs, device)
         except MemoryError as error:
             raise no_memory(error) from error
-        self._kept = weakref.ref(kept)
+        self._kept = weakref.ref(cache)
         storage = job.dataset.contents.storage
         stats.watch(storage.counters, storage if isinstance(storage, ChunkStore) else None)
 
@@ -201,10 +201,10 @@ class Executor:
         try:
             self._run(*clips)
         finally:
-            if (kept := self._kept()) is not None:  # for the next iteration
-                kept.release(self._buffers)
+            if (cache := self._kept()) is not None:  # for the next iteration
+                cache.release(self._buffers)
 
-    def _run(self, first: int, last: int) -> None:
+    def _run(self, start: int, stop: int) -> None:
         job, buffers, stats, groups = self.job, self._buffers, self._stats, self.job.plan.groups
         # Resident frames have a row each, so no chunk stays open.
         in_pieces = {group.group for group in groups if group.in_pieces and not self._rows}
@@ -228,12 +228,12 @@ class Executor:
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
-        given = job.plan, job.clip_frames, buffers.arenas
+        store_inputs = job.plan, job.clip_frames, buffers.arenas
         self._store: FrameStore
         if self._rows:
-            self._store = AllFrames(*given, self._rows, whole_chunks(job))
+            self._store = AllFrames(*store_inputs, self._rows, whole_chunks(job))
         else:
-            self._store = Rings(*given)
+            self._store = Rings(*store_inputs)
         self._copies = self._workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -241,8 +241,8 @@ class Executor:
         try:
             with self._workers:
                 try:
-                    if first < last:
-                        self._execute(first, last)
+                    if start < stop:
+                        self._execute(start, stop)
                 except BaseException:
                     if not self._channel.is_closed:
                         self._copies.wait()  # delivers begun batches, or raises a copy's error
@@ -251,27 +251,27 @@ class Executor:
             loader.close()
             buffers.end()
 
-    def _execute(self, first: int, last: int) -> None:
+    def _execute(self, start: int, end: int) -> None:
         """Execute the rounds of clips `[first, last)`."""
         plan, store, stats = self.job.plan, self._store, self._stats
-        index, skip = plan.locate_clip(first)
-        number = first - skip  # number of the round's first clip
+        index, skip = plan.locate_clip(start)
+        number = start - skip  # number of the round's first clip
         loads = _RoundLoads(store, self._workers)
         resident = [
             load
-            for group, kept in zip(plan.groups, plan.resident(index), strict=True)
-            for load in each_load(group.group, kept, [0] * len(kept))
+            for group, loaded in zip(plan.groups, plan.resident(index), strict=True)
+            for load in each_load(group.group, loaded, [0] * len(loaded))
         ]
         loads.place(resident)
         assert not resident, "the plan exceeds its frame limit"
         # Not a method: a reference to this object would keep its memory during the next epoch.
         planned_loads = partial(_planned, plan, self.job.clip_frames.num_frames)
         self._rounds = _Rounds(map(planned_loads, store.rounds(plan, index)))
-        while number < last and (planned := self._rounds.pop()) is not None:
+        while number < end and (planned := self._rounds.pop()) is not None:
             loads.place(planned.waiting)
             assert not planned.waiting, "the plan exceeds its frame limit"
             ahead = _RoundLoads(store, self._workers)
-            stop = min(len(planned.round.clips), last - number)
+            stop = min(len(planned.round.clips), end - number)
             self._emit(planned.round, number, (skip, stop), loads, ahead)
             with stats.trace.span("wait for copies"):
                 self._copies.wait()  # rows may then be overwritten
@@ -297,12 +297,12 @@ class Executor:
             return
         clips = current.clips.rows(begin, stop)
         batch, slot = self._slots(clips, number + begin)
-        found = _RowFinder(self._store, clips)
+        finder = _RowFinder(self._store, clips)
         for a, b in pairwise(run_bounds(constant=batch)):
             if self._first_batch is None:
                 self._first_batch = int(batch[a])
             if self._first_batch == batch[a]:
-                loads.begin(begin + b, found.sources(a, b))
+                loads.begin(begin + b, finder.sources(a, b))
             else:
                 if self._first_batch >= 0 or not a:
                     self._load(loads, ahead)
@@ -310,7 +310,7 @@ class Executor:
                 self._workers.fetch(self._prefetch())
             opened = self._open(int(batch[a]))
             loads.wait(begin + b)
-            self._gather(opened, slot[a:b], clips.rows(a, b), found.sources(a, b))
+            self._gather(opened, slot[a:b], clips.rows(a, b), finder.sources(a, b))
         loads.start()
 
     def _load(self, loads: _RoundLoads, ahead: _RoundLoads) -> None:
@@ -327,11 +327,11 @@ class Executor:
     ) -> None:
         """Submit copies of clips to slots of a batch."""
         if opened.frames is not None:
-            sources = [replace(one, rows=one.rows[:, : opened.frames]) for one in sources]
-        drawn = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
+            sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
+        draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
         begin = perf_counter()
         builder = opened.allocate()
-        nbytes = gather(builder, slots, sources, self._copies, drawn, self.job.vectors)
+        nbytes = gather(builder, slots, sources, self._copies, draws, self.job.vectors)
         opened.name(slots, clips, self.job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         self._copies.finish(partial(self._filled, opened, len(slots)))
@@ -339,14 +339,14 @@ class Executor:
     def _open(self, batch: int) -> OpenBatch:
         """Open a batch. Time during copies does not count as waiting for the consumer."""
         stats = self._stats
-        before = self._copies.lap()
+        earlier = self._copies.lap()
         begin = perf_counter()
         opened = self._channel.open(batch)
         opened.allocate()  # may wait for the device
         end = perf_counter()
         gathered = self._copies.lap()
         waited = max(0.0, end - begin - gathered)
-        stats.add(gather_seconds=before + gathered, waiting_for_consumer_seconds=waited)
+        stats.add(gather_seconds=earlier + gathered, waiting_for_consumer_seconds=waited)
         stats.trace.add("wait for consumer", begin, end, batch=batch)
         return opened
 
@@ -363,13 +363,13 @@ def gather(
     slots: IntArray,
     sources: Sequence[ClipRows[Any]],
     copiers: Copiers,
-    drawn: ClipDraws,
+    draws: ClipDraws,
     vectors: VectorSteps,
 ) -> int:
     """Copy clips with their draws to slots of a batch; see `BatchBuilder.gather`."""
-    if drawn.crop is not None:
-        sources = [replace(source, crop=drawn.crop) for source in sources]
-    return builder.gather(slots, sources, copiers, drawn.calls, vectors)
+    if draws.crop is not None:
+        sources = [replace(source, crop=draws.crop) for source in sources]
+    return builder.gather(slots, sources, copiers, draws.calls, vectors)
 
 
 def _planned(plan: Plan, num_frames: IntArray, current: Round) -> _Planned:
@@ -454,9 +454,9 @@ class _RowFinder:
     def sources(self, start: int, stop: int) -> list[ClipRows[Any]]:
         """Rows of the clips `[start, stop)`."""
         if not self._first <= start <= stop <= self._last:
-            last = min(max(stop, start + _FOUND_AT_ONCE), len(self._clips))
-            self._sources = self._store.find(self._clips.rows(start, last))
-            self._first, self._last = start, last
+            end = min(max(stop, start + _FOUND_AT_ONCE), len(self._clips))
+            self._sources = self._store.find(self._clips.rows(start, end))
+            self._first, self._last = start, end
         a, b = start - self._first, stop - self._first
         return [ClipRows(s.arena, s.rows[a:b], s.features) for s in self._sources]
 
@@ -521,8 +521,8 @@ def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
     """Specs of a group's frames, including masks; with a transform, of all its results."""
     if job.frame_transform is not None:
         return job.specs
-    stored = job.dataset.features
-    return {n: s for n, s in job.specs.items() if stored[s.mask_of or n].group == group}
+    specs = job.dataset.features
+    return {n: s for n, s in job.specs.items() if specs[s.mask_of or n].group == group}
 
 
 def whole_chunks(job: Job) -> dict[int, GroupIndex]:

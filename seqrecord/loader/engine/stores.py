@@ -399,9 +399,9 @@ class RowLoad(NamedTuple):
     rows: IntArray
     out: FeatureRows
 
-    def take(self, some: Any) -> RowLoad:
+    def take(self, index: Any) -> RowLoad:
         """The frames of an index, a mask or a slice."""
-        chunk, frame, rows = self.chunk[some], self.frame[some], self.rows[some]
+        chunk, frame, rows = self.chunk[index], self.frame[index], self.rows[index]
         return self._replace(chunk=chunk, frame=frame, rows=rows)
 
 
@@ -446,19 +446,19 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     place = frame_keys(clips.run, clips.start)
     order = np.argsort(place, kind="stable")
     place = place[order]
-    first = loads.first - window.offset
-    last = first + (loads.count - 1) * window.frame_step
+    first_frame = loads.first - window.offset
+    last_frame = first_frame + (loads.count - 1) * window.frame_step
     # Windows that extend beyond an episode use its first or last frame, and look around from there.
     begins = loads.first <= window.ahead
-    ends = last + window.offset + window.back >= num_frames[loads.episode] - 1
-    least = np.where(begins, 0, first - window.span + 1)
-    most = np.where(ends, MAX_FRAMES, last)
-    low = np.searchsorted(place, search_keys(loads.run, least))
-    high = np.searchsorted(place, search_keys(loads.run, most), side="right")
+    ends = last_frame + window.offset + window.back >= num_frames[loads.episode] - 1
+    low_frame = np.where(begins, 0, first_frame - window.span + 1)
+    high_frame = np.where(ends, MAX_FRAMES, last_frame)
+    low = np.searchsorted(place, search_keys(loads.run, low_frame))
+    high = np.searchsorted(place, search_keys(loads.run, high_frame), side="right")
     # The smallest number in each range [low, high): every second result.
     bounds = np.stack((low, high), axis=1).ravel()
-    found = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
-    return np.where(high > low, found, len(clips))
+    uses = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]
+    return np.where(high > low, uses, len(clips))
 
 
 def _ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
@@ -466,9 +466,9 @@ def _ordered_uses(uses: IntArray, loads: Loads, group: GroupPlan) -> list[int]:
 
     Unchanged for other groups.
     """
-    found: list[int] = uses.tolist()
+    ordered: list[int] = uses.tolist()
     if group.in_pieces:
-        least: dict[int, int] = {}
+        earliest: dict[int, int] = {}
         for i, cursor in reversed(list(enumerate(loads.cursor.tolist()))):
-            found[i] = least[cursor] = min(found[i], least.get(cursor, found[i]))
-    return found
+            ordered[i] = earliest[cursor] = min(ordered[i], earliest.get(cursor, ordered[i]))
+    return ordered

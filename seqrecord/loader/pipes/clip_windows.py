@@ -71,29 +71,29 @@ class SelectedWindows:
         self._all_have = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self.is_transformed = options.frame_transform is not None
-        self.requested, own = options.own_windows, dict[str, ClipWindow]()
+        self.requested, by_feature = options.own_windows, dict[str, ClipWindow]()
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
         if self.requested:
             from seqrecord.loader.clips.timed_windows import offsets_and_times, with_clock
 
             self.requested, notice = with_clock(self.requested, dataset, selected)
             anchored = {n: w for n, w in self.requested.items() if _has_anchors(w)}
-            others = {n: w for n, w in self.requested.items() if n not in anchored}
-            own, self._rate = offsets_and_times(others, dataset, selected)
-            own |= {name: self._anchored(name, window) for name, window in anchored.items()}
+            plain = {n: w for n, w in self.requested.items() if n not in anchored}
+            by_feature, self._rate = offsets_and_times(plain, dataset, selected)
+            by_feature |= {name: self._anchored(name, window) for name, window in anchored.items()}
             if notice is not None:
                 warn_once(notice)
-        most = None if options.span is None else options.most_frames
-        offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, most)
+        max_frames = None if options.span is None else options.most_frames
+        offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
         self._others: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
-        self._windows = {**own, **self._known(own)}
+        self._windows = {**by_feature, **self._known(by_feature)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
-            each = (self._others, *self._windows.values())
-            every = [w.frame_offsets_at(rate) for w in each for rate in self._rates]
-            whole = OffsetWindow.of(np.unique(np.concatenate(every)), most)
+            all_windows = (self._others, *self._windows.values())
+            offset_lists = [w.frame_offsets_at(rate) for w in all_windows for rate in self._rates]
+            whole = OffsetWindow.of(np.unique(np.concatenate(offset_lists)), max_frames)
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
         else:
             self.stored = self.of_features(dict.fromkeys(dataset.features))
@@ -139,7 +139,7 @@ class SelectedWindows:
                 distances[name] = f"{name}_{'wait' if window.looks_ahead else 'age'}"
         return padded, distances
 
-    def _known(self, own: Mapping[str, Any]) -> dict[str, NearestWindow]:
+    def _known(self, windows: Mapping[str, Any]) -> dict[str, NearestWindow]:
         """The windows of features with `Latest` or `Next`."""
         if self._nearest and self.is_transformed:
             raise ClipError(
@@ -148,36 +148,36 @@ class SelectedWindows:
                 got=", ".join(self._nearest),
             )
         _check_features(self._nearest, self.dataset.features)
-        found, num_frames = {}, self.dataset.contents.episode_table.num_frames
-        for name, asked in self._nearest.items():
-            missing = self.dataset.contents.missing_frames([name])
-            missing = missing.subset(np.isin(missing.episode, self._selected))
-            ahead = isinstance(asked, Next)
-            is_open = missing.stop == num_frames[missing.episode] if ahead else missing.start == 0
-            window = own.get(name, self._others)
-            found[name] = NearestWindow(
-                *(window, missing, is_open, asked.most),
-                has_unknown=asked.unknown is not None,
+        nearest, num_frames = {}, self.dataset.contents.episode_table.num_frames
+        for name, request in self._nearest.items():
+            gaps = self.dataset.contents.missing_frames([name])
+            gaps = gaps.subset(np.isin(gaps.episode, self._selected))
+            ahead = isinstance(request, Next)
+            is_open = gaps.stop == num_frames[gaps.episode] if ahead else gaps.start == 0
+            window = windows.get(name, self._others)
+            nearest[name] = NearestWindow(
+                *(window, gaps, is_open, request.most),
+                has_unknown=request.unknown is not None,
                 looks_ahead=ahead,
             )
             if isinstance(window, AnchoredWindow):
-                lacking = replace(window, gaps=found[name].unknown_frames)
-                found[name] = replace(found[name], window=lacking)
-        return found
+                lacking = replace(window, gaps=nearest[name].unknown_frames)
+                nearest[name] = replace(nearest[name], window=lacking)
+        return nearest
 
     def _anchored(self, name: str, window: Sequence[int | At]) -> AnchoredWindow:
         """A window with anchors."""
         contents = self.dataset.contents
         is_stored = name in contents.features and not self.is_transformed
-        missing = contents.missing_frames([name] if is_stored else None)
+        gaps = contents.missing_frames([name] if is_stored else None)
         longest = int(contents.index.num_frames[self._selected].max(initial=1))
         anchors = (
-            Anchor(one.column, np.array(one.offsets, np.int64), one.within)
-            if isinstance(one, At)
-            else Anchor(None, np.array([one], np.int64))
-            for one in window
+            Anchor(part.column, np.array(part.offsets, np.int64), part.within)
+            if isinstance(part, At)
+            else Anchor(None, np.array([part], np.int64))
+            for part in window
         )
-        return AnchoredWindow(tuple(anchors), longest, name, missing, self.pads)
+        return AnchoredWindow(tuple(anchors), longest, name, gaps, self.pads)
 
     def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
         if (excerpts := self._excerpts) is not None:
@@ -194,8 +194,11 @@ class SelectedWindows:
 
         `selected` are episode rows; by default all selected ones.
         """
-        stored, rows = self.stored, self._selected if selected is None else selected
-        uses = [(stored.windows[n[0]], self.missing(n)) for n in stored.by_window(stored.windows)]
+        clip_frames, rows = self.stored, self._selected if selected is None else selected
+        uses = [
+            (clip_frames.windows[n[0]], self.missing(n))
+            for n in clip_frames.by_window(clip_frames.windows)
+        ]
         union = []
         for dilation in dilations or self.dilations:
             tables = [
@@ -212,8 +215,8 @@ class SelectedWindows:
                 for rate in self._rates
             ]
             union.append(ClipTable.concatenated(tables))
-        found = ClipTable.union(union)
-        return found if self.requested else replace(found, num_outside=0)
+        clips = ClipTable.union(union)
+        return clips if self.requested else replace(clips, num_outside=0)
 
     def lacks_anchors(self, samples: SampleValues, clips: ClipKeys) -> npt.NDArray[np.bool_]:
         """Which clips have an anchor at a frame that lacks the feature, bool[n].
@@ -231,10 +234,10 @@ class SelectedWindows:
 
         0 for unselected episodes if windows are in seconds.
         """
-        found: IntArray = self._reach[self._rate]
+        extents: IntArray = self._reach[self._rate]
         if any(isinstance(window, Seconds) for window in self.requested.values()):
-            found[np.setdiff1d(np.arange(len(found)), self._selected)] = 0
-        return found
+            extents[np.setdiff1d(np.arange(len(extents)), self._selected)] = 0
+        return extents
 
     def missing(self, features: Sequence[str]) -> MissingFrames:
         """The frames that lack any of these stored features, which share a window.
@@ -250,27 +253,29 @@ class SelectedWindows:
         """Windows as text by feature, without default windows: offsets of each rate, or times, and
         the greatest distance.
         """
-        found = {}
-        for name, asked in sorted(self.requested.items()):
-            is_timed = isinstance(asked, Seconds) and asked.timestamps is not None
-            if is_timed or _has_anchors(asked):
-                found[name] = repr(asked)
+        descriptions = {}
+        for name, request in sorted(self.requested.items()):
+            is_timed = isinstance(request, Seconds) and request.timestamps is not None
+            if is_timed or _has_anchors(request):
+                descriptions[name] = repr(request)
             else:
                 window = self._windows[name]
-                every = (describe_offsets(window.frame_offsets_at(rate)) for rate in self._rates)
-                found[name] = "; ".join(dict.fromkeys(every))
-        for name, asked in sorted(self._nearest.items()):
-            frames = found.get(name, "clip_len")
-            found[name] = f"{frames}, {asked.limit}={asked.most}, unknown={asked.unknown}"
-        return found
+                texts = (describe_offsets(window.frame_offsets_at(rate)) for rate in self._rates)
+                descriptions[name] = "; ".join(dict.fromkeys(texts))
+        for name, request in sorted(self._nearest.items()):
+            frames = descriptions.get(name, "clip_len")
+            descriptions[name] = (
+                f"{frames}, {request.limit}={request.most}, unknown={request.unknown}"
+            )
+        return descriptions
 
 
 def _has_anchors(window: Any) -> bool:
-    return isinstance(window, tuple) and any(isinstance(one, At) for one in window)
+    return isinstance(window, tuple) and any(isinstance(part, At) for part in window)
 
 
 def _check_features(windows: Iterable[str], features: Collection[str]) -> None:
     """Raise `ClipError` for windows of unknown features."""
-    others = [name for name in windows if name not in features]
+    unknown = [name for name in windows if name not in features]
     problem = "windows has a feature that clips do not have"
-    raise_if(bool(others), problem, ", ".join(features), ", ".join(others)[:200])
+    raise_if(bool(unknown), problem, ", ".join(features), ", ".join(unknown)[:200])

@@ -137,24 +137,24 @@ class CropSampler:
 
         Raises `ClipError` if frames of one episode differ.
         """
-        if (known := self.sizes) is None:
+        if (known_sizes := self.sizes) is None:
             return
         for source in sources:
             # In a fixed order, so that equal data raises equal errors.
             for name in filter(self.crops.features.__contains__, source.features):
-                found = source.arena.sizes(name, source.rows.reshape(-1))
-                found = found.reshape(*source.rows.shape, 2)
+                sizes = source.arena.sizes(name, source.rows.reshape(-1))
+                sizes = sizes.reshape(*source.rows.shape, 2)
                 for clip, row in enumerate(episode.tolist()):
-                    if not known[row].any():
-                        known[row] = found[clip, 0]
-                    others = found[clip][(found[clip] != known[row]).any(axis=1)]
-                    for height, width in others[:1].tolist():
+                    if not known_sizes[row].any():
+                        known_sizes[row] = sizes[clip, 0]
+                    differing = sizes[clip][(sizes[clip] != known_sizes[row]).any(axis=1)]
+                    for height, width in differing[:1].tolist():
                         raise ClipError(
                             "frames of an episode differ in size, and clips have one window",
                             **self._place(row, name),  # type: ignore[arg-type]
                             expected="{} x {} pixels, as of its other frames and features; if {} "
                             "has no pixels, its kind, such as state; or steps with features=[…] "
-                            "without it".format(*known[row].tolist(), name),
+                            "without it".format(*known_sizes[row].tolist(), name),
                             got=f"{height} x {width} in the clip that starts at frame "
                             f"{start[clip]}",
                         )
@@ -280,24 +280,26 @@ class AugmentationSampler(NoDraws):
         self._intrinsics: list[_FrameIntrinsics] = []
         if "intrinsics" in kinds.values():
             self._intrinsics = _intrinsics_of(self.crops, sizes, arrays, dataset)
-        own = {each.name for each in self._intrinsics}
+        own_columns = {intrinsics.name for intrinsics in self._intrinsics}
         self._distortion = _distortion_of(self.crops, arrays, dataset)
         camera = episodes.of(episode)[0].metadata["camera"] if cameras or sizes else None
         self._cameras = []
         for crops in self.crops:
             may_share, count = crops.name is None, len(dataset.contents.episode_table)
-            known = known_cameras(crops.features, crops.frame, sizes, camera, may_share=may_share)
-            known = _without_features(known, own, arrays)
+            episode_cameras = known_cameras(
+                crops.features, crops.frame, sizes, camera, may_share=may_share
+            )
+            episode_cameras = _without_features(episode_cameras, own_columns, arrays)
             frames = np.zeros((count, 2), np.int64) if None in crops.frame else None
             place = frames, dataset.url
-            lacking = _without_lens(known, arrays)
-            self._cameras.append(CropSampler(crops, episodes, known, lacking, *place))
+            lacking = _without_lens(episode_cameras, arrays)
+            self._cameras.append(CropSampler(crops, episodes, episode_cameras, lacking, *place))
         alone = sizes.keys() - {name for crops in self.crops for name in crops.features}
         resized = known_cameras(alone, (), sizes, camera, may_share=False) if alone else []
-        self._resized = _without_features(resized, own, arrays)
+        self._resized = _without_features(resized, own_columns, arrays)
         self._url = dataset.url
-        known_columns = (*(one.known for one in self._cameras), self._resized)
-        if camera is not None and not any((*known_columns, own)):
+        known_columns = (*(sampler.known for sampler in self._cameras), self._resized)
+        if camera is not None and not any((*known_columns, own_columns)):
             warn_once(
                 f"{dataset.url}: no intrinsics: the metadata `camera` is not "
                 '{"fx": …, "fy": …, "cx": …, "cy": …} of frames of this size, nor a dict of such '
@@ -317,7 +319,9 @@ class AugmentationSampler(NoDraws):
     def is_random(self) -> bool:  # type: ignore[override]
         """Whether the draws of a clip differ by epoch."""
         steps = [step for crops in self.crops for step in crops.steps]
-        return self.functions is not None or any(one.num_draws or one.per_batch for one in steps)
+        return self.functions is not None or any(
+            drawn_step.num_draws or drawn_step.per_batch for drawn_step in steps
+        )
 
     def draw(
         self,
@@ -337,10 +341,10 @@ class AugmentationSampler(NoDraws):
         windows depend on the sizes of the episodes' frames, measured in `sources` at first.
         `draw_at` makes the draws of the batch of clips, by their places.
         """
-        named = clips
+        shared_clips = clips
         if sharing is not None:
-            named = clips._replace(start=sharing.first_starts(clips.episode, clips.start))
-        numbers, calls = self._episodes.numbers(named), None
+            shared_clips = clips._replace(start=sharing.first_starts(clips.episode, clips.start))
+        numbers, calls = self._episodes.numbers(shared_clips), None
         episode, start = self._episodes.rows(clips.episode), self._episodes.starts(clips)
         draw_batch = None
         if draw_at is not None and len(start):
@@ -354,7 +358,7 @@ class AugmentationSampler(NoDraws):
             windows = camera.windows(seed, epoch, numbers, episode, draw_batch, centers)
             parts |= dict.fromkeys(sorted(camera.crops.features), (camera.crops, windows))
         changes: dict[str, ValuesChange] = {
-            each.name: each.change(parts, len(start)) for each in self._intrinsics
+            intrinsics.name: intrinsics.change(parts, len(start)) for intrinsics in self._intrinsics
         }
         for distortion in self._distortion:
             metadata = self._episodes.of(clips.episode)
@@ -368,8 +372,8 @@ class AugmentationSampler(NoDraws):
 
     def sizes(self, draw_batch: DrawBatch) -> dict[str, tuple[int, int]]:
         """Height and width of features in a batch, if batches differ in size."""
-        found = [crops for crops in self.crops if crops.per_batch]
-        return {name: crops.size_in(draw_batch) for crops in found for name in crops.features}
+        sized_crops = [crops for crops in self.crops if crops.per_batch]
+        return {name: crops.size_in(draw_batch) for crops in sized_crops for name in crops.features}
 
     @property
     def columns(self) -> tuple[ClipColumn, ...]:  # type: ignore[override]
@@ -446,7 +450,7 @@ def _intrinsics_of(
     """
     kinds = {name: spec.kind for name, spec in dataset.features.items()}
     names = [name for name in arrays if kinds.get(name) == "intrinsics"]
-    changed = {*sizes}.union(*(each.features for each in crops))
+    changed = {*sizes}.union(*(crop.features for crop in crops))
     if not names or not changed:
         return []
     images = {
@@ -454,13 +458,13 @@ def _intrinsics_of(
         for name, spec in arrays.items()
         if name in changed or is_picture(name, spec, kinds.get(name))
     }
-    found, stored = [], dataset.contents.index.schema.active
+    intrinsics, schema = [], dataset.contents.index.schema.active
     for name in names:
         if not are_intrinsics(arrays[name]):
             raise ClipError(
                 "not intrinsics", feature=name, expected=INTRINSICS_SHAPES, got=str(arrays[name])
             )
-        image = followed_feature(name, names, images, stored)
+        image = followed_feature(name, names, images, schema)
         if image not in changed:
             continue
         assert image is not None, "an image that changed"
@@ -472,8 +476,8 @@ def _intrinsics_of(
                 expected="a Resize as clip_transform instead, or features without it",
                 got=f"{image}: {dataset.features[image].stored}",
             )
-        found.append(_FrameIntrinsics(name, image, resized))
-    return found
+        intrinsics.append(_FrameIntrinsics(name, image, resized))
+    return intrinsics
 
 
 def _distortion_of(
@@ -490,18 +494,18 @@ def _distortion_of(
         for name, spec in arrays.items()
         if name in flipped or is_picture(name, spec, kinds.get(name))
     }
-    found, stored = [], dataset.contents.index.schema.active
+    distortions, schema = [], dataset.contents.index.schema.active
     for name in names:
-        image = followed_feature(name, names, images, stored, OWN_DISTORTION)
+        image = followed_feature(name, names, images, schema, OWN_DISTORTION)
         if image in flipped:
             assert image is not None, "a flipped feature"
             count = arrays[name].shape[0] or 0
-            found.append(_FrameDistortion(name, image, count, kinds.get(name) is not None))
-    return found
+            distortions.append(_FrameDistortion(name, image, count, kinds.get(name) is not None))
+    return distortions
 
 
 def _without_features(
-    cameras: Sequence[EpisodeCamera], own: Collection[str], arrays: Collection[str]
+    cameras: Sequence[EpisodeCamera], columns: Collection[str], arrays: Collection[str]
 ) -> list[EpisodeCamera]:
     """Cameras whose columns are no features: values per frame count."""
     return [
@@ -510,7 +514,7 @@ def _without_features(
             has_skew=camera.has_skew and camera.skew_column not in arrays,
         )
         for camera in cameras
-        if camera.column not in own
+        if camera.column not in columns
     ]
 
 
@@ -533,10 +537,10 @@ def _flipped_features(cameras: Sequence[ClipCrops]) -> set[str]:
 def _warn_of_pairs(cameras: Sequence[ClipCrops], url: str) -> None:
     """Log the stereo pairs that are flipped."""
     flipped = _flipped_features(cameras)
-    for left in sorted(flipped):
-        if (right := partner_of(left, flipped)) is not None:
+    for name in sorted(flipped):
+        if (right := partner_of(name, flipped)) is not None:
             warn_once(
-                f"{url}: HorizontalFlip mirrors {left} and {right}: in flipped clips the left "
+                f"{url}: HorizontalFlip mirrors {name} and {right}: in flipped clips the left "
                 "camera is the right one, so exchange the two where they are flipped"
             )
 
@@ -546,13 +550,13 @@ def _warn_of_lenses(
 ) -> None:
     """Log cameras whose coefficients are in no column or feature, by an episode's `camera`."""
     for camera in chain.from_iterable(cameras):
-        own = camera.camera_in(metadata)
-        is_lost = camera.lens_column not in features and lens_of(own) is None
-        if is_lost and own.get(COEFFICIENTS):
+        own_camera = camera.camera_in(metadata)
+        is_lost = camera.lens_column not in features and lens_of(own_camera) is None
+        if is_lost and own_camera.get(COEFFICIENTS):
             warn_once(
                 f"{url}: no column {camera.lens_column}: the metadata `camera` has "
                 f"{COEFFICIENTS} of no known lens; expected {MODEL}: {OPENCV} or {FISHEYE}, and at "
-                f"most {MAX_COEFFICIENTS} numbers; got {repr_of(own.get(MODEL), 50)}"
+                f"most {MAX_COEFFICIENTS} numbers; got {repr_of(own_camera.get(MODEL), 50)}"
             )
 
 
@@ -561,8 +565,8 @@ def _warn_of_late_lenses(
 ) -> None:
     """Log the first of `episodes` with a lens of a camera without a column for it."""
     for camera, episode in product(cameras, episodes):
-        own = camera.camera_in(episode.metadata.get("camera"))
-        if own is not None and any(own.get(COEFFICIENTS) or ()):
+        own_camera = camera.camera_in(episode.metadata.get("camera"))
+        if own_camera is not None and any(own_camera.get(COEFFICIENTS) or ()):
             warn_once(
                 f"{url}: no column {camera.lens_column}: the first episode has no known lens, but "
                 f"others have {COEFFICIENTS}, such as {repr_of(episode.key, 100)}; load them "
@@ -610,8 +614,8 @@ class StepSampler:
         if num_frames is None and self.span is None:
             return ClipSteps(dilation, is_reversed)
         key = key_of(Purpose.CLIP_STEPS, seed, epoch)
-        found = self._positions(key, clips.sample, is_reversed, num_frames)
-        return ClipSteps(dilation, is_reversed, found, num_frames)
+        positions = self._positions(key, clips.sample, is_reversed, num_frames)
+        return ClipSteps(dilation, is_reversed, positions, num_frames)
 
     def _positions(
         self,
@@ -627,11 +631,11 @@ class StepSampler:
         place = np.where(is_reversed[:, None], count[:, None] - 1 - place, place)
         if self.span is None:
             return place
-        each = np.arange(self.span)
+        places = np.arange(self.span)
         samples = hash64(key_of(Purpose.STEPS_OF_SAMPLE, key), numbers)
-        drawn = hash64(key, (samples[:, None] + each.astype(np.uint64)).view(np.int64))
-        rank = np.argsort(np.argsort(drawn, axis=1, kind="stable"), axis=1, kind="stable")
+        hashes = hash64(key, (samples[:, None] + places.astype(np.uint64)).view(np.int64))
+        rank = np.argsort(np.argsort(hashes, axis=1, kind="stable"), axis=1, kind="stable")
         is_left = rank >= count[:, None]
-        chosen = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]
-        found: IntArray = np.take_along_axis(chosen, place, axis=1)
-        return found
+        order = np.argsort(is_left, axis=1, kind="stable")[:, : self.clip_len]
+        drawn_positions: IntArray = np.take_along_axis(order, place, axis=1)
+        return drawn_positions

@@ -318,17 +318,17 @@ class BlockSizes:
         if spec.stride > span or stats.cuts_anywhere or settings.num_shares is not None:
             lines, irregular = np.ones_like(lines), 1
         line = int(lines.max(initial=irregular))
-        first, size = [], max(settings.first_block_frames, clip)
+        first_sizes, size = [], max(settings.first_block_frames, clip)
         size = size // line * line or size
         while settings.shuffle and size < full:
-            first.append(size)
+            first_sizes.append(size)
             size *= 2
         room = -(-(full + span - 1) // chunk) * chunk
-        unaligned = bisect_right(first, room - (line + span + chunk - 3))
+        unaligned = bisect_right(first_sizes, room - (line + span + chunk - 3))
         gap = min(max(0, span - spec.stride) + line + chunk, max(full, line))
-        before = np.cumsum(np.array((0, *first), np.int64))
-        ends = line, before
-        return cls(full, tuple(first), clip, gap, unaligned, sizes, lines, irregular, *ends)
+        frames_before = np.cumsum(np.array((0, *first_sizes), np.int64))
+        ends = line, frames_before
+        return cls(full, tuple(first_sizes), clip, gap, unaligned, sizes, lines, irregular, *ends)
 
     def apart(self, chunk_frames: IntArray) -> IntArray:
         """The distance of lines in episodes with these chunk lengths, 0 for irregular; int64[n]."""
@@ -350,16 +350,18 @@ class BlockSizes:
         cursor. In cursors of `num_rounds` rounds or fewer, no block exceeds its nominal length. The
         full blocks of a cursor have the same length, proportional to the cursor's.
         """
-        first, full = len(self.first), num_rounds - len(self.first)
-        known = self.before[np.minimum(rounds, first)]
+        num_small, full = len(self.first), num_rounds - len(self.first)
+        frames_before = self.before[np.minimum(rounds, num_small)]
         if full < 2:  # the first blocks shrink, so that the last one is no smaller than others
-            whole = int(self.before[min(num_rounds, first)]) + max(0, full) * self.full
-            known = known + np.maximum(rounds - first, 0) * self.full
-            return _proportion(lengths, known, whole)
-        begun = np.minimum(lengths, int(self.before[-1]))
-        known = _proportion(begun, known, int(self.before[-1]))
-        after = np.maximum(rounds - first, 0)
-        return np.add(known, _proportion(lengths - begun, after, full), dtype=np.int64)
+            whole = int(self.before[min(num_rounds, num_small)]) + max(0, full) * self.full
+            frames_before = frames_before + np.maximum(rounds - num_small, 0) * self.full
+            return _proportion(lengths, frames_before, whole)
+        small_part = np.minimum(lengths, int(self.before[-1]))
+        frames_before = _proportion(small_part, frames_before, int(self.before[-1]))
+        full_rounds = np.maximum(rounds - num_small, 0)
+        return np.add(
+            frames_before, _proportion(lengths - small_part, full_rounds, full), dtype=np.int64
+        )
 
 
 def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
@@ -367,9 +369,9 @@ def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
     if not whole:
         return np.zeros(np.broadcast_shapes(length.shape, part.shape), np.int64)
     high = length >> 20
-    first = high * part // whole
-    left = (high * part - first * whole << 20) + (length - (high << 20)) * part
-    return np.asarray((first << 20) + left // whole, np.int64)
+    high_quotient = high * part // whole
+    remainder = (high * part - high_quotient * whole << 20) + (length - (high << 20)) * part
+    return np.asarray((high_quotient << 20) + remainder // whole, np.int64)
 
 
 def cursor_bounds(
@@ -415,8 +417,10 @@ def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
 
 def _of_one_regular_clip(stats: ClipStats) -> int:
     """Like `_of_one_clip`, for clips at fixed positions in chunks."""
-    each = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
-    return max(_in_one_run(0, size, size, length, spec=stats.spec) for size, length in each)
+    sizes_and_lengths = zip(stats.chunks.tolist(), stats.longest.tolist(), strict=True)
+    return max(
+        _in_one_run(0, size, size, length, spec=stats.spec) for size, length in sizes_and_lengths
+    )
 
 
 def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> int:
@@ -437,7 +441,7 @@ def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> i
     # … and a stretch, from its first start on, its frames and the rest of a chunk. At a
     # run's end that rest is not loaded; between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
-    most = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
+    max_chunks = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
     whole = -(-stats.longest_episode // step)  # more than that is in no stretch
 
     def held(number: int) -> int:
@@ -446,9 +450,9 @@ def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> i
         return -(-(frames + tails * tail) // step) + (number - 1) * (step > 1)
 
     # `held` rises with the number of stretches or falls with it; how many frames they have rises.
-    if held(most) >= held(1):
-        return max(1, min(single, held(most), most * whole))
-    number = 1 + bisect_left(range(1, most), True, key=lambda n: n * whole >= held(n))
+    if held(max_chunks) >= held(1):
+        return max(1, min(single, held(max_chunks), max_chunks * whole))
+    number = 1 + bisect_left(range(1, max_chunks), True, key=lambda n: n * whole >= held(n))
     return max(1, min(single, max(min(held(number), number * whole), (number - 1) * whole)))
 
 
@@ -460,26 +464,26 @@ def _of_regular_chunks(stats: ClipStats, blocks: BlockSizes, longest: int | None
     spec, full = stats.spec, blocks.full
     chunk, line, step = int(stats.chunks.max()), blocks.line, spec.frame_step
     single = spec.stride > spec.span
-    most = 0
+    bound = 0
     for size, apart, length in zip(stats.chunks, blocks.lines, stats.longest, strict=True):
         if length:
             block = 1 if single else -(-full // int(apart)) * int(apart)
-            held = _in_one_run(block, int(size), int(apart), int(length), spec=spec)
-            most = max(most, held)
+            frames_of_run = _in_one_run(block, int(size), int(apart), int(length), spec=spec)
+            bound = max(bound, frames_of_run)
     if single:
         clips = -(-full // blocks.clip)
         frames = full + blocks.clip + 2 * chunk + spec.span
-        return min(clips * most, -(-frames // step) + clips)
+        return min(clips * bound, -(-frames // step) + clips)
     if blocks.unaligned:
         size = blocks.first[blocks.unaligned - 1]
         size = size if longest is None else min(size, longest)
         size += line + spec.span + chunk - 3
-        most = max(most, -(-min(size, int(stats.longest.max())) // step))
+        bound = max(bound, -(-min(size, int(stats.longest.max())) // step))
     runs = (full + blocks.gap) // (blocks.clip + blocks.gap)
     if runs > 1:
-        rest = max(0, spec.span - spec.stride)
-        most = max(most, -(-(full + rest) // step) + runs * (step > 1))
-    return most
+        overlap = max(0, spec.span - spec.stride)
+        bound = max(bound, -(-(full + overlap) // step) + runs * (step > 1))
+    return bound
 
 
 def _in_one_run(block: int, chunk: int, line: int, length: int, *, spec: ClipSpec) -> int:
@@ -495,7 +499,7 @@ def _in_one_run(block: int, chunk: int, line: int, length: int, *, spec: ClipSpe
     low = np.arange(spec.phase % step, grid, step)
     high = low if is_single else low + (block - 1 - low) // grid * grid
     edges = np.arange(0, chunk, grid if is_single else line)  # `line` divides a chunk
-    first, last = np.add.outer(edges, low), np.add.outer(edges, high)
-    chunks = -(-(last + spec.span) // chunk)
-    frames = int((-(-(chunks * chunk - first) // spec.frame_step)).max())
+    starts, ends = np.add.outer(edges, low), np.add.outer(edges, high)
+    chunks = -(-(ends + spec.span) // chunk)
+    frames = int((-(-(chunks * chunk - starts) // spec.frame_step)).max())
     return min(frames, -(-(length - spec.phase) // spec.frame_step))

@@ -58,9 +58,9 @@ class Blocks:
     def __len__(self) -> int:
         return len(self.round)
 
-    def take(self, chosen: IntArray) -> Blocks:
+    def take(self, index: IntArray) -> Blocks:
         """The chosen rows, in that order."""
-        return Blocks(*(getattr(self, column.name)[chosen] for column in fields(self)))
+        return Blocks(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
 @dataclass(frozen=True, eq=False)
@@ -112,8 +112,8 @@ class CursorSchedule(ABC):
         self._num_frames = episodes.num_frames[runs.episode]
         self._grids = [grid.take(runs.episode) for grid in episodes.groups]  # of each row's episode
         self._apart = [window.span < runs.stride for window in windows]
-        last = np.searchsorted(runs.run, runs.run, side="right") - 1
-        self._end_runs(runs.first_clip[last] + runs.count[last] - 1)
+        last_row = np.searchsorted(runs.run, runs.run, side="right") - 1
+        self._end_runs(runs.first_clip[last_row] + runs.count[last_row] - 1)
         self._run_first_clip = runs.first_clip[np.searchsorted(runs.run, runs.run)]
         self.count = int(cursor[-1]) + 1 if len(cursor) else 0
         self._first_row = np.searchsorted(cursor, np.arange(self.count))  # of each cursor
@@ -132,8 +132,8 @@ class CursorSchedule(ABC):
     def clips_before_rounds(self) -> IntArray:
         """The number of clips before each round, and before the end; int64[num_rounds + 1]."""
         rounds, width = np.arange(self.num_rounds + 1), max(1, _CUTS_AT_ONCE // max(1, self.count))
-        some = (rounds[i : i + width, None] for i in range(0, len(rounds), width))
-        return np.concatenate([(self.first_clips(r) - self.begin).sum(axis=1) for r in some])
+        parts = (rounds[i : i + width, None] for i in range(0, len(rounds), width))
+        return np.concatenate([(self.first_clips(r) - self.begin).sum(axis=1) for r in parts])
 
     def held(self, index: int) -> list[Blocks]:
         """For each group, the frames in memory at the start of round `index`: `[held,
@@ -148,8 +148,12 @@ class CursorSchedule(ABC):
     def blocks(self, start: int, stop: int) -> list[Blocks]:
         """For each group, the blocks of rounds `[start, stop)`."""
         clips = self.first_clips(np.arange(start, stop + 1)[:, None])
-        found = {apart: self._rows(clips, start, apart=apart) for apart in set(self._apart)}
-        return [self._blocks(group, found[apart]) for group, apart in enumerate(self._apart)]
+        rows_by_distance = {
+            apart: self._rows(clips, start, apart=apart) for apart in set(self._apart)
+        }
+        return [
+            self._blocks(group, rows_by_distance[apart]) for group, apart in enumerate(self._apart)
+        ]
 
     def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
         """Episode and used frames `[begin, stop)` of each row in a group, given by its place;
@@ -181,34 +185,37 @@ class CursorSchedule(ABC):
         """
         low, high = clips[0], clips[-1]
         if apart:
-            owner, inside = ragged_arange(high - low)
-            bounds = low[owner] + inside
+            owner, offset = ragged_arange(high - low)
+            bounds = low[owner] + offset
         else:
             first_clip = self._runs.first_clip
             first_row = np.searchsorted(first_clip, low, side="right")
             number = np.searchsorted(first_clip, high, side="left") - first_row
-            owner, inside = ragged_arange(np.where(high > low, np.maximum(number, 0), 0))
-            bounds = first_clip[first_row[owner] + inside]
+            owner, offset = ragged_arange(np.where(high > low, np.maximum(number, 0), 0))
+            bounds = first_clip[first_row[owner] + offset]
         flat = clips.T.ravel()  # by cursor and round: never falling
         bounds = merged(bounds, flat)
         place = np.searchsorted(flat, bounds, side="right") - 1
         cursor, index = np.divmod(place, len(clips))
-        some = index < len(clips) - 1
+        is_block = index < len(clips) - 1
         ends = np.append(bounds[1:], bounds[-1:])
-        return _Rows(index[some] + start, cursor[some], bounds[some], ends[some])
+        return _Rows(index[is_block] + start, cursor[is_block], bounds[is_block], ends[is_block])
 
     def _blocks(self, group: int, rows: _Rows) -> Blocks:
         """The frames that rows need of a group."""
         runs, grid, (_, _, begin, end) = self._runs, self._grids[group], rows
-        row, first = runs.find(begin)
-        last = first + (end - 1 - begin) * runs.stride
+        row, block_start = runs.find(begin)
+        block_end = block_start + (end - 1 - begin) * runs.stride
         run_stop = self._run_stops[group][row]
-        held, stop = self._used_from(group, row, first), self._used_until(group, row, last)
+        held, stop = (
+            self._used_from(group, row, block_start),
+            self._used_until(group, row, block_end),
+        )
         # A chunk is loaded once in a run: as far as the run needs it, or only as far as the one
         # row that uses it does.
         past = grid.stop(row, stop - 1)
-        row_before, before = runs.find(np.maximum(begin - 1, 0))
-        past_before = grid.stop(row_before, self._used_until(group, row_before, before) - 1)
+        row_before, previous_start = runs.find(np.maximum(begin - 1, 0))
+        past_before = grid.stop(row_before, self._used_until(group, row_before, previous_start) - 1)
         follows = begin > self._run_first_clip[row]
         goes_on = end <= self._run_last_clip[row]
         following = self._used_from(group, *runs.find(np.where(goes_on, end, 0)))
@@ -222,7 +229,7 @@ class CursorSchedule(ABC):
             runs.episode[row],
             clip=begin,
             sample=runs.samples(row, begin),
-            first=first,
+            first=block_start,
             count=end - begin,
             held=held,
             loaded_before=np.where(known, np.minimum(past_before, run_stop), held),
@@ -309,8 +316,8 @@ class Cursors(CursorSchedule):
             ahead = -self._past_line(row, start) % self._lines_apart[row]
             if self._grid.edges is not None:  # a chunk's end is a line, too
                 odd = self._grid.chunk_frames[row] == 0
-                left = np.maximum(self._grid.stop(row, start) - start, 0)  # or behind the end
-                ahead = np.where(odd, np.minimum(ahead, left), ahead)
+                room = np.maximum(self._grid.stop(row, start) - start, 0)  # or behind the end
+                ahead = np.where(odd, np.minimum(ahead, room), ahead)
             within = (beyond < runs.count[row] * counted) | self._near[row + 1]
             place = place + np.where(within, ahead, 0)
             row = np.searchsorted(self._from, place, side="right") - 1

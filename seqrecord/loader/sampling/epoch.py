@@ -110,8 +110,8 @@ class EpochPlan(Plan):
             table, self._episodes, self._windows, settings, shard.count, epoch, segment
         )
         if not segment:
-            least = min(settings.batch_size or 1, self.batches.first_clip(1))
-            check_drop_last(table.num_clips, replace(settings, batch_size=least), shard.count)
+            min_clips = min(settings.batch_size or 1, self.batches.first_clip(1))
+            check_drop_last(table.num_clips, replace(settings, batch_size=min_clips), shard.count)
         runs, shares = layout.share_out(table, np.array([shard.index]))
         self.num_repeated = int(shares.repeated[0])
         self.num_clips = int(layout.num_clips(shares, [self.batches])[0])
@@ -124,13 +124,13 @@ class EpochPlan(Plan):
         return self._layout.in_order(blocks, number)
 
     def _clips(self, blocks: Blocks, position: IntArray) -> Clips:
-        first = int(self._before[blocks.round[0]]) if len(blocks) else 0
-        row, inside = self._layout.deal(blocks, position, self.num_cursors)
-        clip = np.arange(first, min(first + len(row), self.num_clips))
-        row, inside = row[: len(clip)], inside[: len(clip)]
+        first_clip = int(self._before[blocks.round[0]]) if len(blocks) else 0
+        row, offset = self._layout.deal(blocks, position, self.num_cursors)
+        clip = np.arange(first_clip, min(first_clip + len(row), self.num_clips))
+        row, offset = row[: len(clip)], offset[: len(clip)]
         of_blocks = blocks.cursor[row], blocks.run[row], blocks.episode[row]
-        start = blocks.first[row] + inside * self._spec.stride
-        sample = blocks.sample[row] + inside * self._sample_step
+        start = blocks.first[row] + offset * self._spec.stride
+        sample = blocks.sample[row] + offset * self._sample_step
         return Clips(*of_blocks, start, *self.batches.find(clip), self._places(clip), sample)
 
 
@@ -225,15 +225,15 @@ class EpochLayout:
         if self.settings.drops:
             clips = np.full_like(clips, self.stats.num_clips // self.num_shards)
             for worker, of_worker in enumerate(batches):
-                mine = slice(worker, None, len(batches))
-                clips[mine] = of_worker.whole(clips[mine])
+                of_index = slice(worker, None, len(batches))
+                clips[of_index] = of_worker.whole(clips[of_index])
         return clips
 
     def cursors(self, runs: Runs, start: IntArray, stop: IntArray) -> Cursors:
         """The cursors of non-empty shares: clips `[start, stop)`, int64[shards, cursors] each."""
-        some = stop > start
-        mine = runs.slices(start[some], stop[some])
-        return Cursors(*mine, self.sizes, self.episodes, self.windows)
+        has_clips = stop > start
+        sliced = runs.slices(start[has_clips], stop[has_clips])
+        return Cursors(*sliced, self.sizes, self.episodes, self.windows)
 
     def in_order(self, blocks: Blocks, number: IntArray) -> tuple[Blocks, IntArray]:
         """Sort the rows of whole rounds as dealt; also the position of each row's block in its
@@ -259,20 +259,20 @@ class EpochLayout:
         are far apart.
         """
         stride, size = self.stats.spec.stride, self.settings.batch_size or 1
-        row, inside = ragged_arange(blocks.count)
+        row, offset = ragged_arange(blocks.count)
         if not self.settings.shuffle or not len(row):
-            return row, inside
+            return row, offset
         new = np.diff(blocks.round, prepend=-1) != 0
         new |= np.diff(position, prepend=-1) != 0
-        first = np.flatnonzero(new)  # row of each block
-        sizes = np.add.reduceat(blocks.count, first)
+        block_rows = np.flatnonzero(new)  # row of each block
+        sizes = np.add.reduceat(blocks.count, block_rows)
         block, place = ragged_arange(sizes)
         size_of = sizes[block]
         # Episodes count by their place in the selection: rows may differ between datasets.
-        episode = np.searchsorted(self.selected, blocks.episode[first])
-        episode += (blocks.sample[first] % COPIES) << 32
+        episode = np.searchsorted(self.selected, blocks.episode[block_rows])
+        episode += (blocks.sample[block_rows] % COPIES) << 32
         name = hash64(key_of(Purpose.BLOCK_NAMES, self.key), episode).view(np.int64)
-        name += blocks.first[first]
+        name += blocks.first[block_rows]
         spread = num_cursors < size
         apart = -(-self.stats.window.span // stride) if spread else len(row) + 1
         order = np.lexsort((*_order(name, block, size_of, place, apart), block))
@@ -284,7 +284,7 @@ class EpochLayout:
             number[few] = _one_by_one(name[block[few]], block[few], place[few], apart, size)
         time = (number * num_cursors + position[row] << _TIME_BITS) // size_of
         order = np.lexsort((time, blocks.round[row]))
-        return row[order], inside[order]
+        return row[order], offset[order]
 
 
 def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
@@ -295,10 +295,10 @@ def key_of_segment(settings: PlanSettings, epoch: int, segment: int) -> int:
 def check_drop_last(total: int, settings: PlanSettings, num_shards: int) -> None:
     """Raise `ClipError` if `last_batch="drop"` leaves no batch of `total` clips in any shard."""
     size = settings.batch_size or 1
-    if settings.drops and 0 < total < (least := num_shards * size):
+    if settings.drops and 0 < total < (minimum := num_shards * size):
         raise ClipError(
             'last_batch="drop" leaves no batch at all',
-            expected=f"at least {least} clips: a batch of {size} in each of {num_shards} shards",
+            expected=f"at least {minimum} clips: a batch of {size} in each of {num_shards} shards",
             got=f"{total} clips; smaller batches, fewer workers, or no last_batch",
         )
 
@@ -313,14 +313,14 @@ def _order(
     """
     sections = np.clip(size // apart, 1, _MOST_SECTIONS)
     section = place * sections // size
-    inside = place + (-section * size) // sections  # counted from the section's first
+    place_in_section = place + (-section * size) // sections  # counted from the section's first
     width = -(-size // sections)
     begin = (hash64(key_of(Purpose.SECTION_BEGINS), name) >> np.uint64(33)).astype(np.int64)[block]
     narrow = (sections > 1) & (width < _NARROW * apart)
-    number = name[block] + inside * (_MOST_SECTIONS + 1)
+    number = name[block] + place_in_section * (_MOST_SECTIONS + 1)
     outer = np.where(
         narrow,
-        ((begin - inside) % width).astype(np.uint64),
+        ((begin - place_in_section) % width).astype(np.uint64),
         hash64(key_of(Purpose.PLACES_IN_SECTION), number),
     )
     inner = np.where(

@@ -101,13 +101,13 @@ class FrameSizes:
                 divisions.append((prefetch, loads, arena, int(arena / ahead)))
         if divisions:
             return divisions
-        least = held + self.beside_arena(1, 1)
+        minimum = held + self.beside_arena(1, 1)
         raise MemoryLimitError(
             f"memory_limit is too small for {what}",
             file=url,
             expected=(
-                f"at least {least} bytes ({format_size(least)}): {format_size(held)} of frames, "
-                f"{1 + CONSUMER} batches and a chunk"
+                f"at least {minimum} bytes ({format_size(minimum)}): {format_size(held)} of "
+                f"frames, {1 + CONSUMER} batches and a chunk"
             ),
             got=f"{memory_limit} bytes ({format_size(memory_limit)})",
         )
@@ -148,10 +148,10 @@ class MemoryPlan:
         """The number of batches that fit at once into the bytes that `memory` leaves, at most
         `most`.
         """
-        left = self.max_arena - self.sizes.held(memory.num_rows)
-        left -= memory.max_read_ahead * self.sizes.chunk
-        more = left // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
-        return max(1, min(most, 1 + more))
+        room = self.max_arena - self.sizes.held(memory.num_rows)
+        room -= memory.max_read_ahead * self.sizes.chunk
+        extra_clips = room // max(1, (memory.prefetch + CONSUMER) * self.sizes.batch)
+        return max(1, min(most, 1 + extra_clips))
 
     def memory(self, frames: Sequence[int]) -> Memory:
         """The limits for a plan with at most `frames` frames of each group in memory.
@@ -160,12 +160,12 @@ class MemoryPlan:
         """
         if self.in_memory is not None:
             return self.in_memory
-        held = tuple(frames)
+        frame_counts = tuple(frames)
         if self.resident is not None:  # an epoch of less than a block may need a little more
-            held = tuple(map(max, held, self.resident))
-        nbytes = max(1, self.sizes.held(held))
-        most = max(nbytes, min(self.max_arena, 2 * nbytes))
-        rows = tuple(number * most // nbytes for number in held)
+            frame_counts = tuple(map(max, frame_counts, self.resident))
+        nbytes = max(1, self.sizes.held(frame_counts))
+        max_bytes = max(nbytes, min(self.max_arena, 2 * nbytes))
+        rows = tuple(number * max_bytes // nbytes for number in frame_counts)
         ahead = (self.max_arena - self.sizes.held(rows)) // max(1, self.sizes.chunk)
         return Memory(rows, self.prefetch, self.max_loads, max(0, min(MAX_LOADS, ahead)))
 
@@ -177,20 +177,20 @@ class MemoryPlan:
         if not any(frames):
             return self
         sizes, rows = self.sizes.of_staying, tuple(np.maximum(frames, 1).tolist())
-        left = self.max_arena - sizes.held(rows) - _STAYING * sum(rows)
-        left += self.max_loads * self.sizes.chunk
-        loads = min(self.max_loads, left // max(1, sizes.chunk))
+        room = self.max_arena - sizes.held(rows) - _STAYING * sum(rows)
+        room += self.max_loads * self.sizes.chunk
+        loads = min(self.max_loads, room // max(1, sizes.chunk))
         if loads < 1:
             return self
         return replace(self, sizes=sizes, in_memory=Memory(rows, self.prefetch, loads, 0))
 
 
-def usual_limit(wanted: int, num_workers: int = 1) -> int:
+def usual_limit(nbytes: int, num_workers: int = 1) -> int:
     """The default memory limit of each worker of a rank, in bytes.
 
     `wanted` bytes, at least `USUAL_LIMIT`; all workers together at most `MOST_OF_RANK`.
     """
-    return min(MOST_OF_RANK // num_workers, max(USUAL_LIMIT, wanted))
+    return min(MOST_OF_RANK // num_workers, max(USUAL_LIMIT, nbytes))
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,18 +270,20 @@ class MemoryRequest:
         Raises `MemoryLimitError` with the smallest sufficient limit.
         """
         resident = tuple(resident_bounds(self.stats, settings))
-        held = self.sizes.held(resident)
-        prefetch, loads, arena, _ = self.sizes.divisions(memory_limit, held, what, self.url)[0]
-        most = resident if self.stats.any_clips else None
-        plan = MemoryPlan(settings, self.sizes, arena, prefetch, loads, most)
+        frame_bytes = self.sizes.held(resident)
+        prefetch, loads, arena, _ = self.sizes.divisions(memory_limit, frame_bytes, what, self.url)[
+            0
+        ]
+        max_rows = resident if self.stats.any_clips else None
+        plan = MemoryPlan(settings, self.sizes, arena, prefetch, loads, max_rows)
         plan = plan.with_all(self.frames_in_memory)
         if settings.resident and plan.in_memory is None:
             sizes = self.sizes.of_staying
-            least = sizes.held(self.frames_in_memory) + sizes.beside_arena(1, 1)
+            minimum = sizes.held(self.frames_in_memory) + sizes.beside_arena(1, 1)
             raise MemoryLimitError(
                 f"memory_limit is too small for {what}, in which all frames stay in memory",
                 file=self.url,
-                expected=f"about {format_size(least)} or more",
+                expected=f"about {format_size(minimum)} or more",
                 got=format_size(memory_limit),
             )
         return plan
@@ -310,8 +312,8 @@ class MemoryRequest:
         It has as many cursors as `MOST_OF_RANK` allows.
         """
         chunk, limits = self.sizes.chunk, list[int]()
-        for held in self._held_to_mix(self.settings):
-            nbytes = ceil(held * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
+        for frame_bytes in self._held_to_mix(self.settings):
+            nbytes = ceil(frame_bytes * AHEAD) + self.sizes.beside_arena(PREFETCH, 0)
             limits.append(nbytes + max(chunk, min(MAX_LOADS * chunk, nbytes // (LOADS_SHARE - 1))))
             if limits[-1] <= MOST_OF_RANK:
                 return limits[-1]
@@ -365,9 +367,11 @@ class MemoryRequest:
 
     def _unshuffled(self, max_held: int) -> PlanSettings:
         """The settings without a shuffle: one cursor, in blocks of `LEAST_BLOCK` clips or more."""
-        least = max(self.settings.batch_size or 1, LEAST_BLOCK) * self.stats.spec.stride
+        min_frames = max(self.settings.batch_size or 1, LEAST_BLOCK) * self.stats.spec.stride
         blocks = self.interleaving.blocks
-        tried = blocks[: bisect_left(blocks, least) + 1]  # the sufficient one, and smaller ones
+        tried = blocks[
+            : bisect_left(blocks, min_frames) + 1
+        ]  # the sufficient one, and smaller ones
         while tried and self.cursor_bytes(tried[-1]) > max_held:
             tried.pop()
         return _one_cursor(self.settings, tried[-1] if tried else 1)
@@ -380,13 +384,13 @@ class MemoryRequest:
             self.interleaving,
         )
         shortest = interleaving.blocks[0]
-        wanted = min(2 * max(self.settings.batch_size or 1, ENOUGH_CURSORS), buffer)
+        cursors_to_mix = min(2 * max(self.settings.batch_size or 1, ENOUGH_CURSORS), buffer)
         if stride >= span:  # else chunks wait for clips of later rounds
-            wanted = min(wanted, max(LEAST_CURSORS, buffer * stride // shortest))
-        wanted = max(1, min(wanted, max_held // self.cursor_bytes(shortest)))
+            cursors_to_mix = min(cursors_to_mix, max(LEAST_CURSORS, buffer * stride // shortest))
+        cursors_to_mix = max(1, min(cursors_to_mix, max_held // self.cursor_bytes(shortest)))
         if self.stay:  # anywhere, but not closer to each other than two clips
-            return max(1, min(wanted, interleaving.num_clips * stride // (2 * span)))
-        cursors = min(wanted, interleaving.affordable(wanted))
+            return max(1, min(cursors_to_mix, interleaving.num_clips * stride // (2 * span)))
+        cursors = min(cursors_to_mix, interleaving.affordable(cursors_to_mix))
         # Where a batch has several clips of a cursor, rather fewer cursors with longer blocks.
         for fewer, _ in interleaving.ways:
             number = min(cursors, fewer)
@@ -401,33 +405,37 @@ class MemoryRequest:
         usual = -(-interleaving.num_clips * stride // cursors) + stats.window.span  # of a cursor
         longest = -(-stats.whole_block() // (self.num_shards * cursors))
         apart = interleaving.apart(cursors)
-        first = max(FIRST_ROUND * stride // cursors, apart)
-        if apart > 1 and usual < 2 * first:  # the rest would be too short
-            first = max(first, stats.whole_block())
+        first_frames = max(FIRST_ROUND * stride // cursors, apart)
+        if apart > 1 and usual < 2 * first_frames:  # the rest would be too short
+            first_frames = max(first_frames, stats.whole_block())
         needed = interleaving.block(cursors)
 
         def is_too_long(block: int) -> bool:
-            held = self.cursor_bytes(block)
-            if cursors * held > max_held or block <= needed:
-                return cursors * held > max_held
+            block_bytes = self.cursor_bytes(block)
+            if cursors * block_bytes > max_held or block <= needed:
+                return cursors * block_bytes > max_held
             # Of chunks that are loaded for a few clips, more clips need no more memory.
-            has_room = 2 * cursors * held <= max_arena or held <= self.cursor_bytes(needed)
+            has_room = 2 * cursors * block_bytes <= max_arena or block_bytes <= self.cursor_bytes(
+                needed
+            )
             return not has_room or cursors * block > buffer * stride or block >= 2 * longest
 
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(interleaving.blocks, True, key=is_too_long)
         size = interleaving.blocks[count - 1] if count else 1
-        left, run = REREAD - interleaving.reread(cursors), None
-        if usual < stats.longest_episode and left > 0:  # else cursors are in different episodes
+        reread_left, run = REREAD - interleaving.reread(cursors), None
+        if (
+            usual < stats.longest_episode and reread_left > 0
+        ):  # else cursors are in different episodes
             cut = stats.cut_frames if interleaving.reread_by_cursor else 0
-            run = max(usual, round(cut / left))
+            run = max(usual, round(cut / reread_left))
         return self._resident(
             replace(
                 self.settings,
                 num_cursors=cursors,
                 block_frames=size,
                 run_frames=run,
-                first_block_frames=min(first, size),
+                first_block_frames=min(first_frames, size),
                 num_shares=1 if self.stay else None,
             )
         )
@@ -481,25 +489,25 @@ class MemoryRequest:
         """
         if not (settings.shuffle and find_order(settings.order).is_mixed):
             return [self.least_held]
-        held, ways = list[int](), self.interleaving.affordable_ways()
+        sizes_of_ways, ways = list[int](), self.interleaving.affordable_ways()
         for cursors, block in ways or [(1, self.stats.whole_block(self.num_shards))]:
-            held.append(cursors * self.cursor_bytes(block, settings))
-        return held
+            sizes_of_ways.append(cursors * self.cursor_bytes(block, settings))
+        return sizes_of_ways
 
     def _limit_of_shards(self, settings: PlanSettings) -> str | None:
         """The reason if batches have few of all episodes, because a shard has few runs."""
         stats, num_shards, size = self.stats, self.num_shards, settings.batch_size
         size = size or ENOUGH_CURSORS
         cuts = stats.num_frames // settings.run_frames if settings.run_frames else 0
-        some = min(stats.num_episodes, max(1, round(self.spreading.num_runs(cuts))))
-        number, full = min(size, some), episodes_in_batch(stats.num_episodes, size)
+        num_runs = min(stats.num_episodes, max(1, round(self.spreading.num_runs(cuts))))
+        number, full = min(size, num_runs), episodes_in_batch(stats.num_episodes, size)
         if number >= ENOUGH_OF_ALL * full:
             return None
         remedy = "shorter clips or fewer shards mix better"
         if stats.unit_frames > max(1, stats.shared_frames):
             remedy = f"shorter groups of pictures mix better (gop=), here of {stats.unit_frames}"
         return (
-            f"each of {num_shards} shards has clips of about {some} of {stats.num_episodes} "
+            f"each of {num_shards} shards has clips of about {num_runs} of {stats.num_episodes} "
             f"episodes: {number} in a batch of {size}, where a shuffle of all has {full:.1f}; "
             f"more cuts would decode over {MOST_REREAD:.0%} of the frames twice: {remedy}"
         )

@@ -87,26 +87,26 @@ class Window:
             reach: frames to look back, and ahead; only with `pad`.
             whole: clips may use any frame of their episode; only with `pad`.
         """
-        every = np.unique(np.concatenate(offsets))
-        first, last = int(every[0]) - reach[0], int(every[-1]) + reach[1]
+        union = np.unique(np.concatenate(offsets))
+        begin, end = int(union[0]) - reach[0], int(union[-1]) + reach[1]
         if pad:
-            return cls(first, last - first + 1, 1, 0, *reach, whole)
-        step = int(np.gcd.reduce(every - first, initial=stride))
-        even = np.arange(len(offsets[0])) * (every[1] - every[0] if len(every) > 1 else 1) + first
-        same = all(np.array_equal(one, even) for one in offsets)
-        return cls(first, last - first + 1, step, len(even) if same else 0)
+            return cls(begin, end - begin + 1, 1, 0, *reach, whole)
+        step = int(np.gcd.reduce(union - begin, initial=stride))
+        even = np.arange(len(offsets[0])) * (union[1] - union[0] if len(union) > 1 else 1) + begin
+        is_even = all(np.array_equal(window_offsets, even) for window_offsets in offsets)
+        return cls(begin, end - begin + 1, step, len(even) if is_even else 0)
 
     def begin(self, start: IntArray, last: IntArray) -> IntArray:
         """The first frame that each clip uses, int64[n], by its start and its episode's last."""
         if not self.offset and not self.back:
             return start
-        found: IntArray = np.clip(start + (self.offset + self.back), 0, last)
-        return np.maximum(found - self.back, 0) if self.back else found
+        begins: IntArray = np.clip(start + (self.offset + self.back), 0, last)
+        return np.maximum(begins - self.back, 0) if self.back else begins
 
     def stop(self, start: IntArray, last: IntArray) -> IntArray:
         """The frame behind the last one that each clip uses, like `begin`."""
-        found: IntArray = np.clip(start + (self.offset + self.span - self.ahead), 1, last + 1)
-        return np.minimum(found + self.ahead, last + 1) if self.ahead else found
+        stops: IntArray = np.clip(start + (self.offset + self.span - self.ahead), 1, last + 1)
+        return np.minimum(stops + self.ahead, last + 1) if self.ahead else stops
 
 
 @dataclass(frozen=True, eq=False)
@@ -146,9 +146,9 @@ class Cuts:
         if grid.by_frame or anywhere:
             size = grid.chunk_frames
             grid = replace(grid, chunk_frames=np.where(size > windows[place].span, 1, size))
-        last = episodes.num_frames[episode] - 1
+        last_frame = episodes.num_frames[episode] - 1
         whole = grid.rows is not None or windows[place].whole
-        return cls(grid.take(episode), last, windows[place].offset, whole)
+        return cls(grid.take(episode), last_frame, windows[place].offset, whole)
 
     @classmethod
     def at_units(
@@ -165,10 +165,10 @@ class Cuts:
         """
         place = unit_group(episodes, episode)
         grid = episodes.groups[place].whole_chunks
-        last = episodes.num_frames[episode] - 1
+        last_frame = episodes.num_frames[episode] - 1
         unit, whole = 1 if grid.by_frame else grid.unit_frames, windows[place].whole
         offset = windows[place].offset
-        return cls(grid.take(episode), last, offset, whole, unit, uncut_frames)
+        return cls(grid.take(episode), last_frame, offset, whole, unit, uncut_frames)
 
     @property
     def longest(self) -> int:
@@ -279,8 +279,10 @@ class Runs:
 
     def samples(self, row: IntArray, clips: IntArray) -> IntArray:
         """Sample of clips in these rows, numbered over all rows; int64[n] each."""
-        found: IntArray = self.first_sample[row] + (clips - self.first_clip[row]) * self.sample_step
-        return found
+        samples: IntArray = (
+            self.first_sample[row] + (clips - self.first_clip[row]) * self.sample_step
+        )
+        return samples
 
     def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
         """Move clips back, within their rows, to the first clip that uses no frame before its
@@ -290,8 +292,8 @@ class Runs:
         """
         row, start = self.find(clips)
         if cuts.whole:
-            first: IntArray = self.first_clip[np.searchsorted(self.run, self.run[row])]
-            return first
+            episode_starts: IntArray = self.first_clip[np.searchsorted(self.run, self.run[row])]
+            return episode_starts
         begin, _ = cuts.chunks(row, start)
         if cuts.unit is not None:  # rows of samples that functions choose may have one clip
             ends = frame_keys(self.run, self.last_start)
@@ -304,25 +306,25 @@ class Runs:
         """Move clips to the nearest start of a run, or to the end; int64[n]."""
         begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
         bounds = np.append(begins, self.num_clips)
-        found: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
-        return found
+        edges: IntArray = bounds[np.searchsorted(bounds[:-1] + np.diff(bounds) // 2, clips)]
+        return edges
 
-    def share_starts(self, first: IntArray, last: IntArray, num_shares: int) -> IntArray:
+    def share_starts(self, share_begin: IntArray, share_end: IntArray, num_shares: int) -> IntArray:
         """The starts of all shares but the first, which begin with runs; int64[shards, shares - 1].
 
         The shards are clips `[first, last)`, int64[shards, 1] each. Their shares are about equal,
         and each has a run of its own; if there are fewer runs, the first shares are empty.
         """
         begins = self.first_clip[np.diff(self.run, prepend=-1) != 0]
-        low = np.searchsorted(begins, first, side="right")
-        high = np.searchsorted(begins, last, side="left")
+        low = np.searchsorted(begins, share_begin, side="right")
+        high = np.searchsorted(begins, share_end, side="left")
         number = np.arange(num_shares - 1)
-        wanted = first + (last - first) * (number + 1) // num_shares
-        place = np.searchsorted((begins[1:] + begins[:-1]) // 2, wanted)
+        targets = share_begin + (share_end - share_begin) * (number + 1) // num_shares
+        place = np.searchsorted((begins[1:] + begins[:-1]) // 2, targets)
         place = np.maximum.accumulate(np.maximum(place, low) - number, axis=1) + number
         place = np.minimum(place, high - len(number) + number)
-        found: IntArray = np.where(place < low, first, begins[np.maximum(place, 0)])
-        return found
+        starts: IntArray = np.where(place < low, share_begin, begins[np.maximum(place, 0)])
+        return starts
 
     def cut(self, cuts: IntArray) -> Runs:
         """The same clips with a new run at each of `cuts`: clip numbers, int64, ascending."""
@@ -341,10 +343,10 @@ class Runs:
         `starts` and `stops` are clip numbers, int64[n]; a slice may be empty. Each slice begins a
         run.
         """
-        first = np.searchsorted(self.first_clip, starts, side="right") - 1
-        number = np.searchsorted(self.first_clip, stops, side="left") - first
-        owner, inside = ragged_arange(np.where(stops > starts, number, 0))
-        row = first[owner] + inside
+        first_row = np.searchsorted(self.first_clip, starts, side="right") - 1
+        number = np.searchsorted(self.first_clip, stops, side="left") - first_row
+        owner, offset = ragged_arange(np.where(stops > starts, number, 0))
+        row = first_row[owner] + offset
         begin = np.maximum(self.first_clip[row], starts[owner])
         end = np.minimum(self.first_clip[row] + self.count[row], stops[owner])
         new = (np.diff(owner, prepend=-1) != 0) | (np.diff(self.run[row], prepend=-1) != 0)
@@ -360,23 +362,23 @@ class Runs:
         return Runs(self.stride, *columns, run, self.first_sample[row], self.sample_step)
 
 
-def remaining_table(table: ClipTable, left: Runs) -> ClipTable:
+def remaining_table(table: ClipTable, remaining: Runs) -> ClipTable:
     """The clips of a table that are in some runs of it, in any order. Adjacent runs are joined."""
-    columns = left.episode, left.first_start, left.count, left.first_sample
-    if left.copy.any():  # a clip between two copies of another one
-        row, inside = ragged_arange(left.count)
-        start = left.first_start[row] + inside * left.stride
-        sample = left.first_sample[row] + inside * left.sample_step
-        columns = left.episode[row], start, np.ones_like(row), sample
+    columns = remaining.episode, remaining.first_start, remaining.count, remaining.first_sample
+    if remaining.copy.any():  # a clip between two copies of another one
+        row, offset = ragged_arange(remaining.count)
+        start = remaining.first_start[row] + offset * remaining.stride
+        sample = remaining.first_sample[row] + offset * remaining.sample_step
+        columns = remaining.episode[row], start, np.ones_like(row), sample
     order = np.argsort(columns[-1])
     return table.with_runs(*(column[order] for column in columns))
 
 
-def merged(one: IntArray, other: IntArray) -> IntArray:
+def merged(numbers: IntArray, additions: IntArray) -> IntArray:
     """The sorted union of two ascending arrays, without duplicates."""
-    both = np.sort(np.concatenate((one, other)), kind="stable")  # which merges them
-    found: IntArray = both[np.diff(both, prepend=both[:1] - 1) != 0]
-    return found
+    both = np.sort(np.concatenate((numbers, additions)), kind="stable")  # which merges them
+    union: IntArray = both[np.diff(both, prepend=both[:1] - 1) != 0]
+    return union
 
 
 def shuffle_runs(
@@ -396,12 +398,12 @@ def shuffle_runs(
     if run_frames is not None:
         length = min(total, max(1, run_frames // runs.stride))
     steps = np.arange(-(-total // length))
-    drawn = hash64(key_of(Purpose.CUTS, key), np.append(steps, -1))
-    moved = (drawn[:-1] % np.uint64(length // 2 + 1)).astype(np.int64) - length // 4
+    hashes = hash64(key_of(Purpose.CUTS, key), np.append(steps, -1))
+    moved = (hashes[:-1] % np.uint64(length // 2 + 1)).astype(np.int64) - length // 4
     moved[0] = 0
-    wanted = (int(drawn[-1] % np.uint64(total)) + steps * length + moved) % total
+    targets = (int(hashes[-1] % np.uint64(total)) + steps * length + moved) % total
 
-    row = np.searchsorted(runs.first_clip, wanted, side="right") - 1
+    row = np.searchsorted(runs.first_clip, targets, side="right") - 1
     run_clips = np.zeros(int(runs.run[-1]) + 1, np.int64)
     np.add.at(run_clips, runs.run, runs.count)
     is_long = run_clips[runs.run[row]] > length
@@ -409,7 +411,7 @@ def shuffle_runs(
         bool((run_clips == run_clips[0]).all()) and len(run_clips) % num_shares == 0
     )
     is_long[0] = not even
-    cuts = runs.snap(wanted[is_long], places)
+    cuts = runs.snap(targets[is_long], places)
     runs = runs.cut(np.unique(cuts))
 
     number = np.empty(int(runs.run[-1]) + 1, np.int64)
@@ -445,8 +447,8 @@ class Shard:
 
     def divided(self, workers: int) -> list[Shard]:
         """The shards of the workers of a rank, this shard."""
-        first, count = self.index * workers, self.count * workers
-        return [Shard(first + i, count, workers) for i in range(workers)]
+        first_index, count = self.index * workers, self.count * workers
+        return [Shard(first_index + i, count, workers) for i in range(workers)]
 
 
 class Intervals(NamedTuple):
@@ -503,29 +505,29 @@ def shares_of(
     total, num_shares = sequence.num_clips, num_shares or num_cursors
     start = _equal_bounds(total, count, num_shares, index)
     stop = _equal_bounds(total, count, num_shares, index + 1)
-    most = -(-cuts.longest // sequence.stride)
+    longest = -(-cuts.longest // sequence.stride)
     if (begins is not None or cuts.whole or at_runs) and total:
-        first, last = (_equal_bounds(total, count, 1, index + i) for i in range(2))
+        lower, upper = (_equal_bounds(total, count, 1, index + i) for i in range(2))
         if begins is None and at_runs:
-            inner = sequence.share_starts(first, last, num_shares)
+            inner = sequence.share_starts(lower, upper, num_shares)
         elif begins is None:
-            inner = first + (last - first) * np.arange(1, num_shares) // num_shares
+            inner = lower + (upper - lower) * np.arange(1, num_shares) // num_shares
             inner = sequence.nearest(inner)
         else:
             inner, num_shares = begins[index, 1:], num_cursors
-        inner = np.clip(inner, first, last)
-        start, stop = np.hstack((first, inner)), np.hstack((inner, last))
-    elif total // count // num_shares > most + 1:
+        inner = np.clip(inner, lower, upper)
+        start, stop = np.hstack((lower, inner)), np.hstack((inner, upper))
+    elif total // count // num_shares > longest + 1:
         # A shard gains in one share and loses in others: the moves of its shares' starts and ends
         # have the same sum, that of the first shard's starts.
         equal = _equal_bounds(total, count, num_shares, np.zeros(1, np.int64))
-        first = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
-        moved = int((first - equal).sum())
+        lower = np.append(0, _snapped(sequence, cuts, equal[:, 1:], 0)[0])
+        moved = int((lower - equal).sum())
         is_inner = index > 0
-        start[~is_inner] = first
+        start[~is_inner] = lower
         start[is_inner] = _snapped(sequence, cuts, start[is_inner], moved, exact=True)
         is_inner = index < count - 1
-        stop[~is_inner] = np.append(first[1:], total)
+        stop[~is_inner] = np.append(lower[1:], total)
         stop[is_inner] = _snapped(sequence, cuts, stop[is_inner], moved, exact=True)
     repeated = np.zeros(len(index), np.int64)
     if fill and total:
@@ -533,10 +535,10 @@ def shares_of(
         stop[:, -1] += repeated
     # Cursor `inside[i]` of the `number[share[i]]` of each share.
     number = np.diff(np.arange(num_shares + 1) * num_cursors // num_shares)
-    share, inside = ragged_arange(number)
+    share, offset = ragged_arange(number)
     begin, length, number = start[:, share], (stop - start)[:, share], number[share]
-    stop = begin + length * (inside + 1) // number
-    return CursorShares(begin + length * inside // number, stop, repeated)
+    stop = begin + length * (offset + 1) // number
+    return CursorShares(begin + length * offset // number, stop, repeated)
 
 
 def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
@@ -545,13 +547,13 @@ def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray
     Returns int64[shards, cursors]. Shares are as equal as the shards' numbers of clips allow.
     """
     low, larger = divmod(total, num_shards)
-    before = (index * larger // num_shards)[:, None]  # shards before with one clip more
+    longer_before = (index * larger // num_shards)[:, None]  # shards before with one clip more
     cursor = np.arange(num_cursors + 1)
     short, long = cursor * low // num_cursors, cursor * (low + 1) // num_cursors
     bounds = short * (num_shards - larger) + long * larger
-    lengths = np.diff(short) * (index[:, None] - before) + np.diff(long) * before
-    found: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
-    return found
+    lengths = np.diff(short) * (index[:, None] - longer_before) + np.diff(long) * longer_before
+    edges: IntArray = np.add(bounds[:-1], lengths, dtype=np.int64)
+    return edges
 
 
 def _snapped(
@@ -567,10 +569,10 @@ def _snapped(
         return moved
     owed = np.full(len(bounds), total_move)
     for i in range(bounds.shape[1] - exact):
-        wanted = bounds[:, i] + owed
-        begin, end = cuts.chunks(*sequence.find(wanted))
+        targets = bounds[:, i] + owed
+        begin, end = cuts.chunks(*sequence.find(targets))
         half = (end - begin) // (2 * sequence.stride)
-        moved[:, i] = sequence.snap(wanted + half, cuts)
+        moved[:, i] = sequence.snap(targets + half, cuts)
         owed += bounds[:, i] - moved[:, i]
     if exact:
         moved[:, -1] += owed
