@@ -231,6 +231,41 @@ def test_another_table_changes_its_episodes_alone(records: Path) -> None:
     assert stored(records)["a"][0]["source_start"] == 4
 
 
+def test_a_new_episode_under_the_former_key_of_another(records: Path) -> None:
+    derive(records, Encoder())
+    edit.rename_episodes(records, {"a": "x"})
+    with (
+        seqrecord.SeqRecordWriter(records, mode="append") as writer,
+        writer.episode("a") as episode,
+    ):
+        for frame in FRAMES["c"]:
+            episode.append(frame)
+    state = check(records, Encoder())
+    assert (state.renamed, state.new, state.changed, state.gone) == ({"a": "x"}, ("a",), (), ())
+    assert derive(records, Encoder()).written == ("a",)
+    assert_latents(stored(records)["x"], [frame["image"] for frame in FRAMES["a"]])
+    assert_latents(stored(records)["a"], [frame["image"] for frame in FRAMES["c"]])
+
+
+def test_a_selection_keeps_the_values_of_other_episodes(records: Path) -> None:
+    derive(records, Encoder(), episodes=["a"])
+    assert [*stored(records)] == ["a"]
+    assert derive(records, Encoder(), episodes=["c"]).written == ("c",)
+    assert sorted(stored(records)) == ["a", "c"]
+    derive(records, Encoder())
+    edit.delete_episodes(records, ["a"])
+    assert check(records, Encoder(), episodes=["c"]).gone == ("a",)
+    derive(records, Encoder(), episodes=["c"])
+    assert sorted(stored(records)) == ["b/z", "c"]
+
+
+def test_another_dataset_is_no_destination(records: Path) -> None:
+    write_dataset(records.parent / "latents", FRAMES)
+    with pytest.raises(ClipError, match=r"episodes that derive has not written.*another folder"):
+        derive(records, Encoder())
+    assert {*stored(records)} == {*LENGTHS}
+
+
 def test_arguments_of_the_function(records: Path) -> None:
     def scaled(batch: dict[str, Any], scale: float) -> dict[str, Any]:
         return {"x": batch["action"] * scale}
@@ -296,6 +331,7 @@ def test_an_error_in_any_call_loses_nothing(records: Path, calls: int) -> None:
     with pytest.raises(ClipError, match="the function fails: ValueError: out of luck") as caught:
         derive(records, Failing())
     assert caught.value.episode in LENGTHS
+    assert "--resume" not in str(caught.value)
     encoder = Encoder()
     report = derive(records, encoder)
     num_finished = sum(length <= 4 * calls - 4 for length in np.cumsum([*LENGTHS.values()]))

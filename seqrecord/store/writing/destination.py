@@ -55,6 +55,9 @@ if TYPE_CHECKING:
 
 WriteMode = Literal["create", "resume", "append"]
 
+RESUME = "continue with resume (--resume)"
+"""The remedy in errors of writers that leave episodes behind."""
+
 _logger = logging.getLogger("seqrecord")
 
 
@@ -317,7 +320,7 @@ def _warn_of_ignored(storage: Storage, loose: Collection[str]) -> None:
 def _name_resume(error: BaseException | None, storage: Storage) -> None:
     """Add the remedy `--resume` to an error that is being raised."""
     noun = "ended episodes" if upload_limits_of(storage) is None else "stored episodes"
-    text = f"{noun} are kept: continue with resume (--resume)"
+    text = f"{noun} are kept: {RESUME}"
     if isinstance(error, SeqRecordError):
         if "resume" not in error.message:
             error.message += f"; {text}"

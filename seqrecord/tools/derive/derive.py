@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import fields
 from os import PathLike
 from typing import Any, cast
 
 import torch.distributed as dist
 
-from seqrecord.errors import ClipError, NotFoundError
+from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
 from seqrecord.formats.converting.convert import ConvertReport, convert
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.loader.clips.sample_tables import column_names
@@ -20,6 +21,7 @@ from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import Progress
+from seqrecord.store.writing.destination import RESUME
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
 from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
@@ -115,18 +117,19 @@ def derive(
 
         def write() -> ConvertReport:
             _update(source, destination, storage_options)
-            return convert(
-                source,
-                destination,
-                codecs=codecs,
-                mode="resume",
-                workers=1 if runner is None else None,
-                executor=runner,
-                max_file_size=max_file_size,
-                statistics=statistics,
-                progress=progress,
-                storage_options=storage_options,
-            )
+            with _naming_remedy():
+                return convert(
+                    source,
+                    destination,
+                    codecs=codecs,
+                    mode="resume",
+                    workers=1 if runner is None else None,
+                    executor=runner,
+                    max_file_size=max_file_size,
+                    statistics=statistics,
+                    progress=progress,
+                    storage_options=storage_options,
+                )
 
         def write_all() -> ConvertReport:
             report = write()
@@ -140,6 +143,16 @@ def derive(
             return write_all() if group is None else lead(group, write_all)
         finally:
             source.close()
+
+
+@contextmanager
+def _naming_remedy() -> Iterator[None]:
+    """Name this function in errors of `convert` that recommend a resume."""
+    try:
+        yield
+    except SeqRecordError as error:
+        error.message = error.message.replace(RESUME, "call derive again, which continues")
+        raise
 
 
 def check_derived(
@@ -225,11 +238,14 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
     """Compare a derived dataset with its source."""
     entries = _entries(target)
     by_uid = {str(entry["uid"]): key for key, entry in entries.items() if "uid" in entry}
+    index = source.dataset.contents.index
+    uids = {key: index.uid(number) for key, number in source.numbers.items()}
+    of_others = {by_uid[uid] for uid in uids.values() if uid in by_uid}
     current, changed, new, renamed = list[str](), list[str](), list[str](), dict[str, str]()
     for key, number in source.numbers.items():
-        uid = source.dataset.contents.index.uid(number)
-        stored_key = by_uid.get(uid, key)
-        if stored_key not in target.episodes:
+        # A new episode may have the former key of a renamed one.
+        stored_key = by_uid.get(uids[key], None if key in of_others else key)
+        if stored_key is None or stored_key not in target.episodes:
             new.append(key)
         elif not source.is_current(number, entries.get(stored_key), target.url):
             changed.append(stored_key)
@@ -238,6 +254,11 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
         else:
             renamed[stored_key] = key
     handled = {*current, *changed, *renamed}
+    if source.is_selection:  # the values of other episodes stay
+        uids_in_source = {index.uid(number) for number in range(len(index.num_frames))}
+        for key, entry in entries.items():
+            is_there = entry.get("uid") in uids_in_source if "uid" in entry else False
+            handled |= {key} if is_there or key in index.positions else set()
     gone = tuple(key for key in target.episodes if key not in handled)
     return Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
 
@@ -246,8 +267,15 @@ def _entries(target: Dataset) -> dict[str, dict[str, Any]]:
     """Return the entries by key of the derived dataset."""
     entries = {}
     for key, episode in target.episodes.items():
-        if isinstance(entry := episode.metadata.get(DERIVED_FROM), dict):
-            entries[key] = entry
+        entry = episode.metadata.get(DERIVED_FROM)
+        if not isinstance(entry, dict):
+            raise ClipError(
+                "the destination has episodes that derive has not written; derive into another "
+                "folder",
+                file=target.url,
+                episode=key,
+            )
+        entries[key] = entry
     return entries
 
 
@@ -275,8 +303,7 @@ def _update(
             keys = [*state.changed, *state.gone]
             if len(keys) == len(target.episodes):
                 raise ClipError(
-                    "no episode of the derived dataset is current; derive into another folder, or "
-                    "remove it",
+                    "no episode of the derived dataset is current; derive into another folder",
                     file=target.url,
                     got=f"{len(state.changed)} changed, {len(state.gone)} gone",
                 )

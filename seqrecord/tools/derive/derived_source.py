@@ -76,6 +76,11 @@ class DerivedSource:
         """Whether there is a frame for each frame of the source, else for each sample."""
         return self.settings.is_per_frame
 
+    @property
+    def is_selection(self) -> bool:
+        """Whether `episodes` or `split` selects some episodes of the source."""
+        return self.options.episodes is not None or self.options.split is not None
+
     @cached_property
     def inputs(self) -> Dataset:
         """The source with the features that values depend on."""
