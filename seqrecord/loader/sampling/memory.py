@@ -341,7 +341,8 @@ class MemoryRequest:
         allow, with room in `max_arena` bytes for the loads of the next round. The first round has
         at most `FIRST_ROUND` clips, or as many as a batch needs to be mixed.
 
-        A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice.
+        A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice, unless
+        cuts give it more episodes.
         `max_held` is at least `least_held`.
         """
         stats, settings, interleaving = self.stats, self.settings, self.interleaving
@@ -351,7 +352,10 @@ class MemoryRequest:
         if cursors is None:
             block = stats.whole_block(self.num_shards)
             fits = interleaving.num_clips <= buffer and self.cursor_bytes(block) <= max_held
-            if fits and interleaving.num_clips <= FIRST_ROUND and not interleaving.runs:
+            # Without cuts, shares of cursors have no more episodes, and neighbours in a batch.
+            spreads = interleaving.runs and (interleaving.cuts or not fits)
+            if fits and interleaving.num_clips <= FIRST_ROUND and not spreads:
+                settings = replace(settings, num_shares=None)
                 return self._resident(_one_cursor(settings, block))
             cursors = self._default_cursors(buffer, max_held)
             if interleaving.runs:
