@@ -72,7 +72,8 @@ class TableColumn:
                 if _is_text(self.type) or _is_binary(self.type):
                     value: Any = "text" if _is_text(self.type) else "bytes"
                     return FeatureSpec(self.name, np.dtype(np.uint8), (None,), value=value)
-                dtype = np.dtype(self._number.to_pandas_dtype())
+                # Not `to_pandas_dtype`, which imports pandas before pyarrow 16.
+                dtype = pa.array([], self._number).to_numpy(zero_copy_only=False).dtype
                 return FeatureSpec(self.name, dtype, self.shape)
             except SchemaError as error:
                 raise ClipError(
