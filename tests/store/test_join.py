@@ -15,7 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import SeqRecordWriter, edit
-from seqrecord.errors import FormatError, JoinError, SchemaError
+from seqrecord.errors import ClipError, FormatError, JoinError, SchemaError
 from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, noise, write_dataset
@@ -537,3 +537,10 @@ def test_few_changed_episodes_of_many(tmp_path: Path) -> None:
     with pytest.raises(JoinError, match="without a partner"):
         seqrecord.open(source, join=[latents])
     check_equal(read_all(source, join=[latents], missing="drop"), expected)
+
+
+@pytest.mark.parametrize("join", [5, True, None, object()])
+def test_other_objects_are_no_companions(tmp_path: Path, join: Any) -> None:
+    write_dataset(tmp_path / "records", {"a": [{"x": np.float32(1)}]})
+    with pytest.raises(ClipError, match=r"join is not valid.*a list of datasets and tables"):
+        seqrecord.open(tmp_path / "records", join=join)

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass
 from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from seqrecord.errors import NotFoundError, SourceError
+from seqrecord.errors import ClipError, NotFoundError, SourceError
 from seqrecord.store.areas import IN_PLACE, load_entry
 from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.reading.dataset import (
@@ -28,6 +28,7 @@ from seqrecord.store.reading.joined_tables import (
 )
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike
+from seqrecord.store.text import repr_of
 
 if TYPE_CHECKING:  # not needed by `open`
     from seqrecord.store.reading.external_files import Originals
@@ -183,6 +184,9 @@ def open_joined(
 def _companions(join: Sequence[Companion] | Companion) -> Sequence[Any]:
     """The companions in an argument, which may be only one."""
     is_single = isinstance(join, str | PathLike | Dataset | Storage) or is_table(join)
+    if not is_single and not isinstance(join, Iterable):
+        expected = "a list of datasets and tables: paths, URLs or objects"
+        raise ClipError("join is not valid", expected=expected, got=repr_of(join, 100))
     companions: Any = [join] if is_single else join
     return list(companions)
 
