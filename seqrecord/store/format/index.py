@@ -301,6 +301,12 @@ class Index:
         """Return an episode's uid in hexadecimal."""
         return bytes(self.uids[episode]).hex()
 
+    @cached_property
+    def positions_by_uid(self) -> dict[str, int]:
+        """The episodes by their uids in hexadecimal."""
+        texts, size = self.uids.tobytes().hex(), 2 * self.uids.shape[1]
+        return {texts[i : i + size]: i // size for i in range(0, len(texts), size)}
+
     def episode_metadata(self, episode: int) -> dict[str, Any]:
         """Return an episode's metadata."""
         with located(FormatError, episode=self.key(episode)):

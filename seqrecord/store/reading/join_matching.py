@@ -21,7 +21,6 @@ import pyarrow as pa
 
 from seqrecord.errors import FormatError, JoinError, located
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode_identity import (
     Identity,
@@ -232,12 +231,6 @@ class _Matching:
         with located(FormatError, file=self.companion.url, episode=key):
             return Identity.parse(self.stored[number])
 
-    @cached_property
-    def rows_by_uid(self) -> dict[str, int]:
-        """Episodes of the dataset by uid."""
-        texts = self.base.contents.index.uids.tobytes().hex()
-        return {texts[i : i + 32]: i // 32 for i in range(0, len(texts), 32)}
-
     def enter_equal(self, partners: Partners) -> None:
         """Enter partners by uid, else by key, whose pages are all equal: many at once, as one by
         one takes seconds for 50,000 episodes.
@@ -266,7 +259,7 @@ class _Matching:
             num_frames, groups = int(lengths[number]), entry.get("groups")
             if entry.get("num_frames") != num_frames or not are_groups(groups):
                 continue
-            row = self.rows_by_uid.get(uid := str(entry.get("uid")), -1)
+            row = self.base.contents.index.positions_by_uid.get(uid := str(entry.get("uid")), -1)
             if row >= 0:
                 start = trims.get(uid, (0, 0))[0]
                 if entry.get("frames") != [start, start + num_frames]:
@@ -284,7 +277,7 @@ class _Matching:
         by_key = {  # an episode with its uid has another key now
             str(entry.get("key")): number
             for number, entry in last_to_first
-            if str(entry.get("uid")) not in self.rows_by_uid
+            if str(entry.get("uid")) not in self.base.contents.index.positions_by_uid
         }
         reasons: dict[int, str] = {}
         unmatched = []

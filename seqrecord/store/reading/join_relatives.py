@@ -86,8 +86,7 @@ def enter_relatives(
     entries = list(identities.items())[::-1]  # of equal ones, the first is left
     by_uid = {str(entry["uid"]): number for number, entry in entries if "uid" in entry}
     by_key = {str(entry.get("key")): number for number, entry in entries if "uid" not in entry}
-    texts = index.uids.tobytes().hex()
-    sources = {texts[i : i + 32]: i // 32 for i in range(0, len(texts), 32)}
+    sources = index.positions_by_uid
     for row, entry in base_identities.items():
         if partners.episode[row] >= 0:
             continue

@@ -41,15 +41,18 @@ source_option = click.option(
 )
 
 
-def feature_names(help_text: str) -> Callable[[_Function], _Function]:
+def feature_names(
+    help_text: str, option: str = "--features", *, default: str = " [all]", required: bool = False
+) -> Callable[[_Function], _Function]:
     """`--features A,B`; repeated options are one list, `None` without any."""
     return click.option(
-        "--features",
+        option,
+        required=required,
         type=Parsed("names", _parse_names),
         metavar="A,B",
         multiple=True,
         callback=lambda _ctx, _param, lists: [name for names in lists for name in names] or None,
-        help=f"{help_text} (repeatable) [all]",
+        help=f"{help_text} (repeatable){default}",
     )
 
 

@@ -12,9 +12,15 @@ from typing import Any
 import click
 
 from seqrecord.store.text import counted
-from seqrecord.tools.cli.arguments import AT_LEAST_1, common, parse_codecs, parse_options
+from seqrecord.tools.cli.arguments import (
+    AT_LEAST_1,
+    common,
+    feature_names,
+    parse_codecs,
+    parse_options,
+)
 from seqrecord.tools.cli.terminal import Command, ProgressBar
-from seqrecord.tools.cli.timing import parse_arguments
+from seqrecord.tools.cli.timing import loader_arguments, parse_arguments
 from seqrecord.tools.derive.derive import check_derived
 from seqrecord.tools.derive.derive import derive as derive_values
 from seqrecord.tools.derive.provenance import Derivation
@@ -44,23 +50,12 @@ def _unknown_features() -> Sequence[str]:
     raise click.BadParameter("a codec chain needs the name of its feature: FEATURE=CODEC")
 
 
-def _names(_context: Any, _parameter: Any, values: Sequence[str]) -> list[str]:
-    return [name for value in values for name in value.split(",") if name]
-
-
 @click.command(cls=Command)
 @click.argument("path")
 @click.argument("function", metavar="MODULE:FUNCTION")
 @click.option("-o", "--output", required=True, metavar="PATH", help="Path or URL of the dataset.")
-@click.option(
-    "--features",
-    required=True,
-    metavar="A,B",
-    multiple=True,
-    callback=_names,
-    help="Inputs of the function (repeatable).",
-)
-@click.option("--keep", metavar="A,B", multiple=True, callback=_names, help="Features to copy.")
+@feature_names("Inputs of the function.", default="", required=True)
+@feature_names("Features to copy.", "--keep", default="")
 @click.option("--batch-size", type=AT_LEAST_1, default=1, help="Rows of a call.")
 @click.option("--device", metavar="DEVICE", help="Device of the tensors, such as cuda:0. [cpu]")
 @click.option("--version", "function_version", default="", help="Version of the function.")
@@ -74,14 +69,9 @@ def _names(_context: Any, _parameter: Any, values: Sequence[str]) -> list[str]:
 )
 @click.option("--samples", metavar="YAML", help="A table or functions, as in mix files.")
 @click.option("--clip-len", type=AT_LEAST_1, help="Frames of each sample.")
-@click.option(
-    "--loader",
-    "arguments",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=lambda _ctx, _param, values: parse_arguments(values),
-    help="Another argument that chooses or prepares clips, as in mix files (repeatable): "
-    "stride=4, 'windows={image: [0, 1]}', 'resize=[224, 224]'.",
+@loader_arguments(
+    "Another argument that chooses or prepares clips, as in mix files: stride=4, "
+    "'windows={image: [0, 1]}', 'resize=[224, 224]'."
 )
 @click.option(
     "--codec",
@@ -99,7 +89,7 @@ def derive(
     function: str,
     output: str,
     features: list[str],
-    keep: list[str],
+    keep: list[str] | None,
     batch_size: int,
     device: str | None,
     function_version: str,
@@ -125,7 +115,7 @@ def derive(
         clips |= parse_arguments([f"samples={samples}"])
     shared: dict[str, Any] = {
         "features": features,
-        "keep": keep,
+        "keep": keep or [],
         "version": function_version,
         "arguments": function_arguments,
         "storage_options": storage_options,

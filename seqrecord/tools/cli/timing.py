@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from time import perf_counter
-from typing import Any
+from typing import Any, TypeVar
 
 import click
 
@@ -23,6 +23,8 @@ from seqrecord.tools.cli.arguments import (
 )
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.profiler.bench import bench as run_bench
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
 
 
 def parse_arguments(values: Sequence[str]) -> dict[str, Any]:
@@ -44,20 +46,27 @@ def parse_arguments(values: Sequence[str]) -> dict[str, Any]:
     return arguments
 
 
+def loader_arguments(help_text: str) -> Callable[[_Function], _Function]:
+    """`--loader NAME=VALUE`, as `arguments`."""
+    return click.option(
+        "--loader",
+        "arguments",
+        metavar="NAME=VALUE",
+        multiple=True,
+        callback=lambda _ctx, _param, values: parse_arguments(values),
+        help=f"{help_text} (repeatable)",
+    )
+
+
 @click.command(cls=Command)
 @click.argument("path")
 @click.option("--clip-len", type=AT_LEAST_1, help="Frames per clip. [16]")
 @feature_names("Features to read.")
 @click.option("--batch-size", type=AT_LEAST_1, help="Clips per batch. [4]")
 @click.option("--device", type=click.Choice(["cpu", "cuda"]), default="cpu", help="Batch device.")
-@click.option(
-    "--loader",
-    "arguments",
-    metavar="NAME=VALUE",
-    multiple=True,
-    callback=lambda _ctx, _param, values: parse_arguments(values),
-    help="Another argument of the loader, as in mix files (repeatable): stride=4, pad=edge, "
-    "'windows={front: [-1, 0]}', 'resize=[224, 224]', 'engine={num_threads: 2}'.",
+@loader_arguments(
+    "Another argument of the loader, as in mix files: stride=4, pad=edge, "
+    "'windows={front: [-1, 0]}', 'resize=[224, 224]', 'engine={num_threads: 2}'."
 )
 @click.option(
     "--consumer-ms",

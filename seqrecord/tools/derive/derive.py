@@ -98,12 +98,11 @@ def derive(
         dataset = seqrecord.open("records/", join=["brightness/"])
     """
     settings = Settings.of(function, version, arguments, keep, clips)
+    options, single = _options(features, keep, batch_size, device, clips)
     with opened(dataset) as source_dataset:
-        options, single = _options(features, keep, batch_size, device, clips)
         source = DerivedSource(
             source_dataset, function, [*features], [*keep], options, single, settings
         )
-
         group = rank_group() if ranks else None
         runner: RankWorkers | None = None
         if group is not None:
@@ -179,8 +178,8 @@ def check_derived(
         print(seqrecord.check_derived("records/", brightness, "light/", features=["image"]))
     """
     settings = Settings.of(function, version, arguments, keep, clips)
+    options, single = _options(features, keep, 1, None, clips)
     with opened(dataset) as source_dataset:
-        options, single = _options(features, keep, 1, None, clips)
         source = DerivedSource(
             source_dataset, function, [*features], [*keep], options, single, settings
         )
@@ -255,10 +254,11 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
             renamed[stored_key] = key
     handled = {*current, *changed, *renamed}
     if source.is_selection:  # the values of other episodes stay
-        uids_in_source = {index.uid(number) for number in range(len(index.num_frames))}
-        for key, entry in entries.items():
-            is_there = entry.get("uid") in uids_in_source if "uid" in entry else False
-            handled |= {key} if is_there or key in index.positions else set()
+        handled |= {
+            key
+            for key, entry in entries.items()
+            if entry.get("uid") in index.positions_by_uid or key in index.positions
+        }
     gone = tuple(key for key in target.episodes if key not in handled)
     return Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
 

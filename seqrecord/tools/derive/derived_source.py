@@ -166,6 +166,10 @@ class DerivedSource:
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Return the episodes that have clips, in the dataset's order."""
+        return self._infos
+
+    @cached_property
+    def _infos(self) -> list[EpisodeInfo]:
         contents = self.dataset.contents
         counts = np.bincount(self.episode_of_clips, minlength=len(contents.index.num_frames))
         split_of = {key: name for name, keys in self.dataset.splits.items() for key in keys}
