@@ -11,7 +11,6 @@ PLACE is a hash of the original's location, without credentials.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import logging
@@ -20,10 +19,9 @@ import re
 import secrets
 import shutil
 import time
-from collections.abc import Collection, Iterator, Mapping
-from contextlib import closing, contextmanager, suppress
+from collections.abc import Collection, Mapping
+from contextlib import closing, suppress
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +50,7 @@ from seqrecord.store.format.references import (
 from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.filters import BadEpisodes
 from seqrecord.store.reading.home import (
+    file_lock,
     home,
     is_private,
     is_trusted,
@@ -132,7 +131,8 @@ def _current_or_new_index(source: Source, name: str, shown: str, workers: int | 
     index = _OriginalIndex(source, home() / "indexes" / name, shown, workers).current()
     if index is not None:
         return index
-    with private_folder("indexes", name) as folder, _index_lock(folder / f"{name}.lock", shown):
+    waiting = f"{shown}: another process is creating its index"
+    with private_folder("indexes", name) as folder, file_lock(folder / f"{name}.lock", waiting):
         return _OriginalIndex(source, folder / name, shown, workers).update()
 
 
@@ -224,17 +224,6 @@ def _size_of(folder: Path) -> str:
 def _as_content(file: ExternalFile) -> ExternalFile:
     """Return the file without its commit: on the Hub the identity is a content hash."""
     return replace(file, root=without_commit(file.root))
-
-
-@contextmanager
-def _index_lock(path: Path, shown: str) -> Iterator[None]:
-    with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _logger.warning("%s: another process is creating its index; waiting", shown)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
 
 
 @dataclass

@@ -11,7 +11,6 @@ numbers of LeRobot's episodes, also their metadata.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import logging
 import os
@@ -22,7 +21,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager, suppress
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -37,7 +35,7 @@ from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, digest_of
 from seqrecord.store.clips.table_places import INDEX, EpisodeNames, place_names
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.filters import episode_names
-from seqrecord.store.reading.home import is_private, make_private, private_folder
+from seqrecord.store.reading.home import file_lock, is_private, make_private, private_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.url import local_path, parse_location
 from seqrecord.store.text import name_index
@@ -91,7 +89,8 @@ class JoinedTable:
                 digest = _digest(table, self.places, names)
             companion = _opened(folder / digest)
             if companion is None:
-                with _lock(folder / f"{digest}.lock", table.shown):
+                waiting = f"{table.shown}: another process is packing it"
+                with file_lock(folder / f"{digest}.lock", waiting):
                     companion = _opened(folder / digest)
                     if companion is None:
                         _pack(table, names, folder / digest)
@@ -197,14 +196,3 @@ def _remove_unused(folder: Path) -> None:
         with suppress(OSError):
             if _COMPANION.fullmatch(path.name) and now - path.stat().st_mtime > _KEPT_SECONDS:
                 shutil.rmtree(path, ignore_errors=True)
-
-
-@contextmanager
-def _lock(path: Path, shown: str) -> Iterator[None]:
-    with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            _logger.warning("%s: another process is packing it; waiting", shown)
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield

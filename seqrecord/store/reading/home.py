@@ -8,12 +8,14 @@ folder for temporary files.
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
 from seqrecord.store.storage.local_upload import local_errors
@@ -60,6 +62,18 @@ def private_folder(name: str, prefix: str | None = None) -> Iterator[Path]:
     """
     with local_errors(str(home() / name), writing=True):
         yield _find_folder(name, prefix)
+
+
+@contextmanager
+def file_lock(path: Path, waiting: str) -> Iterator[None]:
+    """Hold the lock of a file, which is created; logs `waiting` if another process has the lock."""
+    with open(path, "a", opener=partial(os.open, mode=0o600)) as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            _logger.warning("%s; waiting", waiting)
+            fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def trust(list_id: str) -> None:
