@@ -406,13 +406,8 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
         else:
             values = arena.find_list(name, rows)
             values = values if crop is None else crop.change_lists(name, values, [clip])
-            yield name, [_user_value(value) for value in values]
-
-
-def _user_value(frame: Any) -> Any:
-    from seqrecord.loader.engine.calls import read_only
-
-    return read_only(numbers_of(frame)) if isinstance(frame, np.ndarray) else frame
+            arrays = (numbers_of(v) if isinstance(v, np.ndarray) else v for v in values)
+            yield name, [*map(read_only, arrays)]
 
 
 class _RowCopy(NamedTuple):

@@ -24,7 +24,6 @@ import torch
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.crops import IntrinsicsChange, whole_windows
-from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
 from seqrecord.loader.pipes.camera_relative import ClipPoses, mean_translations, relative_poses
 from seqrecord.loader.pipes.camera_rigs import (
     LENS_NUMBERS,
@@ -38,7 +37,7 @@ from seqrecord.loader.pipes.columns import BatchClips, ClipColumn, Column
 from seqrecord.store.clips.distortion import MAX_COEFFICIENTS, mirror_factors
 from seqrecord.store.clips.frames import ClipWindow
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.rigs import inverted, mirrored, pose_matrices
+from seqrecord.store.clips.rigs import BoolArray, FloatArray, inverted, mirrored, pose_matrices
 from seqrecord.store.clips.transforms import CropWindows
 from seqrecord.store.processes.forks import cached_property
 

@@ -11,19 +11,15 @@ import threading
 from collections import OrderedDict, deque
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.clips.rigs import BoolArray, FloatArray
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.threads import ThreadPool
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode import Episode
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-BoolArray: TypeAlias = npt.NDArray[np.bool_]
 
 _BLOCK = 1 << 12  # frames
 _MAX_REQUESTS = 8  # at a time

@@ -7,9 +7,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from seqrecord.loader.pipes.camera_frames import BoolArray, FloatArray
 from seqrecord.loader.pipes.camera_values import CONSECUTIVE
-from seqrecord.store.clips.rigs import inverted
+from seqrecord.store.clips.rigs import BoolArray, FloatArray, inverted
 
 
 class ClipPoses(NamedTuple):

@@ -10,12 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from seqrecord.errors import ClipError, located
-from seqrecord.loader.pipes.camera_frames import (
-    BoolArray,
-    FloatArray,
-    FrameValues,
-    MedianDepths,
-)
+from seqrecord.loader.pipes.camera_frames import FrameValues, MedianDepths
 from seqrecord.loader.pipes.camera_values import MEDIAN_DEPTH, Camera
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.store.clips.cameras import (
@@ -26,7 +21,7 @@ from seqrecord.store.clips.cameras import (
 )
 from seqrecord.store.clips.distortion import FISHEYE, MAX_COEFFICIENTS, OPENCV, lens_model, lens_of
 from seqrecord.store.clips.grids import IntArray
-from seqrecord.store.clips.rigs import POSE_SHAPES, ImagePoses, image_poses
+from seqrecord.store.clips.rigs import POSE_SHAPES, BoolArray, FloatArray, ImagePoses, image_poses
 from seqrecord.store.feature_kinds import (
     are_intrinsics,
     has_pixels,

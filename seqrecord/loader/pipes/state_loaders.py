@@ -60,11 +60,10 @@ def loader_of_state(
     request, settings = source.request, source.settings
     if samples is None and request.get("samples") is not None:
         raise _without(dataset, "samples", request["samples"], "--samples of the run, or ")
-    budget, clip_len = request.get("frames_per_batch"), request.get("clip_len")
     features = [*map(str, request.get("features") or ())]
     selected = dataset.select([name for name in features if name in dataset.features])
     options: dict[str, Any] = {
-        "clip_len": tuple(clip_len) if isinstance(clip_len, list) else clip_len,
+        "clip_len": _clip_len(request),
         "stride": request.get("stride") if samples is None else None,
         "dilation": request.get("dilation"),
         "pad": request.get("pad"),
@@ -76,7 +75,7 @@ def loader_of_state(
         "order": settings.order,
         "shuffle": settings.shuffle,
         "seed": settings.seed,
-        "batch_size": settings.batch_size if budget is None else MaxFrames(budget),
+        "batch_size": _batch_size(request, settings.batch_size),
         "last_batch": settings.last_batch,
         "engine": EngineOptions(
             shuffle_buffer=request.get("shuffle_buffer"),
@@ -95,18 +94,16 @@ def mix_of_state(make: Callable[..., EpochStream], state: State) -> EpochStream:
     """A mix of a file, loaded with a state. `make` makes it from arguments, and from defaults for
     keys that the file may lack.
     """
-    shared, arguments = state.shared_arguments, dict[str, Any]()
+    shared = state.shared_arguments
     if not shared:
         raise StateError(
             "the state is not one of a mix",
             expected="the dataset of the run in place of the mix file",
             got="a state of one dataset",
         )
-    budget = shared.get("frames_per_batch")
-    size = shared.get("batch_size") if budget is None else MaxFrames(budget)
+    size = _batch_size(shared, shared.get("batch_size"))
     arguments = {"seed": shared.get("seed"), "batch_size": size, "memory_limit": _NO_LIMIT}
-    clip_len = state.sources[0].request.get("clip_len")
-    missing = {"clip_len": tuple(clip_len) if isinstance(clip_len, list) else clip_len}
+    missing = {"clip_len": _clip_len(state.sources[0].request)}
     return loaded(lambda: make({**arguments, "rank": (0, 1)}, missing), state)
 
 
@@ -120,6 +117,18 @@ def loaded(make: Callable[[], EpochStream], state: State) -> EpochStream:
         error.expected = f"{expected}{_IN_PYTHON}"
         raise
     return loader
+
+
+def _clip_len(request: Mapping[str, Any]) -> Any:
+    """The argument `clip_len` of a request, as JSON has it."""
+    clip_len = request.get("clip_len")
+    return tuple(clip_len) if isinstance(clip_len, list) else clip_len
+
+
+def _batch_size(request: Mapping[str, Any], size: Any) -> Any:
+    """The argument `batch_size` of a request whose plans have batches of at most `size` clips."""
+    budget = request.get("frames_per_batch")
+    return size if budget is None else MaxFrames(budget)
 
 
 def _windows(dataset: Dataset, windows: Mapping[str, Any]) -> dict[str, Any]:

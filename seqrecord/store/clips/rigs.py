@@ -112,12 +112,17 @@ def rotations_of(quaternions: npt.NDArray[Any]) -> FloatArray:
     """Rotation matrices [n, 3, 3] of quaternions x y z w, [n, 4], which are normalized."""
     numbers = np.asarray(quaternions, np.float64)
     x, y, z, w = (numbers / np.linalg.norm(numbers, axis=1, keepdims=True)).T
+    return np.moveaxis(unit_rotation(x, y, z, w), -1, 0)
+
+
+def unit_rotation(x: Any, y: Any, z: Any, w: Any) -> FloatArray:
+    """Rotation matrix [3, 3, …] of the parts of a quaternion of length 1: numbers or arrays […]."""
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
         (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
         (2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)),
     )
-    return np.moveaxis(np.array(rows), -1, 0)
+    return np.array(rows)
 
 
 def inverted(poses: FloatArray) -> FloatArray:

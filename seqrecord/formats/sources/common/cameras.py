@@ -30,6 +30,7 @@ from seqrecord.store.clips.distortion import (
     NUM_COEFFICIENTS,
     OPENCV,
 )
+from seqrecord.store.clips.rigs import unit_rotation
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 
@@ -257,13 +258,7 @@ def rotation_of(quaternion: Sequence[float]) -> FloatArray:
     """Rotation matrix [3, 3] of a quaternion w, x, y, z, which is normalised; NaN if it is 0."""
     with np.errstate(invalid="ignore"):
         w, x, y, z = np.asarray(quaternion, np.float64) / np.linalg.norm(quaternion)
-    return np.array(
-        [
-            [1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)],
-            [2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)],
-            [2 * (x * z - w * y), 2 * (y * z + w * x), 1 - 2 * (x * x + y * y)],
-        ]
-    )
+    return unit_rotation(x, y, z, w)
 
 
 def _numbers(value: Any) -> FloatArray:
