@@ -110,7 +110,9 @@ class Interleaving:
             MOST_REREAD if num_shards <= MANY_SHARDS else MOST_REREAD_IN_MANY,
             (shortest * _FACTORS[: np.searchsorted(_FACTORS, factor)]).tolist(),
         )
-        if num_shards == 1 or stay or stats.uncut:
+        # Passes are dealt to shards and cursors so that copies come evenly; equal shares of spread
+        # runs would undo that (test_copies_are_spread_in_the_batches_of_each_rank).
+        if num_shards == 1 or stay or stats.uncut or stats.num_passes:
             return dealt
         episodes = 1 + (stats.num_episodes - 1) / num_shards  # of adjacent clips
         is_mixed = dealt.affordable(dealt.enough) >= dealt.enough
