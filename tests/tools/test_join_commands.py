@@ -77,6 +77,9 @@ def test_info_lists_the_features_of_all(places: dict[str, Path]) -> None:
     names = [[feature["name"] for feature in r["features"]] for r in (report, expected)]
     assert sorted(names[0]) == sorted(names[1])
     assert report["num_frames"] == expected["num_frames"]
+    assert report["companions"] == [str(places[name]) for name in ("latents", "labels")]
+    printed = run("info", *joined(places)).stdout
+    assert f"joined with   {places['latents']}, {places['labels']}\n" in printed
     command = ["info", *joined(places), "--clip-len", 2, "--json"]
     clips = json.loads(run(*command).stdout)["clips"]
     expected = json.loads(run("info", places["together"], "--clip-len", 2, "--json").stdout)

@@ -335,21 +335,26 @@ def test_a_thousand_episodes_fit_a_page(tmp_path: Path, browser: Browser) -> Non
 @needs_chromium
 @pytest.mark.slow
 def test_columns_point_at_planted_faults(tmp_path: Path, browser: Browser) -> None:
-    """A frozen camera, dropped frames, a wrong scale and dark images lead the sorted list."""
+    """The sorted list begins with the episode of each kind of fault."""
     rng = np.random.default_rng(0)
-    episodes = {}
+    episodes, metadata = {}, {}
     for number in range(12):
         level = 12 if number == 7 else 120
         images = rng.integers(level - 10, level + 10, (12, 24, 32, 3), np.uint8)
         images[2:] = images[2] if number == 2 else images[2:]
+        is_right = number % 2 == 1  # where the task has an object
+        images[6:, :8, 16 * is_right : 16 * is_right + 8] += 60
+        task = "right" if is_right != (number == 10) else "left"
+        metadata[f"e{number:02}"] = {"task": task}
         state = np.sin(np.arange(12)[:, None] + [0, 1]) * (57.3 if number == 4 else 1)
         times = np.arange(12) / 10 + (np.arange(12) > 5) * (0.8 if number == 9 else 0)
         episodes[f"e{number:02}"] = columns(camera=images, state=state, timestamp=times)
     features = {"state": {"kind": "state"}, "timestamp": {"kind": "timestamp", "unit": "s"}}
-    write_dataset(tmp_path / "records", episodes, fps=10, features=features)
+    write_dataset(tmp_path / "records", episodes, metadata=metadata, fps=10, features=features)
     view_page(tmp_path / "records", tmp_path / "page.html")
     page = browser.open(tmp_path / "page.html", "#episodes")
-    for label, key in (("still", "e02"), ("longest", "e09"), ("outlier", "e04"), ("light", "e07")):
+    faults = {"still": "e02", "longest": "e09", "outlier": "e04", "light": "e07", "unlike": "e10"}
+    for label, key in faults.items():
         buttons = "[...document.querySelectorAll('thead button')]"
         click = f"{buttons}.find((b) => b.innerText.startsWith('{label}')).click()"
         page.evaluate(click)

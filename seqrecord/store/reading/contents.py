@@ -46,6 +46,10 @@ class JoinedDatasets(Protocol):
     def members(self) -> Sequence[Contents]:
         """The contents of each, beginning with the dataset of the episodes."""
 
+    @property
+    def companion_places(self) -> Sequence[str]:
+        """Places of the companions: datasets and tables."""
+
     def statistics(self) -> Statistics:
         """Return the statistics of all features."""
 

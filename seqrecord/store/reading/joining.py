@@ -114,6 +114,11 @@ class Join:
     rows: IntArray
     partners: tuple[Partners, ...]
 
+    @property
+    def companion_places(self) -> list[str]:
+        """Places of the companions."""
+        return [shown_place(companion.url) for companion in self.companions]
+
     def contents(self) -> Contents:
         """Return the contents of the joined dataset."""
         base, members = self.base.contents, self.members
@@ -263,7 +268,7 @@ class Join:
         if num_gaps:
             facts.append(f"{counted(num_gaps, 'frame')} of other episodes without values")
         if facts:
-            names = ", ".join(shown_place(companion.url) for companion in self.companions)
+            names = ", ".join(self.companion_places)
             text = "; ".join(facts)
             _logger.warning("%s joined with %s: %s", shown_place(self.base.url), names, text)
 

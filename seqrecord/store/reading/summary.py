@@ -137,6 +137,7 @@ class Summary:
     measured_fps: tuple[float, float] | None = None  # their rates, minimum and maximum
     inventories: tuple[Inventory, ...] = ()
     derivations: Mapping[str, int] = field(default_factory=dict)  # episodes by function
+    companions: tuple[str, ...] = ()  # places of joined datasets and tables
 
     @property
     def stored_bytes(self) -> int:
@@ -180,6 +181,7 @@ class Summary:
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
             ("splits", ", ".join(splits) if self.splits else None),
             *(("derived", f"{count:,} by {text}") for text, count in self.derivations.items()),
+            ("joined with", ", ".join(self.companions) or None),
             ("frames", f"{self.num_frames:,}" + ("" if has_groups else f" in {self.groups[0]}")),
             *((f"group {group.number}", str(group)) for group in self.groups if has_groups),
             ("fps", self.fps and _span_text(self.fps)),
@@ -244,6 +246,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         index_bytes=sum(file.size for file in manifest.index.values()),
         features=tuple(feature_summary(index, spec) for spec in reader.features.values()),
         derivations=_derivations(reader),
+        companions=() if (join := reader.contents.join) is None else (*join.companion_places,),
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,

@@ -26,10 +26,9 @@ from seqrecord.tools.viewer.page_episodes import (
     EpisodePages,
     PageFeatures,
     Row,
-    add_outliers,
-    add_quality,
     rows_of,
 )
+from seqrecord.tools.viewer.page_faults import add_outliers, add_quality, add_unlikeness
 from seqrecord.tools.viewer.page_files import PageFiles, PageFolder, SingleFile
 from seqrecord.tools.viewer.page_overview import overview
 from seqrecord.tools.viewer.page_sources import page_sources
@@ -144,6 +143,7 @@ def _fill(
             num_done += 1
             if progress is not None:
                 progress(Progress(num_done, len(shown_rows)))
+    add_unlikeness(rows)
     add_outliers(
         rows, {number: source_features.vectors for number, source_features in enumerate(features)}
     )

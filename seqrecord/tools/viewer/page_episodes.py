@@ -9,15 +9,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
-from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
 
 from seqrecord.errors import ClipError, SeqRecordError
-from seqrecord.loader.clips.sample_tables import table_columns
 from seqrecord.store.processes.machine import usable_cores
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.episode import Episode
@@ -27,6 +23,7 @@ from seqrecord.store.schema import FeatureSpec
 from seqrecord.tools.viewer.kinds import Kind, kind_of
 from seqrecord.tools.viewer.page_budget import Contents, Share
 from seqrecord.tools.viewer.page_curves import Curves, captions, gaps
+from seqrecord.tools.viewer.page_faults import share_still, thumbnail
 from seqrecord.tools.viewer.page_pictures import (
     PICTURE_KINDS,
     SPRITE_COLUMNS,
@@ -49,7 +46,6 @@ _SAMPLE_PIXELS = 128 * 96  # of pictures whose bytes are measured
 _DECODED_PIXELS = 8_000_000_000  # of all video: about 20 s of a core
 _BINARY = 0.75  # of base64's size
 _PICTURE_BYTES = 90  # of the JSON around a picture
-_STILL = 0.25  # of 255: mean difference of two pictures that are the same
 
 Row = dict[str, Any]
 Store = Callable[[int, int, bytes], str]
@@ -253,19 +249,22 @@ class EpisodePages:
             row["sums"] = {n: (c.sums, c.low, c.high) for n, c in curves.items()}
         if share.text:
             row["texts"] = {name: captions(episode, name, share.text) for name in features.texts}
-        pictures, brightness, still_shares = {}, [], []
+        pictures, brightness, still_shares, thumbnails = {}, [], [], []
         numbered = enumerate(features.pictures) if share.pictures else ()
         page_frames = self._frames_of(episode) if share.pictures else []
         for number, name in numbered:
             frames, tiles = self._tiles_of(episode, small_episode, name, page_frames)
             if tiles and features.kinds[name] == "picture":
                 brightness.append(float(np.mean([tile.mean() for tile in tiles])) / 2.55)
-                still_shares.append(_share_still(tiles))
+                still_shares.append(share_still(tiles))
+                thumbnails.append(thumbnail(tiles))
             store = partial(self._store, place, number)
             if (picture := self._picture(frames, tiles, self._limits[name], store)) is not None:
                 pictures[name] = picture
         if share.pictures:
             row["pictures"] = pictures
+        if thumbnails:
+            row["thumbnail"] = np.concatenate(thumbnails)
         numbers |= (
             {"light": min(brightness), "still": 100 * max(still_shares)} if brightness else {}
         )
@@ -331,63 +330,3 @@ class EpisodePages:
                 return None
             tiles, frames = tiles[::2], frames[::2]
         return None
-
-
-def _share_still(tiles: list[Tile]) -> float:
-    """Share of successive pictures without a change."""
-    changes = [float(np.abs(a.astype(np.int16) - b).mean()) for a, b in pairwise(tiles)]
-    return sum(change < _STILL for change in changes) / len(changes) if changes else 0.0
-
-
-def add_outliers(rows: list[Row], names: Mapping[int, tuple[str, ...]]) -> None:
-    """Add each row's greatest distance from a mean over all rows, in standard deviations.
-
-    `names` are the features that count, by source.
-    """
-    totals: dict[tuple[int, str], Any] = {}
-    for row in rows:
-        for name, (sums, _, _) in row.get("sums", {}).items():
-            place = row.get("source", 0), name
-            totals[place] = totals.get(place, 0) + sums
-    for row in rows:
-        greatest = []
-        for name, (_, low, high) in row.pop("sums", {}).items():
-            source = row.get("source", 0)
-            if name in names[source]:
-                count, total, squares = totals[source, name]
-                mean = total / np.maximum(count, 1)
-                deviation = np.sqrt(np.maximum(squares / np.maximum(count, 1) - mean**2, 0))
-                distances = np.fmax(np.abs(low - mean), np.abs(high - mean))[deviation > 0]
-                greatest += (distances / deviation[deviation > 0])[np.isfinite(distances)].tolist()
-        if greatest:
-            row["numbers"]["outlier"] = float(f"{max(greatest):.3g}")
-
-
-def add_quality(rows: list[Row], path: Path) -> list[str]:
-    """Add numbers of a quality table to rows by episode; returns its columns.
-
-    Raises `ClipError` if the file is no such table.
-    """
-    table = table_columns(path)
-    columns = {
-        name: values.to_pylist()
-        for name, values in table.items()
-        if values.type in (pa.int64(), pa.float64())
-    }
-    if "episode" not in table or not columns:
-        raise ClipError(
-            "not a table of `seqrecord doctor --quality`",
-            file=str(path),
-            expected="a column `episode` and numbers",
-            got=", ".join(table)[:200],
-        )
-    places = {key: place for place, key in enumerate(table["episode"].to_pylist())}
-    for row in rows:
-        if (place := places.get(row["key"])) is not None:
-            numbers = {name: values[place] for name, values in columns.items()}
-            row["quality"] = {
-                name: float(f"{value:.4g}")
-                for name, value in numbers.items()
-                if value is not None and math.isfinite(value)
-            }
-    return [name for name in columns if name != "num_frames"]

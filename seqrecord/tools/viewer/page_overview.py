@@ -55,6 +55,7 @@ def _facts(summary: Summary, num_shown: int) -> Facts:
         ("shown here", f"{num_shown:,}" if num_shown < summary.num_episodes else ""),
         ("frames", f"{summary.num_frames:,}"),
         ("length of an episode", f"{lengths}, median {summary.median_episode:,.10g}"),
+        ("joined with", ", ".join(summary.companions)),
         ("record files", f"{summary.num_record_files:,}, {format_size(summary.record_bytes)}"),
         ("decoded", "" if raw is None else format_size(raw)),
         ("original files", ", ".join(summary.originals)),

@@ -61,6 +61,7 @@ const COLUMNS = [
   { label: "longest step", title: "Longest time from a frame to the next, in frame periods",
     value: (row) => (row.numbers?.step ? row.numbers.step * (row.fps ?? row.numbers.rate) : null) },
   { label: "outlier", title: "Greatest distance of a value of state, action or pose from its mean, in standard deviations", value: measure("outlier") },
+  { label: "unlike task", title: "Distance of the pictures to those of its task, divided by the distance to other tasks; above 1: nearer to others", value: measure("unlike") },
   { label: "still %", title: "Successive pictures without a change; of the stillest camera", value: measure("still") },
   { label: "light %", title: "Mean brightness of the pictures; of the darkest camera", value: measure("light"), ascends: true },
   ...page.quality.map((name) => ({ label: name, title: `${name}, from the quality table`, value: (row) => row.quality?.[name] ?? null })),
