@@ -5,6 +5,7 @@ from __future__ import annotations
 import pickle
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from itertools import islice
 from pathlib import Path
 from typing import Any, cast
@@ -23,6 +24,7 @@ from seqrecord import (
     ClipSpec,
     Dataset,
     Seconds,
+    SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordNode,
@@ -390,6 +392,72 @@ def test_errors(numbered: Dataset) -> None:
     for call, match in wrong:
         with pytest.raises(ClipError, match=match):
             call()
+
+
+def later(**columns: Any) -> Callable[..., Samples]:
+    """A function that adds columns in epoch 1, and a column `weight` of floats in epoch 0."""
+
+    def add(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+        added = columns if epoch else {"weight": 0.5}
+        return samples.with_columns(**{n: [value] * len(samples) for n, value in added.items()})
+
+    return add
+
+
+LATER: list[tuple[dict[str, Any], str | None, str | None]] = [  # in a pipe, and in a mix
+    ({}, None, None),
+    ({"weight": 1}, None, None),
+    ({"goal": 1}, None, "samples has the column goal.*of epoch 0; .*same columns.*got: goal"),
+    (
+        {"weight": [1.0, 2.0]},
+        None,
+        r"another form.*float64; got: float64 \[2\]",
+    ),
+    ({"weight": "a"}, None, "weight of samples has another form.*expected: float64; got: texts"),
+    ({"id": 1}, "name of another", "name of another"),
+    ({"dataset": 1}, None, "samples has the column dataset"),
+]
+
+
+@pytest.mark.parametrize("number", range(len(LATER)))
+def test_columns_of_a_later_epoch(numbered: Dataset, number: int) -> None:
+    columns, in_pipe, in_mix = LATER[number]
+    source = SeqRecordIterableDataset(numbered, clip_len=1, samples=later(**columns))
+    mix = SeqRecordMix({"a": source, "b": SeqRecordPipe(numbered, clip_len=1)}, batch_size=2)
+    with_rows = SeqRecordMapDataset(numbered, clip_len=1, samples=later(**columns))
+    with_rows.set_epoch(1)
+    for loader, match in ((make(numbered, later(**columns)), in_pipe), (mix, in_mix)):
+        assert {"weight"} < next(iter(loader)).keys()
+        loader.set_epoch(1)
+        if match is None:
+            assert list(loader)
+            continue
+        with pytest.raises(ClipError, match=match):
+            list(loader)
+        with pytest.raises(ClipError, match=match):
+            [loader.rows(1, batch) for batch in range(len(loader))]
+    with pytest.raises(ClipError, match=in_pipe) if in_pipe else nullcontext():
+        assert {*columns} <= with_rows[0].keys()
+
+
+def test_integers_of_a_later_epoch_are_never_rounded(numbered: Dataset) -> None:
+    def numbers(samples: Samples, epoch: int, _: SampleRandom) -> Samples:
+        weight = np.full(len(samples), 300, np.int64) if epoch else np.zeros(len(samples), np.int8)
+        return samples.with_columns(weight=weight)
+
+    sources = {"a": SeqRecordIterableDataset(numbered, clip_len=1, samples=numbers)}
+    mix = SeqRecordMix(sources, batch_size=2)
+    mix.set_epoch(1)
+    with pytest.raises(ClipError, match=r"source 'a'.*weight.*expected: int8; got: int64"):
+        list(mix)
+
+
+def test_sequences_have_columns_of_their_own(numbered: Dataset) -> None:
+    def ends(samples: Samples, *_: Any) -> Samples:
+        return samples.with_columns(is_first=samples["start"])
+
+    with pytest.raises(ClipError, match=r"name of another column of batches.*got: is_first"):
+        make(numbered, ends, batch_size=2, order="sequences")
 
 
 def test_random_numbers_of_functions() -> None:

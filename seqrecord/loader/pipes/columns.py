@@ -88,7 +88,8 @@ class Column(Generic[_BatchT]):
         if memory is None:
             return values if isinstance(values, list) else torch.from_numpy(values)
         if isinstance(memory, torch.Tensor):
-            memory.numpy()[slots] = values
+            rows = memory.numpy()
+            rows[slots] = _as_rows(self.name, values, rows)
         else:
             for slot, value in zip(slots.tolist(), values, strict=True):
                 memory[slot] = value
@@ -107,6 +108,30 @@ class Column(Generic[_BatchT]):
             shape = (min(num_frames, shape[0]), *shape[1:])
         value = self.default if default is None else default
         return torch.from_numpy(np.full((size, *shape), value, self.dtype))
+
+
+def _as_rows(
+    name: str, values: npt.NDArray[Any] | list[Any], rows: npt.NDArray[Any]
+) -> npt.NDArray[Any]:
+    """The values with the dtype of rows of a larger batch.
+
+    Raises `ClipError` if they do not fit: functions of samples may return another form of a column
+    in each epoch.
+    """
+    if isinstance(values, np.ndarray) and values.shape[1:] == rows.shape[1:]:
+        if values.dtype == rows.dtype:
+            return values
+        if np.can_cast(values.dtype, rows.dtype, "same_kind"):
+            cast = values.astype(rows.dtype)
+            if rows.dtype.kind == "f" or np.array_equal(cast, values):
+                return cast
+    text = "texts" if isinstance(values, list) else f"{values.dtype} {[*values.shape[1:]]}"
+    raise ClipError(
+        f"the column {name} of samples has another form than in epoch 0, which batches of a mix "
+        "keep",
+        expected=f"{rows.dtype} {[*rows.shape[1:]]}".removesuffix(" []"),
+        got=text.removesuffix(" []"),
+    )
 
 
 class EpisodeMetadata(NamedTuple):
@@ -228,12 +253,14 @@ class ClipColumns:
             `<feature>_is_pad`, and `<feature>_age` or `<feature>_wait`.
         metadata: metadata of episodes, `None` if an episode lacks an entry.
         constants: the same values for all clips, `<feature>_dim_is_pad`.
+        entries: names of the other entries of batches: features, and columns of the order.
     """
 
     episodes: ClipEpisodes
     origin: Sequence[ClipColumn]
     metadata: Sequence[ClipColumn]
     constants: Sequence[ClipColumn] = ()
+    entries: Collection[str] = ()
 
     @classmethod
     def of(
@@ -246,6 +273,7 @@ class ClipColumns:
         distances: Mapping[str, str],
         constants: Sequence[ClipColumn],
         metadata: Sequence[str],
+        entries: Collection[str],
     ) -> ClipColumns:
         """The columns of clips.
 
@@ -258,6 +286,7 @@ class ClipColumns:
             distances: features with a column of distances, and its name.
             constants: the columns with the same values for all clips.
             metadata: names of metadata entries.
+            entries: names of features, and of columns of the order.
         """
         origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
         if (lists := episodes.excerpts) is not None:
@@ -275,12 +304,14 @@ class ClipColumns:
             if (distance := distances.get(name)) is not None:
                 origin.append(_of_frames(distance, _INT64, length, partial(_distance, name)))
         listed = [Column(name, None, (), partial(_metadata, name)) for name in metadata]
-        return cls(episodes, origin, listed, constants)
+        return cls(episodes, origin, listed, constants, entries)
 
-    def in_table(self, samples: SampleValues | None) -> Sequence[ClipColumn]:
+    def in_table(
+        self, samples: SampleValues | None, entries: Collection[str] = ()
+    ) -> Sequence[ClipColumn]:
         """The columns of batches of an epoch with these samples.
 
-        Raises `ClipError` if samples have the name of another column.
+        Raises `ClipError` if samples have the name of another column, or of one of these entries.
         """
         fixed = [*self.origin, *self.constants, *self.metadata]
         if samples is None or not samples.columns:
@@ -290,7 +321,7 @@ class ClipColumns:
             steps.append(Column("dilation", *samples.value_form("dilation"), _dilation))
         if "reverse" in samples.columns:
             steps.append(Column("reversed", _BOOL, (), _is_reversed))
-        others = {column.name for column in (*fixed, *steps)}
+        others = {*entries, *(column.name for column in (*fixed, *steps))}
         for name in samples.own:
             if name in others:
                 problem = "samples has the name of another column of batches"
@@ -302,7 +333,8 @@ class ClipColumns:
         self, features: Collection[str], samples: SampleValues | None, reserved: Collection[str]
     ) -> None:
         """Raise `ClipError` if two entries of a batch have one name."""
-        others = replace(self, metadata=()).in_table(samples)
+        of_order = {*self.entries}.difference(features)
+        others = replace(self, metadata=()).in_table(samples, of_order)
         taken = {*(column.name for column in others), *reserved}
         if wrong := [name for name in features if name in taken]:
             names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
@@ -343,8 +375,15 @@ class ClipColumns:
             num_frames = int(steps.num_frames[0])  # equal in a batch
         batch = BatchClips(clips, frames, drawn, self.episodes, metadata, steps, num_frames)
         values = dict[str, Any]()
-        for column in self.in_table(frames.samples):
-            entry = None if memory is None else memory[column.name]
+        for column in self.in_table(frames.samples, self.entries):
+            entry = None if memory is None else memory.get(column.name)
+            if memory is not None and entry is None:
+                raise ClipError(
+                    f"samples has the column {column.name}, and batches of a mix have the columns "
+                    "of epoch 0",
+                    expected="the same columns from a function of samples in every epoch",
+                    got=column.name,
+                )
             values[column.name] = column.fill(batch, entry, slots)
         return values, batch.num_far
 

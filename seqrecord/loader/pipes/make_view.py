@@ -179,6 +179,7 @@ def _view(
     check_tensors(arrays)
     first = epochs.clips.locate(np.zeros(1, np.int64))
     draws = NoDraws(arrays)
+    order = find_order(options.order) if isinstance(options, LoaderOptions) else None
     cameras_of_images: CameraColumns | None = None
     if isinstance(options.camera, Camera):
         from seqrecord.loader.pipes.camera_columns import CameraColumns
@@ -215,6 +216,7 @@ def _view(
         nested=nested,
         clip_episodes=clip_episodes,
         metadata=metadata,
+        order_columns=order.columns if order is not None else (),
     )
     view.check_names()
     check_metadata(dataset.contents.index, view.episode_rows, metadata)
@@ -231,9 +233,9 @@ def _with_steps(
         from seqrecord.loader.pipes.vectors import vector_steps
 
         view = view.with_vectors(vector_steps(view, options.vectors))
-    reserved: tuple[str, ...] = () if options.clip_transform is None else _OF_DRAWS
-    if isinstance(options, LoaderOptions):
-        reserved += find_order(options.order).columns
+    reserved = view.order_columns
+    if options.clip_transform is not None:
+        reserved = (*_OF_DRAWS, *reserved)
     view = _with_form(options, view)
     if functions or options.vectors or reserved:  # more names than at the first check
         own = {n for n, spec in view.dataset.features.items() if spec.kind == "intrinsics"}

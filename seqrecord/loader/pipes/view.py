@@ -84,6 +84,7 @@ class View:
         cut: the form of features of frame lists that differ in length; "pad" leaves all frames.
         clip_episodes: keys and metadata of episodes.
         metadata: the metadata entries that are columns of batches.
+        order_columns: the columns of batches that the order adds, see `Order.columns`.
         memory: pools for single clips, kept as long as the view.
     """
 
@@ -111,6 +112,7 @@ class View:
     cut: str = "pad"
     clip_episodes: ClipEpisodes
     metadata: tuple[str, ...]
+    order_columns: tuple[str, ...] = ()
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
     # ---- samples and their frames
@@ -219,6 +221,7 @@ class View:
             distant,
             constants,
             self.metadata,
+            frozenset((*self.batch_arrays, *self.order_columns)),
         )
 
     def check_names(self, reserved: Collection[str] = ()) -> None:
