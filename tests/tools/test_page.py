@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 
 import seqrecord
+from seqrecord.edit import trim_episodes
 from seqrecord.errors import ClipError, DestinationError
 from seqrecord.viewer import view_page
 from tests.formats.format_cases.scenes import write_nerfstudio
@@ -392,6 +393,35 @@ def test_a_folder_has_playable_video(tmp_path: Path, browser: Browser) -> None:
     (tmp_path / "page" / "notes.txt").write_text("mine")
     assert "other files" in fail("view", root, "-o", tmp_path / "page", "--quiet")
     assert (tmp_path / "page" / "notes.txt").read_text() == "mine"
+
+
+@needs_chromium
+@pytest.mark.slow
+@pytest.mark.parametrize("codec", ["h264", "hevc", "av1", "vp9"])
+def test_trimmed_video_is_playable(tmp_path: Path, browser: Browser, codec: str) -> None:
+    """Frames outside of the trim are decoded with the others, and not shown."""
+    import av
+
+    images = np.zeros((40, 96, 128, 3), np.uint8)
+    for number, image in enumerate(images):
+        image[2 * number :] = 250
+    codecs = {"camera": f"{codec}:gop=10"}
+    write_dataset(tmp_path / "records", {"a": columns(camera=images)}, codecs=codecs, fps=10)
+    trim_episodes(tmp_path / "records", "a", slice(13, 27))
+    view_page(tmp_path / "records", f"{tmp_path}/page/")
+    [file] = (tmp_path / "page" / "videos").iterdir()
+    with av.open(str(file)) as video:
+        frames = [(frame.time, frame.to_ndarray(format="gray")) for frame in video.decode(video=0)]
+    assert [time for time, _ in frames] == pytest.approx(np.arange(14) / 10)
+    edges = [int((picture[:, 64] > 128).argmax()) for _, picture in frames]
+    np.testing.assert_allclose(edges, 2 * np.arange(13, 27), atol=1)
+    if codec == "hevc":  # Debian's Chromium has no decoder for it
+        return
+    page = browser.open(tmp_path / "page" / "index.html", "#episode=a&frame=3")
+    page.wait("document.querySelector('video').readyState >= 2")
+    assert page.evaluate("document.querySelector('video').duration") == pytest.approx(1.4)
+    page.wait("Math.abs(document.querySelector('video').currentTime - 0.35) < 0.01")
+    assert page.problems == []
 
 
 def test_numbers_of_a_quality_table_are_columns(tmp_path: Path) -> None:

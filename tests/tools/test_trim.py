@@ -225,6 +225,9 @@ def test_slices_that_are_refused(whole: Path) -> None:
         with pytest.raises(ClipError, match=message) as caught:
             trim_episodes(whole, ["b"], some)
         assert caught.value.episode == "b"
+    for frames in ((5, 9), 5, "5:9", None, slice("a", None), slice(0, 9.5), slice(0, 9, 0)):
+        with pytest.raises(ClipError, match="no slice of integers"):
+            trim_episodes(whole, ["b"], frames)  # type: ignore[arg-type]
     for text in ("30", "a:b", "1:2:3", ""):
         result = command_line.run("edit", "trim", whole, "b", "--frames", text, code=2)
         assert "START:STOP" in result.output

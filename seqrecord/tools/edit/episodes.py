@@ -199,6 +199,14 @@ def trim_episodes(
 
         edit.trim_episodes("records/", ["demo/000"], slice(1, -1))
     """
+    try:
+        slice.indices(frames, 1)
+    except (TypeError, ValueError) as error:
+        raise ClipError(
+            "frames is no slice of integers",
+            expected="slice(start, stop)",
+            got=repr_of(frames),
+        ) from error
 
     def make(dataset: EditedDataset) -> Change:
         index, new_spans = dataset.index, {}

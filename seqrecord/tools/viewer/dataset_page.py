@@ -19,7 +19,7 @@ from seqrecord.errors import ClipError, CodecError, MissingPackageError
 from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.storage.url import local_path
-from seqrecord.store.text import printable, shown_place
+from seqrecord.store.text import counted, printable, shown_place
 from seqrecord.store.units import Progress, format_size, parse_size
 from seqrecord.tools.viewer.page_budget import MIN_EPISODE_BYTES, share_of
 from seqrecord.tools.viewer.page_episodes import (
@@ -173,7 +173,7 @@ def _add_videos(
                 break
             row.setdefault("videos", {})[name] = address
     reason = f": {'; '.join(sorted(reasons))}" if reasons else ""
-    return [f"{num_lacking:,} episodes lack videos{reason}"] if num_lacking else []
+    return [f"{counted(num_lacking, 'episode')} without videos{reason}"] if num_lacking else []
 
 
 def _list_rows(rows: list[Row], room: int) -> tuple[int, list[str]]:

@@ -11,6 +11,8 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from seqrecord.errors import CodecError, DestinationError
 from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.store.reading.dataset import Dataset
@@ -24,6 +26,7 @@ PAGE = "index.html"
 _PICTURES, _VIDEOS = "pictures", "videos"
 _MARK = re.compile(r'<meta name="generator" content="seqrecord [^"]*">')
 _TICKS = 512  # of a frame; MP4 keeps the times exactly
+_HIDDEN = -1  # frame of a packet without one
 _DEFAULT_FPS = 30  # of a video whose episode has no frame rate
 
 
@@ -126,8 +129,10 @@ def _failed(path: Path, error: OSError) -> DestinationError:
 def write_video(path: Path, dataset: Dataset, key: str, feature: str) -> None:
     """Write a video feature of an episode as MP4 with the packets as they are.
 
-    Frame i is shown at i frame periods. Raises `CodecError` if the packets have hidden or missing
-    frames, several configurations, or a codec that MP4 lacks.
+    Frame i is shown at i frame periods. Hidden frames, such as those outside of a trimmed episode,
+    are decoded and not shown: their times are negative, so the muxer writes an edit list that
+    begins at frame 0. Raises `CodecError` for missing frames, several configurations, and a codec
+    that MP4 lacks.
     """
     spec, episode = dataset.features[feature], dataset.episodes[key]
     config = VideoConfig.from_json(spec.codec[0])
@@ -136,8 +141,14 @@ def write_video(path: Path, dataset: Dataset, key: str, feature: str) -> None:
     if not episode.present(feature).all():
         raise CodecError("frames lack the video", episode=key, feature=feature)
     packets: list[tuple[bytes, int, bool]] = []
+    num_frames = 0
     for count, page in DatasetSource(dataset).pages(feature, key):
-        packets += _packets(page, count, feature, len(packets))
+        packets += _packets(page, count, feature, num_frames)
+        num_frames += count
+    hidden_places = [place for place, (_, frame, _) in enumerate(packets) if frame == _HIDDEN]
+    for number, place in enumerate(hidden_places, -len(hidden_places)):
+        data, _, is_key = packets[place]
+        packets[place] = data, number, is_key
     delay = max(place - frame for place, (_, frame, _) in enumerate(packets))
     keys = [place for place, (_, _, is_key) in enumerate(packets) if is_key]
     rate = Fraction(episode.fps or _DEFAULT_FPS).limit_denominator(1001)
@@ -165,9 +176,9 @@ def _packets(
 ) -> Iterator[tuple[bytes, int, bool]]:
     """Packets of a page with the numbers of their frames, and whether they are keyframes."""
     table = parse_video_page(page, count, feature)
-    if table.config is not None or (table.order < 0).any():
-        raise CodecError("packets that cannot be played alone", feature=feature)
+    if table.config is not None:
+        raise CodecError("packets of several configurations", feature=feature)
     starts = set(table.first_packet.tolist())
-    frames: list[Any] = table.order.tolist()
+    frames: list[Any] = np.where(table.order < 0, _HIDDEN, first_frame + table.order).tolist()
     for place, (begin, end) in enumerate(pairwise(table.offsets.tolist())):
-        yield bytes(page[begin:end]), first_frame + frames[place], place in starts
+        yield bytes(page[begin:end]), frames[place], place in starts
