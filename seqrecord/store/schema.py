@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Collection, ItemsView, Iterator, Mapping, Sequence, ValuesView
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, NoReturn, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -201,8 +201,8 @@ _KEYS = frozenset(field.name for field in fields(FeatureSpec)) - {
 }
 
 
-class Schema(Mapping[str, FeatureSpec]):
-    """The features of a dataset by name, in stored order.
+class Schema(dict[str, FeatureSpec]):
+    """The features of a dataset by name, in stored order: a dict that does not change.
 
     Raises `SchemaError` for an empty list, too many features or duplicate names.
 
@@ -213,32 +213,30 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def __init__(self, features: Sequence[FeatureSpec]) -> None:
         _check_number(len(features))
-        self._features = {spec.name: spec for spec in features}
-        if len(self._features) != len(features):
+        super().__init__({spec.name: spec for spec in features})
+        if len(self) != len(features):
             names = [spec.name for spec in features]
             duplicates = sorted({name for name in names if names.count(name) > 1})
             raise SchemaError("a feature name is used twice", got=", ".join(duplicates))
 
-    def __getitem__(self, name: str) -> FeatureSpec:
-        return self._features[name]
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Schema, (list(self.values()),)
 
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._features)
+    def _refuse_change(self, *_: object, **__: object) -> NoReturn:
+        """Raise `TypeError`: the datasets that share a schema rely on it."""
+        raise TypeError("a Schema does not change; dict(schema) is a copy that does")
 
-    def __len__(self) -> int:
-        return len(self._features)
-
-    def values(self) -> ValuesView[FeatureSpec]:
-        return self._features.values()  # faster than the lookups of `Mapping`
-
-    def items(self) -> ItemsView[str, FeatureSpec]:
-        return self._features.items()
+    __setitem__ = __delitem__ = __ior__ = _refuse_change
+    update = setdefault = pop = popitem = clear = _refuse_change
 
     def __eq__(self, other: object) -> bool:
         # The order matters: it is the order of columns.
         return isinstance(other, Schema) and list(self.values()) == list(other.values())
 
-    def __hash__(self) -> int:
+    def __ne__(self, other: object) -> bool:
+        return not self == other  # a dict's ignores the order
+
+    def __hash__(self) -> int:  # type: ignore[override]
         return hash(tuple(self.values()))
 
     def __repr__(self) -> str:
@@ -303,7 +301,7 @@ class Schema(Mapping[str, FeatureSpec]):
 
     def position(self, name: str) -> int:
         """Position of the feature in the schema, over all groups."""
-        return list(self._features).index(name)
+        return list(self).index(name)
 
     def select(self, names: Sequence[str] | None) -> Schema:
         """The named features in the order of `names`; for `None` all except dropped ones."""

@@ -422,3 +422,13 @@ def test_a_pickled_loader_has_episode_keys_instead_of_the_filter(records: Path) 
         copied = pickle.loads(pickle.dumps(made))
         assert len(copied) == len(made)
         assert copied.options == replace(made.options, episodes=["a/Easy", "b/Easy"])
+
+
+@pytest.mark.parametrize("options", [LoaderOptions, DatasetOptions, EngineOptions, BenchOptions])
+def test_defaults_are_valid(options: Any) -> None:
+    """They pass unchecked, so each is what its check returns."""
+    checked = [item for item in fields(options) if "check" in item.metadata]
+    assert checked
+    for item in checked:
+        if item.default is not None:
+            assert item.metadata["check"](item.name, item.default) == item.default

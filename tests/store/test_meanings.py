@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import logging
+import pickle
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -519,3 +522,29 @@ def test_groups() -> None:
             broken.check_groups()
         with pytest.raises(SchemaError, match="groups are not numbered"):
             Schema.from_json(broken.to_json())
+
+
+def test_schemas_are_dicts_that_do_not_change() -> None:
+    specs = [FeatureSpec(name, np.dtype("u1"), (2,)) for name in "ba"]
+    schema = Schema(specs)
+    assert dict(schema) == {"b": specs[0], "a": specs[1]}
+    assert list(schema) == ["b", "a"]
+    assert schema != Schema(specs[::-1])
+    assert not schema != Schema(specs)  # noqa: SIM202 - dicts compare by another method
+    assert len({schema, Schema(specs), Schema(specs[::-1])}) == 2
+    for same in (pickle.loads(pickle.dumps(schema)), copy.copy(schema), copy.deepcopy(schema)):
+        assert (type(same), same, hash(same)) == (Schema, schema, hash(schema))
+    changes: list[Callable[[Any], Any]] = [
+        lambda one: one.__setitem__("c", specs[0]),
+        lambda one: one.__delitem__("a"),
+        lambda one: one.update(c=specs[0]),
+        lambda one: one.setdefault("c", specs[0]),
+        lambda one: one.pop("a"),
+        lambda one: one.popitem(),
+        lambda one: one.clear(),
+        lambda one: one.__ior__({"c": specs[0]}),
+    ]
+    for change in changes:
+        with pytest.raises(TypeError, match="a Schema does not change"):
+            change(schema)
+    assert list(schema) == ["b", "a"]

@@ -74,7 +74,7 @@ _Check: TypeAlias = Callable[[str, Any], Any]
 def _checked(default: Any, check: _Check, **more: Any) -> Any:
     """Define a dataclass field of an argument with its check.
 
-    A default of `None` passes unchecked. `more` has further arguments of `dataclasses.field`.
+    The default passes unchecked. `more` has further arguments of `dataclasses.field`.
     """
     return field(default=default, metadata={"check": check}, **more)
 
@@ -197,7 +197,7 @@ def _check_fields(options: Any, of: str = "") -> None:
     """Check a dataclass's fields, and store each as a Python value; `of` prefixes names."""
     for item in fields(options):
         value = getattr(options, item.name)
-        if "check" in item.metadata and not value is item.default is None:
+        if "check" in item.metadata and value is not item.default:
             value = item.metadata["check"](of + item.name, value)
             object.__setattr__(options, item.name, value)
 
@@ -880,6 +880,6 @@ _DEVICE_RULES: tuple[Rule[LoaderOptions], ...] = (
 def check_option(name: str, value: Any) -> Any:
     """Check one argument of a streaming loader, and return it as the options store it."""
     item = next(item for item in fields(LoaderOptions) if item.name == name)
-    if "check" not in item.metadata or value is item.default is None:
+    if "check" not in item.metadata or value is item.default:
         return value
     return item.metadata["check"](name, value)
