@@ -412,7 +412,9 @@ def test_every_companion_is_checked_and_closed(places: tuple[Path, Path]) -> Non
         seqrecord.open(source, join=[latents, latents.with_name("none")])
     with pytest.raises(seqrecord.NotFoundError):
         seqrecord.open(source.with_name("none"), join=[latents])
-    with pytest.raises(SchemaError):
+    with pytest.raises(JoinError, match=r"table cannot be read: .*No such file"):
+        seqrecord.open(source, join=[latents.with_name("none.parquet")])
+    with pytest.raises(SchemaError, match=r"expected: some of image, .*latent.*; got: none"):
         seqrecord.open(source, join=[latents], features=["latent", "none"])
     with seqrecord.open(source, join=[latents], features=["latent"]) as dataset:
         assert [*dataset.features] == ["latent"]

@@ -20,13 +20,16 @@ _PROTOCOLS = ("__arrow_c_stream__", "__arrow_c_array__", "__dataframe__")
 def is_table(item: object) -> bool:
     """Return whether a companion is a table, rather than a dataset.
 
-    A local path is a table if it is a file, a URL if it has one of `TABLE_ENDINGS`.
+    A local path is a table if it is a file; a URL, or a path where nothing is, if it has one of
+    `TABLE_ENDINGS`.
     """
     if isinstance(item, (str, PathLike)):
         text = str(item)
+        has_ending = text.partition("?")[0].lower().endswith(TABLE_ENDINGS)
         if "://" in text and not text.lower().startswith("file://"):
-            return text.partition("?")[0].lower().endswith(TABLE_ENDINGS)
-        return local_path(item, "join").is_file()
+            return has_ending
+        path = local_path(item, "join")
+        return path.is_file() or (has_ending and not path.exists())
     return isinstance(item, Mapping) or any(hasattr(item, name) for name in _PROTOCOLS)
 
 

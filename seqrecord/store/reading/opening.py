@@ -9,7 +9,7 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeAlias
 
-from seqrecord.errors import ClipError, NotFoundError, SourceError
+from seqrecord.errors import ClipError, NotFoundError, SchemaError, SourceError
 from seqrecord.store.areas import IN_PLACE, load_entry
 from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.reading.dataset import (
@@ -165,11 +165,16 @@ def open_joined(
             return companion
 
         members = [opened_companion(item) for item in companions]
-        base_features = features
+        base_features, companion_names = features, list[str]()
         if features is not None:
-            companion_names = {name for member in members for name in member.features}
+            companion_names = [name for member in members for name in member.features]
             base_features = [name for name in features if name not in companion_names] or None
-        base = open_base(base_features)
+        try:
+            base = open_base(base_features)
+        except SchemaError as error:  # a name that no dataset has
+            if companion_names:
+                error.expected = f"{error.expected}, {', '.join(companion_names)}"
+            raise
         opened_datasets.callback(base.close)
         datasets = []
         for member in members:
