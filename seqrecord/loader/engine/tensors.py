@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 from seqrecord.store.bfloat16 import BFLOAT16, numbers_of
 
 
+@cache
 def torch_dtype(dtype: np.dtype[Any]) -> torch.dtype:
     """Torch's dtype. Raises `TypeError` or `ValueError` if torch has none."""
     return tensor_of(np.empty(0, dtype)).dtype

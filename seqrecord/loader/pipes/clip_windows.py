@@ -87,7 +87,7 @@ class SelectedWindows:
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
         self._others: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
-        self._windows = {**by_feature, **self._known(by_feature)}
+        self._windows = {**by_feature, **self._looking(by_feature)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
@@ -139,9 +139,11 @@ class SelectedWindows:
                 distances[name] = f"{name}_{'wait' if window.looks_ahead else 'age'}"
         return padded, distances
 
-    def _known(self, windows: Mapping[str, Any]) -> dict[str, NearestWindow]:
-        """The windows of features with `Latest` or `Next`."""
-        if self._nearest and self.is_transformed:
+    def _looking(self, windows: Mapping[str, Any]) -> dict[str, NearestWindow]:
+        """The windows of features with `Latest` or `Next`, which look for values."""
+        if not self._nearest:
+            return {}
+        if self.is_transformed:
             raise ClipError(
                 "Latest and Next do not go with frame_transform, which needs whole frames",
                 expected="clip_transform, or neither Latest nor Next",

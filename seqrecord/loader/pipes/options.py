@@ -402,7 +402,7 @@ class ClipOptions:
             ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
         _check_rules(self, _START_RULES)
 
-    @property
+    @cached_property
     def spec(self) -> ClipSpec:
         """The clips, of phase 0; with windows or `pad`, clips of one frame at each start."""
         stride = self.stride or self._usual_stride

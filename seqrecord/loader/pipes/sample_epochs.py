@@ -104,16 +104,18 @@ class SampleEpochs:
         return found.clips
 
     def _in(self, epoch: int) -> _Epoch:
+        if epoch and not self.functions and not self.differs_by_epoch:
+            epoch = 0
+        if (table := self._known.get(epoch)) is not None:
+            return table
         with self._calling.get():
-            if epoch and not self.functions and not self.differs_by_epoch:
-                epoch = 0
-            if (found := self._known.get(epoch)) is None:
-                found = self._made(epoch)
+            if (table := self._known.get(epoch)) is None:  # another thread may have made it
+                table = self._made(epoch)
                 latest = [0, *[*self._known][-1:]]  # epoch 0 determines the settings of all
                 for other in self._known.keys() - latest:
                     del self._known[other]
-                self._known[epoch] = found
-        return found
+                self._known[epoch] = table
+        return table
 
     def _made(self, epoch: int) -> _Epoch:
         samples, changed = called(self.functions, self.base, epoch, self.seed)

@@ -88,12 +88,12 @@ class ClipSpec:
                 )
             object.__setattr__(self, name, int(value))
 
-    @property
+    @cached_property
     def span(self) -> int:
         """Number of frames from the first to the last frame of a clip, inclusive."""
         return (self.length - 1) * self.dilation + 1
 
-    @property
+    @cached_property
     def frame_step(self) -> int:
         """Largest step such that all frames of all clips are `phase` plus a multiple of it."""
         return self.stride if self.length == 1 else int(np.gcd(self.stride, self.dilation))

@@ -11,6 +11,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, SeqRecordError
 from seqrecord.store.bfloat16 import as_array
+from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.trials import check_signature, repeatable
 from seqrecord.store.schema import Schema
 from seqrecord.store.text import repr_of
@@ -39,7 +40,7 @@ class ArraySpec:
     value: ValueName = "array"
     mask_of: str | None = None
 
-    @property
+    @cached_property
     def value_kind(self) -> ValueKind:
         """Behaviour of the frames' values."""
         return VALUE_KINDS[self.value][None in self.shape]
@@ -48,7 +49,7 @@ class ArraySpec:
     def is_fixed(self) -> bool:
         return None not in self.shape
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         """Memory for one frame in bytes: for variable shapes the largest frame, and its shape."""
         return self.value_kind.row_nbytes(self, self.max_nbytes)

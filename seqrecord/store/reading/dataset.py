@@ -114,7 +114,7 @@ class Dataset:
         """Path or URL of the dataset, without credentials."""
         return self.contents.storage.url
 
-    @property
+    @cached_property
     def features(self) -> Schema:
         """Selected features: a mapping from name to `FeatureSpec`, with dtype and shape."""
         return self.contents.features
