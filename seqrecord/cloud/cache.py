@@ -12,6 +12,7 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
+from seqrecord.cloud.cache_entries import CacheEntries, CacheEntry
 from seqrecord.errors import LocationError
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.storage.base import (
@@ -21,11 +22,7 @@ from seqrecord.store.storage.base import (
     check_buffers,
     has_fixed_files,
 )
-from seqrecord.store.storage.cache_folder import (
-    CacheEntry,
-    CacheFolder,
-    check_folder,
-)
+from seqrecord.store.storage.cache_folder import check_folder
 from seqrecord.store.storage.ranges import ByteRange
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.units import format_size, parse_size
@@ -88,7 +85,7 @@ class CachedStorage(StorageWrapper):
         min_limit = max(MIN_CACHE_BYTES, 2 * self.entry_slots * self.slot_bytes)
         size = _checked_limit(limit, min_limit)
         check_folder(folder)
-        self._cache = CacheFolder(folder, size, patience=patience, pause=pause)
+        self._cache = CacheEntries(folder, size, patience=patience, pause=pause)
         self._ahead_locks = PerProcess(lambda: [threading.Lock() for _ in range(_LOCKS)])
         self._sizes: dict[str, int] = {}  # of files with absent slots
 

@@ -1,15 +1,15 @@
 """Decoded frames on a local disk, for later epochs, processes and trainings.
 
-An entry of a `CacheFolder` has the frames of one feature in one chunk::
+The files of `loader.frame_files` have the frames of the chunks of a record file::
 
-    place   what decoding depends on beside the page: shapes, codec, versions of libraries
-    name    identity of the page
-    slots   the frames of the chunk, before trimming
+    place     what decoding depends on beside the page: shapes, codec, versions of libraries
+    identity  of the page
+    slots     the frames of the chunk, before trimming
 
 The identity of an encoded page in a record file is its digest in the index: a lookup reads no page.
 Whoever adds frames computes the digest of the bytes that were decoded, and adds nothing if it
-differs. So an index cannot put frames under another page's name, and equal pages of any datasets
-share an entry, also after an edit, a copy or a new index. Hashing would cost a large part of
+differs. So an index cannot put frames under another page's identity, and equal pages of copies of a
+record file share frames, also after an edit or a new index. Hashing would cost a large part of
 resizing a raw page, so the identity of a raw page is its place in a record file and the state of
 this file: path, size, times, inode, or e-tag. So it is for the files to which a reference refers;
 their state before they were read must be the one when frames are added.
@@ -25,7 +25,7 @@ import json
 import threading
 import time
 import weakref
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
@@ -34,6 +34,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.frame_files import FrameEntry, FrameFiles
 from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.format.index import GroupIndex, Index
 from seqrecord.store.format.page_kinds import page_kind
@@ -45,7 +46,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.resizing import is_smooth
 from seqrecord.store.schema import FeatureSpec
-from seqrecord.store.storage.cache_folder import Bools, CacheEntry, CacheFolder, hash_of_place
+from seqrecord.store.storage.cache_folder import Bools, CacheFolder, hash_of_place
 
 if TYPE_CHECKING:
     from seqrecord.store.format.references import Reference
@@ -55,7 +56,7 @@ _PACKAGES = ("av", "imagecodecs", "numcodecs", "numpy", "pillow")
 _PATIENCE_SECONDS = 1.0  # for the lock of the folder
 _PAUSE_SECONDS = 600.0  # without adding, if the folder is full
 _MOST_PAGES = 1 << 12  # whose keys are remembered
-_TAG_BYTES = 8  # of a page's digest in the name of an entry's file
+_TAG_DIGITS = 16  # of a record file's digest in the names of files
 
 
 class FrameFolder:
@@ -68,9 +69,10 @@ class FrameFolder:
 
     def __init__(self, path: Path, limit: int) -> None:
         since = time.time_ns()
-        self._cache = CacheFolder(
+        folder = CacheFolder(
             path, limit, patience=_PATIENCE_SECONDS, pause=_PAUSE_SECONDS, keep_since=since
         )
+        self._cache = FrameFiles(folder)
         self._frames = PerProcess(weakref.WeakKeyDictionary[Contents, CachedFrames])
 
     @classmethod
@@ -81,7 +83,7 @@ class FrameFolder:
     @property
     def is_filling(self) -> bool:
         """Whether frames are added: not in a pause after an error, or with a full folder."""
-        return self._cache.is_filling
+        return self._cache.folder.is_filling
 
     def frames_of(self, dataset: Dataset) -> CachedFrames | None:
         """The frames of a dataset; `None` if its pages are not checked, for others trust frames."""
@@ -89,7 +91,9 @@ class FrameFolder:
         if not contents.verify:
             return None
         if (cached_frames := frames.get(contents)) is None:
-            cached_frames = CachedFrames(self._cache, contents.index, contents.chunks)
+            files = contents.manifest.record_files
+            tags = [hashlib.sha256(f.file_id.encode()).hexdigest()[:_TAG_DIGITS] for f in files]
+            cached_frames = CachedFrames(self._cache, contents.index, contents.chunks, tags)
             cached_frames = frames.setdefault(contents, cached_frames)
         return cached_frames
 
@@ -114,7 +118,7 @@ class PageKey(NamedTuple):
 class _Sources(NamedTuple):
     """What an entry depends on.
 
-    `identity` is the part of its name that the index determines. Digests identify the `hashed`
+    `identity` is what the index determines. Digests identify the `hashed`
     pages, states of files the `raw` pages and the `references`.
     """
 
@@ -122,7 +126,6 @@ class _Sources(NamedTuple):
     hashed: list[PageKey]
     raw: list[PageKey]
     references: list[Reference]
-    tag: str
 
 
 class CachedRows(NamedTuple):
@@ -132,7 +135,7 @@ class CachedRows(NamedTuple):
 
     read: Bools
     there: Bools
-    entries: Mapping[int, CacheEntry | None]
+    entries: Mapping[int, FrameEntry | None]
 
     def take(self, index: Any) -> CachedRows:
         """The frames of an index, a mask or a slice."""
@@ -146,15 +149,18 @@ class CachedFrames:
     a frame transform. External files are checked as if they were read.
     """
 
-    def __init__(self, cache: CacheFolder, index: Index, reader: ChunkReader) -> None:
+    def __init__(
+        self, cache: FrameFiles, index: Index, reader: ChunkReader, tags: Sequence[str]
+    ) -> None:
         self._cache, self._index, self._reader = cache, index, reader
+        self._tags = tags  # of the record files, in names of files of the cache
         self.features: dict[int, list[str]] = {}
         """Names of the features, or results, of each group that has any."""
         self._cached_features: dict[str, _CachedFeature] = {}
-        self._tags: dict[tuple[int, int], npt.NDArray[np.uint64]] = {}
         self._last_use = time.time_ns()
         _register(self)
         self._known: dict[tuple[int, str], _Sources] = {}
+        self._frame_counts: dict[tuple[str, int], int] = {}  # by place and record file
         self._results: dict[Any, CachedFrames] = {}
         for name, spec in reader.features.items():
             if is_costly(spec):
@@ -182,7 +188,7 @@ class CachedFrames:
         identity = leading, key, *specs.items()
         if (results := self._results.get(identity)) is not None:
             return results
-        results = CachedFrames(self._cache, self._index, self._reader)
+        results = CachedFrames(self._cache, self._index, self._reader, self._tags)
         results.features, results._whole = {}, {leading}
         places = {n: [_place(s), s.value, s.kind, s.unit] for n, s in features.items()}
         for name, spec in specs.items():
@@ -213,15 +219,14 @@ class CachedFrames:
         """
         absent, read = ~self._present([name], chunk, frame), np.zeros(len(frame), np.bool_)
         out[rows[absent]] = 0  # as decoding leaves frames without the feature
-        entries: dict[int, CacheEntry | None] = {}
+        entries: dict[int, FrameEntry | None] = {}
         for part, row, slot in self._runs(name, chunk, frame, rows):
             if row not in entries:
                 for reference in self._sources(name, row).references:
                     self._reader.external.files.check(reference)
                 entries[row] = self._entry(name, row)
             if (entry := entries[row]) is not None:
-                start = slot * entry.slot_bytes
-                read[part] = self._cache.read(entry, start, _bytes(out, rows, part))
+                read[part] = self._cache.read(entry, slot, _bytes(out, rows, part))
         return CachedRows(read, absent | read, entries)
 
     def add(
@@ -231,7 +236,7 @@ class CachedFrames:
         frame: IntArray,
         out: npt.NDArray[Any],
         rows: IntArray,
-        entries: Mapping[int, CacheEntry | None],
+        entries: Mapping[int, FrameEntry | None],
         pages: Iterable[tuple[Page, memoryview]],
     ) -> None:
         """Add decoded frames, from rows of `out`, except if they lack a feature of the group.
@@ -239,7 +244,7 @@ class CachedFrames:
         `entries` are from `read`, before anything was decoded. `pages` were decoded, and have their
         bytes in the record file.
         """
-        if not self._cache.is_filling:
+        if not self._cache.folder.is_filling:
             return
         decoded = {PageKey(p.chunk.group, p.chunk.row, p.feature): (p, data) for p, data in pages}
         group, features = self._cached_features[name].group, self._reader.features.items()
@@ -253,16 +258,13 @@ class CachedFrames:
             if row not in sound:
                 sound[row] = self._is_sound(name, row, entry, decoded)
             if sound[row]:
-                total = int(self._index.groups[group].num_frames[row])
-                data, size = _bytes(out, rows, part), entry.slot_bytes
-                slots = {slot + i: data[i * size :][:size] for i in range(len(data) // size)}
-                self._cache.add(entry, total * size, slots, self._protected)
+                self._cache.add(entry, slot, _bytes(out, rows, part), self._protected)
 
     def _is_sound(
         self,
         name: str,
         row: int,
-        entry: CacheEntry,
+        entry: FrameEntry,
         decoded: Mapping[PageKey, tuple[Page, memoryview]],
     ) -> bool:
         """Whether frames that were decoded belong to an entry that was looked up before."""
@@ -304,7 +306,7 @@ class CachedFrames:
                     present[begin:stop] &= has_feature[frame[begin:stop] - table.first_frame[row]]
         return present
 
-    def _entry(self, name: str, row: int) -> CacheEntry | None:
+    def _entry(self, name: str, row: int) -> FrameEntry | None:
         """The entry of a chunk's frames; `None` if a file that it depends on has no identity."""
         self._last_use = time.time_ns()
         cached_feature, sources = self._cached_features[name], self._sources(name, row)
@@ -313,10 +315,21 @@ class CachedFrames:
             states += self._reader.external.files.states(reference)
         if None in states:
             return None
-        identity = sources.identity
-        if states:
-            identity += hashlib.sha256(json.dumps(states).encode()).hexdigest()
-        return CacheEntry(cached_feature.place, identity, cached_feature.nbytes, sources.tag)
+        identity = hashlib.sha256(f"{sources.identity}{json.dumps(states)}".encode()).digest()
+        table = self._index.groups[cached_feature.group]
+        file, num_slots = int(table.file[row]), int(table.num_frames[row])
+        place, nbytes = cached_feature.place, cached_feature.nbytes
+        file_slots = self._file_slots(place, file)
+        return FrameEntry(place, identity, nbytes, num_slots, self._tags[file], file_slots)
+
+    def _file_slots(self, place: str, file: int) -> int:
+        """The frames of a record file in a place: of all features with equal frames."""
+        if (count := self._frame_counts.get((place, file))) is None:
+            groups = [f.group for f in self._cached_features.values() if f.place == place]
+            tables = [self._index.groups[group] for group in groups]
+            count = sum(int(table.num_frames[table.file == file].sum()) for table in tables)
+            self._frame_counts[place, file] = count
+        return count
 
     def _sources(self, name: str, row: int) -> _Sources:
         """What the entry of a chunk's frames depends on."""
@@ -328,7 +341,7 @@ class CachedFrames:
 
     def _sources_of(self, cached_feature: _CachedFeature, row: int) -> _Sources:
         digest, table = hashlib.sha256(), self._index.groups[cached_feature.group]
-        sources = _Sources("", [], [], [], self._tag(cached_feature, row))
+        sources = _Sources("", [], [], [])
         for feature in cached_feature.sources:
             source_table = self._index.groups[self._reader.features[feature].group]
             for key in self._pages_beside(cached_feature.group, row, feature):
@@ -354,55 +367,23 @@ class CachedFrames:
                 digest.update(json.dumps(facts).encode())
         return sources._replace(identity=digest.hexdigest())
 
-    def _tag(self, cached_feature: _CachedFeature, row: int) -> str:
-        """How the digest of an entry's page begins, in its own group."""
-        _, column = self._tagged(cached_feature)
-        page = self._index.groups[cached_feature.group].page_digest[row, column]
-        return str(page[:_TAG_BYTES].tobytes().hex())
-
-    def _tagged(self, cached_feature: _CachedFeature) -> tuple[str, int]:
-        """The feature, and its column, whose pages begin the names of entries' files."""
-        schema = self._index.groups[cached_feature.group].schema
-        feature = next(name for name in cached_feature.sources if name in schema)
-        return feature, schema.position(feature)
-
     def _protected(self, place: str, names: list[str]) -> Bools:
         """Whether files, in the folder of a place, are of datasets in use, bool[n].
 
         See `CacheFolder`. In use are this dataset and all datasets that this process has read since
         the cache was opened: otherwise sources of a mix would evict one another.
         """
-        is_in_use, since = np.zeros(len(names), np.bool_), self._cache.keep_since
+        is_in_use, since = np.zeros(len(names), np.bool_), self._cache.folder.keep_since
         for user in _users_of(self._cache):
             if user is self or user._last_use >= since:
                 is_in_use |= user._has_files(place, names)
         return is_in_use
 
     def _has_files(self, place: str, names: list[str]) -> Bools:
-        """Whether files, in the folder of a place, are of this dataset, bool[n].
-
-        By their tags: one in 2^64 / chunks may be of another dataset.
-        """
-        has_tag = np.zeros(len(names), np.bool_)
-        for cached_feature in self._cached_features.values():
-            if hash_of_place(cached_feature.place) == place:
-                tags = b"".join(bytes.fromhex(name[: 2 * _TAG_BYTES]) for name in names)
-                numbers, own_tags = (
-                    np.frombuffer(tags, np.uint64),
-                    self._sorted_tags(cached_feature),
-                )
-                nearest = np.searchsorted(own_tags, numbers).clip(max=len(own_tags) - 1)
-                has_tag |= own_tags[nearest] == numbers
-        return has_tag
-
-    def _sorted_tags(self, cached_feature: _CachedFeature) -> npt.NDArray[np.uint64]:
-        """The tags of a cached name's entries: sorted once, since each eviction looks here."""
-        column = self._tagged(cached_feature)[1]
-        if (tags := self._tags.get((cached_feature.group, column))) is None:
-            digests = self._index.groups[cached_feature.group].page_digest[:, column, :_TAG_BYTES]
-            tags = np.sort(np.ascontiguousarray(digests).view(np.uint64).reshape(-1))
-            self._tags[cached_feature.group, column] = tags
-        return tags
+        """Whether files, in the folder of a place, are of this dataset, bool[n]."""
+        places = {hash_of_place(feature.place) for feature in self._cached_features.values()}
+        tags = {*self._tags} if place in places else set()
+        return np.array([name[:_TAG_DIGITS] in tags for name in names], np.bool_)
 
     def _pages_beside(self, group: int, row: int, feature: str) -> Iterator[PageKey]:
         """The pages of a feature that have frames of a chunk."""
@@ -425,10 +406,10 @@ def _register(user: CachedFrames) -> None:
         _users.add(user)
 
 
-def _users_of(cache: CacheFolder) -> list[CachedFrames]:
+def _users_of(cache: FrameFiles) -> list[CachedFrames]:
     """The users of a folder in this process."""
     with _users_lock.get():
-        return [user for user in _users if user._cache.path == cache.path]
+        return [user for user in _users if user._cache.folder.path == cache.folder.path]
 
 
 def _present_frames(table: GroupIndex, row: int, name: str) -> Bools | None:

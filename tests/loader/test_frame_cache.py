@@ -33,6 +33,7 @@ from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
 from tests.kit.clip_data import digest, minimum_memory, no_leaks
 from tests.kit.faults import CountingStorage, fail_calls
+from tests.kit.frame_files import damage, frame_files, slots_start, used_bytes
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
 from tests.kit.processes import killed_at
@@ -79,20 +80,10 @@ def outcome(loader: Any, epochs: int = 1) -> list[Any]:
     return found
 
 
-def entries(cache: Path) -> list[Path]:
-    return sorted(file for file in cache.glob("*/*") if len(file.name) == 40)
-
-
 def decoded(loader: Any) -> int:
     """The frames that the last epoch decoded; of raw features too."""
     count: int = loader.stats()["frames_decoded"]
     return count
-
-
-def damage(file: Path) -> None:
-    data = bytearray(file.read_bytes())
-    data[len(data) // 3] ^= 1
-    file.write_bytes(data)
 
 
 def test_cache_of_any_content_changes_nothing(
@@ -107,7 +98,8 @@ def test_cache_of_any_content_changes_nothing(
         assert first + outcome(filling)[1:] == expected
         assert filling.stats()["frames_from_cache"] >= FRAMES, "in the second epoch"
         del filling
-    whole = len(entries(cache))
+    whole = frame_files(cache)
+    assert whole
 
     def check(is_read: Callable[[int], bool] = lambda count: count > 0, **more: Any) -> None:
         loader = cached(path, cache, **more)
@@ -116,20 +108,21 @@ def test_cache_of_any_content_changes_nothing(
         del loader
 
     check()
-    for number, file in enumerate(entries(cache)):
-        if number % 3:
-            file.unlink()
-    assert 0 < len(entries(cache)) < whole
-    check()
-    with caplog.at_level(logging.WARNING, "seqrecord"):
-        for number, file in enumerate(entries(cache)):
-            damage(file) if number % 3 else os.truncate(file, number)
+    if len(whole) > 1:
+        whole[0].unlink()
         check()
+    with caplog.at_level(logging.WARNING, "seqrecord"):
+        for number, file in enumerate(frame_files(cache)):
+            damage(file, slots_start(file) + 1)
+            check()
+            os.truncate(file, number)
+            check(lambda count: count >= 0)
+            check()
     assert not caplog.records, "damaged frames are decoded"
     loader = cached(path, cache)
     batches = iter(loader)
     found = [digest(next(batches)) for _ in range(2)]
-    for file in entries(cache):
+    for file in frame_files(cache):
         file.unlink(missing_ok=True)
     found += map(digest, batches)
     assert found == [batch for batch, _ in expected[1 : 1 + len(found)]]
@@ -140,7 +133,7 @@ def test_cache_of_any_content_changes_nothing(
 def test_a_pipe_in_place_of_an_entry_is_not_waited_for(video: Path, tmp_path: Path) -> None:
     cache = tmp_path / "cache"
     expected = outcome(cached(video, cache))
-    for entry in entries(cache):
+    for entry in frame_files(cache):
         entry.unlink()
         os.mkfifo(entry)
     assert outcome(cached(video, cache)) == expected
@@ -229,8 +222,8 @@ def test_results_of_a_transform(video: Path, tmp_path: Path) -> None:
         loader = cached(path, cache, **options)
         assert outcome(loader) == expected
         assert decoded(loader) >= FRAMES
-    for number, file in enumerate(entries(cache)):
-        file.unlink() if number % 3 else damage(file)
+    for number, file in enumerate(frame_files(cache)):
+        file.unlink() if number % 3 else damage(file, slots_start(file) + 1)
     assert outcome(cached(path, cache, **of("small"))) == expected
     trim_episodes(path, ["a"], slice(4, -2))
     assert outcome(cached(path, cache, **of("small"))) == outcome(plain(path, **of(None)))
@@ -391,7 +384,7 @@ def test_ranks_with_other_content(video: Path, tmp_path: Path) -> None:
         assert outcome(loader) == outcome(plain(video, **some, **place))
         total += decoded(loader)
     assert total <= 1.1 * FRAMES
-    assert len(entries(cache)) > 0
+    assert len(frame_files(cache)) > 0
 
 
 def test_a_full_cache_keeps_frames_in_use(video: Path, tmp_path: Path) -> None:
@@ -402,14 +395,14 @@ def test_a_full_cache_keeps_frames_in_use(video: Path, tmp_path: Path) -> None:
     assert outcome(loader, 3) == expected
     frames = loader.stats()["frames_from_cache"]
     assert 0 < frames < 2 * FRAMES
-    assert sum(file.stat().st_size for file in cache.rglob("*")) <= limit
-    before = entries(cache)
+    assert used_bytes(cache) <= limit
+    before = frame_files(cache)
     other = cached(video, cache, limit, features=["image"])
     list(other)
     list(other)
     assert decoded(other) == 0, "the other training's frames were evicted"
-    assert entries(cache) != before
-    assert sum(file.stat().st_size for file in cache.rglob("*")) <= limit
+    assert frame_files(cache) != before
+    assert used_bytes(cache) <= limit
 
 
 # Faults
@@ -469,7 +462,7 @@ def test_other_folders(
     cache = tmp_path / "cache"
     some: dict[str, Any] = {"episodes": ["a"]}
     list(cached(video, cache, **some))
-    before = {file: file.stat().st_mtime_ns for file in entries(cache)}
+    before = {file: file.stat().st_mtime_ns for file in frame_files(cache)}
     caplog.clear()
     writing = os.O_RDWR | os.O_WRONLY
     fail_calls(monkeypatch, os, "open", errno.EROFS, below=cache, flags=writing)
@@ -477,7 +470,7 @@ def test_other_folders(
     assert outcome(loader) == expected
     assert loader.stats()["frames_from_cache"] > 0
     assert not [one for one in caplog.records if one.levelname == "WARNING"]
-    assert before.keys() == {*entries(cache)}
+    assert before.keys() == {*frame_files(cache)}
 
 
 def test_killed_at_each_write(video: Path, tmp_path: Path, thorough: bool) -> None:
@@ -494,7 +487,7 @@ def test_killed_at_each_write(video: Path, tmp_path: Path, thorough: bool) -> No
             )  # fmt: skip
             _ = [clips[i] for i in range(len(clips))]
 
-        calls = [(os, "pwrite"), (os, "ftruncate"), (Path, "mkdir")]
+        calls = [(os, "pwrite"), (os, "ftruncate"), (os, "posix_fallocate"), (Path, "mkdir")]
         was_killed = killed_at(step, fill, calls)
         found = cached(path, cache, **some)
         assert [digest(clip) for clip in found] == expected
@@ -509,14 +502,15 @@ def test_power_loss(video: Path, tmp_path: Path) -> None:
     """Data and checksums are not synced: any of their blocks may survive without the others."""
     cache, some = tmp_path / "cache", dict[str, Any](features=["image"])
     expected = outcome(cached(video, cache, **some))
-    written = {file: file.read_bytes() for file in entries(cache)}
+    written = {file: file.read_bytes() for file in frame_files(cache)}
     for seed in range(3):
         rng = np.random.default_rng(seed)
+        for file in frame_files(cache):
+            file.unlink()
         for file, data in written.items():
             blocks = np.frombuffer(data.ljust(-(-len(data) // 4096) * 4096, b"\0"), np.uint8)
             survives = rng.random((len(blocks) // 4096, 1)) < 0.8
             file.write_bytes((blocks.reshape(-1, 4096) * survives).tobytes()[: len(data)])
-        os.truncate(file, 0)
         loader = cached(video, cache, **some)
         assert outcome(loader) == expected
         assert loader.stats()["frames_from_cache"] < FRAMES

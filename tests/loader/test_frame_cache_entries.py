@@ -1,4 +1,4 @@
-"""Entries of the frame cache: odd files in their place, eviction, and how hits are counted."""
+"""Files of the frame cache: odd files in their place, eviction, and how hits are counted."""
 
 from __future__ import annotations
 
@@ -16,13 +16,16 @@ import pytest
 import seqrecord
 from seqrecord import FrameCache, SeqRecordMix, SeqRecordPipe, SeqRecordWriter
 from tests.kit.faults import fail_calls
+from tests.kit.frame_files import frame_files, used_bytes
 
 EPISODES, FRAMES, SIDE = 8, 4, 32
 
 
 def write(path: Path, seed: int = 0, names: tuple[str, ...] = ("image",), side: int = SIDE) -> Path:
+    """A record file, and so a file in the cache, for each episode."""
     rng = np.random.default_rng(seed)
-    with SeqRecordWriter(path, chunk_frames=FRAMES, codecs=dict.fromkeys(names, "png")) as writer:
+    codecs = dict.fromkeys(names, "png")
+    with SeqRecordWriter(path, chunk_frames=FRAMES, codecs=codecs, max_file_size=1) as writer:
         for number in range(EPISODES):
             with writer.episode(f"e{number}") as episode:
                 for _ in range(FRAMES):
@@ -38,10 +41,6 @@ def read(path: Path, cache: Path, limit: int | str = "64MiB", epochs: int = 1) -
     for _ in range(epochs):
         assert sum(1 for _ in pipe) == EPISODES * FRAMES
     return pipe.stats()
-
-
-def entries(cache: Path) -> list[Path]:
-    return sorted(file for file in cache.glob("*/*") if len(file.name) == 40)
 
 
 def link(path: Path) -> None:
@@ -69,16 +68,16 @@ ODD: dict[str, Callable[[Path], object]] = {
 def test_an_odd_file_is_one_missing_entry(
     kind: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """And the next loader replaces it, except for a folder with other files."""
+    """And the next loader makes a new one, and removes it, except a folder with other files."""
     path, cache = write(tmp_path / "records"), tmp_path / "cache"
     read(path, cache)
-    entry = entries(cache)[0]
+    entry = frame_files(cache)[0]
     entry.unlink()
     ODD[kind](entry)
     with caplog.at_level(logging.WARNING, "seqrecord"):
         assert read(path, cache)["frames_from_cache"] == (EPISODES - 1) * FRAMES
-        again = EPISODES - (kind == "folder with a file")
-        assert read(path, cache)["frames_from_cache"] == again * FRAMES
+        assert read(path, cache)["frames_from_cache"] == EPISODES * FRAMES
+    assert entry.is_dir() == (kind == "folder with a file"), "others are removed"
     assert not caplog.records
 
 
@@ -86,26 +85,27 @@ def test_an_entry_of_another_size_is_replaced_by_a_new_file(tmp_path: Path) -> N
     """A reader that has opened it keeps the one before."""
     path, cache = write(tmp_path / "records"), tmp_path / "cache"
     read(path, cache)
-    entry = entries(cache)[0]
+    entry = frame_files(cache)[0]
     os.truncate(entry, 100)
     with entry.open("rb") as opened:
         read(path, cache)
         assert os.fstat(opened.fileno()).st_size == 100
-    assert entry.stat().st_size > FRAMES * SIDE * SIDE * 3
+    assert len(frame_files(cache)) == EPISODES
+    assert all(file.stat().st_size > FRAMES * SIDE * SIDE * 3 for file in frame_files(cache))
 
 
 def test_a_linked_folder_is_replaced(tmp_path: Path) -> None:
     """Entries in it would not be counted."""
     path, cache, other = write(tmp_path / "records"), tmp_path / "cache", tmp_path / "other"
     read(path, cache)
-    [folder] = {entry.parent for entry in entries(cache)}
+    [folder] = {entry.parent for entry in frame_files(cache)}
     folder.rename(other)
-    before = sorted(file.stat().st_mtime_ns for file in other.iterdir())
+    before = sorted((file.name, file.stat().st_mtime_ns) for file in other.iterdir())
     folder.symlink_to(other)
     assert read(path, cache)["frames_from_cache"] == 0
     assert read(path, cache)["frames_from_cache"] == EPISODES * FRAMES
     assert not folder.is_symlink()
-    assert sorted(file.stat().st_mtime_ns for file in other.iterdir()) == before
+    assert sorted((file.name, file.stat().st_mtime_ns) for file in other.iterdir()) == before
 
 
 @pytest.mark.parametrize("number", [errno.EACCES, errno.EINVAL, errno.ENXIO, errno.EIO])
@@ -114,13 +114,9 @@ def test_only_failures_of_the_disk_pause(
 ) -> None:
     path, cache = write(tmp_path / "records"), tmp_path / "cache"
     read(path, cache)
-    fail_calls(monkeypatch, os, "open", number, below=entries(cache)[0])
+    fail_calls(monkeypatch, os, "open", number, below=frame_files(cache)[0])
     found = read(path, cache)["frames_from_cache"]
     assert (found == (EPISODES - 1) * FRAMES) == (number != errno.EIO)
-
-
-def on_disk(cache: Path) -> int:
-    return sum(file.stat().st_size for file in cache.rglob("*") if file.is_file())
 
 
 def test_data_larger_than_the_limit_keeps_its_first_part(tmp_path: Path) -> None:
@@ -135,20 +131,20 @@ def test_data_larger_than_the_limit_keeps_its_first_part(tmp_path: Path) -> None
                     episode.append({"image": np.repeat(row, 256, axis=0)})
     kept = read(path, cache, limit := 4 << 20, epochs=2)["frames_from_cache"]
     assert 0.4 * EPISODES * FRAMES < kept < EPISODES * FRAMES
-    before = entries(cache)
+    before = frame_files(cache)
     for seed in range(3):
         options: dict[str, Any] = {"frame_cache": FrameCache(cache, limit), "seed": seed}
         pipe = SeqRecordPipe(path, clip_len=1, batch_size=1, memory_limit="4MiB", **options)
         for _ in pipe:
             pass
         assert pipe.stats()["frames_from_cache"] == kept
-    assert entries(cache) == before
+    assert frame_files(cache) == before
     with SeqRecordWriter(path, mode="append") as writer, writer.episode("new") as episode:
         episode.append({"image": np.zeros((256, 256, 3), np.uint8)})
     pipe = SeqRecordPipe(path, clip_len=1, batch_size=1, frame_cache=FrameCache(cache, limit))
     list(pipe)
     assert pipe.stats()["frames_from_cache"] == kept, "after an append too"
-    assert on_disk(cache) <= limit
+    assert used_bytes(cache) <= limit
 
 
 def test_sources_of_a_mix_do_not_evict_one_another(tmp_path: Path) -> None:
@@ -168,7 +164,7 @@ def test_sources_of_a_mix_do_not_evict_one_another(tmp_path: Path) -> None:
         return count
 
     epoch(0)
-    kept = 4 * len(entries(cache))
+    kept = 4 * len(frame_files(cache))
     assert 0.4 * EPISODES * FRAMES < kept < 1.5 * EPISODES * FRAMES
     hits = [epoch(seed) for seed in range(1, 7)]
     # A source that begins later may lose an entry or two; without protection half are lost.
@@ -184,13 +180,13 @@ def test_entries_of_the_future_make_room(seconds: int, tmp_path: Path) -> None:
     last = write(tmp_path / "last", 1)
     for number in range(2, 9):
         read(write(tmp_path / f"more{number}", number), cache, limit)
-    assert on_disk(cache) > 600_000, "full"
+    assert used_bytes(cache) > 600_000, "full"
     if seconds:
-        for entry in entries(cache):
+        for entry in frame_files(cache):
             os.utime(entry, (time.time() + seconds,) * 2)
     read(last, cache, limit)
     assert read(last, cache, limit)["frames_from_cache"] == EPISODES * FRAMES
-    assert on_disk(cache) <= limit
+    assert used_bytes(cache) <= limit
 
 
 def test_hits_are_counted_as_decoded_frames(tmp_path: Path) -> None:

@@ -24,6 +24,8 @@ from seqrecord.edit import delete_episodes, trim_episodes
 from seqrecord.storage import LocalStorage
 from seqrecord.store.checksum import crc32c
 from tests.kit.faults import CountingStorage
+from tests.kit.frame_files import damage as change_byte
+from tests.kit.frame_files import frame_files, slots_start
 from tests.kit.services.local_server import Handler
 from tests.kit.services.web_server import WebFolder
 from tests.kit.tiny import RecordParts, change_record
@@ -129,11 +131,14 @@ def test_slots_exchanged_with_their_checksums(tmp_path: Path) -> None:
         tmp_path / "cache",
     )
     expected = frames(path, cache)
-    [entry] = (file for file in cache.glob("*/*") if len(file.name) == 40)
-    data, size = bytearray(entry.read_bytes()), IMAGES[0].nbytes
-    data[:size], data[size : 2 * size] = data[size : 2 * size], data[:size]
-    sums = 4 * size
-    data[sums : sums + 4], data[sums + 4 : sums + 8] = data[sums + 4 : sums + 8], data[sums:][:4]
+    [entry] = frame_files(cache)
+    data, size, start = bytearray(entry.read_bytes()), IMAGES[0].nbytes, slots_start(entry)
+    sums = start - 4096
+    assert any(data[sums : sums + 16])
+    assert not any(data[sums + 16 : start])
+    for begin, width in ((start, size), (sums, 4)):
+        middle, end = begin + width, begin + 2 * width
+        data[begin:end] = data[middle:end] + data[begin:middle]
     entry.write_bytes(data)
     assert frames(path, cache) == expected
 
@@ -153,12 +158,13 @@ def test_a_hit_reads_no_page(codec: str, tmp_path: Path) -> None:
 
 
 def test_entries_are_shared_by_copies_and_not_by_positions(tmp_path: Path) -> None:
-    """Of equal pages in any dataset; those of a transform depend on how the groups meet."""
+    """Of equal record files in any dataset; those of a transform depend on how the groups meet."""
     cache = tmp_path / "cache"
     path = write(tmp_path / "a", rows_of("01201"), 4, **PNG)
     frames(path, cache)
     assert from_cache(shutil.copytree(path, tmp_path / "b"), cache) == 5
-    assert from_cache(write(tmp_path / "c", rows_of("01201"), 4, **PNG), cache) == 5
+    rewritten = write(tmp_path / "c", rows_of("01201"), 4, **PNG)
+    assert [from_cache(rewritten, cache) for _ in range(2)] == [0, 5], "another record file"
     assert from_cache(write(tmp_path / "d", rows_of("0120"), 3, **PNG), cache) == 0
 
     transform = FrameTransform(both, deterministic=True, cache_key="both")
@@ -270,10 +276,8 @@ def test_cache_on_and_off(seed: int, tmp_path: Path) -> None:
             trim_episodes(path, keys[-1:], slice(1, None))
 
     def damage(path: Path) -> None:
-        for entry in (file for file in cache.glob("*/*") if len(file.name) == 40):
-            data = bytearray(entry.read_bytes())
-            data[rng.randrange(len(data))] ^= 255
-            entry.write_bytes(data)
+        for file in frame_files(cache):
+            change_byte(file, rng.randrange(file.stat().st_size), 255)
 
     for step in range(STEPS):
         if not paths or rng.random() < 0.3:

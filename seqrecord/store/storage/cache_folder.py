@@ -1,24 +1,21 @@
-"""The folder of a cache. File names are its index.
+"""The folder of a cache: its limit, lock and eviction. File names are its index.
 
 ::
 
     CACHEDIR.TAG        marks the folder as a cache for backup programs
-    taken               upper bound of the bytes used; locked by who creates an entry
+    taken               upper bound of the bytes used; locked by who takes space
     <digest>/where      place of a storage, for readers; <digest> is its hash
-    <digest>/<digest>   an entry: a block of a file, or decoded frames; the hash of its name
+    <digest>/<name>     an entry of this place: <digest>, or <tag>-<unique id>
 
-An entry has slots of the same size; the last one may be shorter. Integers are little-endian::
-
-    │ slots │ CRC32C of each slot, with the entry's place and name and its number; 0 if absent │
-
-A slot is written before its CRC32C. So processes that are killed, or fill the same slot with the
-same bytes, need no lock. Reading takes none either; the modification time of an entry is its last
-use, and a time in the future counts as none: a clock was wrong. An entry of another size is
-replaced by a new file. Anything but a regular file in a folder, in place of an entry, is a missing
-entry; links are not followed. A process reserves the space of a whole entry in `taken` before it
-creates the file. During that, and so after a kill in the middle, `taken` has no number; after other
-kills it may be too large, but never too small. The size is then counted again, and also if space
-seems to be lacking, and after a reboot.
+Integers are little-endian. A slot is written before its CRC32C. So processes that are killed, or
+fill the same slot with the same bytes, need no lock. Reading takes none either; the modification
+time of an entry is its last use, and a time in the future counts as none: a clock was wrong. Space
+is evicted by whole entries, and an entry is replaced by a new file: one that other processes have
+open or mapped never changes its size. Anything but a regular file in a folder, in place of an
+entry, is a missing entry; links are not followed. A process reserves space in `taken` before it
+takes it. During that, and so after a kill in the middle, `taken` has no number; after other kills
+it may be too large, but never too small. The size is then counted again, and also if space seems to
+be lacking, and after a reboot.
 
 The tag's text proves that a folder is a cache. Only files with the names above are removed.
 """
@@ -37,7 +34,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple, TypeAlias, TypeVar
@@ -46,7 +43,6 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import LocationError
-from seqrecord.store.checksum import Buffer, crc32c
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.storage.base import MIN_CACHE_BYTES
 from seqrecord.store.storage.open_files import with_descriptor
@@ -57,13 +53,14 @@ _NAME_BYTES = 128  # upper bound for a directory entry
 _UNCOUNTED_BYTES = 4 * _FOLDER_BYTES  # reserve for the cache's own files
 
 _WHERE, _TAKEN, _TAG = "where", "taken", "CACHEDIR.TAG"
-_READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
-_WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+READ = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
+WRITE = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
 _TAG_TEXT = (
     "Signature: 8a477f597d28d172789f06886806bc55\n"  # https://bford.info/cachedir/
-    "# This folder is a cache of seqrecord (layout 3). It may be removed at any time.\n"
+    "# This folder is a cache of seqrecord (layout 4). It may be removed at any time.\n"
 )
 _ENTRY = re.compile(r"[0-9a-f]{40}/[0-9a-f]{40}")
+_SPARSE_ENTRY = re.compile(r"[0-9a-f]{40}/[0-9a-f]{16}-[0-9a-f]{24}")
 _BOOT = Path("/proc/sys/kernel/random/boot_id")
 _FIRST_WAIT, _LONGEST_WAIT = 0.0005, 0.02
 _BUSY_SECONDS = 10.0
@@ -76,27 +73,6 @@ Protected: TypeAlias = Callable[[str, list[str]], Bools]
 """Which entries must not be evicted, given the hash of their place and their file names."""
 _T = TypeVar("_T")
 _logger = logging.getLogger("seqrecord")
-
-
-class CacheEntry(NamedTuple):
-    """An entry: the place of a storage, a name that is unique there, and the bytes of a slot.
-
-    `tag`, hexadecimal digits, begins its file name; it is part of `name`.
-    """
-
-    place: str
-    name: str
-    slot_bytes: int
-    tag: str = ""
-
-    @property
-    def label(self) -> int:
-        """Where the checksums of slots start."""
-        return crc32c(f"{self.place}\0{self.name}".encode())
-
-    def checksum(self, label: int, number: int, *parts: Buffer) -> int:
-        """Return the checksum of slot `number`, never 0; `label` is the entry's."""
-        return crc32c(number.to_bytes(8, "little"), *parts, start=label) or 1
 
 
 class CacheFolder:
@@ -135,12 +111,11 @@ class CacheFolder:
         self._candidates: deque[_FileUse] = deque()  # that may be evicted, as of the last scan
         self._is_trimmed = False
         self._last_use = 0
-        self._ignored: set[str] = set()  # damaged entries that could not be removed or replaced
 
     def __reduce__(self) -> tuple[Any, ...]:
         since = self.keep_since
         make = functools.partial(
-            CacheFolder, patience=self.patience, pause=self.pause, keep_since=since
+            type(self), patience=self.patience, pause=self.pause, keep_since=since
         )
         return make, (self.path, self.limit)
 
@@ -149,61 +124,14 @@ class CacheFolder:
         """Whether entries are added: not in a pause after an error."""
         return time.monotonic() >= max(self._paused_until, self._adding_paused_until)
 
-    def read(self, entry: CacheEntry, start: int, out: memoryview) -> Bools:
-        """Fill `out` with the bytes of an entry from `start` on, as far as they are cached.
-
-        Returns which of the slots were there, bool[slots]. Damaged ones count as absent. The bytes
-        of absent slots in `out` are undefined afterwards.
-        """
-        first_slot, stop = start // entry.slot_bytes, start + len(out)
-        hits = np.zeros(-(-stop // entry.slot_bytes) - first_slot, np.bool_)
-        read = functools.partial(self._read, entry, start, out, hits)
-        return self._try(read, np.zeros_like(hits))
-
-    def covers(self, entry: CacheEntry, first_slot: int, count: int) -> bool:
-        """Whether an entry has all of these slots, without a look at them."""
-
-        def covers() -> bool:
-            with self._open_slots(entry, first_slot, count) as (_, _, sums):
-                return bool(sums.all())
-
-        return self._try(covers, otherwise=False)
-
-    def add(
-        self,
-        entry: CacheEntry,
-        size: int,
-        slots: Mapping[int, memoryview],
-        protected: Protected | None = None,
-    ) -> None:
-        """Write slots by their numbers into an entry of `size` bytes, if it fits.
-
-        `protected` entries are not evicted for it.
-        """
-        self._try(functools.partial(self._add, entry, size, slots, protected), None, is_adding=True)
-
-    def forget(self, entries: Iterable[CacheEntry]) -> int:
-        """Remove damaged entries, or ignore them from now on; returns their number."""
-        count = 0
-        for path in {self._path(entry) for entry in entries} - self._ignored:
-            try:
-                Path(path).unlink()
-            except FileNotFoundError:
-                continue
-            except OSError:
-                self._ignored.add(path)
-            count += 1
-        self.count(damaged=count)
-        return count
-
-    def _try(self, function: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
+    def attempt(self, function: Callable[[], _T], otherwise: _T, *, is_adding: bool = False) -> _T:
         """Result of `function`, or `otherwise` if the cache's disk fails or is paused."""
         if time.monotonic() < max(self._paused_until, is_adding and self._adding_paused_until):
             return otherwise
         try:
             return function()
         except (OSError, LocationError) as error:
-            if not _is_failure(error):
+            if not is_failure(error):
                 return otherwise
             is_busy = isinstance(error, CacheBusyError)
             until = time.monotonic() + (min(self.pause, _BUSY_SECONDS) if is_busy else self.pause)
@@ -226,66 +154,6 @@ class CacheFolder:
         with self._lock.get():
             self.counts.update(numbers)
 
-    def _read(self, entry: CacheEntry, start: int, out: memoryview, hits: Bools) -> Bools:
-        if not self._is_trimmed:
-            self._is_trimmed = True
-            with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as usage:
-                self._make_room(usage, 0)
-                self._candidates.clear()  # they include protected entries
-        length, stop, damaged = entry.slot_bytes, start + len(out), 0
-        first_slot = start // length
-        with self._open_slots(entry, first_slot, len(hits)) as (fd, size, sums):
-            if stop > size or not sums.any():
-                return hits
-            label, low = entry.label, first_slot * length
-            high = min(size, low + len(hits) * length)
-            # Unwanted bytes of the first and last slot go to temporary buffers.
-            head, tail = bytearray(start - low), bytearray(high - stop)
-            _fill(fd, (memoryview(head), out, memoryview(tail)), low)
-            for i, checksum in enumerate(sums.tolist()):
-                if checksum:
-                    slot_start = low + i * length
-                    parts: list[Buffer] = [
-                        head if slot_start < start else b"",
-                        out[max(slot_start, start) - start : slot_start + length - start],
-                        tail if slot_start + length > stop else b"",
-                    ]
-                    hits[i] = entry.checksum(label, first_slot + i, *parts) == checksum
-                    damaged += not hits[i]
-            if damaged:
-                self.count(damaged=damaged)
-            with contextlib.suppress(OSError):  # read-only disk
-                self._note_use(fd)
-        return hits
-
-    def _add(
-        self,
-        entry: CacheEntry,
-        size: int,
-        slots: Mapping[int, memoryview],
-        protected: Protected | None,
-    ) -> None:
-        if (path := self._path(entry)) in self._ignored:
-            return
-        try:
-            fd = self._create(entry, size + 4 * -(-size // entry.slot_bytes), protected)
-        except OSError as error:
-            if not _is_failure(error):
-                self._ignored.add(path)
-            raise
-        if fd is None:
-            self._adding_paused_until = time.monotonic() + self.pause
-            return
-        try:
-            label = entry.label
-            for number, slot in slots.items():
-                checksum = entry.checksum(label, number, slot).to_bytes(4, "little")
-                _write(fd, slot, number * entry.slot_bytes)
-                _write(fd, memoryview(checksum), size + 4 * number)
-            self._note_use(fd)
-        finally:
-            os.close(fd)
-
     def scan(self) -> tuple[list[_FileUse], int]:
         """All entries, least recently used first, and the size on disk of everything."""
         entries: list[_FileUse] = []
@@ -301,69 +169,32 @@ class CacheFolder:
                 with contextlib.suppress(FileNotFoundError):
                     path = f"{folder}/{name}"
                     status = os.lstat(path)
-                    sizes[status.st_ino] = size = _on_disk(status.st_size)
-                    if _ENTRY.fullmatch(f"{place}/{name}"):
+                    # A sparse entry takes space as slots are added, others at once.
+                    is_sparse = _SPARSE_ENTRY.fullmatch(f"{place}/{name}") is not None
+                    length = status.st_blocks * 512 if is_sparse else status.st_size
+                    sizes[status.st_ino] = size = bytes_on_disk(length)
+                    if is_sparse or _ENTRY.fullmatch(f"{place}/{name}"):
                         entries.append(_FileUse(status.st_mtime_ns, path, size))
         entries.sort(key=lambda entry: (entry.used <= max_time and entry.used, entry))
         return entries, sum(sizes.values())
 
-    def locked(self) -> contextlib.AbstractContextManager[_Usage]:
+    def trim(self) -> None:
+        """Evict entries at the first use of a folder that is larger than the limit."""
+        if not self._is_trimmed:
+            self._is_trimmed = True
+            with contextlib.suppress(CacheBusyError, CacheReadOnlyError), self.locked() as usage:
+                self.make_room(usage, 0)
+                self._candidates.clear()  # they include protected entries
+
+    def pause_adding(self) -> None:
+        """Add nothing for a while: an entry does not fit."""
+        self._adding_paused_until = time.monotonic() + self.pause
+
+    def locked(self) -> contextlib.AbstractContextManager[Usage]:
         """Acquire the lock against other writers; see `_locked`."""
         return _locked(self.path, self.patience)
 
-    @contextlib.contextmanager
-    def _open_slots(
-        self, entry: CacheEntry, first_slot: int, count: int
-    ) -> Iterator[tuple[int, int, npt.NDArray[np.uint32]]]:
-        """Descriptor and size of an entry, and the checksums of some slots, 0 for absent ones."""
-        path = self._path(entry)
-        fd = None if path in self._ignored else _open_entry(path, _READ)
-        if fd is None:
-            fd = os.open(os.devnull, _READ)
-        try:
-            file_size = os.fstat(fd).st_size
-            size = file_size - 4 * -(-file_size // (entry.slot_bytes + 4))
-            sums = np.zeros(count, "<u4")
-            os.preadv(fd, [sums.view(np.uint8).data], size + 4 * first_slot)
-            yield fd, size, sums
-        finally:
-            os.close(fd)
-
-    def _create(self, entry: CacheEntry, size: int, protected: Protected | None) -> int | None:
-        """Open an entry, created with a file of `size` bytes if needed; `None` if it cannot fit."""
-        path = self._path(entry)
-        try:
-            if (fd := _open_sized(path, size)) is not None:
-                return fd
-            with self.locked() as usage:
-                if (fd := _open_sized(path, size)) is not None:  # by another process
-                    return fd
-                if not self._make_room(usage, _on_disk(size) + 3 * _FOLDER_BYTES, protected):
-                    return None
-                folder = Path(path).parent
-                if not _is_folder(folder):
-                    folder.unlink(missing_ok=True)  # a link or a file
-                    folder.mkdir(mode=0o700, exist_ok=True)
-                if not os.path.lexists(where := folder / _WHERE):
-                    where.write_text(entry.place, "utf-8")
-                    usage.bytes += _FOLDER_BYTES + _on_disk(len(entry.place))
-                with contextlib.suppress(FileNotFoundError):
-                    Path(path).rmdir() if _is_folder(path) else Path(path).unlink()
-                # A new file: whoever has the one before open reads on in that.
-                fd = with_descriptor(lambda: os.open(path, _WRITE | os.O_CREAT | os.O_EXCL, 0o600))
-                try:
-                    os.ftruncate(fd, size)
-                except BaseException:
-                    os.close(fd)
-                    raise
-                usage.bytes += _on_disk(size)
-                return fd
-        except OSError as error:
-            if error.errno in _READ_ONLY and self.path.exists():
-                raise CacheReadOnlyError(error.errno, error.strerror, path) from error
-            raise
-
-    def _make_room(self, usage: _Usage, nbytes: int, protected: Protected | None = None) -> bool:
+    def make_room(self, usage: Usage, nbytes: int, protected: Protected | None = None) -> bool:
         """Evict entries until `nbytes` bytes are available; whether that is possible."""
         is_counted, limit = False, self.limit - _UNCOUNTED_BYTES
         while not usage.is_known or usage.bytes + nbytes > limit:
@@ -402,14 +233,37 @@ class CacheFolder:
             spared.update(number for number, keep in zip(group, is_kept, strict=True) if keep)
         return [entry for number, entry in enumerate(unused) if number not in spared]
 
-    def _note_use(self, fd: int) -> None:
+    def note_use(self, fd: int) -> None:
+        """Set the time of an entry's last use."""
         # Nanoseconds since 1970, strictly increasing.
         self._last_use = max(time.time_ns(), self._last_use + 1)
         os.utime(fd, ns=(self._last_use, self._last_use))
 
-    def _path(self, entry: CacheEntry) -> str:
-        name = _digest(entry.name)[len(entry.tag) :]
-        return f"{self.path}/{hash_of_place(entry.place)}/{entry.tag}{name}"
+    def folder_of(self, place: str) -> str:
+        """The folder with the entries of a place."""
+        return f"{self.path}/{hash_of_place(place)}"
+
+    def create(self, usage: Usage, place: str, path: str, size: int) -> int:
+        """Create an entry as a new file of `size` bytes, in place of anything but a folder with
+        files, and open it; the lock must be held.
+
+        Whoever has the file before open, or mapped, keeps it.
+        """
+        folder = Path(path).parent
+        if not is_folder(folder):
+            folder.unlink(missing_ok=True)  # a link or a file
+            folder.mkdir(mode=0o700, exist_ok=True)
+        if not os.path.lexists(where := folder / _WHERE):
+            where.write_text(place, "utf-8")
+            usage.bytes += _FOLDER_BYTES + bytes_on_disk(len(place))
+        remove_entry(path)
+        fd = with_descriptor(lambda: os.open(path, WRITE | os.O_CREAT | os.O_EXCL, 0o600))
+        try:
+            os.ftruncate(fd, size)
+        except BaseException:
+            os.close(fd)
+            raise
+        return fd
 
 
 class _FileUse(NamedTuple):
@@ -430,40 +284,43 @@ class _FileUse(NamedTuple):
         return self.path.rpartition("/")[2]
 
 
-def hash_of_place(place: str) -> str:
-    """Return the folder's name for entries of a place."""
-    return _digest(place)
-
-
 @functools.lru_cache(maxsize=4096)
-def _digest(text: str) -> str:
+def hash_of_place(text: str) -> str:
+    """Return the name of a place's folder, or of an entry of this name: 40 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
-def _fill(fd: int, buffers: Iterable[memoryview], offset: int) -> None:
-    """Read into buffers one after the other, as far as the file reaches."""
-    for buffer in buffers:
-        num_read = 0
-        count = -1
-        while count and num_read < len(buffer):
-            count = os.preadv(fd, [buffer[num_read:]], offset + num_read)
-            num_read += count
-        offset += num_read
-
-
-def _write(fd: int, data: memoryview, offset: int) -> None:
+def write_at(fd: int, data: memoryview, offset: int) -> None:
+    """Write bytes at an offset of a file."""
     while data:
         count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count
 
 
-def _is_failure(error: OSError | LocationError) -> bool:
+def is_failure(error: OSError | LocationError) -> bool:
     """Whether an error concerns the whole cache, and not a single entry."""
     is_whole = isinstance(error, LocationError | CacheBusyError | CacheReadOnlyError | CacheError)
     return is_whole or (isinstance(error, OSError) and error.errno in _DISK_FAILURES)
 
 
-def _is_folder(path: str | Path) -> bool:
+def remove_entry(path: str) -> None:
+    """Remove anything but a folder with files."""
+    with contextlib.suppress(FileNotFoundError):
+        Path(path).rmdir() if is_folder(path) else Path(path).unlink()
+
+
+@contextlib.contextmanager
+def read_only_errors(folder: Path) -> Iterator[None]:
+    """Raise `CacheReadOnlyError` for a cache that cannot be changed."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno in _READ_ONLY and folder.exists():
+            raise CacheReadOnlyError(error.errno, error.strerror, str(folder)) from error
+        raise
+
+
+def is_folder(path: str | Path) -> bool:
     """Whether a path is a folder, and no link to one."""
     try:
         return stat.S_ISDIR(os.lstat(path).st_mode)
@@ -471,12 +328,12 @@ def _is_folder(path: str | Path) -> bool:
         return False
 
 
-def _open_entry(path: str, flags: int) -> int | None:
+def open_entry(path: str, flags: int) -> int | None:
     """Open a regular file in a folder, neither of them a link; `None` if there is none.
 
     Raises `OSError` if the disk fails.
     """
-    if not _is_folder(path.rpartition("/")[0]):
+    if not is_folder(path.rpartition("/")[0]):
         return None
     try:
         fd = with_descriptor(lambda: os.open(path, flags | os.O_NONBLOCK))
@@ -490,15 +347,7 @@ def _open_entry(path: str, flags: int) -> int | None:
     return None
 
 
-def _open_sized(path: str, size: int) -> int | None:
-    """Open a regular file for writing; `None` if there is none of this size."""
-    if (fd := _open_entry(path, _WRITE)) is None or os.fstat(fd).st_size == size:
-        return fd
-    os.close(fd)
-    return None
-
-
-def _on_disk(length: int) -> int:
+def bytes_on_disk(length: int) -> int:
     """Size on disk of a file of `length` bytes, with its directory entry."""
     return -(-length // 4096) * 4096 + _NAME_BYTES
 
@@ -516,7 +365,7 @@ class CacheReadOnlyError(OSError):
 
 
 @dataclass
-class _Usage:
+class Usage:
     """Size of a cache on disk, if known."""
 
     bytes: int
@@ -524,7 +373,7 @@ class _Usage:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path, patience: float) -> Iterator[_Usage]:
+def _locked(folder: Path, patience: float) -> Iterator[Usage]:
     """Acquire the lock of a cache folder, created if missing, against other writers.
 
     Polls for `patience` seconds, and takes nothing else meanwhile. Raises `CacheBusyError` on
@@ -544,7 +393,7 @@ def _locked(folder: Path, patience: float) -> Iterator[_Usage]:
         is_known = boot == _boot() and number.strip().isdecimal()
         # No number while entries change: after a kill in the middle, the size is counted again.
         os.pwrite(fd, b"unknown".ljust(80), 0)
-        usage = _Usage(int(number) if is_known else 0, is_known)
+        usage = Usage(int(number) if is_known else 0, is_known)
         yield usage
         if usage.is_known:
             os.pwrite(fd, f"{_boot()} {usage.bytes}".ljust(80).encode(), 0)
@@ -588,7 +437,7 @@ def check_folder(path: Path) -> bool:
 def _read_tag(folder: Path) -> str:
     """Text of the tag; empty without one."""
     try:
-        fd = with_descriptor(lambda: os.open(folder / _TAG, _READ))
+        fd = with_descriptor(lambda: os.open(folder / _TAG, READ))
     except FileNotFoundError:
         return ""
     except OSError:

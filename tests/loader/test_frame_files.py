@@ -1,0 +1,189 @@
+"""Files of the frame cache: few and sparse, within the limit, right after any damage."""
+
+from __future__ import annotations
+
+import errno
+import os
+import random
+import shutil
+import subprocess
+import time
+from collections.abc import Iterator
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from seqrecord import FrameCache, SeqRecordPipe, SeqRecordWriter
+from tests.cloud.test_cache import locked
+from tests.kit.faults import fail_calls
+from tests.kit.frame_files import damage, frame_files, slots_start, used_bytes
+from tests.kit.processes import Fork
+
+CAMERAS = ("left", "right")
+FRAMES = 3  # of an episode and chunk
+
+
+def write(path: Path, episodes: int, side: int, seed: int = 0) -> Path:
+    rng = np.random.default_rng(seed)
+    codecs = dict.fromkeys(CAMERAS, "png")
+    with SeqRecordWriter(path, chunk_frames=FRAMES, codecs=codecs) as writer:
+        for number in range(episodes):
+            with writer.episode(f"e{number}") as episode:
+                for _ in range(FRAMES):
+                    image = rng.integers(0, 256, (side, side, 3), np.uint8)
+                    episode.append({"left": image, "right": image[::-1]})
+    return path
+
+
+def read(path: Path, cache: Path | None, limit: int | str = "1GiB", **more: Any) -> list[Any]:
+    """Keys, frame numbers and pixels of an epoch in order, and frames from the cache."""
+    folder = None if cache is None else FrameCache(cache, limit)
+    options = {"clip_len": 1, "batch_size": 1, "memory_limit": "2MiB", **more}
+    pipe = SeqRecordPipe(path, frame_cache=folder, **options)
+    rows: list[Any] = [
+        (batch["episode"], batch["start"].item(), *(batch[n].numpy().tobytes() for n in CAMERAS))
+        for batch in pipe
+    ]
+    return [rows, pipe.stats()["frames_from_cache"]]
+
+
+def test_few_sparse_files(tmp_path: Path) -> None:
+    """One for a record file and a size, whatever the number of chunks and cameras."""
+    episodes = 12
+    path, cache = write(tmp_path / "records", episodes, 16), tmp_path / "cache"
+    read(path, cache, stride=FRAMES)
+    files = frame_files(cache)
+    assert len(files) == 1
+    size, blocks = (sum(n) for n in zip(*map(size_and_blocks, files), strict=True))
+    assert size > 2 * episodes * FRAMES * 768
+    assert blocks < size
+    assert read(path, cache)[1] == episodes
+    assert read(path, cache)[1] == episodes * FRAMES
+    assert frame_files(cache) == files
+    assert [size_and_blocks(file)[0] for file in files] == [size], "sizes do not change"
+
+
+def size_and_blocks(file: Path) -> tuple[int, int]:
+    status = file.stat()
+    return status.st_size, 512 * status.st_blocks
+
+
+def test_damage_of_every_byte(tmp_path: Path, thorough: bool) -> None:
+    path, cache = write(tmp_path / "records", 2, 4), tmp_path / "cache"
+    expected = read(path, cache)[0]
+    [file] = frame_files(cache)
+    whole, copy = file.read_bytes(), tmp_path / "copy"
+    table_start, start = 4096, slots_start(file)
+    places = [
+        *range(36),
+        *range(table_start, table_start + 6 * 64),
+        *range(start - 4096, start - 4096 + 4 * 14),
+        *range(start, start + 12 * 48),
+    ]
+    shutil.copytree(cache, copy)
+    for at in places if thorough else random.Random(0).sample(places, 10):
+        shutil.rmtree(cache)
+        shutil.copytree(copy, cache)
+        damage(file, at, 1 << at % 8)
+        for _ in range(2):
+            assert read(path, cache)[0] == expected, at
+        [*_, last] = frame_files(cache)
+        assert read(path, cache) == [expected, 2 * FRAMES], at
+        assert last.stat().st_size == len(whole)
+
+
+def test_parts_of_the_table_are_lost(tmp_path: Path) -> None:
+    """Entries after the lost ones are used, and no frame takes the place of another."""
+    path, cache = write(tmp_path / "records", 40, 4), tmp_path / "cache"
+    expected = read(path, cache)[0]
+    [file] = frame_files(cache)
+    with file.open("r+b") as opened:  # a block of 64 entries of 80
+        opened.seek(4096)
+        opened.write(bytes(4096))
+    slots = file.read_bytes()[slots_start(file) :]
+    rows, count = read(path, cache)
+    assert rows == expected
+    assert 0 < count < 40 * FRAMES
+    assert file.read_bytes()[slots_start(file) :] == slots
+    assert read(path, cache) == [expected, 40 * FRAMES]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("limit", [1 << 20, 8 << 20])
+def test_processes_fill_it_together_within_the_limit(limit: int, tmp_path: Path) -> None:
+    """Counted in blocks of all files and folders, at any time."""
+    path, cache = write(tmp_path / "records", 40, 64), tmp_path / "cache"
+    other = write(tmp_path / "other", 40, 48, seed=1)
+    expected = {place: read(place, None)[0] for place in (path, other)}
+    read(path, cache, limit, episodes=["e0"])
+
+    def fill(number: int) -> None:
+        for seed in range(2):
+            for place in (path, other)[:: 1 if number % 2 else -1]:
+                rows = read(place, cache, limit, seed=number + seed)[0]
+                assert sorted(rows) == sorted(expected[place])
+
+    workers, peak_bytes = [Fork(partial(fill, number)) for number in range(3)], 0
+    while any(worker.is_running() for worker in workers):
+        with locked(cache):
+            peak_bytes = max(peak_bytes, used_bytes(cache))
+        time.sleep(0.002)
+    assert [worker.wait() for worker in workers] == [0, 0, 0]
+    peak_bytes = max(peak_bytes, used_bytes(cache))
+    assert limit / 3 < peak_bytes <= limit
+    rows, count = read(path, cache, limit)
+    assert rows == expected[path]
+    assert count > 0
+
+
+def test_an_evicted_file_is_unlinked(tmp_path: Path) -> None:
+    """Whoever has it open reads on; its blocks are not given to other frames."""
+    limit, cache = 1 << 20, tmp_path / "cache"
+    first = write(tmp_path / "first", 5, 64)
+    expected = read(first, cache, limit)[0]
+    file = frame_files(cache)[0]
+    with file.open("rb") as opened:
+        data = file.read_bytes()
+        for seed in range(1, 4):
+            read(write(tmp_path / f"more{seed}", 5, 64, seed), cache, limit)
+        assert not file.exists()
+        assert opened.read() == data
+    assert read(first, cache, limit)[0] == expected
+    assert used_bytes(cache) <= limit
+
+
+@pytest.mark.parametrize("name", ["posix_fallocate", "pwrite", "ftruncate"])
+def test_no_space(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, cache = write(tmp_path / "records", 4, 16), tmp_path / "cache"
+    expected = read(path, None)[0]
+    with monkeypatch.context() as full:
+        fail_calls(full, os, name, errno.ENOSPC, below=cache)
+        assert read(path, cache) == [expected, 0]
+    assert read(path, cache)[0] == expected
+    assert read(path, cache) == [expected, 4 * FRAMES]
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A tmpfs of 256 KiB."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=256k", "tmpfs", str(disk)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True, check=False).returncode:
+        pytest.skip("cannot mount a file system")
+    yield disk
+    subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_full_disk(small_disk: Path, tmp_path: Path) -> None:
+    path = write(tmp_path / "records", 20, 64)
+    expected = read(path, None)[0]
+    counts = []
+    for seed in range(3):
+        rows, count = read(path, small_disk / "cache", seed=seed)
+        assert sorted(rows) == sorted(expected)
+        counts.append(count)
+    assert 0 < counts[-1] < 20 * FRAMES
