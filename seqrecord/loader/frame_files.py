@@ -13,7 +13,7 @@ record file, up to 1 GiB. Integers are little-endian::
 A chunk is appended to the table, under the folder's lock, when its first frame is added. Its slots
 are its own for good: a slot that another process maps is never written with other bytes. The parts
 begin at multiples of 4 KiB. The size of a file never changes; blocks are allocated for the slots
-that are added, under the lock, so that a scan counts those of all writers.
+that are added, under the lock, so that a scan counts the blocks of all writers.
 """
 
 from __future__ import annotations
@@ -363,7 +363,7 @@ class _Tables:
         return file if (file.slot_bytes, file.size) == (self._slot_bytes, size) else None
 
     def _read_table(self, file: _FrameFile, fd: int) -> None:
-        """Read the entries of a table after those that have been read: at first the whole table."""
+        """Read the new entries of a table: at first the whole table."""
         start = _BLOCK + file.num_chunks * _CHUNK.size
         count = file.max_chunks - file.num_chunks
         data = np.zeros(count * _CHUNK.size, np.uint8)
