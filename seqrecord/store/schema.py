@@ -87,6 +87,7 @@ class FeatureSpec:
             UTF-8); `"array"` otherwise.
         added: id of the writer that added the feature to existing episodes; `None` otherwise.
         stored_shape: shape on disk if the open dataset resizes frames; `None` otherwise.
+        nbytes: bytes of one decoded frame; a variable dimension counts as 1.
 
     Raises `SchemaError` for values that docs/format.md does not allow.
 
@@ -106,6 +107,7 @@ class FeatureSpec:
     added: str | None = None
     stored_shape: tuple[int | None, ...] | None = None
     value_kind: ValueKind = field(init=False, repr=False, compare=False)
+    nbytes: int = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         check_name(self.name)
@@ -118,8 +120,10 @@ class FeatureSpec:
         object.__setattr__(self, "codec", check_codec(self.name, self.codec))
         check_value(self.name, self.value, self.dtype, self.shape)
         object.__setattr__(self, "value_kind", VALUE_KINDS[self.value][None in self.shape])
+        nbytes = self.dtype.itemsize * math.prod(n for n in self.shape if n is not None)
+        object.__setattr__(self, "nbytes", nbytes)
         limit, problem = f"at most {MAX_FRAME_BYTES} bytes", "a frame of this feature is too large"
-        refuse(self.nbytes > MAX_FRAME_BYTES, problem, self.nbytes, limit, self.name)
+        refuse(nbytes > MAX_FRAME_BYTES, problem, nbytes, limit, self.name)
 
     @property
     def is_fixed(self) -> bool:
@@ -142,11 +146,6 @@ class FeatureSpec:
     def is_video(self) -> bool:
         """Whether pages are groups of pictures rather than a blob per frame."""
         return bool(self.codec) and self.codec[0]["id"] == "video"
-
-    @property
-    def nbytes(self) -> int:
-        """Bytes of one decoded frame; a variable dimension counts as 1."""
-        return self.dtype.itemsize * math.prod(n for n in self.shape if n is not None)
 
     def accepts(self, shape: Sequence[int]) -> bool:
         """Whether `shape` matches the feature's shape."""
@@ -198,11 +197,16 @@ _KEYS = frozenset(field.name for field in fields(FeatureSpec)) - {
     "added",
     "stored_shape",
     "value_kind",
+    "nbytes",
 }
 
 
 class Schema(dict[str, FeatureSpec]):
     """The features of a dataset by name, in stored order: a dict that does not change.
+
+    Attributes:
+        variable: the features with a variable dimension, in their order.
+        num_groups: number of groups.
 
     Raises `SchemaError` for an empty list, too many features or duplicate names.
 
@@ -218,6 +222,8 @@ class Schema(dict[str, FeatureSpec]):
             names = [spec.name for spec in features]
             duplicates = sorted({name for name in names if names.count(name) > 1})
             raise SchemaError("a feature name is used twice", got=", ".join(duplicates))
+        self.variable = [spec for spec in features if not spec.is_fixed]
+        self.num_groups = len({spec.group for spec in features})
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Schema, (list(self.values()),)
@@ -268,16 +274,6 @@ class Schema(dict[str, FeatureSpec]):
     def frame_nbytes(self) -> int:
         """Decoded bytes of one frame with every feature present."""
         return sum(spec.nbytes for spec in self.values())
-
-    @property
-    def variable(self) -> list[FeatureSpec]:
-        """The features with a variable dimension, in their order."""
-        return [spec for spec in self.values() if not spec.is_fixed]
-
-    @property
-    def num_groups(self) -> int:
-        """Number of groups."""
-        return len({spec.group for spec in self.values()})
 
     @property
     def groups(self) -> tuple[Schema, ...]:

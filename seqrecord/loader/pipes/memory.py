@@ -133,8 +133,7 @@ def _loads_of_groups(view: View) -> _LoadSizes:
     tables = view.dataset.contents.index.groups
     staying = bytes_by_group(view.arrays, features)
     opened = [open_chunk_bytes(grid, [tables[grid.group]], features) for grid in grids]
-    numbers = sorted({spec.group for spec in features.values()})
-    largest = max(int(chunk_bytes(tables[number], features).max()) for number in numbers)
+    largest = max(int(chunk_bytes(tables[grid.group], features).max()) for grid in grids)
     # Where a cursor keeps a chunk open, its decoder is in `opened`.
     cut = {grid.group for grid in grids if grid.stored_grid is not None}
     closed = [spec for spec in features.values() if spec.group not in cut]

@@ -16,7 +16,7 @@ from seqrecord.store.schema import FeatureSpec, Schema
 
 def is_decoded(spec: FeatureSpec) -> bool:
     """Whether frames cost more than a copy: they are decoded, or resized."""
-    return spec.stored is not spec or not page_kind(spec).in_slices
+    return spec.stored_shape is not None or not page_kind(spec).in_slices
 
 
 def chunk_bytes(group: GroupIndex, features: Collection[str]) -> IntArray:
@@ -93,10 +93,9 @@ def resized_bytes(dataset: Dataset, episodes: IntArray) -> int:
     """
     nbytes, index = 0, dataset.contents.index
     for name, spec in dataset.features.items():
-        stored = spec.stored
-        if stored is not spec and not page_kind(spec).scales:
+        if spec.stored_shape is not None and not page_kind(spec).scales:
             largest = index.largest_frames(name, episodes)
-            nbytes += stored.nbytes if largest is None else largest
+            nbytes += spec.stored.nbytes if largest is None else largest
     return nbytes
 
 

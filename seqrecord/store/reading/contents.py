@@ -97,7 +97,7 @@ class Contents:
     def sizes(self) -> dict[str, Any]:
         """Height and width, two integers, of the features that are resized, by name."""
         specs = self.features.items()
-        return {name: spec.shape[:2] for name, spec in specs if spec.stored is not spec}
+        return {name: spec.shape[:2] for name, spec in specs if spec.stored_shape is not None}
 
     def stored_name(self, feature: str) -> str:
         """Return a feature's name in the record files."""

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from seqrecord.errors import LocationError, NotFoundError, StorageError
+from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.storage.base import (
     LINKED,
     Entry,
@@ -73,7 +74,7 @@ class LocalStorage:
     def __repr__(self) -> str:
         return f"{type(self).__name__}({str(self.root)!r})"
 
-    @property
+    @cached_property
     def url(self) -> str:
         return str(self.root)
 
