@@ -1,4 +1,4 @@
-"""Functions of the table of an epoch, for the argument `samples` of loaders.
+"""Functions that change an epoch's table, for the argument `samples` of loaders.
 
 Each returns a function for `samples=`, or for a list of such functions. Your own functions take
 the table (`Samples`), the epoch's number and random numbers (`SampleRandom`), and return a table.

@@ -1,4 +1,4 @@
-"""Entries of a cache of files: each has the slots of a block of a file.
+"""Entries of a file cache: each has the slots of a block.
 
 Slots have the same size; the last one may be shorter. Integers are little-endian::
 

@@ -198,7 +198,7 @@ def side_stream(device: torch.device) -> SideStream:
 
 @contextmanager
 def streams_of(kind: str, make: _Maker) -> Iterator[None]:
-    """Context in which `make` creates the streams of devices of a kind, such as "cpu".
+    """Context in which `make` creates the streams of one device kind, such as "cpu".
 
     Applies to all threads. For tests with streams that run as late as possible.
     """

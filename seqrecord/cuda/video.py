@@ -150,10 +150,10 @@ class Numbered:
         self._page, self._table = page, table
         frames = table.order[~hidden]
         self.index = np.empty(len(frames), np.int64)
-        """Number in the file of each frame of the page."""
+        """Each page frame's number in the file."""
         self.index[frames] = rank[~hidden]
         self.ticks = np.empty(len(frames), np.int64)
-        """Display time of each frame of the page, relative to the file's first time."""
+        """Each page frame's display time, relative to the file's first time."""
         self.ticks[frames] = self._pts[~hidden] - self._pts.min()
 
     def __len__(self) -> int:

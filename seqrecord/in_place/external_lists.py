@@ -37,8 +37,8 @@ _FILES_OF_A_LIST = 10_000  # keeps a list small even if names are long
 def put_copied(target: Destination, source: Any) -> CopiedFiles:
     """Write lists of the files from which a source's values are copied.
 
-    Lists of the existing dataset stay if they name other originals. Raises `SourceError` for a file
-    that changed since they were written: the copied values would be stale.
+    Lists of the existing dataset are kept if they name other originals. Raises `SourceError` for
+    a file that changed since they were written: the copied values would be stale.
     """
     files, content = copied_files(source), ""
     files_by_place = {(without_commit(f.root), f.path): f for f in files.values()}

@@ -74,7 +74,7 @@ class ExternalPages:
     def portable_digests(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
-        """Return digests of the pages of chunks, uint8 [rows, features, 16].
+        """Return digests of chunks' pages, uint8 [rows, features, 16].
 
         For pages of references, of their `portable_bytes`; the pages are read for this.
         """
@@ -87,7 +87,7 @@ class ExternalPages:
     def content_digests(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
-        """Return digests of the pages of chunks by their content, uint8 [rows, features, 16].
+        """Return digests of chunks' pages by their content, uint8 [rows, features, 16].
 
         Pages of references are identified by the sizes and places of their items, which differ with
         the content of video and images. Where all items have one size, as arrays have, by the

@@ -19,7 +19,7 @@ MAX_CHUNK_BYTES = 1 << 31
 """Maximum decoded size of a Zarr chunk, the limit of its default compressor."""
 
 MAX_TEXT_CHUNK_BYTES = 256 << 20
-"""Maximum decoded size of a chunk of texts, which declares none itself."""
+"""Maximum decoded size of a text chunk, which declares none itself."""
 
 _FREE_BYTES = 1 << 30  # always allowed: small data may consist of fill values only
 

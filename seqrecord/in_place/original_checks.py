@@ -170,7 +170,7 @@ def _check_sample(store: Storage, file: ExternalFile, sample: Sample) -> None:
 
 
 def _checksum(store: Storage, path: str, reads: Iterable[Sequence[tuple[int, int]]]) -> int:
-    """Return the CRC32C of ranges of a file; each item of `reads` is for one call."""
+    """Return the CRC32C of a file's ranges; each item of `reads` is for one call."""
     checksum = 0
     for ranges in reads:
         buffers = [memoryview(bytearray(stop - start)) for start, stop in ranges]

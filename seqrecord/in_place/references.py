@@ -47,9 +47,9 @@ MOST_COPIED = 64 << 10
 def external_files(root: Path, paths: Iterable[Path]) -> dict[str, ExternalFile]:
     """Return references' external files of an original at `root`, by path text.
 
-    Paths stay as given, and links in them are followed at each reading: they may lead to another
-    file later, which then has another identity. Missing and empty files are left out: reading their
-    episodes raises.
+    Paths are kept unchanged, and links in them are followed at each reading: they may lead to
+    another file later, which then has another identity. Missing and empty files are left out:
+    reading their episodes raises.
     """
     remote, unique_paths = remote_files(root), list(dict.fromkeys(paths))
     if remote is not None:

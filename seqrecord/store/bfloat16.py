@@ -22,7 +22,7 @@ from seqrecord.errors import FrameError
 NAME = "bfloat16"
 
 BFLOAT16: np.dtype[Any] = np.dtype([(NAME, "<u2")])
-"""The dtype of a feature of bfloat16, and of arrays of its words.
+"""The dtype of bfloat16 features, and of arrays with their words.
 
 Reading returns float32, and batches are `torch.bfloat16`.
 """

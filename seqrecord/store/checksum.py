@@ -15,7 +15,7 @@ _SMALL = (1 << 20) if hardware_based else (1 << 15)
 
 
 def crc32c(*parts: Buffer, start: int = 0) -> int:
-    """CRC32C of the concatenation of `parts`, which are C-contiguous buffers.
+    """CRC32C of the concatenated `parts`, which are C-contiguous buffers.
 
     `start` is the checksum of the bytes before them. The GIL is released for large parts only,
     because releasing it costs more time than a small sum.

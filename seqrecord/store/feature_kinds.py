@@ -228,7 +228,7 @@ _FORMS: Mapping[str, _Form] = {
     "text": _TEXT_FORM,
     "frame_name": _TEXT_FORM,
 }
-"""Forms of the features of a kind; of other kinds `_ANY_FORM`."""
+"""Feature forms by kind; other kinds have `_ANY_FORM`."""
 
 
 def _check_unit(spec: FeatureSpec, unit: object) -> None:

@@ -378,7 +378,7 @@ VALUE_KINDS: Mapping[str, tuple[ValueKind, ValueKind]] = {
     "text": (TEXTS, TEXTS),
     "bytes": (BLOBS, BLOBS),
 }
-"""By `value`: the kind of frames of one shape, and of a shape that varies."""
+"""By `value`: the kind if frames have one shape, and if it varies."""
 
 
 def _kind_at(value: str, varies: bool) -> ValueKind:

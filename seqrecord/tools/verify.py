@@ -317,7 +317,7 @@ class _CheckedChunks:
         self._keys: list[tuple[frozenset[int], npt.NDArray[np.uint64]]] = []
 
     def covers(self, paths: Sequence[str], group: GroupIndex) -> npt.NDArray[np.bool_]:
-        """Whether the pages of each chunk of a group were checked, bool [chunks]."""
+        """Whether each of a group's chunks had its pages checked, bool [chunks]."""
         features, is_checked = _active_features(group), np.zeros(len(group.file), bool)
         if self._keys:
             keys = self._keys_of(paths, group)

@@ -1,6 +1,6 @@
-"""Video: packets, pages of groups of pictures, decoding.
+"""Video: packets, pages with groups of pictures, decoding.
 
-A video page has the packets of whole groups of pictures (GOP), without a container; docs/format.md
+A video page has the packets of whole GOPs (groups of pictures), without a container; docs/format.md
 and docs/codecs.md have the bytes. PyAV, the extra `video`, encodes and decodes.
 
 Read first, in this order:

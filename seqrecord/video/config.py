@@ -66,7 +66,7 @@ class VideoConfig:
 
     Args:
         codec: a name in `VIDEO_CODECS`.
-        pixel_format: FFmpeg's name of the format of decoded frames.
+        pixel_format: FFmpeg's name for the format of decoded frames.
         matrix: YUV to RGB matrix, a number of H.273, if the stream declares none; `None` leaves
             the choice to the decoder.
         range: "limited" or "full", if the stream declares none.
@@ -160,7 +160,7 @@ class VideoConfig:
         return np.dtype(np.uint16 if self.is_grey else np.uint8)
 
     def shape(self, height: int, width: int) -> tuple[int, ...]:
-        """Shape of decoded frames of this height and width."""
+        """Shape of decoded frames with this height and width."""
         return (height, width) if self.is_grey else (height, width, 3)
 
     def encoding(self, height: int, width: int) -> VideoConfig:

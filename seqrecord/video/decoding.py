@@ -1,4 +1,4 @@
-"""Decoding of groups of pictures (GOPs) with PyAV, to RGB or 16-bit grey, into given memory.
+"""Decoding GOPs (groups of pictures) with PyAV, to RGB or 16-bit grey, into given memory.
 
 Packets are not trusted. Frame numbers pass through the decoder as timestamps, so missing, duplicate
 or reordered frames are detected, whatever the stream declares. The decoder has a limit of pixels

@@ -1,4 +1,4 @@
-"""Encoding of groups of pictures (GOPs) with PyAV, each GOP separately and thus closed.
+"""Encoding GOPs (groups of pictures) with PyAV, each GOP separately and thus closed.
 
 Encoders use one thread and settings with which equal frames give equal bytes on one build of
 FFmpeg. An exception is x265 for frames as small as 64 pixels.

@@ -53,7 +53,7 @@ class Gop:
         return sum(number != -1 for number in self.order)
 
     def select_frames(self, frames: range) -> Gop:
-        """The GOP of some consecutive frames; other packets that they may need stay, not shown."""
+        """The GOP of some consecutive frames; needed packets of other frames are not shown."""
         if len(frames) == self.num_frames:
             return self
         order = [n - frames.start if n in frames else -1 for n in self.order]

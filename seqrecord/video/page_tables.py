@@ -1,4 +1,4 @@
-"""Bytes of pages of video: whole groups of pictures. The normative text is docs/format.md.
+"""Bytes of video pages: whole groups of pictures. The normative text is docs/format.md.
 
 ::
 
@@ -7,7 +7,7 @@
 
 Offsets count from the page's start; the first is that of packet 0, the last is the page's length.
 `frames` is the number of each packet's frame in the page, or `NOT_SHOWN`. Its highest bit is set
-at the first packet of each group of pictures. `config` is the JSON of a video configuration that
+at each first packet in a group of pictures. `config` is the JSON of a video configuration that
 replaces the feature's, for packets of another codec or pixel format.
 """
 
@@ -38,7 +38,7 @@ class VideoTable:
     """Parsed table of a video page.
 
     `order` is each packet's frame, -1 if not shown. `first_packet` and `first_frame` are the
-    bounds of the groups of pictures, in packets and in frames.
+    bounds that divide packets and frames into groups of pictures.
     """
 
     offsets: npt.NDArray[np.int64]  # [packets + 1]
@@ -98,17 +98,17 @@ def parse_config(page: memoryview, at: int, feature: str) -> tuple[VideoConfig, 
 
 
 def _first_packet(count: int, config: VideoConfig | None = None) -> int:
-    """Return the offset of the first of `count` packets."""
+    """Return the offset of the first packet, in a page with `count`."""
     return 4 + 4 * (2 * count + 1) + len(encode_config(config))
 
 
 def min_video_bytes(count: Any) -> Any:
-    """Return the minimum size of a page of `count` frames: a packet of one byte for each."""
+    """Return the minimum size of a page with `count` frames: a packet of one byte for each."""
     return 8 + 9 * count
 
 
 def parse_video_page(page: memoryview, count: int, feature: str) -> VideoTable:
-    """Parse and check the table of a page of `count` frames. Raises `FormatError` if invalid."""
+    """Parse and check the table of a page with `count` frames. Raises `FormatError` if invalid."""
 
     def refuse(what: str, at: int, expected: object, got: object) -> FormatError:
         return FormatError(

@@ -51,7 +51,7 @@ class VideoPageCodec(PageCodec):
         return Blob(array.astype(self.spec.dtype, copy=False).tobytes(), array.shape)
 
     def join(self, gops: Sequence[Gop]) -> bytes:
-        """Encode groups of pictures of one configuration as a page, empty for none.
+        """Encode groups of pictures with one configuration as a page, empty for none.
 
         Raises `FrameError` if it is too large.
         """
@@ -125,7 +125,7 @@ class VideoPageCodec(PageCodec):
         return 0 if reader is None else reader.num_decoded
 
     def parse(self, page: memoryview, count: int) -> VideoTable:
-        """Parse and check the table of a page of `count` frames; see `parse_video_page`."""
+        """Parse and check the table of a page with `count` frames; see `parse_video_page`."""
         return parse_video_page(page, count, self.spec.name)
 
     def own_config(self, config: VideoConfig | None) -> VideoConfig | None:
@@ -151,7 +151,7 @@ class VideoPageCodec(PageCodec):
         count: int,
         make: Callable[[VideoPageCodec, memoryview, VideoTable], Any] | None = None,
     ) -> Any:
-        """Parse the table of a page of `count` frames and return a `VideoReader`.
+        """Parse the table of a page with `count` frames and return a `VideoReader`.
 
         `make` creates another reader with the same methods.
         """

@@ -101,7 +101,7 @@ class PacketReference(Reference):
     def of(
         cls, gops: ReferencedGops, pages: Sequence[range], list_id: str, file: int
     ) -> list[PacketReference]:
-        """Create the references of groups of pictures, one for each of `ReferencedGops.pages`."""
+        """Create references to groups of pictures, one for each of `ReferencedGops.pages`."""
         bounds = [*gops.group_starts[[page.start for page in pages]].tolist(), len(gops.starts)]
         frame_starts = np.cumsum(gops.num_frames) - gops.num_frames
         for page in pages:

@@ -58,7 +58,7 @@ class ConvertReport:
 
     `written` are new, `skipped` existed before, and `bad` could not be packed. `inventory` is the
     source's account of its original. `damaged` are record files of which a resume could not recover
-    everything; they stay on the storage.
+    everything; they are not deleted.
     """
 
     manifest: Manifest

@@ -4,7 +4,7 @@
 
     SEQRECORD_HOME/indexes/PLACE.json      entry: folder, the original's state, unread parts
     SEQRECORD_HOME/indexes/PLACE.lock      locked during creation
-    SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video stays in the original
+    SEQRECORD_HOME/indexes/PLACE-…/        the index: a dataset whose video is in the original
 
 PLACE is a hash of the original's location, without credentials.
 """
@@ -73,7 +73,7 @@ _LOGGED_LINES = 10  # lines of the inventory
 
 
 def index_source(source: Source, destination: StorageLike, **options: Any) -> ConvertReport:
-    """Create an index of a source: video, or files, stay in place; other features are copied.
+    """Create an index of a source: refers to its video, or files, and copies other features.
 
     Large features that would have to be copied are left out, unless the source's `features` name
     them. `options` are arguments of `convert`. Raises `SourceError` for a source that cannot be

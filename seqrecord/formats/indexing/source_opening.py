@@ -38,7 +38,7 @@ def open_source(
         format: format name, see docs/reference/sources.md, or a format of an installed package.
             Default: detected.
         features: names of the features to read, in that order; default all.
-        keep_encoded: keep PNG and JPEG images encoded. A dataset's always stay encoded.
+        keep_encoded: keep PNG and JPEG images encoded. A dataset's are always kept.
         storage_options: for a URL, as in `seqrecord.open`.
         join, missing, check: companions, as for `seqrecord.open`. `path` is then a dataset, or an
             original that can be read in place.

@@ -1,9 +1,9 @@
 """A user's table as a source: values by episode and frame, or spans of frames.
 
 The table is read twice, in batches: first only the columns that name episodes and frames, which
-gives the number of rows of each episode. Then all columns: rows are distributed over buckets of
+gives each episode's number of rows. Then all columns: rows are distributed over buckets of
 consecutive episodes, on disk if together they exceed the size of a bucket. A bucket is sorted in
-memory. So the order of a table's rows does not matter, and memory stays bounded unless the rows of
+memory. So the order of a table's rows does not matter, and memory is bounded unless the rows of
 one episode exceed it.
 """
 

@@ -71,11 +71,11 @@ class JoinedTable:
 
     @property
     def features(self) -> list[str]:
-        """Names of the columns of values."""
+        """Names of the value columns."""
         return [name for name in self.table.schema.names if name not in self.places]
 
     def open(self, dataset: Dataset) -> Dataset:
-        """Open the table as a dataset of the episodes of `dataset` that it names.
+        """Open the table as a dataset with the episodes of `dataset` that it names.
 
         It is packed if this user has no copy for the same bytes and episodes. One process packs it,
         others wait. Episodes without a row are not in the result; frames without one, and nulls,

@@ -49,7 +49,7 @@ class LeRobotDataset(PlannedDataset):
     Images are float32 [C, H, W] in [0, 1], or uint8.
 
     Files are read in place, and downloaded completely from the Hub if LeRobot's
-    class would download any. Features whose decoded frames all fit into `cache_limit` stay in
+    class would download any. Features whose decoded frames all fit into `cache_limit` are kept in
     memory in each process: from the second epoch on, persistent workers and the main process decode
     nothing, in any order. In larger datasets each item decodes its own frames; in the order of
     `PlannedSampler` each frame is decoded about once per epoch.
@@ -72,8 +72,8 @@ class LeRobotDataset(PlannedDataset):
         video_backend: ignored.
         records: the dataset as records of `seqrecord write`, read instead of its files: a path, a
             URL, or an open dataset. Required for images in tables.
-        cache_limit: memory of each process for decoded frames that stay, smallest features first,
-            as bytes or text such as "512MiB".
+        cache_limit: memory of each process for decoded frames that are kept, smallest features
+            first, as bytes or text such as "512MiB".
         resize: height and width of images in pixels, `{"observation.images.top": (224, 224)}`, or
             `(224, 224)` for all. Default: the stored size. `meta.features` keeps the stored shapes.
         skip_bad_episodes: leave out selected episodes that cannot be read, instead of an error;

@@ -19,7 +19,7 @@ def to_lerobot(
 ) -> dict[str, Any]:
     """Convert a batch of a LeRobot dataset's loader to the form of LeRobot's batches.
 
-    Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] in [0, 1], or stay uint8
+    Images, uint8 [batch, …, H, W, C], become float32 [batch, …, C, H, W] in [0, 1], or keep uint8
     with `return_uint8`. Other integers become int64, other floats float32. `start` becomes
     `frame_index`. If the loader has `windows`, `pad="edge"` and `squeeze_time=True`, the result
     equals LeRobot's batches for the same `delta_timestamps`, without `index` and `task_index`.

@@ -26,7 +26,7 @@ ImageTransforms = Callable[[torch.Tensor], torch.Tensor]
 
 
 class Episodes:
-    """Numbers of episodes and frames, and of the items of some episodes. Arrays are int64.
+    """Numbers of episodes and frames, and of these episodes' items. Arrays are int64.
 
     Attributes:
         lengths: frames of each episode.
@@ -45,7 +45,7 @@ class Episodes:
         self.first_items[chosen] = np.cumsum(counts) - counts
 
     def frames(self) -> IntArray:
-        """The number of the frame of each item."""
+        """Each item's frame number."""
         owner, offset = ragged_arange(self.lengths[self.chosen])
         return self.begins[self.chosen][owner] + offset
 

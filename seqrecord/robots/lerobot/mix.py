@@ -147,7 +147,7 @@ class LeRobotMixDataset(PlannedDataset):
         return self._planner.identity()
 
     def split(self, share: float) -> tuple[LeRobotMixDataset, LeRobotMixDataset]:
-        """Hold out the last episodes of each task of each source, rounded up.
+        """Hold out each source's last episodes for each task, rounded up.
 
         Returns the dataset of the other episodes, and that of the held-out ones, which has no image
         transforms. Raises `ClipError` if a source keeps no episode.

@@ -91,10 +91,10 @@ class MixMeta:
             repo_id: its name.
             deploy: name of the source whose statistics a checkpoint contains, for statistics
                 "source" and "robot_type".
-            modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
+            modes: LeRobot's normalisation for each feature type, such as `{"ACTION": "MIN_MAX"}`.
                 Default: MEAN_STD.
             image_frames: frames of each source to decode for statistics of images; 0: none.
-            depth_output_unit: unit of the statistics of depth, "m" or "mm".
+            depth_output_unit: unit of depth in the statistics, "m" or "mm".
 
         Raises `ClipError` for options of sources that LeRobot's items exclude, for missing
         statistics, and if no source has a frame rate; `MissingPackageError` without LeRobot.
@@ -148,7 +148,7 @@ class _MixFeatures:
 
     @classmethod
     def of(cls, loaders: Mapping[str, ClipLoader], sources: Sequence[MixSource]) -> _MixFeatures:
-        """Raises `ClipError` for a feature with the name of a column of LeRobot's items."""
+        """Raises `ClipError` for a feature named like a column of LeRobot's items."""
         specs = {n: s for loader in loaders.values() for n, s in loader.view.batch_arrays.items()}
         numbers = {n: s for n, s in specs.items() if s.value_kind.number_dtype(s) is not None}
         shown = {n: s for n, s in numbers.items() if n != TIMESTAMP}
@@ -177,7 +177,7 @@ def _is_read(name: str, spec: ArraySpec, sources: Sequence[MixSource]) -> bool:
 def _of_images(
     sources: Sequence[MixSource], images: Collection[str], count: int, max_value: int = 255
 ) -> dict[str, dict[str, Any]]:
-    """Statistics of images: stored ones, or of `count` frames of each source, merged."""
+    """Statistics of images: stored ones, or merged from `count` frames of each source."""
     merged_statistics: dict[str, Any] = {}
     for source in sources:
         names = [name for name in images if source.has(name)]
@@ -211,7 +211,7 @@ def _table(episodes: MixEpisodes, tasks: Sequence[Sequence[str]]) -> pa.Table:
 
 
 def source_tasks(source: MixSource) -> list[list[str]]:
-    """The tasks of each episode of a source: of its metadata, else of its feature `task`."""
+    """The tasks of a source's episodes: from metadata, else from the feature `task`."""
     spec, rows = source.dataset.features.get(TASK), source.rows.tolist()
     has_feature = spec is not None and spec.value == "text"
     return [episode_tasks(source.dataset, row, has_feature=has_feature) for row in rows]

@@ -63,7 +63,7 @@ class MixSource:
 
     @cached_property
     def lengths(self) -> IntArray:
-        """The number of frames of each of the episodes, int64 [n]."""
+        """Each episode's number of frames, int64 [n]."""
         return self.dataset.contents.index.num_frames.astype(np.int64)[self.rows]
 
     @cached_property
@@ -126,7 +126,7 @@ class MixEpisodes(Episodes):
         chosen: numbers of the episodes with items. Default: all.
 
     Attributes:
-        of_sources: for each source, `first_items` of the episodes of its dataset.
+        of_sources: for each source, `first_items` of its dataset's episodes.
     """
 
     def __init__(
@@ -151,7 +151,7 @@ class MixEpisodes(Episodes):
             self.of_sources[source.name] = first_items
 
     def chosen_rows(self, source: MixSource) -> IntArray:
-        """The rows of the episodes of a source with items, in its dataset."""
+        """The rows of a source's episodes with items, in its dataset."""
         return source.rows[self.of_sources[source.name][source.rows] >= 0]
 
     def locate(self, items: Sequence[int]) -> tuple[IntArray, IntArray]:

@@ -72,7 +72,7 @@ class MixStatistics:
             weights: share of each source.
             features: vectors of batches.
             deploy: name of the source whose statistics a checkpoint contains.
-            modes: LeRobot's normalisation of each type of feature, such as `{"ACTION": "MIN_MAX"}`.
+            modes: LeRobot's normalisation for each feature type, such as `{"ACTION": "MIN_MAX"}`.
 
         Raises `ClipError` for statistics "source" or "robot_type" without `deploy`, and for
         missing statistics.

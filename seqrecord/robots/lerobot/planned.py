@@ -24,7 +24,7 @@ from seqrecord.store.text import shown_place
 
 @dataclass(frozen=True)
 class Order:
-    """The inputs of the order of a dataset's clips, without the epoch.
+    """The inputs that determine the order of a dataset's clips, without the epoch.
 
     Batch i belongs to rank i mod `ranks`, and to its worker (i div `ranks`) mod `workers`.
     """
@@ -91,7 +91,7 @@ class ItemPlanner(Protocol):
         """The number of batches that these shares give in turn in an epoch."""
 
     def num_items(self, loader: Any, order: Order, epoch: int) -> int:
-        """The number of items of all shares in an epoch, including those after the last turn."""
+        """The number of items in an epoch for all shares, including those after the last turn."""
 
     def numbers(self, loader: Any, share: Share, begin: int) -> Iterator[int]:
         """The item numbers of a share from its clip `first` on."""

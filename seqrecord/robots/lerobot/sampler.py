@@ -104,7 +104,7 @@ class PlannedSampler(Sampler[int]):
         self._is_compared = False  # with other ranks
 
     def __len__(self) -> int:
-        """The number of items of a whole epoch, also while resuming one."""
+        """The number of items in a whole epoch, also while resuming one."""
         return self._num_given(self._epoch)
 
     def _num_given(self, epoch: int) -> int:
@@ -222,7 +222,7 @@ class PlannedIteration(Iterator[int]):
 
 
 def _position_in(state: dict[str, Any]) -> tuple[int, int]:
-    """Epoch and number of items of a saved position."""
+    """Epoch and number of items in a saved position."""
     epoch, start = (
         check_integer(name, state[name], least=0, most=MAX_INT) for name in ("epoch", "start_index")
     )

@@ -38,7 +38,7 @@ class ArrowTable:
     Attributes:
         schema: names and types, without the index of pandas, dictionaries or string views.
         batches: reads the rows of some columns, in batches of about 4 MiB.
-        digest: SHA-256 of the bytes of the file or of the columns, hexadecimal.
+        digest: SHA-256 of the file's or the columns' bytes, hexadecimal.
         shown: path or type, for errors.
     """
 

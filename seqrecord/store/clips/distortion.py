@@ -56,7 +56,7 @@ def lens_model(camera: Any, count: int) -> str | None:
 
 
 def mirror_factors(model: str, count: int) -> FloatArray:
-    """Factors, 1 or -1, of the coefficients of mirrored images: float64[count].
+    """Factors, 1 or -1, for the coefficients if images are mirrored: float64[count].
 
     A mirrored image is that of a mirrored scene. Fisheye lenses have no tangential terms.
     """

@@ -46,7 +46,7 @@ UNKNOWN = -1
 """Age of a missing value."""
 
 COPIES = 1 << 20
-"""Most copies of a row of samples in an epoch."""
+"""Most copies of a sample row in an epoch."""
 
 
 class ClipKeys(NamedTuple):
@@ -57,8 +57,8 @@ class ClipKeys(NamedTuple):
     start: IntArray
     """First frame, or origin of the windows."""
     sample: IntArray
-    """Unique in an epoch: `COPIES` times the row of the table of samples, plus the number of the
-    copy of this row.
+    """Unique in an epoch: `COPIES` times the row in the table of samples, plus the copy's
+    number.
     """
     place: IntArray
     """Number in the order of all shards and segments of an epoch."""
@@ -508,7 +508,7 @@ class NearestWindow(ClipWindow):
 
     @property
     def frame_offsets(self) -> IntArray:
-        """Offsets of frames of `window`, before looking for values."""
+        """Frame offsets of `window`, before looking for values."""
         return self.window.frame_offsets
 
     def frame_offsets_at(self, rate: int) -> IntArray:
@@ -599,7 +599,7 @@ class SampleValues(Protocol):
 
     @property
     def listed(self) -> IntArray | None:
-        """Row of a user's table, of each row of the first table."""
+        """The row of a user's table for each row of the first table."""
 
     def values(self, name: str, clips: ClipKeys, /) -> npt.NDArray[Any] | list[str]:
         """Values of a column for clips: an array [n, …], or texts."""

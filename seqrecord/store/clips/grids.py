@@ -247,7 +247,7 @@ def _even_piece(length: int, max_frames: int) -> int:
 
 
 def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:
-    """Owner, and index within the owner, of `counts[i]` items of each owner `i`, in order.
+    """Owner, and index within the owner, of each item in order; owner `i` has `counts[i]`.
 
     `ragged_arange([2, 3])` returns `[0, 0, 1, 1, 1]` and `[0, 1, 0, 1, 2]`.
     """

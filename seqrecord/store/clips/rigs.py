@@ -44,7 +44,7 @@ POSE_SHAPES: tuple[tuple[int, ...], ...] = ((7,), (12,), (16,), (3, 4), (4, 4))
 """Shapes of poses: x y z and a quaternion x y z w, or a matrix in the order of rows."""
 
 MIRROR: FloatArray = np.diag([-1.0, 1.0, 1.0, 1.0])
-"""The mirror S of clips. A mirrored camera has the pose S T S: its determinant stays 1."""
+"""The mirror S of clips. A mirrored camera has the pose S T S: its determinant is 1."""
 
 _RIGID = 1e-3  # tolerance of rotations, as of sources: files print few digits
 
@@ -57,7 +57,7 @@ AXES: Mapping[str, FloatArray] = {
 """From OpenCV's axes to the axes of a stored pose's camera, float64 [4, 4], by name.
 
 `opengl`: x right, y up, z backward. `ned`: x forward, y right, z down. `ros`: x forward, y left, z
-up, as of a link of the robot.
+up, as for a link of the robot.
 """
 
 
@@ -116,7 +116,7 @@ def rotations_of(quaternions: npt.NDArray[Any]) -> FloatArray:
 
 
 def unit_rotation(x: Any, y: Any, z: Any, w: Any) -> FloatArray:
-    """Rotation matrix [3, 3, …] of the parts of a quaternion of length 1: numbers or arrays […]."""
+    """Rotation matrix [3, 3, …] from the parts of a unit quaternion: numbers or arrays […]."""
     rows = (
         (1 - 2 * (y * y + z * z), 2 * (x * y - w * z), 2 * (x * z + w * y)),
         (2 * (x * y + w * z), 1 - 2 * (x * x + z * z), 2 * (y * z - w * x)),
@@ -156,7 +156,7 @@ class ImagePoses(NamedTuple):
 
 @dataclass(frozen=True)
 class _Convention:
-    """Poses of the datasets of a format.
+    """Poses in a format's datasets.
 
     Attributes:
         features: names of the feature with the poses of an image, the best first.
@@ -188,7 +188,7 @@ def _from_ned(_metadata: Mapping[str, Any], _image: str) -> FloatArray:
 
 
 def _euroc(metadata: Mapping[str, Any], image: str) -> FloatArray:
-    """From the camera's frame to that of the sensor of the ground truth, by way of the body's."""
+    """From the camera's frame to the ground-truth sensor's frame, through the body's."""
     camera = _rigid(metadata["cameras"][image.removeprefix("image_")]["T_BS"])
     truth = metadata.get("ground_truth", {}).get("T_BS")
     return camera if truth is None else inverted(_rigid(truth)) @ camera
@@ -251,7 +251,7 @@ def image_poses(
         metadata: the episode's metadata.
         pose_features: features of poses.
         images: the images of the loader, among which poses of a bag must be unambiguous.
-        feature: the feature with the poses, instead of that of the format.
+        feature: the feature with the poses, instead of the format's.
         axes: a key of `AXES`, if the metadata tells none, or for a given `feature`.
         may_lack: whether an image has no poses, instead of an error, if none are known to be its.
 

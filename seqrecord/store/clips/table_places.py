@@ -41,7 +41,7 @@ _EXPECTED = (
 class EpisodeNames:
     """Keys, numbers and lengths of a dataset's episodes, by which tables name them.
 
-    `metadata` has JSON objects, of which numbers of LeRobot datasets are an entry.
+    `metadata` has JSON objects, where LeRobot datasets' numbers are an entry.
     """
 
     keys: pa.StringArray
@@ -242,7 +242,7 @@ def _places(columns: Mapping[str, pa.Array], episodes: EpisodeNames) -> TablePla
 def _with_index(
     column: pa.Array, episode: IntArray | None, frame: IntArray | None, episodes: EpisodeNames
 ) -> tuple[IntArray, IntArray]:
-    """Episode and frame of each row of a table with an index, which must agree with both."""
+    """Episode and frame for each row of a table with an index, which must agree with both."""
     if episode is None or frame is None:
         rows, frames = episodes.locate(column)
         _check_equal(episode, rows, "index and episode disagree")
@@ -281,7 +281,7 @@ def _is_text(kind: pa.DataType) -> bool:
 
 
 class RowError(ClipError):
-    """An error in a row of some rows of a table; `numbered` gives the one with the row's number."""
+    """An error in one of several table rows; `numbered` gives the one with the row's number."""
 
     row = 0
 

@@ -570,7 +570,7 @@ class HorizontalFlip(CropStep):
     as integers and flow coded as unsigned integers are an error. Intrinsics and distortion describe
     the mirrored image. Stored poses and actions are unchanged. With `camera=` of the
     loader, the columns of cameras and features of kind `points` move into the mirrored world,
-    stereo pairs are exchanged, and a flip of some of the images alone is an error. Without, swap
+    stereo pairs are exchanged, and a flip of only some images is an error. Without, swap
     the two images of a flipped stereo pair yourself; its disparity remains positive.
 
     Args:

@@ -28,7 +28,7 @@ UIntArray = npt.NDArray[np.unsignedinteger[Any]]
 Bytes = npt.NDArray[np.uint8]
 
 Parameters = dict[str, Collection[object]]
-"""Allowed values of each parameter of a codec."""
+"""Allowed values for each parameter of a codec."""
 
 ERRORS = (ValueError, RuntimeError, OSError, EOFError, MemoryError)
 """Errors that the libraries raise on damaged or foreign blobs."""

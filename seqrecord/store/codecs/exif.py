@@ -76,7 +76,7 @@ def turned(pixels: npt.NDArray[Any], orientation: int) -> npt.NDArray[Any]:
 
 
 def turned_shape(shape: tuple[int, ...], orientation: int) -> tuple[int, ...]:
-    """Shape of the result of `turned`."""
+    """Shape that `turned` returns."""
     return (shape[1], shape[0], *shape[2:]) if orientation >= 5 else shape
 
 

@@ -85,7 +85,7 @@ class Features(Edit):
 
 @dataclass(frozen=True)
 class Reset(Edit):
-    """Undoes edits: of the files of edits before this one, only these count, by path.
+    """Undoes edits: among earlier files of edits, only these count, by path.
 
     `left_out` are paths of record files that undone versions added.
     """

@@ -56,7 +56,7 @@ class GroupIndex:
     """Chunk table of one group; E episodes, C chunks, F features, V of variable shape.
 
     Chunk i has the frames `[first_frame[i], first_frame[i] + num_frames[i])` of its episode, at
-    byte `offset[i]` of record file `file[i]` of the manifest. Rows are sorted by episode and
+    byte `offset[i]` of the manifest's record file `file[i]`. Rows are sorted by episode and
     frame; the chunks of an episode cover it without gaps. The first and the last chunk of a trimmed
     episode may also have hidden frames, before frame 0 and after the last frame. `largest_frame` is
     the decoded size, in bytes, of each page's largest frame, for features with a variable

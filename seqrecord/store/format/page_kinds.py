@@ -56,7 +56,7 @@ class Blob(NamedTuple):
 
 
 EncodedColumn: TypeAlias = "Sequence[Blob] | memoryview"
-"""One feature in a block of frames: a blob per frame, or the bytes of all frames of a raw feature.
+"""One feature in a block of frames: a blob per frame, or all frames' bytes if the feature is raw.
 """
 
 
@@ -117,7 +117,7 @@ class PageCodec(ABC):
         return tuple(n or 0 for n in self.spec.shape)
 
     def runs(self, page: memoryview, count: int) -> npt.NDArray[np.int64]:  # noqa: ARG002
-        """Return the first frame of each of the page's runs, and `count`: int64 [runs + 1].
+        """Return the first frame of each run in the page, and `count`: int64 [runs + 1].
 
         A frame is decoded after all frames before it in its run.
         """
@@ -176,7 +176,7 @@ class PageKind(ABC):
     """
 
     decodes_in_order: ClassVar[bool] = False
-    """Whether a decoder stays open, and frames are cheapest in ascending order."""
+    """Whether a decoder is kept open, and frames are cheapest in ascending order."""
 
     shares_chunks: ClassVar[bool] = True
     """Whether features may share a group; false for a kind with a `group` of its own."""

@@ -109,7 +109,7 @@ def page_offsets(lengths: npt.NDArray[np.integer[Any]]) -> npt.NDArray[np.int64]
 def chunk_bytes(lengths: npt.NDArray[np.integer[Any]], schema: Schema) -> npt.NDArray[np.int64]:
     """Return the size of chunks in bytes, int64 [...]: padded pages and slice checksums.
 
-    `lengths`, [..., F], are the page lengths of the features of `schema`.
+    `lengths`, [..., F], are the features' page lengths, in the order of `schema`.
     """
     # `np.einsum`, not `sum`: 0.8 ms in place of 3.7 for 2**18 chunks of 3 pages, at each opening.
     total: npt.NDArray[np.int64] = np.einsum("...f->...", _padded_lengths(lengths))

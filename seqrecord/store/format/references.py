@@ -194,7 +194,7 @@ def _sample(item: object, num_files: int) -> Sample:
 
 
 def _check_list(item: object, what: str, kinds: Sequence[Any]) -> list[Any]:
-    """Check a list of values, each of a kind of `_is_right`."""
+    """Check a list of values, each of a kind in `_is_right`."""
     if isinstance(item, list) and len(item) == len(kinds) and all(map(_is_right, item, kinds)):
         return item
     raise FormatError(f"an invalid {what}", got=repr(item)[:100])

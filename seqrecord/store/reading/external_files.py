@@ -91,7 +91,7 @@ class ExternalPages(Protocol):
     def content_digests(
         self, table: GroupIndex, rows: npt.NDArray[np.int64]
     ) -> npt.NDArray[np.uint8]:
-        """Return digests of the content of chunks' pages, without places and times of files: uint8
+        """Return content digests of chunks' pages, without places and times of files: uint8
         [rows, features, 16].
         """
 

@@ -70,7 +70,7 @@ def build_index(
     The result does not depend on the order of files and writers:
 
     - Of several episodes with one key, the committed one wins, else the smallest uid.
-    - Of several copies of a chunk, one in a committed file wins, else the smallest file id.
+    - If a chunk has several copies, one in a committed file wins, else the smallest file id.
     - An episode that was discarded is left out; if it is complete in committed files, because
       another writer added it before, it is used as it is there.
     - Files are numbered in the order of use by the episodes.

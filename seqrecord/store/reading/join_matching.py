@@ -56,7 +56,7 @@ _logger = logging.getLogger("seqrecord")
 
 
 def find_partners(base: Dataset, companion: Dataset, check: Check) -> Partners:
-    """Return the partners of all episodes of `base` in a companion.
+    """Return the partners in a companion for all episodes of `base`.
 
     Warns if they were found by key and length alone, unless this is expected. Raises `JoinError`
     for episodes that have changed since their values were computed, and for other lengths.

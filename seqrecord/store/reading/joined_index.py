@@ -147,7 +147,7 @@ def _renumbered(
 def _placed(
     table: GroupIndex, table_frames: IntArray, partners: Partners, num_frames: IntArray
 ) -> GroupIndex:
-    """Return the chunks of the partners of episodes, and chunks of no bytes where they end.
+    """Return the chunks of episodes' partners, and chunks without bytes where they end.
 
     `table_frames` are the lengths of the table's episodes, `num_frames` those of the result's.
     """

@@ -38,10 +38,10 @@ class JoinedTable(Protocol):
 
     @property
     def features(self) -> Sequence[str]:
-        """Names of the columns of values."""
+        """Names of the value columns."""
 
     def open(self, dataset: Dataset) -> Dataset:
-        """Return a dataset of the episodes of `dataset` that the table names.
+        """Return a dataset with the episodes of `dataset` that the table names.
 
         They have the keys and lengths of those. Raises `JoinError` for a row that fits no frame.
         """
@@ -60,7 +60,7 @@ def joined_table(
 
 
 def companion_of(item: Dataset | JoinedTable, dataset: Dataset) -> Dataset:
-    """Return the dataset of a companion of `dataset`."""
+    """Return a companion of `dataset` as a dataset."""
     if isinstance(item, Dataset):
         return item
     return with_attached(item.open(dataset), MatchedByKey())

@@ -166,7 +166,7 @@ class Join:
 
     @property
     def members(self) -> list[Contents]:
-        """The contents of `base` and of the companions."""
+        """The contents of `base` and the companions."""
         return [self.base.contents, *(companion.contents for companion in self.companions)]
 
     def _schema(self) -> Schema:

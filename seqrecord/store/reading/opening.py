@@ -85,7 +85,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         skip_bad_episodes: leave out episodes of an original that cannot be read;
             `Dataset.bad_episodes` has the errors. By default an original with such episodes is
             refused. Features that cannot be read are left out unless `features` names them.
-        join: more features of the same episodes, *companions*: paths or URLs of datasets and of
+        join: more features of the same episodes, *companions*: paths or URLs of datasets and
             Parquet or Arrow tables, open datasets, and tables of Arrow, pandas or Polars; see
             docs/join.md. `features` may name theirs. `storage_options` and the cache
             are for URLs among them, too.

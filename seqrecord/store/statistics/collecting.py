@@ -88,7 +88,7 @@ class StatisticsCollector:
     def add_frames(
         self, name: str, frames: npt.NDArray[Any], numbers: npt.NDArray[np.int64]
     ) -> None:
-        """Add frames [n, …] of one feature of the episode; `numbers` [n] are the frame numbers.
+        """Add frames [n, …] of one feature; `numbers` [n] are the frame numbers.
 
         The frames must also be counted, by `add` or `skip`. The array is not retained.
         """

@@ -286,7 +286,7 @@ class _FileUse(NamedTuple):
 
 @functools.lru_cache(maxsize=4096)
 def hash_of_place(text: str) -> str:
-    """Return the name of a place's folder, or of an entry of this name: 40 hexadecimal digits."""
+    """Return the name of a place's folder, or of this entry: 40 hexadecimal digits."""
     return hashlib.sha256(text.encode()).hexdigest()[:40]
 
 
@@ -348,7 +348,7 @@ def open_entry(path: str, flags: int) -> int | None:
 
 
 def bytes_on_disk(length: int) -> int:
-    """Size on disk of a file of `length` bytes, with its directory entry."""
+    """Size on disk of a file with `length` bytes, with its directory entry."""
     return -(-length // 4096) * 4096 + _NAME_BYTES
 
 

@@ -18,7 +18,7 @@ from seqrecord.store.storage.ranges import ByteRange
 class JoinedStorage(StorageWrapper):
     """The first storage, and files of others by paths with the number of their storage.
 
-    `+1/records/a.seqrec` is `records/a.seqrec` of the first of `others`. Read-only: datasets that
+    `+1/records/a.seqrec` is `records/a.seqrec` in the first of `others`. Read-only: datasets that
     are joined are not edited.
     """
 
@@ -72,5 +72,5 @@ class JoinedStorage(StorageWrapper):
 
 
 def joined_path(number: int, path: str) -> str:
-    """Return the path in a `JoinedStorage` of a file of storage `number`; 0 is the first."""
+    """Return the path in a `JoinedStorage` for a file of storage `number`; 0 is the first."""
     return f"+{number}/{path}" if number else path

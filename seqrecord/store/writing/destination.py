@@ -339,7 +339,7 @@ def check_mode(mode: str) -> None:
 def _report_damaged(
     storage: Storage, damaged: Mapping[str, FormatError], committed: Collection[str]
 ) -> list[DamagedFile]:
-    """Log the damaged record files that a resume leaves out; they stay on the storage.
+    """Log the damaged record files that a resume leaves out; they are not deleted.
 
     Raises `DestinationError` if one is in `committed`: a dataset's own file is never skipped.
     """

@@ -379,7 +379,7 @@ def _encoder(spec: FeatureSpec) -> _Encoder:
 def _encode_words(
     feature: str, encode: _Encoder, items: npt.NDArray[Any] | Sequence[Any]
 ) -> EncodedColumn:
-    """Encode frames of a feature of bfloat16."""
+    """Encode frames of a bfloat16 feature."""
     if isinstance(items, np.ndarray):
         return encode(as_words(feature, items))
     words = []

@@ -253,9 +253,9 @@ class ChunkWriter:
     def discard(self) -> None:
         """Drop the current episode and its flushed frames.
 
-        Finished files with nothing else stay until the writer's commit, because a resume may have
-        added them to the dataset by now. If one of them has the episode's number of frames, another
-        file with a mark is finished now.
+        Finished files with nothing else are kept until the writer's commit, because a resume may
+        have added them to the dataset by now. If one of them has the episode's number of frames,
+        another file with a mark is finished now.
         """
         episode = self._episode
         assert episode is not None, "no episode has begun"

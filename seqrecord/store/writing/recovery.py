@@ -90,7 +90,7 @@ def recover(
 
 
 def name_unfinished(storage: Storage) -> None:
-    """Log the unfinished files that stay after a resume: another writer may still use them."""
+    """Log the unfinished files that a resume keeps: another writer may still use them."""
     with suppress(SeqRecordError):  # the dataset is committed
         uploads = storage.unfinished(RECORDS)
         nbytes = sum(max((size for size, _ in u.checkpoints()), default=0) for u in uploads)

@@ -118,7 +118,7 @@ def stored_schema(
 
 
 def is_passthrough(spec: FeatureSpec, target: FeatureSpec) -> bool:
-    """Whether frames stay encoded on the way to the feature `target`.
+    """Whether frames are kept encoded on the way to the feature `target`.
 
     Images and video of the same codec and shape do, whatever their quality.
     """

@@ -367,7 +367,7 @@ class EpisodeWriter:
     def append(self, frame: Frame) -> None:
         """Add one frame: by feature an array, `str` or `bytes`, or an `EncodedImage`.
 
-        An `EncodedImage` stays encoded. The frame may lack features. Raises `FrameError` for a
+        An `EncodedImage` is kept encoded. The frame may lack features. Raises `FrameError` for a
         wrong dtype or shape, and for a feature that the dataset lacks. Any error ends the episode
         as `abort` does, so that no recording has a gap. Until the features are known, frames are
         only collected, and errors come later.
@@ -436,7 +436,7 @@ class EpisodeWriter:
         at the writer's `close`, or at a `flush` of a later episode that returns `True`.
 
         `metadata` are more entries, for example whether the task succeeded. Raises `FormatError`
-        if they cannot be stored; the episode stays open.
+        if they cannot be stored; the episode remains open.
         """
         self._check_open()
         text = None

@@ -1,4 +1,4 @@
-"""`seqrecord info PATH --state FILE --batch N`: the rows of a batch of a run."""
+"""`seqrecord info PATH --state FILE --batch N`: the rows of a run's batch."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ def show_rows(
     is_mix: bool,
     as_json: bool,
 ) -> None:
-    """Print the rows of a batch of the run that saved the state in a JSON file."""
+    """Print the rows of a batch in the run that saved the state in a JSON file."""
     # Imported late: torch takes seconds.
     from seqrecord.loader.mixing.file import load_mix
     from seqrecord.loader.mixing.file_values import python_value

@@ -73,7 +73,7 @@ def edit() -> None:
 def _command(
     name: str | None = None, *, episodes: bool = False
 ) -> Callable[[Callable[..., None]], click.Command]:
-    """Decorate an edit of a dataset, or of episodes of it."""
+    """Decorate an edit of a dataset or some of its episodes."""
 
     def decorate(function: Callable[..., None]) -> click.Command:
         function = _EPISODES(function) if episodes else function

@@ -64,7 +64,7 @@ def clean(
     Deletes the files of interrupted writes, which --resume can then no longer continue, and record
     files used only by old versions (see --keep-versions). Rewrites record files with
     many deleted bytes; a later run deletes the old ones, once they are older than --older-than.
-    Keeps the lists of external files of an index (externals/).
+    Keeps an index's lists of external files (externals/).
     """
     if no_rewrite and is_given(context, "min_unused"):
         raise click.UsageError("--min-unused has no effect with --no-rewrite")
@@ -141,7 +141,7 @@ def stats(
 
     Prints mean, standard deviation, minimum, maximum and quantiles of each feature and channel.
     Computes and stores them if the dataset has none, which reads all frames once. Statistics of a
-    split, and of frames that lack them in one of the datasets of --join, are computed each time and
+    split, and of frames that lack them in a dataset of --join, are computed each time and
     not stored.
     """
     with open_dataset(path, storage_options=storage_options, **joining) as dataset:

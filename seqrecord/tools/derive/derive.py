@@ -193,7 +193,7 @@ def _options(
     device: str | None,
     clips: Mapping[str, Any],
 ) -> tuple[LoaderOptions, list[str]]:
-    """Return the options of the loader of all inputs, and the features of a single frame."""
+    """Return the options of the loader for all inputs, and the features of a single frame."""
     if isinstance(features, str) or not features:
         raise ClipError("features are not names", expected="a list of names", got=repr_of(features))
     if twice := sorted({*features} & {*keep}):

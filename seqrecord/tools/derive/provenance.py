@@ -117,7 +117,7 @@ class Derivation:
 def entry_of(
     inputs: Dataset, number: int, settings: Settings, features: Sequence[str], rows: str | None
 ) -> dict[str, Any]:
-    """Return the entry of an episode of `inputs`, the source's features that values depend on."""
+    """Return an episode's entry; `inputs` are the source's features that values depend on."""
     versions = {"seqrecord": __version__}
     for name in _PACKAGES:
         try:
@@ -137,7 +137,7 @@ def compared(settings: Settings, features: Sequence[str], rows: str | None) -> d
 
 
 def has_equal_frames(entry: Mapping[str, Any], inputs: Dataset, number: int, url: str) -> bool:
-    """Whether the episode of `inputs` consists of the frames that values were computed from.
+    """Whether the episode of `inputs` has exactly the frames that values were computed from.
 
     `url` is the derived dataset's.
     """

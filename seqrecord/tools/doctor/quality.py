@@ -42,7 +42,7 @@ class EpisodeQuality:
         seconds: duration by the timestamps, or by the frame rate.
         still: share of steps in which no value of the state moves by more than a threshold.
         jerk: root mean square of the state's third differences.
-        state_outlier: greatest distance of a value of the state from its mean.
+        state_outlier: greatest distance of a state value from its mean.
         action_outlier: the same for actions.
         final_pose: root mean square distance of the last state from the median of all last states.
         gap: longest time between two frames in seconds.

@@ -100,7 +100,7 @@ def rewrite_files(
 ) -> RewriteReport:
     """Rewrite record files without deleted episodes, trimmed frames and dropped features.
 
-    A record file is rewritten if deleted data takes a share of at least `min_unused` of its bytes.
+    A record file is rewritten if deleted data takes at least the share `min_unused` of its bytes.
     Of trimmed episodes, chunks without remaining frames are deleted.
     Other pages are copied, after a check of their checksums. Episodes, frames, statistics and
     fingerprint of the dataset do not change. Old files remain until `clean` removes them, some time
@@ -179,7 +179,7 @@ def rewrite_files(
 
 
 def _dead_and_live_bytes(footer: Footer, schema: Schema, edits: Edits) -> tuple[int, int]:
-    """Bytes of deleted and of remaining chunks in a record file, with padding."""
+    """Bytes of deleted and remaining chunks in a record file, with padding."""
     dead = live = 0
     chunk_tables = zip(footer.chunks, _live_masks(footer, edits), strict=True)
     for (rows, is_live), group in zip(chunk_tables, schema.groups, strict=False):

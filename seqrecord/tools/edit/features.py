@@ -253,10 +253,10 @@ def rename_features(
 ) -> list[FeatureSpec]:
     """Rename features, `{old name: new name}`; returns the features under their new names.
 
-    No frame is read or written, and `reindex` keeps the new names. Statistics stay. The metadata
-    entries `camera`, `camera_poses`, `columns`, `files` and `names` are by feature and change too.
-    Two features may swap their names. Saved states of loaders name the old features. With
-    `dry_run` nothing is changed.
+    No frame is read or written, and `reindex` keeps the new names. Statistics are kept. The
+    metadata entries `camera`, `camera_poses`, `columns`, `files` and `names` are by feature and
+    change too. Two features may swap their names. Saved states of loaders name the old features.
+    With `dry_run` nothing is changed.
 
     Raises `NotFoundError` if there is no dataset, `SchemaError` for an unknown feature, an invalid
     name or one of another feature, and `ConflictError` if another writer commits meanwhile.

@@ -37,7 +37,7 @@ _RULES: tuple[tuple[Kind, str, tuple[str, ...], tuple[str, ...]], ...] = (
     ("flow", "vectors", ("f",), ("",)),
     ("curves", "numbers", _NUMBERS, ("",)),
 )
-"""Plot type of a form of frames, dtypes and beginnings of the name; the first match counts."""
+"""Plot type by frame form, dtypes and beginnings of the name; the first match counts."""
 
 
 def kind_of(

@@ -41,7 +41,7 @@ class Share:
 
 @dataclass(frozen=True)
 class Contents:
-    """A source's numbers of features by the way a page shows them, and of channels of curves.
+    """A source's numbers of features by the way a page shows them, and its curves' channels.
 
     `max_frames` is the length of its longest episode, `pixel_bytes` the measured size of a pixel in
     small pictures, summed over features.

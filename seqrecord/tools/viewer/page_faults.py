@@ -1,4 +1,4 @@
-"""Numbers of a page that point at faults: a column of the list of episodes each."""
+"""Numbers of a page that point at faults: each is a column in the list of episodes."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def add_unlikeness(rows: list[dict[str, Any]]) -> None:
 
 
 def _unlikeness(thumbnails: Thumbnail, tasks: npt.NDArray[np.int64]) -> Iterator[float]:
-    """The ratio of distances of each row of thumbnails, or NaN; see `add_unlikeness`."""
+    """Each thumbnail's ratio of distances, or NaN; see `add_unlikeness`."""
     squares = (thumbnails**2).sum(axis=1)
     for start in range(0, len(tasks), _BLOCK_ROWS):
         block = slice(start, start + _BLOCK_ROWS)

@@ -132,13 +132,13 @@ def resized(tile: Tile, size: tuple[int, int], *, smooth: bool) -> Tile:
 
 
 def tile_size(height: int, width: int, pixels: int) -> tuple[int, int]:
-    """Height and width of a tile of at most so many pixels, without enlarging."""
+    """Height and width of a tile with at most so many pixels, without enlarging."""
     factor = min(1.0, math.sqrt(pixels / max(1, height * width)))
     return max(1, round(height * factor)), max(1, round(width * factor))
 
 
 def pixel_bytes(tiles: Sequence[Tile]) -> float:
-    """Size of a pixel of these pictures as an encoded sprite in the page."""
+    """Size of a pixel if these pictures are an encoded sprite in the page."""
     sizes = [len(encoded_url(data)) for tile in tiles if (data := encode_sprite([tile], 1 << 30))]
     pixels = sum(tile.shape[0] * tile.shape[1] for tile in tiles)
     return float(max(sum(sizes) / max(pixels, 1), 0.01))

@@ -45,13 +45,13 @@ from seqrecord.store.lazy import import_extra
 from seqrecord.store.schema import MAX_FRAME_BYTES
 
 NO_ROWS = (0,)
-"""Shape of an array of no rows whose columns are unknown, such as `np.array([])`."""
+"""Shape of an array without rows and with unknown columns, such as `np.array([])`."""
 
 _FLO_MAGIC = b"PIEH"  # the float 202021.25
 _PFM = re.compile(rb"(PF|Pf)\s+(\d{1,9})\s+(\d{1,9})\s+(-?[\d.]+(?:[eE][+-]?\d+)?)\s")
 _PFM_HEADER = 128  # maximum bytes of a PFM header
 NPZ = ".npz"
-"""File name ending of ZIP files of npy files, in lower case."""
+"""File name ending of ZIP files with npy files, in lower case."""
 
 _EXR = ".exr"
 _EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))

@@ -51,7 +51,7 @@ if TYPE_CHECKING:
 
 
 IMAGE_FORMATS = {".png": "png", ".jpg": "jpeg", ".jpeg": "jpeg"}
-"""Format of images that can stay encoded, by file name ending in lower case."""
+"""Format of images that can be kept encoded, by file name ending in lower case."""
 
 DECODED_FORMATS = {
     **dict.fromkeys((".pbm", ".pgm", ".ppm", ".pnm"), NETPBM),
@@ -437,8 +437,8 @@ def pixels(
 ) -> npt.NDArray[Any]:
     """Decode raw pixels, little-endian: [H, W] for one channel, else [H, W, C], RGB or RGBA.
 
-    Bayer images stay mosaics. `step` is the bytes of a row, padding included. Raises `ValueError`
-    for an unknown encoding and for sizes that do not match `data`.
+    Bayer images are kept as mosaics. `step` is the bytes of a row, padding included. Raises
+    `ValueError` for an unknown encoding and for sizes that do not match `data`.
     """
     dtype, channels = _layout(encoding)
     pixel = dtype.itemsize * channels

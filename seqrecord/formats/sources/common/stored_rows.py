@@ -120,8 +120,7 @@ def zarr_spec(spec: FeatureSpec, array: Any, path: Path) -> FeatureSpec:
 
 
 def zarr_rows(array: Any, folder: Path, row_range: range, spec: FeatureSpec) -> _Rows:
-    """Yield the byte range of each `row_range` row of an array in `folder`, or values of missing
-    rows.
+    """Yield byte ranges for the rows `row_range` of an array in `folder`, or values if missing.
 
     Raises `SourceError` for a chunk or shard index that differs from its declaration.
     """

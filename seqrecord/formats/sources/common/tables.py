@@ -28,10 +28,10 @@ TEXT_ENDINGS = frozenset((".txt", ".csv", ".tsv"))
 """File name endings, in lower case."""
 
 MAX_BYTES = 64 << 20
-"""Maximum size of a file of any numbers."""
+"""Maximum size of a file with any numbers."""
 
 MAX_TABLE_BYTES = 1 << 30
-"""Maximum size of a table of a known format."""
+"""Maximum size of a table in a known format."""
 
 _SAMPLES = 4
 _BLANK = (0,)  # the shape of a file without characters

@@ -250,7 +250,7 @@ def _visit(
     """Search `path` for episodes; return its entries, or `None` if it is an episode itself.
 
     Episodes are appended to `episodes`. Folders with npz files are appended to `fallback_episodes`;
-    they are episodes only if `episodes` stays empty.
+    they are episodes only if `episodes` has none.
 
     Each folder is listed once; file names of frames are not kept. A folder with one feature is a
     feature of the folder above. A folder with several features is an episode, unless a folder
@@ -347,4 +347,4 @@ _FILE_KINDS: tuple[tuple[str, Callable[[str], bool]], ...] = (
     ("text", lambda name: is_text_name(name) and bool(_NUMBERED.fullmatch(Path(name).stem))),
     ("row", lambda name: is_text_name(name) or ending_of(name) == NPZ),
 )
-"""Kinds of files of a folder by name; the first that fits."""
+"""File kinds in a folder by name; the first that fits."""
