@@ -18,11 +18,10 @@ from seqrecord.loader.mixing.form import MixForm
 from seqrecord.loader.mixing.mix_loader import MixLoader
 from seqrecord.loader.mixing.mixed_batches import Join, joined_features
 from seqrecord.loader.mixing.mixed_rows import rows_of_mix
+from seqrecord.loader.mixing.planning import MixPlan, StoppingStrategy
 from seqrecord.loader.mixing.sources import (
     TUNING_OF_SOURCE,
-    MixPlan,
     SourceDataset,
-    StoppingStrategy,
     agreed_clip_len,
     check_source,
 )
@@ -255,7 +254,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
         If weights change by epoch: in the current one, or between iterations in the next one.
         """
-        return self._mix.schedule.shares(self._epochs.current)
+        return self._mix.planner.schedule.shares(self._epochs.current)
 
     @property
     def single_source_batches(self) -> bool:
@@ -312,8 +311,8 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     def __repr__(self) -> str:
         mix = self._mix
         how = "batches" if mix.alternate else "clips"
-        chosen = mix.epoch_clips
-        end = f"stopping_strategy={mix.stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
+        chosen, stop = mix.planner.epoch_clips, mix.planner.stop
+        end = f"stopping_strategy={stop!r}" if chosen is None else f"epoch of {chosen:,} clips"
         lines = [f"{type(self).__name__}({end}, shares of {how}"]
         shares = self.shares
         for name, loader in mix.loaders.items():
@@ -378,8 +377,10 @@ def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dic
     for dataset in datasets:
         sizes[dataset.source] += dataset.size
     for name, source in sources.items():
-        if isinstance(source, SeqRecordMix) and source._mix.epoch_clips is not None:
-            sizes[name] = replace(sizes[name], clips=source._mix.epoch_clips)
+        if not isinstance(source, SeqRecordMix):
+            continue
+        if (epoch_clips := source._mix.planner.epoch_clips) is not None:
+            sizes[name] = replace(sizes[name], clips=epoch_clips)
     return sizes
 
 
@@ -407,16 +408,16 @@ def _datasets(name: Any, source: Any) -> list[SourceDataset]:
     if isinstance(source, SeqRecordMix):
         mix = source._mix
         check_source(name, replace(mix.options, batch_size=None))
-        what, stop = f"stopping_strategy of source {name!r}", mix.stop
+        what, stop = f"stopping_strategy of source {name!r}", mix.planner.stop
         check(what, stop, stop == "first_exhausted", "none: that of the mix")
         problem = f"weights of source {name!r} change by epoch"
         raise_if(
-            not mix.schedule.is_constant,
+            not mix.planner.schedule.is_constant,
             problem,
             "weights by epoch of the outer mix, with the datasets as its sources",
             "a mix in a mix",
         )
-        shares = mix.schedule.shares(0)
+        shares = mix.planner.schedule.shares(0)
         return [
             SourceDataset(f"{name}/{inner}", name, loader.view, loader.options, shares[inner])
             for inner, loader in mix.loaders.items()

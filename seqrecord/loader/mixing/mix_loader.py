@@ -1,17 +1,14 @@
-"""MixLoader: plans the epochs of a mix, and makes the engines that run its sources."""
+"""MixLoader: runs the sources of a mix, and keeps its memory between epochs."""
 
 from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from fractions import Fraction
 from functools import partial
-from itertools import islice, pairwise
 from math import ceil
 from typing import Any
 
-import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
@@ -29,39 +26,31 @@ from seqrecord.loader.mixing.mixed_batches import (
     joined_features,
 )
 from seqrecord.loader.mixing.notices import warn_of_form
+from seqrecord.loader.mixing.planning import MixPlan, MixPlanner, StoppingStrategy
 from seqrecord.loader.mixing.sources import (
-    MixPlan,
     SourceDataset,
     SourceLoader,
     SourceRun,
     SourceStats,
-    StoppingStrategy,
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
-from seqrecord.loader.mixing.weights import Phase, WeightSchedule
+from seqrecord.loader.mixing.weights import WeightSchedule
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.memory import check_machine
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.memory import CONSUMER
-from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.loader.sampling.shard_batches import ShardBatches
-from seqrecord.loader.sampling.shares import Shares
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.units import raise_if
 
-_MOST_SLOTS = 1 << 60
-_MOST_PHASES = 64  # with shares in memory
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 
 
 class MixLoader:
-    """Plans epochs of a mix and runs them. Picklable. Implements `Loader`.
+    """Runs the planned epochs of a mix. Picklable. Implements `Loader`.
 
     Args:
         datasets: the datasets of its sources.
@@ -86,16 +75,14 @@ class MixLoader:
         epoch_clips: int | None = None,
     ) -> None:
         assert options.most_clips is not None
-        self.options, self.stop, self.join, self.form = options, stop, join, form
-        self.epoch_clips = epoch_clips
+        self.options, self.join, self.form = options, join, form
         self.batch_size = size = options.most_clips
-        self.draws = options.draws
-        self.schedule, shares = schedule, schedule.typical_shares()
+        shares = schedule.typical_shares()
         views = {dataset.name: dataset.view for dataset in datasets}
         features = joined_features(views, join)
         formed = form.views(views, shares, features)
         differing = differing_shapes(views, formed, features, alternate, form.own_units)
-        self.alternate = bool(alternate or differing)
+        self.alternate = alternate = bool(alternate or differing)
         check_sizes(views)
         frames = options.frames_per_batch
         problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
@@ -103,23 +90,24 @@ class MixLoader:
             "a number of clips; or sources of equal shapes, no number of batches, repeat or choose"
         )
         has_count = isinstance(stop, int) or epoch_clips is not None
-        got = f"stopping_strategy={stop!r}, single_source_batches={self.alternate}"
-        raise_if(frames is not None and (self.alternate or has_count), problem, expected, got)
-        self._unit = size if frames is None else 1  # slots that epochs are counted in
+        got = f"stopping_strategy={stop!r}, single_source_batches={alternate}"
+        raise_if(frames is not None and (alternate or has_count), problem, expected, got)
         self.loaders = {
             dataset.name: SourceLoader(
                 dataset,
                 formed[dataset.name],
                 options,
-                size if self.alternate else ceil(size * shares[dataset.name]),
+                size if alternate else ceil(size * shares[dataset.name]),
                 partial(self._limit_of, dataset.name),
                 1 / len(datasets),
             )
             for dataset in datasets
         }
         self._sources = list(self.loaders.values())
+        self.planners = tuple(source.planner for source in self._sources)
+        self.planner = MixPlanner(self.planners, schedule, options, stop, epoch_clips, alternate)
         numbered = dict(enumerate(self._sources))
-        alike = [dict([item]) for item in numbered.items()] if self.alternate else [numbered]
+        alike = [dict([item]) for item in numbered.items()] if alternate else [numbered]
         self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
         masks = form.camera_padding_masks
         self.batches = [
@@ -127,24 +115,18 @@ class MixLoader:
         ]
         warn_of_form(self.batches, shares, differing)
         self._memory = MixMemory.of(options, self.loaders, shares, self.batches)
-        self._places: dict[int, Shares] = {}  # by their key
-        self._given: dict[tuple[int, int, int], list[IntArray]] = {}  # before each phase
         self._done = {name: SourceStats() for name in views}  # in the last iteration
         self.prefetch, _ = self._memory.division(1)
-        for source in self._sources:
-            source.planner.plan_memory(1)  # a limit that is too small is an error here and now
-
-    @property
-    def planners(self) -> Sequence[Planner]:
-        """See `Loader`."""
-        return tuple(source.planner for source in self._sources)
+        for planner in self.planners:
+            planner.plan_memory(1)  # a limit that is too small is an error here and now
 
     def shared_arguments(self, epoch: int) -> dict[str, Any]:
         """See `Loader`."""
-        frames = self.options.frames_per_batch
+        planner, frames = self.planner, self.options.frames_per_batch
+        clips = planner.epoch_clips
         return {
-            "shares": self.schedule.describe(epoch),
-            "stopping_strategy": self.stop if (n := self.epoch_clips) is None else f"{n} clips",
+            "shares": planner.schedule.describe(epoch),
+            "stopping_strategy": planner.stop if clips is None else f"{clips} clips",
             "batch_size": self.batch_size,
             "seed": self.options.seed,
             "features": self.join,
@@ -166,62 +148,7 @@ class MixLoader:
         Epochs of a mix have no segments.
         """
         raise_if(bool(segments), "an epoch of a mix has segments", "none", segments)
-        phases, seed, worker = (
-            self.schedule.phases(epoch),
-            self.options.seed,
-            shard.index % shard.workers,
-        )
-        phase, num_slots = phases[-1], self._count(shard, phases[-1])
-        raise_if((epoch + 1) * num_slots >= _MOST_SLOTS, "an epoch that no mix comes to", got=epoch)
-        key = key_of(Purpose.MIX_BATCHES, seed, epoch)
-        batches = ShardBatches(self.batch_size, self.draws, key, worker, shard.workers)
-        first, num_batches = (epoch - phase.epoch) * num_slots, batches.count(num_slots)
-        shares, given = self._shares(phase, worker), self._given_before(phases, shard)
-        return MixPlan(shard, num_batches, batches, shares, self._turn, first, num_slots, given)
-
-    @property
-    def _turn(self) -> int:
-        """The clips that a source gives in its turn."""
-        return self._unit if self.alternate else 1
-
-    def _shares(self, phase: Phase, worker: int) -> Shares:
-        """The sources of the slots of a phase."""
-        place = (worker, phase.epoch) if phase.epoch else (worker,)
-        key = key_of(Purpose.MIX_SOURCES, self.options.seed, *place)
-        if key not in self._places:
-            if len(self._places) >= _MOST_PHASES:
-                self._places.clear()
-            self._places[key] = Shares(phase.counts, key)
-        return self._places[key]
-
-    def _given_before(self, phases: Sequence[Phase], shard: Shard) -> IntArray:
-        """The clips that each source has returned to a shard before the last of these phases."""
-        worker = shard.index % shard.workers
-        known = self._given.setdefault(
-            (shard.count, shard.workers, worker), [np.zeros(len(self.loaders), np.int64)]
-        )
-        for phase, following in islice(pairwise(phases), len(known) - 1, None):
-            num_slots = (following.epoch - phase.epoch) * self._count(shard, phase)
-            given = self._shares(phase, worker).given(num_slots // self._turn) * self._turn
-            known.append(known[-1] + given)
-        return known[len(phases) - 1]
-
-    def _count(self, shard: Shard, phase: Phase) -> int:
-        """The number of slots until sources have returned the clips of their first epochs."""
-        stop, workers, size = self.stop, shard.workers, self._unit
-        if self.epoch_clips is not None:  # a number of batches on each rank
-            stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
-        if isinstance(stop, int):
-            return size * ((stop + workers - 1 - shard.index % workers) // workers)
-        # A source with n clips and a share p returns its last clip within n / p slots.
-        total, slots = sum(phase.counts), list[Fraction]()
-        for planner, count in zip(self.planners, phase.counts, strict=True):
-            if count:
-                num_clips = max(1, -(-planner.clips(0).num_clips // shard.count))
-                slots.append(Fraction(num_clips * total, count))
-        if stop == "first_exhausted":
-            return size * max(1, int(min(slots) // size))
-        return size * int(-(-max(slots) // size))
+        return self.planner.plan(epoch, shard)
 
     def after_change(self, state: State) -> State:
         """See `Loader`: the remaining clips are skipped."""
@@ -262,8 +189,8 @@ class MixLoader:
             check_machine(nbytes + num_batches * self._memory.batch_bytes, "a mix")
         where = None if device is None else device.device
         needs = BufferNeeds((), {}, {}, self.batch_size, num_batches, where, in_worker)
-        if self.draws is not None:
-            needs = replace(needs, most_frames=self.draws.most_frames(self.batch_size))
+        if (draws := self.options.draws) is not None:
+            needs = replace(needs, most_frames=draws.most_frames(self.batch_size))
         buffers = [batches.buffers(needs, device) for batches in self.batches]
         begin = partial(self._begin, plan, buffers, threading.Lock())
         channel = Channel(num_batches - CONSUMER, stats, begin, batch, len(self._sources))

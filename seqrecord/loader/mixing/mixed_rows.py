@@ -6,7 +6,7 @@ import numpy as np
 
 from seqrecord.loader.engine.batches import Batch
 from seqrecord.loader.mixing.mix_loader import MixLoader
-from seqrecord.loader.mixing.sources import MixPlan
+from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.store.clips.frames import ClipKeys

@@ -1,21 +1,20 @@
-"""The sources of a mix: the slots that each fills, and its consecutive epochs."""
+"""The sources of a mix: their datasets, loaders and consecutive epochs."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import partial
-from typing import Any, Literal, TypeAlias
-
-import numpy as np
+from typing import Any
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.batches import Channel, OpenBatch
 from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.stats import EngineStats
+from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.mixing.weights import SourceSize
 from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.clip_loader import ClipLoader
@@ -23,16 +22,8 @@ from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.orders import find_order
-from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.random_order import Purpose, key_of
-from seqrecord.loader.sampling.runs import Shard
-from seqrecord.loader.sampling.shard_batches import DrawsByPlace, ShardBatches
-from seqrecord.loader.sampling.shares import Shares
-from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.units import raise_if
-
-StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
-"""The end of an epoch; see `SeqRecordMix`."""
 
 MIX_OPTIONS = ("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output")
 """Options of the mix; sources must not set them."""
@@ -138,71 +129,6 @@ def agreed_clip_len(datasets: Sequence[SourceDataset]) -> int | tuple[int, int]:
             got=", ".join(f"{one.name}: {one.options.clip_len}" for one in datasets),
         )
     return next(iter(drawn)) or 1
-
-
-@dataclass(frozen=True)
-class MixPlan:
-    """The batches of one shard of one epoch: the source of each slot.
-
-    The clips of a source are numbered over all epochs: each epoch of the mix continues at the end
-    of the last one. The slots of the shard are numbered over all epochs of a phase, in which the
-    weights do not change: the epoch has `num_slots`, from `first` on. Each source has returned
-    `given_before` clips before the phase, int64[sources].
-    """
-
-    shard: Shard
-    num_batches: int
-    batches: ShardBatches
-    shares: Shares
-    turn: int  # clips that a source gives in its turn: one, or a batch
-    first: int
-    num_slots: int
-    given_before: IntArray
-
-    def left(self, batch: int) -> int:
-        """The slots from a batch to the end of the epoch."""
-        return self.num_slots - min(self.batches.first_clip(batch), self.num_slots)
-
-    def draws(self, source: int, given: int, plan: Plan) -> DrawsByPlace:
-        """The draws for the clips of a source's plan, with `given` clips before it."""
-        return DrawsByPlace(
-            self.batches, lambda place: self._find(source, given + plan.numbers(place))[0]
-        )
-
-    def sources(self, batch: int) -> IntArray:
-        """The source of each slot of a batch; int64[batch_size]."""
-        found = self.shares.sources(self._turns_before(batch), self._turns_before(batch + 1))
-        return np.repeat(found, self.turn)
-
-    def given(self, batch: int) -> IntArray:
-        """The number of clips that each source has returned before a batch; int64[sources]."""
-        return self.given_before + self.shares.given(self._turns_before(batch)) * self.turn
-
-    def places(
-        self, source: int, given: int, clips: Sized, first: int
-    ) -> tuple[IntArray, IntArray]:
-        """Batch and slot of consecutive clips of a source, int64[n] each.
-
-        `first` is the number of the first clip in an epoch of the source, and `given` the number of
-        clips before that epoch.
-        """
-        return self._find(source, np.arange(given + first, given + first + len(clips)))
-
-    def _find(self, source: int, clips: IntArray) -> tuple[IntArray, IntArray]:
-        """Batch and slot of clips of a source by their numbers, int64[n] each."""
-        if not len(clips):
-            return clips, clips
-        turn, clip = np.divmod(clips - self.given_before[source], self.turn)
-        begin, end = int(turn.min()), int(turn.max()) + 1
-        turns = self.shares.slots(source, begin, end)
-        return self.batches.find(turns[turn - begin] * self.turn + clip - self._slots_before(0))
-
-    def _turns_before(self, batch: int) -> int:
-        return self._slots_before(batch) // self.turn
-
-    def _slots_before(self, batch: int) -> int:
-        """The slots before a batch of this epoch, in all epochs of the phase."""
-        return self.first + self.num_slots - self.left(batch)
 
 
 @dataclass

@@ -98,7 +98,7 @@ class MixSummary:
             columns |= batches.column_texts
             for name in batches.specs:
                 having = [one for one in batches.sources.values() if name in one.view.batch_arrays]
-                feature = _feature(batches, name, having[0], is_drawn=mix.draws is not None)
+                feature = _feature(batches, name, having[0], is_drawn=mix.options.draws is not None)
                 rows.setdefault(feature, []).extend(one.name for one in having)
         features = (MixFeatureSummary(*feature, tuple(some)) for feature, some in rows.items())
         return cls(
@@ -187,7 +187,7 @@ def _source(mix: MixLoader, number: int, source: SourceLoader) -> MixSourceSumma
     return MixSourceSummary(
         source.name,
         dataset.url,
-        float(mix.schedule.shares(0)[source.name]),
+        float(mix.planner.schedule.shares(0)[source.name]),
         source.planner.clips(0).num_clips,
         len(view.episode_rows),
         int(contents.index.num_frames[view.episode_rows].sum()),

@@ -16,7 +16,7 @@ from seqrecord.formats.export.lerobot_meta import TASK, TIMESTAMP
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.mixed_batches import differing_shapes, joined_features
-from seqrecord.loader.mixing.sources import StoppingStrategy
+from seqrecord.loader.mixing.planning import StoppingStrategy
 from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 from seqrecord.loader.pipes.collating import collate
 from seqrecord.robots.lerobot.items import STATISTICS, ImageTransforms, PlannedDataset

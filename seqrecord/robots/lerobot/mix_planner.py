@@ -13,7 +13,8 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.loader.mixing.mix import SeqRecordMix, mix_loader
 from seqrecord.loader.mixing.mix_loader import MixLoader
-from seqrecord.loader.mixing.sources import MixPlan, SourceLoader, StoppingStrategy
+from seqrecord.loader.mixing.planning import MixPlan, StoppingStrategy
+from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.pipes.loaders import SeqRecordIterableDataset
 from seqrecord.loader.pipes.option_values import Vector
 from seqrecord.loader.sampling.built_ins import skip_last
@@ -46,15 +47,15 @@ class MixPlanner:
         self._rows = {source.name: numbers.chosen_rows(source).tolist() for source in sources}
         self._sources = [*sources]
         problem, expected = "weights change by epoch", "constant weights in LeRobot's training"
-        raise_if(not loader.schedule.is_constant, problem, expected, "weights by epoch")
-        self._counts = dict(zip(loader.loaders, loader.schedule.counts_in(0), strict=True))
+        raise_if(not loader.planner.schedule.is_constant, problem, expected, "weights by epoch")
+        self._counts = dict(zip(loader.loaders, loader.planner.schedule.counts_in(0), strict=True))
         self.has_camera_masks = loader.form.camera_padding_masks
         self._options, self._join, self._form = loader.options, loader.join, loader.form
-        self._epoch_clips = loader.epoch_clips if stop is None else None
+        self._epoch_clips = loader.planner.epoch_clips if stop is None else None
         if self._epoch_clips is not None:  # of the selected episodes
             num_frames = sum(int(source.lengths.sum()) for source in sources)
             self._epoch_clips = self._epoch_clips * numbers.num_items // num_frames
-        self._stop = loader.stop if stop is None else stop
+        self._stop = loader.planner.stop if stop is None else stop
 
     def shown(self) -> str:
         """The sources with their shares."""
