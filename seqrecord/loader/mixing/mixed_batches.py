@@ -95,7 +95,7 @@ class MixedBatches:
                 if name in features:
                     kinds[number][name] = "a feature"
                     form.setdefault(name, view)  # of the first source with the feature
-            for column in view.columns:
+            for column in view.columns.in_table(view.samples.samples_in(0)):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
                 columns[column.name] = column

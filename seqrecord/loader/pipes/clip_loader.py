@@ -275,7 +275,7 @@ class ClipLoader:
         view, seed = self.view, self.planner.settings.seed
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
-        return view.fill_columns(clips, frames, drawn, *memory)
+        return view.columns.fill(clips, frames, drawn, *memory)
 
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""

@@ -53,6 +53,7 @@ class SelectedWindows:
             last one.
         span: the fewest frames of an episode with a clip.
         stored: the frames of each stored feature.
+        usual: the window of features without a window.
     """
 
     def __init__(
@@ -85,13 +86,13 @@ class SelectedWindows:
                 warn_once(notice)
         max_frames = None if options.span is None else options.most_frames
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
-        self._others: ClipWindow = excerpts or offsets
+        self.usual: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
         self._windows = {**by_feature, **self._looking(by_feature)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
-            all_windows = (self._others, *self._windows.values())
+            all_windows = (self.usual, *self._windows.values())
             offset_lists = [w.frame_offsets_at(rate) for w in all_windows for rate in self._rates]
             whole = OffsetWindow.of(np.unique(np.concatenate(offset_lists)), max_frames)
             self.stored = self._frames(dict.fromkeys(dataset.features, whole))
@@ -104,11 +105,6 @@ class SelectedWindows:
             self._reach[rate] = np.where(self.pads, 0, reach)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
-    @property
-    def usual(self) -> ClipWindow:
-        """The window of features without a window."""
-        return self._others
-
     def of_features(self, arrays: Mapping[str, str | None]) -> ClipFrames:
         """The frames of features: names to `None`, or of a mask to its feature, which has the same
         window.
@@ -118,9 +114,7 @@ class SelectedWindows:
         if self.requested:
             names = [name for name, mask_of in arrays.items() if mask_of is None]
             _check_features(self.requested, names)
-        return self._frames(
-            {n: self._windows.get(of or n, self._others) for n, of in arrays.items()}
-        )
+        return self._frames({n: self._windows.get(of or n, self.usual) for n, of in arrays.items()})
 
     def columns_of(
         self, windows: Mapping[str, ClipWindow], arrays: Mapping[str, ArraySpec]
@@ -156,7 +150,7 @@ class SelectedWindows:
             gaps = gaps.subset(np.isin(gaps.episode, self._selected))
             ahead = isinstance(request, Next)
             is_open = gaps.stop == num_frames[gaps.episode] if ahead else gaps.start == 0
-            window = windows.get(name, self._others)
+            window = windows.get(name, self.usual)
             nearest[name] = NearestWindow(
                 *(window, gaps, is_open, request.most),
                 has_unknown=request.unknown is not None,

@@ -68,7 +68,7 @@ class ClipsByNumber:
             draw = partial(view.draw, frames, seed, 0)
         batch, drawn = self._access.get().read(clips, frames, draw)
         features = squeeze(batch, view.squeezed)
-        columns, _ = view.fill_columns(clips, frames, drawn)
+        columns, _ = view.columns.fill(clips, frames, drawn)
 
         def whole() -> dict[str, Any]:
             values = for_users(features, view.nested)
@@ -90,7 +90,7 @@ class ClipsByNumber:
         view, frames = self._view, self._view.frames(0)
         draw = partial(view.draw, frames, 0, 0) if view.draws.is_any else None
         batch, drawn = self._access.get().read(clip, frames, draw)
-        columns, _ = view.fill_columns(clip, frames, drawn)
+        columns, _ = view.columns.fill(clip, frames, drawn)
         return {name: as_arrays(clips[0]) for name, clips in for_users(batch, ()).items()}, columns
 
 

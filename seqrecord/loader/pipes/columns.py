@@ -330,7 +330,10 @@ class ClipColumns:
         return [*self.origin, *steps, *self.constants, *self.metadata, *own]
 
     def check_names(
-        self, features: Collection[str], samples: SampleValues | None, reserved: Collection[str]
+        self,
+        features: Collection[str],
+        samples: SampleValues | None,
+        reserved: Collection[str] = (),
     ) -> None:
         """Raise `ClipError` if two entries of a batch have one name."""
         of_order = {*self.entries}.difference(features)

@@ -61,7 +61,7 @@ def bound_transform(
     if not isinstance(settings, FrameTransform):
         settings = FrameTransform(settings)
     transform = bind_schema(settings.function, dataset.features)
-    clip = samples.clips.locate(np.zeros(1, np.int64))
+    clip = samples.first_clip
     place = windows.find(next(iter(windows.windows)), clip).frames[:, 0]
     row, frame = (int(numbers[0]) for numbers in windows.stored_frames(clip.episode, place))
     key = dataset.contents.index.key(row)

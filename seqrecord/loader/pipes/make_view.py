@@ -29,7 +29,6 @@ from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_sam
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.orders import find_order
-from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
@@ -177,7 +176,6 @@ def _view(
         steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
     clip_frames = windows.of_features({n: spec.mask_of for n, spec in arrays.items()})
     check_tensors(arrays)
-    first = epochs.clips.locate(np.zeros(1, np.int64))
     draws = NoDraws(arrays)
     order = find_order(options.order) if isinstance(options, LoaderOptions) else None
     cameras_of_images: CameraColumns | None = None
@@ -185,14 +183,15 @@ def _view(
         from seqrecord.loader.pipes.camera_columns import CameraColumns
         from seqrecord.loader.pipes.camera_rigs import EpisodeRigs
 
-        row = int(clip_episodes.rows(first.episode)[0])
+        row = int(clip_episodes.rows(epochs.first_clip.episode)[0])
         rigs = EpisodeRigs.of(options.camera, dataset, arrays, row)
         cameras_of_images = CameraColumns(rigs, clip_frames.windows)
     if has_cameras or functions:
         from seqrecord.loader.pipes.draws import AugmentationSampler
 
         draws = AugmentationSampler(
-            *(cameras, arrays, dataset, clip_episodes, first.episode, cameras_of_images)
+            *(cameras, arrays, dataset, clip_episodes),
+            *(epochs.first_clip.episode, cameras_of_images),
         )
     view = View(
         dataset=dataset,
@@ -218,17 +217,15 @@ def _view(
         metadata=metadata,
         order_columns=order.columns if order is not None else (),
     )
-    view.check_names()
+    view.columns.check_names(view.batch_arrays, view.samples.samples_in(0))
     check_metadata(dataset.contents.index, view.episode_rows, metadata)
-    return _with_steps(options, view, functions, first)
+    return _with_steps(options, view, functions)
 
 
-def _with_steps(
-    options: ClipOptions, view: View, functions: tuple[ClipFunction, ...], first: ClipKeys
-) -> View:
+def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction, ...]) -> View:
     """Add functions, steps of vectors and the form of features. Raises `ClipError`."""
     if functions:
-        view = _with_functions(options, view, functions, first)
+        view = _with_functions(options, view, functions)
     if options.vectors:
         from seqrecord.loader.pipes.vectors import vector_steps
 
@@ -239,7 +236,8 @@ def _with_steps(
     view = _with_form(options, view)
     if functions or options.vectors or reserved:  # more names than at the first check
         own = {n for n, spec in view.dataset.features.items() if spec.kind == "intrinsics"}
-        view.check_names([name for name in reserved if name not in own])
+        others = [name for name in reserved if name not in own]
+        view.columns.check_names(view.batch_arrays, view.samples.samples_in(0), others)
     return view
 
 
@@ -270,12 +268,7 @@ def _check_cut(form: str, made: Mapping[str, ArraySpec], nested: Collection[str]
     raise_if(bool(varying), problem, 'ragged="list" or "pad"', ", ".join(varying))
 
 
-def _with_functions(
-    options: ClipOptions,
-    view: View,
-    functions: tuple[ClipFunction, ...],
-    first: ClipKeys,
-) -> View:
+def _with_functions(options: ClipOptions, view: View, functions: tuple[ClipFunction, ...]) -> View:
     """Add functions, called here with the first clip.
 
     Raises `ClipError` for clips of several shapes.
@@ -292,7 +285,8 @@ def _with_functions(
     from seqrecord.loader.pipes.clips_by_number import ClipsByNumber
 
     functions = tuple(bind_schema(function, view.dataset.features) for function in functions)
-    clip, clip_episodes = ClipsByNumber(view, 0).example(first), view.clip_episodes
+    first, clip_episodes = view.samples.first_clip, view.clip_episodes
+    clip = ClipsByNumber(view, 0).example(first)
     place = int(clip_episodes.rows(first.episode)[0]), int(clip_episodes.starts(first)[0])
     called = ClipFunctions.of(functions, view.dataset, *clip, *place, view.batch_arrays)
     arrays = {n: replace(spec, shape=spec.shape[1:]) for n, spec in called.made.items()}

@@ -185,6 +185,11 @@ class SampleEpochs:
         return samples.repeated(np.ceil(repeat).astype(np.int64))
 
     @cached_property
+    def first_clip(self) -> ClipKeys:
+        """The first clip of all epochs, to call functions with."""
+        return self.clips.locate(np.zeros(1, np.int64))
+
+    @cached_property
     def typical(self) -> ClipTable:
         """The clips from which the settings of all epochs are chosen."""
         if not self.rows_differ:

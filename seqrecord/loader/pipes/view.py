@@ -11,7 +11,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
@@ -193,13 +193,9 @@ class View:
 
     # ---- columns
 
-    @property
-    def columns(self) -> Sequence[ClipColumn]:
-        """The columns of batches of epoch 0."""
-        return self._columns.in_table(self.samples.samples_in(0))
-
     @cached_property
-    def _columns(self) -> ClipColumns:
+    def columns(self) -> ClipColumns:
+        """The columns of batches."""
         constants = [
             constant(name + DIM_IS_PAD, mask)
             for name, step in self.vectors.items()
@@ -224,14 +220,6 @@ class View:
             frozenset((*self.batch_arrays, *self.order_columns)),
         )
 
-    def check_names(self, reserved: Collection[str] = ()) -> None:
-        """Raise `ClipError` if two entries of a batch have one name."""
-        self._columns.check_names(self.batch_arrays, self.samples.samples_in(0), reserved)
-
-    def fill_columns(self, *arguments: Any) -> tuple[dict[str, Any], int]:
-        """See `ClipColumns.fill`."""
-        return self._columns.fill(*arguments)
-
     def draw(
         self,
         frames: ClipFrames,
@@ -248,7 +236,7 @@ class View:
         drawn = self.draws.draw(seed, epoch, clips, sources, **settings)
         if drawn.calls is None:
             return drawn
-        before_placement = replace(self._columns, constants=())
+        before_placement = replace(self.columns, constants=())
         columns, _ = before_placement.fill(clips, frames, drawn)
         return replace(drawn, calls=drawn.calls.with_columns(columns))
 
