@@ -27,7 +27,9 @@ import torch
 from benchmarks.tartanair.compare.recordings import Clip, Episode, Feature, Frame, Recordings
 from benchmarks.tartanair.loaders import arrays, records, streams
 from benchmarks.tartanair.loaders.base import (
+    REUSED_GRID,
     Batch,
+    Into,
     Loader,
     Read,
     Settings,
@@ -141,7 +143,7 @@ def read_wavs(make_decode: Callable[[], Callable[[str], Any]]) -> Callable[[Path
     def make_read(folder: Path, _settings: Settings) -> Read:
         files, decode = _files(folder), make_decode()
 
-        def read(clip: Clip) -> Frame:
+        def read(clip: Clip, _into: Into) -> Frame:
             frames = [decode(file) for file in files[clip.row : clip.row + clip.stop - clip.start]]
             return {FEATURE: np.stack(frames)}
 
@@ -219,9 +221,17 @@ class DaliTarEpochs(streams.DaliEpochs):
 
 # moto copies the whole file for each range.
 _prepare_records = partial(records.prepare_records, max_file_size=16 << 20)
-_SHARED = ("memmap", "hdf5", "tensordict", "dali-files", "dali-source", "webdataset")
+_SHARED = ("by-hand", "memmap", "hdf5", "tensordict", "dali-files", "dali-source", "webdataset")
+_EACH = "decoded for each clip"
 LOADERS = [
-    Loader("original", "original", link_originals, map_style(read_wavs(lambda: _decode))),
+    Loader(
+        "original",
+        "original",
+        link_originals,
+        map_style(read_wavs(lambda: _decode)),
+        frames=_EACH,
+        grid=REUSED_GRID,
+    ),
     *(
         Loader(
             name,
@@ -230,10 +240,20 @@ LOADERS = [
             map_style(read_wavs(decode)),
             needs=(name,),
             alone=name == "torchaudio",  # may fail to load
+            frames=_EACH,
+            grid=REUSED_GRID,
         )
         for name, decode in (("torchaudio", _torchaudio), ("soundfile", _soundfile))
     ),
-    Loader("dali-wav", "original", link_originals, DaliWavEpochs, needs=("nvidia.dali",)),
+    Loader(
+        "dali-wav",
+        "original",
+        link_originals,
+        DaliWavEpochs,
+        needs=("nvidia.dali",),
+        frames=_EACH,
+        grid=streams.THREADS,
+    ),
     Loader(
         "dali-webdataset",
         "webdataset",
@@ -241,6 +261,8 @@ LOADERS = [
         DaliTarEpochs,
         shuffles=("off", "buffer"),
         needs=("nvidia.dali", "webdataset"),
+        frames="decoded in each epoch",
+        grid=streams.THREADS,
     ),
     *(loader for loader in (*arrays.LOADERS, *streams.LOADERS) if loader.name in _SHARED),
     *(replace(loader, prepare=_prepare_records) for loader in records.LOADERS[:2]),

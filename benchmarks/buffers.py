@@ -1,7 +1,8 @@
 """Fill rates of buffers by page size and alignment: `python -m benchmarks.buffers [--mib 64]`.
 
 One thread fills buffers on huge and small pages that start at a page boundary, 64 bytes after it,
-or 16 bytes after it like large NumPy arrays. Fills are rows copied in random order, as in the
+or 16 bytes after it like large NumPy arrays; and new memory, as a loader does that allocates each
+batch. Fills are rows copied in random order, as in the
 gather of clips, and a file read from the page cache. Prints medians in GB/s; buffers alternate.
 """
 
@@ -34,24 +35,31 @@ def main() -> None:
     kinds = list(itertools.product((True, False), (0, 64, 16)))
     buffers = {kind: memory(nbytes, *kind) for kind in kinds}
     source, rows = memory(nbytes, True, 0), np.random.default_rng(0).permutation(ROWS)
-    times: dict[tuple[bool, int], list[tuple[float, float]]] = {kind: [] for kind in kinds}
+    times: dict[tuple[bool, int] | None, list[tuple[float, float]]]
+    times = {kind: [] for kind in (*kinds, None)}
     with tempfile.TemporaryFile() as file:
         file.write(source.data)
         file.flush()
         for _ in range(REPEATS):
-            for kind, buffer in buffers.items():
+            for kind in times:
                 begin = time.perf_counter()
+                buffer = buffers[kind] if kind in buffers else np.empty(nbytes, np.uint8)
                 out = buffer.reshape(ROWS, -1)
                 np.take(source.reshape(ROWS, -1), rows, axis=0, out=out, mode="clip")
+                if kind is None:
+                    buffer = np.empty(nbytes, np.uint8)
                 middle = time.perf_counter()
                 os.preadv(file.fileno(), [buffer.data], 0)
                 times[kind].append((middle - begin, time.perf_counter() - middle))
     lines = []
-    for (huge, offset), pairs in times.items():
+    for kind, pairs in times.items():
         rates = [
             f"{nbytes / statistics.median(each) / 1e9:.1f}" for each in zip(*pairs, strict=True)
         ]
-        lines.append(["2 MiB" if huge else "4 KiB", f"{offset}", *rates])
+        if kind is None:
+            lines.append(["new memory", "", *rates])
+        else:
+            lines.append(["2 MiB" if kind[0] else "4 KiB", f"{kind[1]}", *rates])
     print(machine())
     print(markdown(["pages", "bytes past a page", "rows copied, GB/s", "file read, GB/s"], lines))
 

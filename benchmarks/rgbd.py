@@ -22,14 +22,18 @@ from benchmarks.tartanair.camera import Intrinsics, camera_path
 from benchmarks.tartanair.compare.recordings import Clip, Episode, Feature, Frame, Recordings
 from benchmarks.tartanair.loaders import arrays, records
 from benchmarks.tartanair.loaders.base import (
+    REUSED_GRID,
     Batches,
+    Into,
     Loader,
     Read,
     Settings,
     link_originals,
+    load_features,
     map_style,
+    memory_of,
 )
-from benchmarks.tartanair.loaders.streams import Window, collate, tar_batches, windows
+from benchmarks.tartanair.loaders.streams import IN_PROCESS, Window, collate, tar_batches, windows
 from benchmarks.tartanair.render import render
 from benchmarks.tartanair.scene import RING, Scene
 
@@ -152,7 +156,7 @@ def read_files(*, cached: bool) -> Callable[[Path, Settings], Read]:
 
         frame = lru_cache(CACHED_FRAMES)(read_frame) if cached else read_frame
 
-        def read(clip: Clip) -> Frame:
+        def read(clip: Clip, _into: Into) -> Frame:
             frames = [frame(clip.episode, index) for index in range(clip.start, clip.stop)]
             return {name: np.stack([f[name] for f in frames]) for name in settings.features}
 
@@ -168,7 +172,7 @@ def read_resized(
 
     def make(folder: Path, settings: Settings) -> Read:
         read = make_read(folder, settings)
-        return lambda clip: resize_clip(read(clip))
+        return lambda clip, _into: resize_clip(read(clip, None))
 
     return make
 
@@ -223,33 +227,86 @@ def _to_windows(samples: Iterable[dict[str, Any]], settings: Settings) -> Iterat
     return windows(frames(), settings)
 
 
+def resized(features: Mapping[str, Feature]) -> dict[str, Feature]:
+    """Dtypes and shapes of the frames of clips."""
+    dtypes = {IMAGE: "|u1", DEPTH: "<f4"}
+    return {n: Feature(dtypes[n], (*SIZE, *f.shape[2:])) for n, f in features.items()}
+
+
+_map_style = partial(map_style, delivered=resized)
+
+
 def open_tars(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
     return tar_batches(
         sorted(map(str, folder.glob("*.tar"))),
         settings,
         to_clips=partial(_to_windows, settings=settings),
-        collate=partial(collate, features=settings.features),
+        collate=partial(
+            collate, memory=memory_of(resized(load_features(folder, settings.features)), settings)
+        ),
         wanted=partial(_wanted, features=settings.features),
     )
 
 
 _STREAM = partial(records.open_stream, frame_transform=resize)
 _CHAIN = partial(records.open_chain, clip_transform=_resize_tensors)
+_FULL_SIZE = arrays.write_arrays(arrays.make_memmaps)
+_RAW = "mapped, resized for each clip"
+_EACH = "decoded for each clip"
+
+
+def prepare_resized(recordings: Recordings, folder: Path, _settings: Settings) -> None:
+    """Memory maps of resized frames."""
+    features = resized(recordings.features)
+    specs = {n: ((recordings.num_frames, *f.shape), f.dtype) for n, f in features.items()}
+    maps = arrays.make_memmaps(folder, specs)
+    for row, frame in enumerate(recordings.rows()):
+        for name, pixels in resize(frame).items():
+            maps[name][row] = pixels
+
+
 LOADERS = [
-    Loader("original", "original", link_originals, map_style(read_files(cached=False))),
-    Loader("lru-cache", "original", link_originals, map_style(read_files(cached=True))),
+    Loader(
+        "original",
+        "original",
+        link_originals,
+        _map_style(read_files(cached=False)),
+        frames=_EACH,
+        grid=REUSED_GRID,
+    ),
+    Loader(
+        "lru-cache",
+        "original",
+        link_originals,
+        _map_style(read_files(cached=True)),
+        frames="cached, of each worker",
+        grid=REUSED_GRID,
+    ),
+    Loader(
+        "by-hand",
+        "memmap-resized",
+        prepare_resized,
+        arrays.open_by_hand,
+        shuffles=("full",),
+        frames="mapped",
+        grid=arrays.BY_HAND_GRID,
+    ),
     Loader(
         "memmap",
         "memmap",
-        arrays.write_arrays(arrays.make_memmaps),
-        map_style(read_resized(arrays.read_slices(arrays.open_memmaps))),
+        _FULL_SIZE,
+        _map_style(read_resized(arrays.read_slices(arrays.open_memmaps))),
+        frames=_RAW,
+        grid=REUSED_GRID,
     ),
     Loader(
         "lmdb",
         "lmdb",
         arrays.prepare_lmdb,
-        map_style(read_resized(arrays.read_frames(arrays.open_lmdb))),
+        _map_style(read_resized(arrays.read_frames(arrays.open_lmdb))),
         needs=("lmdb",),
+        frames=_RAW,
+        grid=REUSED_GRID,
     ),
     Loader(
         "webdataset",
@@ -258,6 +315,8 @@ LOADERS = [
         open_tars,
         shuffles=("off", "buffer"),
         needs=("webdataset",),
+        frames="decoded in each epoch",
+        grid=IN_PROCESS,
     ),
     records.make_loader("seqrecord", _STREAM),
     records.make_loader(

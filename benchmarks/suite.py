@@ -1,8 +1,10 @@
 """Command line of a benchmark: runs rows selected by patterns; writes raw JSON and a page.
 
 Each result is saved as JSON at once. `--rows` takes patterns of row names. `--resume` keeps rows
-measured by the last run in FOLDER; `--keep` keeps its rows outside `--rows`. `--report` writes
-the page of the last run and runs nothing.
+measured by the last run in FOLDER at the same commit; `--keep` keeps its rows outside `--rows`.
+`--report` writes the page of the last run and runs nothing. `--to` publishes, unless
+`benchmarks.checks` refuses: a tree with changes, missing repeats, rows above their ceiling.
+`--draft` publishes without these checks; tests refuse to keep such a page.
 """
 
 from __future__ import annotations
@@ -10,23 +12,28 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
 from pathlib import Path
 from typing import Any
 
-from benchmarks.timing import Result, Results, commit, machine
+from benchmarks.checks import faults, is_of_this_method
+from benchmarks.timing import METHOD, REPEATS, Result, Results, commit, digests, machine
 
-__all__ = ["Run", "Suite", "make_parser"]
+__all__ = ["Ceiling", "Run", "Suite", "make_parser"]
 
 Run = Callable[[], Result] | str
 """Runs a row in its own process, or is the reason that it cannot run."""
+
+Ceiling = Callable[[], Mapping[str, float]]
+"""Measures the machine's best rates, by the name of the limit."""
 
 Page = Callable[[Mapping[str, Any]], str]
 _SHOWN = 8  # figures per result in the progress output
 
 
-def make_parser(doc: str | None, *, repeats: int = 3) -> argparse.ArgumentParser:
+def make_parser(doc: str | None, *, repeats: int = REPEATS) -> argparse.ArgumentParser:
     """Parser with the arguments common to all benchmarks; `doc` is the module's docstring."""
     parser = argparse.ArgumentParser(description=(doc or "").split("\n")[0])
     parser.add_argument("folder", type=Path, help="data and results")
@@ -36,24 +43,32 @@ def make_parser(doc: str | None, *, repeats: int = 3) -> argparse.ArgumentParser
     parser.add_argument("--keep", action="store_true", help="keep results outside --rows")
     parser.add_argument("--report", action="store_true", help="write the last run's page only")
     parser.add_argument("--to", type=Path, help="folder for copies of JSON and page")
+    parser.add_argument("--draft", action="store_true", help="publish without the checks")
     return parser
 
 
 class Suite:
     """Results of a benchmark's rows, kept in FOLDER/NAME.json after each row.
 
-    `settings` must be the same in a run that `--resume` or `--keep` continues.
+    `settings` and the commit must be the same in a run that `--resume` or `--keep` continues.
+    `code` are paths of the repository: a page is old if they have changed.
     """
 
     def __init__(
-        self, options: argparse.Namespace, settings: Mapping[str, Any], name: str = "results"
+        self,
+        options: argparse.Namespace,
+        settings: Mapping[str, Any],
+        name: str = "results",
+        *,
+        code: Iterable[str] = (),
     ) -> None:
         self.options = options
         self.folder: Path = options.folder.resolve()
         self.folder.mkdir(parents=True, exist_ok=True)
         self._file = f"{name}.json"
         self.document: dict[str, Any] = {"machine": machine(), "commit": commit()}
-        self.document |= {"settings": dict(settings), "rows": {}}
+        self.document |= {"method": METHOD, "code": digests(code), "repeats": options.repeats}
+        self.document |= {"minutes": {}, "settings": dict(settings), "rows": {}}
         is_continued = options.resume or options.keep
         if options.report or (is_continued and (self.folder / self._file).exists()):
             self._load()
@@ -66,15 +81,16 @@ class Suite:
         new = self.document
         if (was := last["settings"]) != (now := json.loads(json.dumps(new["settings"]))):
             raise SystemExit(f"settings were {was} and are {now} now: use another folder")
-        if new["commit"] not in last["commit"]:
-            last["commit"] += f", {new['commit']}"
+        if (was := last["commit"]) != (now := new["commit"]):
+            raise SystemExit(f"results are of commit {was}, not of {now}: use another folder")
         again = self.options.keep and not self.options.resume
         rows: Results = {}
         for name, runs in last["rows"].items():
             ran = [run for run in runs if not (run.get("error") or run.get("skipped"))]
             if not (again and self.is_wanted(name)) and (ran or not self.is_wanted(name)):
                 rows[name] = ran or runs  # skipped and failed rows run again
-        self.document = {**last, "rows": rows}
+        self.document = {**new, "minutes": last.get("minutes", {}), "rows": rows}
+        self.document |= {n: value for n, value in last.items() if n not in self.document}
 
     @property
     def rows(self) -> Results:
@@ -86,9 +102,12 @@ class Suite:
         patterns = self.options.rows
         return any(fnmatch(name, pattern) for name in names for pattern in patterns)
 
-    def take(self, name: str, run: Callable[[], Result]) -> None:
-        """Run a row once and keep its result."""
-        result = run()
+    def take(self, name: str, run: Callable[[], Result], part: str = "rows") -> None:
+        """Run a row once and keep its result; its minutes are added to those of `part`."""
+        begin = time.monotonic()
+        result = {**run(), "commit": self.document["commit"]}
+        minutes: dict[str, float] = self.document["minutes"]
+        minutes[part] = minutes.get(part, 0.0) + (time.monotonic() - begin) / 60
         self.rows.setdefault(name, []).append(result)
         plain = {n: v for n, v in result.items() if isinstance(v, (int, float, str)) and v}
         shown = {n: plain[n] for n in [*plain][:_SHOWN]}
@@ -99,14 +118,24 @@ class Suite:
         """Jobs selected by `--rows`."""
         return {name: job for name, job in jobs.items() if self.is_wanted(name)}
 
-    def take_turns(self, jobs: Mapping[str, Run], repeats: int | None = None) -> None:
-        """Run all rows once before repeating any. A string is the reason that a row cannot run."""
+    def take_turns(
+        self,
+        jobs: Mapping[str, Run],
+        repeats: int | None = None,
+        *,
+        ceiling: Ceiling | None = None,
+        part: str = "rows",
+    ) -> None:
+        """Run all rows once before repeating any. A string is the reason that a row cannot run.
+
+        With `ceiling`, it is measured before and after each row, which keeps the higher ones.
+        """
         for turn in range(self.options.repeats if repeats is None else repeats):
             for name, run in jobs.items():
                 if isinstance(run, str):
                     self.rows[name] = [{"skipped": run}]
                 elif len(self.rows.get(name, ())) <= turn:
-                    self.take(name, run)
+                    self.take(name, _between(run, ceiling) if ceiling else run, part)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)
@@ -115,7 +144,22 @@ class Suite:
     def publish(self, page: Page, title: str = "RESULTS") -> None:
         """Write JSON and TITLE.md into FOLDER and the folder of `--to`, and print the page."""
         text = page(self.document)
+        is_checked = self.options.to and not self.options.draft
+        if is_checked and is_of_this_method(self.document) and (reasons := faults(self.document)):
+            self.save(self.folder)
+            raise SystemExit("not published: " + "; ".join(reasons))
         for folder in filter(None, (self.folder, self.options.to)):
             self.save(folder)
             (folder / f"{title}.md").write_text(text)
         print(text)
+
+
+def _between(run: Callable[[], Result], ceiling: Ceiling) -> Callable[[], Result]:
+    """The row between two measurements of its ceiling."""
+
+    def measured() -> Result:
+        before, result = ceiling(), run()
+        after = ceiling()
+        return {**result, "ceiling": {n: max(rate, after[n]) for n, rate in before.items()}}
+
+    return measured

@@ -1,8 +1,14 @@
-"""Shared by all benchmarks: row processes, CPU and memory meters, tables."""
+"""Shared by all benchmarks: row processes, CPU and memory meters, tables.
+
+The method of all tables: a window is a whole epoch, or at least `LEAST` batches after the first
+`SKIPPED`; CPU seconds are those of the window, divided by its batches and never scaled; rows
+alternate, `REPEATS` times, and a table has their median and range.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import hashlib
 import json
 import os
 import platform
@@ -23,12 +29,17 @@ import numpy as np
 import psutil
 
 __all__ = [
+    "LEAST",
+    "METHOD",
     "PAGE",
+    "REPEATS",
+    "SKIPPED",
     "MemoryWatch",
     "Result",
     "Results",
     "answer",
     "commit",
+    "digests",
     "drop_page_cache",
     "files_of",
     "machine",
@@ -37,13 +48,20 @@ __all__ = [
     "number",
     "once",
     "quotient",
+    "ranged",
     "reason",
+    "relation",
     "run_job",
     "size_of",
     "touch",
     "usage",
     "warm",
 ]
+
+METHOD = 2  # of this module; documents without it are of the earlier one
+REPEATS = 5
+SKIPPED = 5  # batches before a window that is no whole epoch
+LEAST = 30  # batches in such a window
 
 PAGE = 4096
 ROOT = Path(__file__).parents[1]
@@ -67,6 +85,20 @@ def commit() -> str:
         return subprocess.check_output(command, cwd=ROOT, text=True).strip()
     except (OSError, subprocess.CalledProcessError):
         return "unknown"
+
+
+def digests(paths: Iterable[str]) -> dict[str, str]:
+    """A digest of the Python files at or below each path of the repository."""
+    found: dict[str, str] = {}
+    for path in paths:
+        place = ROOT / path
+        files = [place] if place.is_file() else sorted(place.rglob("*.py"))
+        content = hashlib.sha256()
+        for file in files:
+            if "tests" not in file.relative_to(ROOT).parts:
+                content.update(f"{file.relative_to(ROOT)}\0".encode() + file.read_bytes() + b"\0")
+        found[path] = content.hexdigest()[:16]
+    return found
 
 
 # ---- row processes
@@ -270,6 +302,28 @@ def median(runs: Iterable[Result], key: str) -> float | None:
     """Median over the runs that have the key; `None` if none has it."""
     values = [run[key] for run in runs if key in run]
     return statistics.median(values) if values else None
+
+
+def ranged(runs: Sequence[Result], key: str, form: str = "", unit: float = 1) -> str:
+    """Median over the runs, and their lowest and highest value: `5.0 (4.8 to 5.1)`."""
+    values = [run[key] for run in runs if key in run]
+    middle = number(median(runs, key), form, unit)
+    if len(values) < 2:
+        return middle
+    low, high = (number(value, form, unit) for value in (min(values), max(values)))
+    return f"{middle} ({low} to {high})"
+
+
+def relation(ours: Iterable[Result], theirs: Iterable[Result], key: str) -> str:
+    """`ahead`, `behind` or `level`, where higher is ahead.
+
+    Rows are level if their ranges overlap; of single runs, if they differ by less than a tenth.
+    """
+    one, other = ([run[key] for run in runs if key in run] for runs in (ours, theirs))
+    margin = 1.1 if min(len(one), len(other)) < 2 else 1.0
+    if min(one) > max(other) * margin:
+        return "ahead"
+    return "behind" if max(one) * margin < min(other) else "level"
 
 
 def quotient(one: float | None, other: float | None, unit: float = 1) -> float | None:

@@ -23,6 +23,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from benchmarks.checks import header
 from benchmarks.lerobot.cell import CELLS, Cell
 from benchmarks.lerobot.data import (
     NO_LEROBOT,
@@ -31,6 +32,7 @@ from benchmarks.lerobot.data import (
     describe,
     python_environment,
 )
+from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.tartanair.compare.limits import copy_rate
 from benchmarks.timing import Result, Results, markdown, median, number, quotient, reason, run_job
@@ -70,7 +72,7 @@ def run(options: argparse.Namespace) -> Suite:
     names = ("batch", "seconds", "threads", "memory", "repeats")
     settings: dict[str, Any] = {name: getattr(options, name) for name in names}
     settings |= {"versions": _versions(options.lerobot), "dataset": describe(root)}
-    suite = Suite(options, settings)
+    suite = Suite(options, settings, code=code_of("lerobot/RESULTS.md"))
     rate = partial(copy_rate, 16 * settings["dataset"]["frame_bytes"], threads=options.threads)
     suite.document["copy_rate"] = suite.document.get("copy_rate") or rate()
     wanted = suite.is_wanted(*(f"seqrecord/{cell}/azurite" for cell in CELLS))
@@ -256,6 +258,7 @@ def page(document: Mapping[str, Any]) -> str:
     values = {
         **dataset,
         **settings,
+        "header": header(document),
         "versions": versions or "none: no row of it ran",
         "frames": f"{dataset['frames']:,}",
         "height": height,
@@ -270,7 +273,7 @@ def page(document: Mapping[str, Any]) -> str:
         "trials": _trials(results),
         "reasons": _reasons(results),
     }
-    return Path(__file__).with_name("template.md").read_text().format(**document, **values)
+    return Path(__file__).with_name("template.md").read_text().format(**{**document, **values})
 
 
 def _figures(document: Mapping[str, Any]) -> str:

@@ -20,6 +20,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.checks import header
 from benchmarks.lerobot.cell import Cell
 from benchmarks.lerobot.data import (
     NO_LEROBOT,
@@ -29,6 +30,7 @@ from benchmarks.lerobot.data import (
     make_linked,
     python_environment,
 )
+from benchmarks.pages import code_of
 from benchmarks.suite import Suite, make_parser
 from benchmarks.timing import (
     Result,
@@ -75,7 +77,7 @@ def _run(options: argparse.Namespace) -> Suite:
     root, records = dataset_at(options, folder)
     settings = {name: getattr(options, name) for name in (*_READING, "repeats", "linked")}
     settings["dataset"] = describe(root)
-    suite = Suite(options, settings, "in_place")
+    suite = Suite(options, settings, "in_place", code=code_of("lerobot/IN_PLACE.md"))
     cameras = settings["dataset"]["names"]
     reading = {"cameras": cameras, **{name: settings[name] for name in _READING}}
     with tempfile.TemporaryDirectory(dir=folder) as scratch:
@@ -229,6 +231,7 @@ def page(document: Mapping[str, Any]) -> str:
     episodes, files, frames = settings["linked"]
     values = {
         **settings,
+        "header": header(document),
         "frames": f"{dataset['frames']:,}",
         "cameras": dataset["cameras"],
         "size": f"{dataset['bytes'] / 1e6:.1f}",
@@ -237,7 +240,8 @@ def page(document: Mapping[str, Any]) -> str:
         "clips": _clips(document),
         "first": _firsts(document),
     }
-    return Path(__file__).with_name("in_place_template.md").read_text().format(**document, **values)
+    template = Path(__file__).with_name("in_place_template.md").read_text()
+    return template.format(**{**document, **values})
 
 
 def _indexes(document: Mapping[str, Any]) -> str:

@@ -32,6 +32,8 @@ from typing import Any, NamedTuple
 
 import psutil
 
+from benchmarks.checks import header
+from benchmarks.pages import code_of
 from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair.cloud_services import Service, cpu_seconds, make_index, serve
 from benchmarks.tartanair.generate import generate
@@ -101,7 +103,7 @@ def main() -> None:
         "write_frames": {codecs: n * options.write_frames for codecs, n in WRITES.items()},
         "cores": {"rows": len(cores) // 2 or 1, "services": len(cores) - len(cores) // 2},
     }
-    suite = Suite(options, settings, "cloud")
+    suite = Suite(options, settings, "cloud", code=code_of("tartanair/CLOUD.md"))
     if not options.report:
         tree = suite.folder / "tree"
         once(tree, lambda root: generate(root, episodes=[options.frames // 4] * 4))
@@ -330,6 +332,7 @@ def page(document: Mapping[str, Any]) -> str:
     values = {
         **settings,
         **settings["services"],
+        "header": header(document),
         "rest": settings["cores"]["services"],
         "cores": settings["cores"]["rows"],
         "consumer": f"{settings['consumer_seconds'] * 1000:.0f}",
@@ -341,7 +344,7 @@ def page(document: Mapping[str, Any]) -> str:
         "figures": _figures(rows),
         "all_rows": _all_rows(rows),
     }
-    return template.format(**document, **values)
+    return template.format(**{**document, **values})
 
 
 def _figures(results: Results) -> str:
@@ -354,7 +357,7 @@ def _figures(results: Results) -> str:
         line = [figure.name, "" if figure.target is None else f"{sign} {figure.target:g}"]
         for place in places:
             value = figure.values.get(place)
-            shown = number(value)
+            shown = number(value, ".3f" if figure.name.count(" / ") else "")
             is_short = value is not None and not figure.is_reached(place)
             line.append(f"**{shown}**" if is_short else shown)
         lines.append(line)

@@ -86,6 +86,7 @@ def page(document: Mapping[str, Any]) -> str:
     drawn = "\n\n".join(f"![{name}]({name}.png)" for name in _DRAWINGS)
     template = Path(__file__).with_name("order_template.md").read_text()
     return template.format(
+        commit=document["commit"],
         shown=shown,
         seeds=seeds,
         drawn=drawn,

@@ -27,6 +27,7 @@ from torch.nn import functional
 from tqdm import tqdm
 
 import seqrecord
+from benchmarks.pages import code_of
 from benchmarks.suite import Suite, make_parser
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.order_report import REFERENCE, STUDENT_T, draw, page
@@ -262,7 +263,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     setup = Setup(options.scenes, options.frames, options.epochs, options.buffer)
     settings = {**asdict(setup), "clips": setup.num_clips, "clip_len": CLIP_LEN}
     settings |= {"batch_size": BATCH_SIZE, "curve_steps": CURVE_STEPS, "torch": torch.__version__}
-    suite = Suite(options, settings, "order_training")
+    code = code_of("tartanair/order_training.md")
+    suite = Suite(options, settings, "order_training", code=code)
     if not options.report:
         records = prepare(suite.folder, setup)
         frames = {episodes: Frames(records, episodes) for episodes in (TRAIN, VALID)}

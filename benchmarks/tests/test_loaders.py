@@ -79,6 +79,9 @@ def problems(
         {"shuffle": "full", "workers": 0},
         {"shuffle": "full", "workers": 2},
         {"features": ("depth_left", "image_left")},
+        {"shuffle": "full", "reused": True},
+        {"shuffle": "full", "reused": True, "threads": 2},
+        {"shuffle": "buffer", "reused": True},
     ],
 )
 def test_clips_equal_the_baseline(

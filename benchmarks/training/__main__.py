@@ -30,7 +30,9 @@ from typing import Any
 
 import numpy as np
 
+from benchmarks.checks import header
 from benchmarks.lerobot.data import add_arguments, python_environment
+from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.tartanair.cloud_line import Line
 from benchmarks.tartanair.cloud_services import NARROW, serve
@@ -55,7 +57,8 @@ __all__ = ["main", "names", "page"]
 def main(arguments: Sequence[str] | None = None) -> None:
     options = _parse(arguments)
     shared = ("frames", "seconds", "repeats", "workers")
-    suite = Suite(options, {name: getattr(options, name) for name in shared})
+    settings = {name: getattr(options, name) for name in shared}
+    suite = Suite(options, settings, code=code_of("training/RESULTS.md"))
     if not options.report:
         calls = suite.document.setdefault("calls", {step: calls_of(step) for step in STEPS})
         with ExitStack() as stack:
@@ -213,8 +216,8 @@ def page(document: Mapping[str, Any]) -> str:
         .with_name("template.md")
         .read_text()
         .format(
-            **document,
-            **settings,
+            **document | settings,
+            header=header(document),
             tables="\n\n".join(tables),
             loaders="\n".join(f"- `{n}`: {LOADERS[n].note}." for n in LOADERS if n in shown),
             skipped=SKIPPED,

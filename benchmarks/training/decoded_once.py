@@ -1,11 +1,10 @@
 """Decoded frames and CPU seconds by epoch: other loaders, hand-made ones and ours on one video.
 
-    python -m benchmarks.training.decoded_once FOLDER [--to benchmarks/training --readme README.md]
+    python -m benchmarks.training.decoded_once FOLDER [--to benchmarks/training]
 
 LeRobot writes a dataset of each size into FOLDER unless it exists; each loader then runs all epochs
-in its own process. Results are decoded_once.json and DECODED_ONCE.md; `--readme` replaces the table
-of the first figure. `make lerobot-env` creates the Python for this command and the
-default of `--lerobot`.
+in its own process. Results are decoded_once.json and DECODED_ONCE.md. `make lerobot-env` creates
+the Python for this command and the default of `--lerobot`.
 """
 
 from __future__ import annotations
@@ -21,13 +20,15 @@ from pathlib import Path
 from typing import Any
 
 import seqrecord
+from benchmarks.checks import header
 from benchmarks.lerobot.data import LEROBOT, convert, describe, generate, python_environment
+from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.timing import Results, markdown, once, run_job
 from benchmarks.training.epochs import MEMORY, ROWS, EpochsJob, Row
 from benchmarks.training.trainings import ACTIONS, TRAININGS, cut, write_arrays
 
-__all__ = ["CASES", "headline", "main", "page"]
+__all__ = ["CASES", "HEADLINE", "epochs_of", "main", "page", "shown_epochs"]
 
 CASES: dict[str, tuple[int, int, tuple[int, int] | None]] = {
     "96x128": (96, 128, None),
@@ -49,7 +50,6 @@ FOLDERS = {
 """Folders of the forms of the data; `ROWS` has the form that each loader reads."""
 
 _LEAST_MEMORY = 64 << 20
-_MARKS = "<!-- decoded once -->\n", "<!-- end of decoded once -->\n"
 _NEAR = {"samples": 0.0, "actions": 1e-6, "pixels": 0.03}  # pixels of JPEG and other filters
 
 
@@ -60,19 +60,15 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--epochs", type=int, default=3)
     parser.add_argument("--workers", type=int, default=2, help="of loaders except seqrecord")
     parser.add_argument("--lerobot", type=Path, default=LEROBOT, help="a Python with lerobot")
-    parser.add_argument("--readme", type=Path, help="file with the table of the first figure")
     options = parser.parse_args(arguments)
     shared = ("episodes", "frames", "epochs", "workers")
-    suite = Suite(options, {name: getattr(options, name) for name in shared}, "decoded_once")
+    settings = {name: getattr(options, name) for name in shared}
+    code = code_of("training/DECODED_ONCE.md")
+    suite = Suite(options, settings, "decoded_once", code=code)
     if not options.report:
         suite.take_turns(suite.wanted(dict(_jobs(suite))))
         for case in CASES:
             _check_samples(case, suite.rows)
-    if options.readme:
-        before, _, rest = options.readme.read_text().partition(_MARKS[0])
-        after = rest.partition(_MARKS[1])[2]
-        text = "".join((before, _MARKS[0], headline(suite.document), _MARKS[1], after))
-        options.readme.write_text(text)
     suite.publish(page, "DECODED_ONCE")
 
 
@@ -149,15 +145,15 @@ def _pack(found: Mapping[str, Path], size: tuple[int, int], to: Path) -> None:
 
 def _check_samples(case: str, results: Results) -> None:
     """Raise `ValueError` unless all loaders gave the same samples in each epoch."""
-    wanted = _epochs(results, case, "seqrecord")
+    wanted = epochs_of(results, case, "seqrecord")
     for loader in ROWS:
-        for one, ours in zip(_epochs(results, case, loader), wanted, strict=False):
+        for one, ours in zip(epochs_of(results, case, loader), wanted, strict=False):
             for name, near in _NEAR.items():
                 if not math.isclose(one[name], ours[name], rel_tol=near, abs_tol=1e-3):
                     raise ValueError(f"{case}/{loader}: {name} {one[name]}, not {ours[name]}")
 
 
-def _epochs(results: Results, case: str, loader: str) -> list[dict[str, float]]:
+def epochs_of(results: Results, case: str, loader: str) -> list[dict[str, float]]:
     [run] = results.get(f"{case}/{loader}", [{}])
     found: list[dict[str, float]] = run.get("epochs", [])
     return found
@@ -166,25 +162,13 @@ def _epochs(results: Results, case: str, loader: str) -> list[dict[str, float]]:
 # ---- the page
 
 
-def headline(document: Mapping[str, Any]) -> str:
-    """The table of README.md."""
-    shown = _shown(document)
-    lines = [
-        [row.name, *(f"{_seconds(epochs[i])} ({_count(epochs[i])})" for i in shown)]
-        for loader, row in ROWS.items()
-        if (epochs := _epochs(document["rows"], HEADLINE, loader))
-    ]
-    columns = ["CPU seconds (frames decoded)", *(f"epoch {i + 1}" for i in shown)]
-    return markdown(columns, lines) + "\n"
-
-
 def page(document: Mapping[str, Any]) -> str:
     settings, results = document["settings"], document["rows"]
-    shown = _shown(document)
+    shown = shown_epochs(document)
     lines = []
     for case in CASES:
         for loader, row in ROWS.items():
-            if epochs := _epochs(results, case, loader):
+            if epochs := epochs_of(results, case, loader):
                 [run] = results[f"{case}/{loader}"]
                 figures = [of(epochs[i]) for of in (_count, _seconds) for i in shown]
                 peak = f"{run['peak_memory_bytes'] / 1e6:.0f}"
@@ -198,17 +182,17 @@ def page(document: Mapping[str, Any]) -> str:
     ]
     template = Path(__file__).with_name("decoded_once_template.md").read_text()
     return template.format(
-        **document,
+        **document | settings,
+        header=header(document),
         samples=f"{settings['episodes'] * settings['frames']:,}",
         table=table + ("\n\nNot measured:\n" + "".join(reasons) if reasons else ""),
         actions=ACTIONS,
         batch=TRAININGS["act"].batch,
         memory=MEMORY,
-        **settings,
     )
 
 
-def _shown(document: Mapping[str, Any]) -> list[int]:
+def shown_epochs(document: Mapping[str, Any]) -> list[int]:
     """The epochs of the table: the first, the second and the last, counted from 0."""
     return sorted({0, min(1, (last := document["settings"]["epochs"] - 1)), last})
 

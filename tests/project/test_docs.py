@@ -5,7 +5,6 @@ from __future__ import annotations
 import ast
 import importlib
 import inspect
-import json
 import multiprocessing
 import pydoc
 import re
@@ -104,42 +103,6 @@ def test_modules_of_the_write_and_read_paths_run(tmp_path: Path) -> None:
             "reading.frame_cache",
         }  # not run by default, as the list states
         assert set(named_modules(heading)) - elsewhere <= ran[phase]
-
-
-def test_figures_equal_measured_results() -> None:
-    """Figures of loaders and trainings in docs/performance.md, and the first ones of README.md."""
-    benchmarks, table = ROOT / "benchmarks", (ROOT / "docs" / "performance.md").read_text()
-    measured = (benchmarks / "tartanair" / "RESULTS.md").read_text()
-    figure = r"([\d.]+)"
-    loaders = re.findall(
-        rf"^\| `([\w-]+)` \| (.*?) \| {figure} \| {figure} \| {figure} \|$", table, re.M
-    )
-    assert len(loaders) > 5
-    for loader, settings, clips, rate, share in loaders:
-        start = re.escape(f"| {loader} | {settings} | {clips} | {rate} |")
-        assert re.search(rf"^{start}.*\| copy \| {share} \|$", measured, re.M), loader
-
-    measured = (benchmarks / "training" / "RESULTS.md").read_text()
-    parts = {part.partition("\n")[0]: part for part in measured.split("\n## ")[1:]}
-    figures = r"([\d.]+ \| \d+ \| [\d.]+)"
-    rows = re.findall(rf"^\| (\w+) \| ([\w, ]+) \| {figures} \| {figures} \|$", table, re.M)
-    assert len(rows) > 5
-    for training, loader, *both in rows:
-        for step, figure in zip(("8 ms", "25 ms"), both, strict=True):
-            start = rf"\| {step} \| warm \| {loader} \| [\d.]+ \| {re.escape(figure)} \|"
-            assert re.search(rf"^{start}", parts[training], re.M), (training, loader, step)
-
-    document = json.loads((benchmarks / "training" / "decoded_once.json").read_text())
-    text = (ROOT / "README.md").read_text().partition("<!-- decoded once -->")[2]
-    lines = text.strip().partition("<!--")[0].splitlines()[2:]
-    runs = [runs[0] for name, runs in document["rows"].items() if name.startswith("480x640 at 224")]
-    assert sorted(re.findall(r"([\d.]+) \(([\d,]+)\)", line) for line in lines) == sorted(
-        [
-            (f"{run['epochs'][i]['cpu_seconds']:.2f}", f"{run['epochs'][i]['decoded']:,}")
-            for i in (0, 1, -1)
-        ]
-        for run in runs
-    )
 
 
 FIGURES_OF_SPEECH = (

@@ -127,7 +127,7 @@ def test_links_inside_the_site_lead_somewhere(site: Path) -> None:
 
 def test_first_page(site: Path) -> None:
     text = (site / "index.html").read_text()
-    readme = (ROOT / "README.md").read_text().partition("<!-- decoded once -->")[2]
+    readme = (ROOT / "README.md").read_text().partition("<!-- measured -->")[2]
     figures = re.findall(r"[\d.]+ \([\d,]+\)", readme)
     assert len(figures) > 20
     assert all(f"<td>{figure}</td>" in text for figure in figures)

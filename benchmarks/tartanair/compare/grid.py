@@ -1,4 +1,4 @@
-"""The rows: loaders by settings."""
+"""The rows: loaders by settings, and the settings that are tried for each line of a table."""
 
 from __future__ import annotations
 
@@ -15,10 +15,27 @@ from benchmarks.tartanair.compare.recordings import Recordings
 from benchmarks.tartanair.compare.workloads import TARTANAIR, System, Workload
 from benchmarks.tartanair.loaders.base import Loader, Settings
 
-__all__ = ["Cell", "differing", "grid", "refuses", "system_cells"]
+__all__ = [
+    "Cell",
+    "Choice",
+    "differing",
+    "loader_cells",
+    "others",
+    "refuses",
+    "sections",
+    "system_cells",
+]
 
 _OURS = "seqrecord"
-_APART = (_OURS, "seqrecord-map", "original", "memmap", "webdataset", "ffcv", "microsoft-seqrecord")
+_APART = (
+    _OURS,
+    "seqrecord-map",
+    "original",
+    "by-hand",
+    "webdataset",
+    "ffcv",
+    "microsoft-seqrecord",
+)
 
 
 @dataclass(frozen=True)
@@ -46,29 +63,54 @@ def differing(settings: Settings, base: Settings) -> str:
     )
 
 
-def grid(workload: Workload) -> list[Cell]:
-    """Every row of a workload: its systems; of TartanAir also each loader with its best shuffle
-    (without and with workers, cold files; of a loader of each kind clips that do not overlap; ours
-    with each codec), and the cells of the published table.
+@dataclass(frozen=True)
+class Choice:
+    """A line of a table: the settings that are tried for it, of which the best is shown."""
+
+    label: str
+    cells: tuple[Cell, ...]
+
+
+def sections(workload: Workload) -> dict[str, list[Choice]]:
+    """Lines of each table of a workload. `loaders`: each with its best shuffle; `systems`: those of
+    published comparisons; of TartanAir also the cells of the `published` table.
     """
-    cells = [cell for system in workload.systems for cell in system_cells(system, workload)]
+    tables = {"systems": [Choice(s.label, system_cells(s, workload)) for s in workload.systems]}
     if workload is TARTANAIR:
-        for loader in workload.loaders.values():
-            changes: list[Mapping[str, Any]] = [{}, {"workers": 2}, {"storage": "cold"}]
-            if loader.name in _APART:
-                changes.append({"stride": workload.base.clip_len})
-            if loader.name == _OURS:
-                changes += [{"codec": codec} for codec in loader.codecs]
-            cells += [_cell(loader, workload, change) for change in changes if not loader.lossy]
-        cells += [Cell(name, settings) for name, settings in published_settings()]
-    return list(dict.fromkeys(cells))
+        plain = [loader for loader in workload.loaders.values() if not loader.lossy]
+        tables["loaders"] = [Choice(x.name, loader_cells(x, workload)) for x in plain]
+        beside = dict.fromkeys(Cell(name, settings) for name, settings in published_settings())
+        tables["published"] = [Choice(cell.title(workload.base), (cell,)) for cell in beside]
+    return dict(sorted(tables.items()))
 
 
-def system_cells(system: System, workload: Workload) -> list[Cell]:
-    """The rows of a system."""
+def others(workload: Workload, best: Mapping[str, Cell]) -> list[Choice]:
+    """Each loader's best cell with cold files; of a loader of each kind with clips that do not
+    overlap; of ours with each codec. `best` has the cells by loader.
+    """
+    cells = []
+    for name, cell in best.items():
+        changes: list[Mapping[str, Any]] = [{"storage": "cold"}]
+        if name in _APART:
+            changes.append({"stride": workload.base.clip_len})
+        if name == _OURS:
+            changes += [{"codec": codec} for codec in workload.loaders[name].codecs[1:]]
+        cells += [Cell(name, replace(cell.settings, **change)) for change in changes]
+    return [Choice(cell.title(workload.base), (cell,)) for cell in cells]
+
+
+def loader_cells(loader: Loader, workload: Workload) -> tuple[Cell, ...]:
+    """The settings that are tried of a loader."""
+    return tuple(_cell(loader, workload, cell) for cell in loader.grid)
+
+
+def system_cells(system: System, workload: Workload) -> tuple[Cell, ...]:
+    """The settings that are tried of a system."""
     loader = workload.loaders[system.loader]
-    counts = workload.workers
-    return [_cell(loader, workload, {"workers": count, **system.changes}) for count in counts]
+    grid = [{**cell, **system.changes} for cell in loader.grid]
+    if "storage" in system.changes:  # a service's rows take long, and more workers share its cores
+        grid = grid[:1]
+    return tuple(_cell(loader, workload, cell) for cell in grid)
 
 
 def _cell(loader: Loader, workload: Workload, changes: Mapping[str, Any]) -> Cell:

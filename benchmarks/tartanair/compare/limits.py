@@ -1,10 +1,13 @@
-"""Upper limits of this machine: rates of copying clips and reading a disk."""
+"""Upper limits of this machine, measured in alternation with each row: rates of copying clips and
+reading a disk.
+
+`python -m benchmarks.tartanair.compare.limits` measures both in a process of its own.
+"""
 
 from __future__ import annotations
 
 import mmap
 import os
-import tempfile
 import time
 from collections.abc import Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -13,13 +16,21 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.timing import touch
+from benchmarks.timing import answer, touch
 
-__all__ = ["bound", "copy_rate", "disk_rate"]
+__all__ = ["bound", "copy_rate", "disk_rate", "measure", "probe_file"]
 
 _BLOCK = 8 << 20
 _BATCH_BYTES = 256 << 20
 _PROBE_BYTES = 1 << 30
+
+
+def measure(clip_nbytes: int, threads: int, seconds: float, probe: str = "") -> dict[str, Any]:
+    """The limits by name, the disk's only with a `probe` file."""
+    limits = {"copy": copy_rate(clip_nbytes, threads=threads, seconds=seconds)}
+    if probe and (rate := disk_rate(Path(probe))):
+        limits["disk"] = rate
+    return limits
 
 
 def copy_rate(
@@ -48,40 +59,48 @@ def copy_rate(
     return total / (time.perf_counter() - begin)
 
 
-def disk_rate(folder: Path) -> float | None:
-    """Bytes per second of reading a large new file front to back with O_DIRECT.
+def probe_file(path: Path) -> Path:
+    """A large file for `disk_rate`, written unless it exists."""
+    if not path.exists():
+        block = np.random.default_rng(0).bytes(_BLOCK)
+        with path.open("wb") as file:
+            for _ in range(_PROBE_BYTES // _BLOCK):
+                file.write(block)
+            file.flush()
+            os.fsync(file.fileno())
+    return path
 
-    `None` if the folder's file system does not support O_DIRECT.
+
+def disk_rate(path: Path) -> float | None:
+    """Bytes per second of reading a large file front to back with O_DIRECT.
+
+    `None` if its file system does not support O_DIRECT.
     """
     buffer = mmap.mmap(-1, _BLOCK)  # page-aligned, as O_DIRECT requires
-    buffer.write(np.random.default_rng(0).bytes(_BLOCK))
-    with tempfile.NamedTemporaryFile(dir=folder) as file:
-        for _ in range(_PROBE_BYTES // _BLOCK):
-            file.write(buffer)
-        file.flush()
-        os.fsync(file.fileno())
-        try:
-            fd = os.open(file.name, os.O_RDONLY | os.O_DIRECT)
-        except OSError:
-            return None
-        try:
-            begin = time.perf_counter()
-            for offset in range(0, _PROBE_BYTES, _BLOCK):
-                os.preadv(fd, [buffer], offset)
-            return _PROBE_BYTES / (time.perf_counter() - begin)
-        except OSError:
-            return None
-        finally:
-            os.close(fd)
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_DIRECT)
+    except OSError:
+        return None
+    try:
+        begin, done = time.perf_counter(), 0
+        while count := os.preadv(fd, [buffer], done):
+            done += count
+        return done / (time.perf_counter() - begin)
+    except OSError:
+        return None
+    finally:
+        os.close(fd)
 
 
-def bound(
-    result: Mapping[str, Any], limits: Mapping[str, float | None], storage: str
-) -> tuple[str, float]:
+def bound(result: Mapping[str, Any]) -> tuple[str, float]:
     """The limit that binds a row, and the part of its epoch that the limit alone would take."""
-    epoch = result["epoch_seconds"]
-    least = {"copy": result["bytes_per_second"] * epoch / (limits.get("copy") or float("inf"))}
-    if storage == "cold" and (rate := limits.get("disk")):
-        least["disk"] = result["needed_bytes"] / rate
+    ceiling, seconds = result["ceiling"], result["seconds"]
+    least = {"copy": result["bytes_per_second"] / ceiling["copy"]}
+    if rate := ceiling.get("disk"):
+        least["disk"] = result["needed_bytes"] / rate / seconds
     name = max(least, key=lambda n: least[n])
-    return name, least[name] / epoch
+    return name, least[name]
+
+
+if __name__ == "__main__":
+    answer(measure)

@@ -1,10 +1,12 @@
-"""One row in its own process, with the timing loop shared by all rows."""
+"""One row in its own process, with the timing loop shared by all rows.
+
+Every epoch is whole, from asking for its first batch to its end, so nothing is scaled: its CPU
+seconds are those of its own batches.
+"""
 
 from __future__ import annotations
 
-import math
 import os
-import statistics
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +35,6 @@ def run(
     work: str,
     place: str = "",
     epochs: int = 2,
-    max_seconds: float = 60.0,
 ) -> dict[str, Any]:
     """Prepare a loader's data, measure it, or check that it yields the baseline's clips.
 
@@ -57,28 +58,35 @@ def run(
     began = time.perf_counter()
     batches = row.open(Path(place or folder), clips, made)
     epochs = 1 if cold else epochs
-    result = measure(
-        batches, clips, epochs=epochs, max_seconds=max_seconds, began=began, consume=consume
-    )
+    result = measure(batches, clips, epochs=epochs, began=began, consume=consume)
     needed = recordings.frame_nbytes(made.features) / recordings.frame_nbytes()
-    return {**result, "settings": settings, "needed_bytes": size_of(folder) * needed}
+    frames = source_of(batches.stats(), made.codec) if hasattr(batches, "stats") else row.frames
+    result |= {"settings": settings, "frames": frames}
+    return {**result, "needed_bytes": size_of(folder) * needed}
+
+
+def source_of(stats: Mapping[str, Any], codec: str) -> str:
+    """Where the frames of our last epoch came from, by the loader's statistics."""
+    decoded = "read once an epoch" if codec == "raw" else "decoded once an epoch"
+    names = {
+        "cached": stats.get("frames_from_cache", 0),
+        "mapped": stats.get("frames_mapped", 0),
+        decoded: stats["frames_decoded"],
+    }
+    sources = [name for name, count in names.items() if count]
+    if stats.get("features_resident") or not sources:
+        sources.insert(0, "resident")
+    return ", ".join(sources)
 
 
 @dataclass
 class Times:
-    """One epoch, or its beginning: seconds of each step, and the clips of its batches."""
+    """One epoch: seconds of each step, and the clips of its batches."""
 
     wait: list[float] = field(default_factory=list)
     copy: list[float] = field(default_factory=list)
-    clips: list[int] = field(default_factory=list)
     places: list[tuple[str, int]] = field(default_factory=list)
-    complete: bool = False
     nbytes: int = 0
-
-    @property
-    def steps(self) -> list[float]:
-        """Seconds of each batch: waiting for it, and copying, recording and consuming it."""
-        return [sum(step) for step in zip(self.wait, self.copy, strict=True)]
 
 
 def _drop(batches: Iterator[Batch]) -> None:
@@ -91,65 +99,51 @@ def measure(
     clips: Sequence[Clip],
     *,
     epochs: int,
-    max_seconds: float,
     began: float,
     consume: Callable[[Iterator[Batch]], object] = _drop,
 ) -> dict[str, Any]:
-    """Medians over `epochs` epochs, each cut short `max_seconds` after its first batch.
+    """Figures of the last of `epochs` whole epochs in one process, and of the first one.
 
-    `began` is when opening began, on `perf_counter`. Epochs follow one another in one process; the
-    first, which also starts workers, warms up for half of that time and is not counted if there are
-    others. Times of an epoch that was cut short are scaled, see `_whole_epoch`. `consume` takes an
-    epoch's batches; its time between them belongs to the steps, not to waiting.
+    `began` is when opening began, on `perf_counter`: the first batch counts from there. `consume`
+    takes an epoch's batches; its time between them belongs to the steps, not to waiting.
     """
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    opened = time.perf_counter()
     runs: list[dict[str, float]] = []
     problems: list[str] = []
-    first_batch: float | None = None
+    first_batch = 0.0
     for _ in range(epochs):
         before, begin = usage(os.getpid()), time.perf_counter()
         times = Times()
-        is_warm_up = epochs > 1 and not runs
-        consume(_timed_epoch(batches, device, max_seconds / (1 + is_warm_up), times))
-        if not times.clips:
+        consume(_timed_epoch(batches, device, times))
+        seconds = time.perf_counter() - begin
+        if not times.places:
             return {"problems": ["no batch at all"]}
-        taken = usage(os.getpid()).since(before)
-        if first_batch is None:
+        if not runs:
             first_batch = begin - began + times.wait[0]
-        if times.complete:
-            problems += wrong_clips(times.places, clips)
-        runs.append(_figures(times, taken, len(clips)))
-    counted = runs[1:] or runs
-    stats: dict[str, Any] = getattr(batches, "stats", dict)()
+        runs.append(_figures(times, usage(os.getpid()).since(before), seconds))
+        wrong = wrong_clips(times.places, clips)
+        problems += [problem for problem in wrong if problem not in problems]
     return {
-        **{name: statistics.median(run[name] for run in counted) for name in runs[0]},
+        **runs[-1],
+        "first_epoch": runs[0],
+        "first_clips_per_second": runs[0]["clips_per_second"],
+        "opening_seconds": opened - began,
         "first_batch_seconds": first_batch,
-        "epochs": runs,
+        "cores": len(os.sched_getaffinity(0)),
+        "epochs": epochs,
         "problems": problems,
-        "stats": {k: v for k, v in stats.items() if isinstance(v, (int, float, str))},
     }
 
 
-def _timed_epoch(
-    batches: Batches, device: torch.device, max_seconds: float, times: Times
-) -> Iterator[Batch]:
-    """Yield batches on the device until the epoch or the time is over, and record their times."""
+def _timed_epoch(batches: Batches, device: torch.device, times: Times) -> Iterator[Batch]:
+    """Yield an epoch's batches on the device, and record their times."""
     clock = time.perf_counter
     begin = clock()
-    deadline = math.inf  # from the first batch on: its own wait is not scaled
-    iterator = iter(batches)
-    while begin < deadline:
-        try:
-            batch = next(iterator)
-        except StopIteration:
-            times.complete = True
-            break
+    for batch in batches:
         came = clock()
-        deadline = min(deadline, came + max_seconds)
         on_device = _to_device(batch, device)
-        found = clips_of(batch)
-        times.places += found
-        times.clips.append(len(found))
+        times.places += clips_of(batch)
         times.nbytes += sum(t.nbytes for name, t in on_device.items() if name != "start")
         del batch  # before the next one: loaders reuse freed buffers
         yield on_device
@@ -171,35 +165,29 @@ def _to_device(batch: Batch, device: torch.device) -> Batch:
     return tensors
 
 
-def _whole_epoch(times: Times, num_clips: int) -> float:
-    """Seconds of an epoch of `num_clips`.
-
-    If it was cut short, the time after the first batch is scaled to the rest of the epoch; with
-    a single batch, the whole time.
-    """
-    clips, seconds = times.clips, times.steps
-    if times.complete:
-        return sum(seconds)
-    if len(clips) == 1:
-        return seconds[0] * num_clips / clips[0]
-    return seconds[0] + sum(seconds[1:]) * (num_clips - clips[0]) / sum(clips[1:])
-
-
-def _figures(times: Times, taken: dict[str, float], num_clips: int) -> dict[str, float]:
-    clips = sum(times.clips)
-    scale = 1 if times.complete else num_clips / clips
-    epoch = _whole_epoch(times, num_clips)
+def _figures(times: Times, taken: dict[str, float], seconds: float) -> dict[str, float]:
+    clips, batches = len(times.places), len(times.wait)
     return {
-        "clips_per_second": num_clips / epoch,
-        "bytes_per_second": times.nbytes * num_clips / clips / epoch,
-        "epoch_seconds": epoch,
-        "complete": float(times.complete),
+        "clips_per_second": clips / seconds,
+        "bytes_per_second": times.nbytes / seconds,
+        "seconds": seconds,
         "clips": clips,
-        "wait_seconds": sum(times.wait),
-        "copy_seconds": sum(times.copy),
-        "busy": sum(times.copy) / sum(times.steps),
-        **{name: value * scale for name, value in taken.items()},
+        "batches": batches,
+        "waiting": 1 - sum(times.copy) / seconds,
+        **taken,
+        "cpu_seconds_per_batch": taken["cpu_seconds"] / batches,
+        "first_wait_seconds": times.wait[0],
+        "steady_clips_per_second": _steady(times, seconds),
     }
+
+
+def _steady(times: Times, seconds: float) -> float:
+    """Clips per second after the first batch, which includes the start of workers and threads."""
+    first = times.wait[0] + times.copy[0]
+    batches = len(times.wait)
+    if batches == 1:
+        return len(times.places) / seconds
+    return len(times.places) * (1 - 1 / batches) / (seconds - first)
 
 
 if __name__ == "__main__":

@@ -32,7 +32,7 @@ class Workload:
 
     `generate(root, episodes)` writes recordings of these numbers of frames, and
     `open(root, features)` finds them again. Rows have the settings `base` unless they say
-    otherwise. Each of `systems` is measured with each number of `workers`.
+    otherwise.
     """
 
     name: str
@@ -42,7 +42,6 @@ class Workload:
     base: Settings
     episodes: Sequence[int]
     systems: Sequence[System]
-    workers: Sequence[int] = (0,)
 
     @property
     def loaders(self) -> dict[str, Loader]:
@@ -62,7 +61,7 @@ TARTANAIR = Workload(
     open=Recordings.open,
     rows=[*records.LOADERS, *arrays.LOADERS, *streams.LOADERS],
     base=USUAL,
-    episodes=[66] * 4,
+    episodes=[52] * 4,  # 36 batches
     systems=[
         System("mount", "seqrecord", "rclone's FUSE mount of Azurite", {"storage": "mount"}),
         System("adlfs", "seqrecord", "Azurite", {"storage": "adlfs"}),
@@ -72,7 +71,6 @@ TARTANAIR = Workload(
         System("seqrecord, RGB alone", "seqrecord", "lossless, for comparison", _RGB),
     ],
 )
-_ONE_THREAD = {"workers": 1}  # DALI has threads, at least one
 AUDIO = Workload(
     name="audio",
     generate=audio.generate,
@@ -80,18 +78,18 @@ AUDIO = Workload(
     rows=audio.LOADERS,
     base=Settings(features=(audio.FEATURE,), clip_len=1, batch_size=32, training="autoencoder"),
     episodes=[100] * 64,
-    workers=(0, 1),
     systems=[
         System("DataLoader, torchaudio", "torchaudio"),
         System("DataLoader, soundfile", "soundfile", "decodes WAV as torchaudio's backend did"),
         System("DataLoader, Python's wave", "original"),
-        System("DALI, WAV files", "dali-wav", "", _ONE_THREAD),
-        System("DALI, numbered NumPy files", "dali-files", "", _ONE_THREAD),
-        System("DALI, external source", "dali-source", "the same, read by Python", _ONE_THREAD),
+        System("DALI, WAV files", "dali-wav"),
+        System("DALI, numbered NumPy files", "dali-files"),
+        System("DALI, external source", "dali-source", "the same, read by Python"),
+        System("by hand", "by-hand", "memmap, reused batches"),
         System("NumPy memmap", "memmap"),
         System("TensorDict memmap", "tensordict"),
         System("WebDataset, NumPy files", "webdataset", "tars of 100 samples"),
-        System("WebDataset, read by DALI", "dali-webdataset", "the same tars", _ONE_THREAD),
+        System("WebDataset, read by DALI", "dali-webdataset", "the same tars"),
         System("HDF5", "hdf5"),
         System(
             "S3-compatible store, WebDataset",
@@ -110,10 +108,10 @@ RGBD = Workload(
     open=rgbd.RgbdRecordings.open,
     rows=rgbd.LOADERS,
     base=Settings(features=(rgbd.IMAGE, rgbd.DEPTH), training="unet"),
-    episodes=[120] * 4,
-    workers=(0, 2),
+    episodes=[60] * 4,  # 45 batches
     systems=[
         System("original files", "original"),
+        System("by hand", "by-hand", "memmap of resized frames, reused batches"),
         System("LRU cache", "lru-cache", f"of {rgbd.CACHED_FRAMES} resized frames"),
         System("memmap", "memmap", "raw frames"),
         System("LMDB", "lmdb", "raw frames"),

@@ -14,10 +14,13 @@ import numpy.typing as npt
 import torch
 from torch.utils.data import BatchSampler, DataLoader, Dataset
 
+from benchmarks.reused import ByHand
 from benchmarks.tartanair.compare.recordings import Clip, Feature, Recordings
 from benchmarks.tartanair.loaders.base import (
+    REUSED_GRID,
     Batch,
     Batches,
+    Into,
     Loader,
     Order,
     Read,
@@ -26,14 +29,17 @@ from benchmarks.tartanair.loaders.base import (
     load_features,
     loader_arguments,
     map_style,
+    memory_of,
     places,
 )
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.rootless import without_roots
 
 __all__ = [
+    "BY_HAND_GRID",
     "LOADERS",
     "make_memmaps",
+    "open_by_hand",
     "open_lmdb",
     "open_memmaps",
     "prepare_lmdb",
@@ -66,7 +72,7 @@ def read_originals(folder: Path, settings: Settings) -> Read:
     )
     numbers = {place: number for number, place in enumerate(dataset.places())}
 
-    def read(clip: Clip) -> Mapping[str, Any]:
+    def read(clip: Clip, _into: Into) -> Mapping[str, Any]:
         sample = dataset[numbers[clip.episode, clip.start]]
         return {name: sample[name] for name in dataset.features}
 
@@ -99,17 +105,21 @@ def write_arrays(
 
 
 def read_slices(open_arrays: Callable[[Path], Arrays]) -> Callable[[Path, Settings], Read]:
-    """Slices of arrays, copied if they are views of read-only memory."""
+    """Slices of arrays: views or, of HDF5, read straight into the given memory."""
 
     def make_read(folder: Path, settings: Settings) -> Read:
         arrays: dict[str, Any] = {}
 
-        def read(clip: Clip) -> Arrays:
+        def read(clip: Clip, into: Into) -> Arrays:
             if not arrays:
-                found = open_arrays(folder)
-                arrays.update({name: found[name] for name in settings.features})
+                opened = open_arrays(folder)
+                arrays.update({name: opened[name] for name in settings.features})
             rows = slice(clip.row, clip.row + clip.stop - clip.start)
-            return {n: np.require(a[rows], requirements=["E", "W"]) for n, a in arrays.items()}
+            if into is None or not all(hasattr(array, "read_direct") for array in arrays.values()):
+                return {name: array[rows] for name, array in arrays.items()}
+            for name, array in arrays.items():
+                array.read_direct(into[name], np.s_[rows])
+            return into
 
         return read
 
@@ -125,6 +135,32 @@ def make_memmaps(folder: Path, specs: Mapping[str, tuple[tuple[int, ...], str]])
 
 def open_memmaps(folder: Path) -> Arrays:
     return {path.stem: np.load(path, mmap_mode="r") for path in folder.glob("*.npy")}
+
+
+def open_by_hand(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
+    """Copies of memory maps in reused batches, without any package for loading."""
+    return HandMade(folder, clips, settings)
+
+
+class HandMade:
+    """`ByHand`, with the places of its clips."""
+
+    def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
+        arrays = open_memmaps(folder)
+        firsts = np.array([clip.row for clip in clips])
+        rows = firsts[:, None] + np.arange(settings.clip_len)
+        self._clips = clips
+        self._loader = ByHand(
+            {name: arrays[name] for name in settings.features},
+            dict.fromkeys(settings.features, rows),
+            settings.batch_size,
+            threads=settings.threads,
+            seed=settings.seed,
+        )
+
+    def __iter__(self) -> Iterator[Batch]:
+        for numbers, batch in self._loader.numbered():
+            yield {**batch, **places([self._clips[number] for number in numbers])}
 
 
 def make_hdf5(folder: Path, specs: Mapping[str, tuple[tuple[int, ...], str]]) -> Arrays:
@@ -215,7 +251,16 @@ class Indexed(Dataset[Batch]):
         return {**self._frames[rows].to_dict(), **places(clips)}
 
 
+def _open_tensors(folder: Path) -> Arrays:
+    from tensordict import TensorDict
+
+    frames: Any = TensorDict.load_memmap(folder / "frames")
+    return {name: tensor.numpy() for name, tensor in frames.items()}
+
+
 def open_tensordict(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
+    if settings.reused:
+        return map_style(read_slices(_open_tensors))(folder, clips, settings)
     order = BatchSampler(Order(len(clips), settings), settings.batch_size, drop_last=False)
     indexed = Indexed(folder, clips, settings)
     return DataLoader(indexed, batch_size=None, sampler=order, **loader_arguments(settings))
@@ -231,11 +276,11 @@ def read_frames(
         features = load_features(folder, settings.features)
         opened = list[Frames]()
 
-        def read(clip: Clip) -> Arrays:
+        def read(clip: Clip, into: Into) -> Arrays:
             if not opened:
                 opened.append(open_frames(folder, settings.features))
             length = clip.stop - clip.start
-            arrays: dict[str, npt.NDArray[Any]] = {
+            arrays = into or {
                 name: np.empty((length, *feature.shape), feature.dtype)
                 for name, feature in features.items()
             }
@@ -318,10 +363,14 @@ def open_array_record(folder: Path, names: Sequence[str]) -> Frames:
 
 
 class GrainEpochs:
-    """Batches of a Grain dataset, reshuffled for each epoch."""
+    """Batches of a Grain dataset, reshuffled for each epoch.
+
+    An element is a batch: `_read_batch` reads its frames into one array, without stacking clips.
+    """
 
     def __init__(self, folder: Path, clips: Sequence[Clip], settings: Settings) -> None:
-        self._read_clip = read_frames(open_array_record)(folder, settings)
+        self._read = read_frames(open_array_record)(folder, settings)
+        self._features = load_features(folder, settings.features)
         self._clips = clips
         self._settings = settings
         self._epoch = 0
@@ -334,12 +383,12 @@ class GrainEpochs:
         if settings.shuffle != "off":
             dataset = dataset.shuffle(seed=settings.seed + self._epoch)
         self._epoch += 1
-        if settings.workers:  # each process would leave a smaller last batch
-            dataset = dataset.batch(settings.batch_size).map(self._read_batch)
-        else:
-            dataset = dataset.map(self._read).batch(settings.batch_size, batch_fn=_stack)
-        threads = grain.ReadOptions(num_threads=16, prefetch_buffer_size=16)
-        batches = dataset.to_iter_dataset(threads)
+        dataset = dataset.batch(settings.batch_size).map(self._read_batch)
+        threads = settings.threads
+        ahead = max(threads, settings.prefetch) if threads else 0
+        batches = dataset.to_iter_dataset(
+            grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
+        )
         if settings.workers:
             flags: Any = importlib.import_module("absl.flags")
             flags.FLAGS.mark_as_parsed()  # Grain reads a flag, which needs a program of absl
@@ -348,16 +397,13 @@ class GrainEpochs:
             )
         yield from batches
 
-    def _read(self, number: int) -> Batch:
-        clip = self._clips[number]
-        return {**self._read_clip(clip), "episode": clip.episode, "start": clip.start}
-
     def _read_batch(self, numbers: Any) -> Batch:
-        return _stack([self._read(int(number)) for number in numbers])
-
-
-def _stack(clips: Sequence[Batch]) -> Batch:
-    return {name: np.stack([clip[name] for clip in clips]) for name in clips[0]}
+        clips = [self._clips[int(number)] for number in numbers]
+        batch = memory_of(self._features, self._settings).take(len(clips))
+        for place, clip in enumerate(clips):
+            self._read(clip, {name: array[place] for name, array in batch.items()})
+        starts = np.array([clip.start for clip in clips])
+        return {**batch, "episode": np.array([clip.episode for clip in clips]), "start": starts}
 
 
 def _frames_of(recordings: Recordings, _part: int) -> Iterator[Arrays]:
@@ -445,11 +491,46 @@ def open_video(folder: Path, _names: Sequence[str]) -> Frames:
     return frames
 
 
+BY_HAND_GRID = tuple({"reused": True, "threads": count} for count in (0, 1, 2))
+_MAPPED = "mapped"
+_DECODED_EACH = "decoded for each clip"
+# LitData and Streaming read a frame with state of their own: one thread.
+_ONE_READER = tuple(cell for cell in REUSED_GRID if cell.get("threads", 0) < 2)
+_GRAIN_GRID = tuple({"threads": count} for count in (0, 1, 2, 4, 16))
+
 LOADERS = [
-    Loader("original", "original", link_originals, map_style(read_originals)),
-    Loader("memmap", "memmap", write_arrays(make_memmaps), map_style(read_slices(open_memmaps))),
     Loader(
-        "hdf5", "hdf5", write_arrays(make_hdf5), map_style(read_slices(open_hdf5)), needs=("h5py",)
+        "original",
+        "original",
+        link_originals,
+        map_style(read_originals),
+        frames=_DECODED_EACH,
+        grid=REUSED_GRID,
+    ),
+    Loader(
+        "by-hand",
+        "memmap",
+        write_arrays(make_memmaps),
+        open_by_hand,
+        shuffles=("full",),
+        frames=_MAPPED,
+        grid=BY_HAND_GRID,
+    ),
+    Loader(
+        "memmap",
+        "memmap",
+        write_arrays(make_memmaps),
+        map_style(read_slices(open_memmaps)),
+        frames=_MAPPED,
+        grid=REUSED_GRID,
+    ),
+    Loader(
+        "hdf5",
+        "hdf5",
+        write_arrays(make_hdf5),
+        map_style(read_slices(open_hdf5)),
+        needs=("h5py",),
+        grid=REUSED_GRID,
     ),
     Loader(
         "zarr",
@@ -457,6 +538,7 @@ LOADERS = [
         write_arrays(make_zarr),
         map_style(read_slices(partial(open_zarr, cached=False))),
         needs=("zarr",),
+        grid=REUSED_GRID,
     ),
     Loader(
         "zarr-cached",
@@ -465,11 +547,34 @@ LOADERS = [
         map_style(read_slices(partial(open_zarr, cached=True)), Blocks),
         shuffles=("off", "buffer"),
         needs=("zarr.experimental.cache_store",),
+        frames="cached chunks",
+        grid=REUSED_GRID,
     ),
-    Loader("tensordict", "tensordict", prepare_tensordict, open_tensordict, needs=("tensordict",)),
-    Loader("lmdb", "lmdb", prepare_lmdb, map_style(read_frames(open_lmdb)), needs=("lmdb",)),
     Loader(
-        "grain", "array-record", prepare_array_record, GrainEpochs, needs=("grain", "array_record")
+        "tensordict",
+        "tensordict",
+        prepare_tensordict,
+        open_tensordict,
+        needs=("tensordict",),
+        frames=_MAPPED,
+        grid=REUSED_GRID,
+    ),
+    Loader(
+        "lmdb",
+        "lmdb",
+        prepare_lmdb,
+        map_style(read_frames(open_lmdb)),
+        needs=("lmdb",),
+        frames=_MAPPED,
+        grid=REUSED_GRID,
+    ),
+    Loader(
+        "grain",
+        "array-record",
+        prepare_array_record,
+        GrainEpochs,
+        needs=("grain", "array_record"),
+        grid=(*_GRAIN_GRID, {"workers": 1, "threads": 1}, {"workers": 2, "threads": 1}),
     ),
     Loader(
         "litdata",
@@ -478,8 +583,16 @@ LOADERS = [
         map_style(read_frames(open_litdata)),
         needs=("litdata",),
         alone=True,
+        grid=_ONE_READER,
     ),
-    Loader("mosaic", "mosaic", prepare_mosaic, map_style(read_mosaic), needs=("streaming",)),
+    Loader(
+        "mosaic",
+        "mosaic",
+        prepare_mosaic,
+        map_style(read_mosaic),
+        needs=("streaming",),
+        grid=_ONE_READER,
+    ),
     Loader(
         "video",
         "video",
@@ -487,5 +600,7 @@ LOADERS = [
         map_style(read_frames(open_video)),
         needs=("av",),
         lossy=(_IMAGE,),
+        frames=_DECODED_EACH,
+        grid=_ONE_READER,
     ),
 ]

@@ -14,13 +14,17 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from benchmarks.reused import AHEAD, Memory, filled
 from benchmarks.tartanair.compare.recordings import Clip, Feature, Recordings
 from benchmarks.timing import once
 
 __all__ = [
+    "GRID",
+    "REUSED_GRID",
     "USUAL",
     "Batch",
     "Batches",
+    "Into",
     "Loader",
     "Order",
     "Read",
@@ -31,6 +35,7 @@ __all__ = [
     "load_remote",
     "loader_arguments",
     "map_style",
+    "memory_of",
     "places",
     "prepared",
     "prepared_at",
@@ -43,7 +48,10 @@ Batch: TypeAlias = dict[str, Any]
 Batches: TypeAlias = Iterable[Batch]
 """Each iteration is an epoch."""
 
-Read: TypeAlias = Callable[[Clip], Mapping[str, Any]]
+Into: TypeAlias = Mapping[str, Any] | None
+"""Arrays [N, …] of a reused batch, which a reader may fill and return in place of its own."""
+
+Read: TypeAlias = Callable[[Clip, Into], Mapping[str, Any]]
 """Feature to array or tensor [N, …]. The first call opens the files, after workers are forked."""
 
 BASELINE = "original"
@@ -64,6 +72,8 @@ class Settings:
     memory_limit: str = "2GiB"
     workers: int = 0
     prefetch: int = 2  # batches per worker
+    threads: int = 0  # that read ahead in this process, where a loader has such threads
+    reused: bool = False  # whether clips are copied into batches that are used again
     codec: str = "raw"
     storage: str = "local"  # or cold: not in the page cache; others: see `compare.stores`
     training: str = ""  # network that is trained on the batches, see `compare.training`
@@ -84,12 +94,23 @@ def link_originals(recordings: Recordings, folder: Path, _settings: Settings) ->
     (folder / "originals").symlink_to(recordings.root.resolve(), target_is_directory=True)
 
 
+GRID: Sequence[Mapping[str, Any]] = ({"workers": 0}, {"workers": 1}, {"workers": 2})
+REUSED_GRID: Sequence[Mapping[str, Any]] = (
+    *GRID,
+    {"reused": True},
+    {"reused": True, "threads": 1},
+    {"reused": True, "threads": 2},
+)
+
+
 @dataclass(frozen=True)
 class Loader:
     """One row of the comparison; see the package.
 
     `prepare` is called once for each value of `format`, in which `{codec}` is a setting. Settings
-        that a loader does not support are skipped with the reason.
+        that a loader does not support are skipped with the reason. `frames` is the source of an
+        epoch's frames, unless the loader's `stats` tell. The settings of `grid` are tried,
+        and the best ones are shown.
     """
 
     name: str
@@ -103,6 +124,8 @@ class Loader:
     install: str = "make install-bench"
     alone: bool = False  # needs a new process, which may be killed
     lossy: tuple[str, ...] = ()  # its only features, which it stores with loss
+    frames: str = "read for each clip"
+    grid: Sequence[Mapping[str, Any]] = GRID
 
     def missing(self) -> str:
         """Reason that this loader cannot run here; empty if it can."""
@@ -121,6 +144,10 @@ class Loader:
             return f"cannot shuffle: {settings.shuffle}"
         if self.lossy and set(settings.features) - set(self.lossy):
             return f"stores {', '.join(self.lossy)} only"
+        if settings.reused and not any(cell.get("reused") for cell in self.grid):
+            return "makes new batches only"
+        if settings.threads > (limit := max(cell.get("threads", 0) for cell in self.grid)):
+            return f"reads in {limit} threads at most"
         return "" if settings.codec in self.codecs else f"has no codec {settings.codec}"
 
 
@@ -207,6 +234,13 @@ class Order(Sampler[int]):
         return numbers
 
 
+def memory_of(features: Mapping[str, Feature], settings: Settings, num_batches: int = 3) -> Memory:
+    """Memory for batches of clips: of `num_batches` in turn, if they are reused."""
+    clips = {n: (f.dtype, (settings.clip_len, *f.shape)) for n, f in features.items()}
+    is_reused = settings.reused
+    return Memory(clips, settings.batch_size, reused=is_reused, num_batches=num_batches)
+
+
 class ClipDataset(Dataset[Batch]):
     """Clips by index."""
 
@@ -220,23 +254,58 @@ class ClipDataset(Dataset[Batch]):
     def __getitem__(self, number: int) -> Batch:
         clip = self._clips[number]
         tensors = {
-            name: value if isinstance(value, torch.Tensor) else torch.from_numpy(value)
-            for name, value in self._read(clip).items()
+            name: value if isinstance(value, torch.Tensor) else _own(value)
+            for name, value in self._read(clip, None).items()
         }
         return {**tensors, "episode": clip.episode, "start": clip.start}
+
+
+def _own(array: Any) -> torch.Tensor:
+    """A tensor of an array, which is copied if it is a view of read-only memory."""
+    return torch.from_numpy(np.require(array, requirements=["E", "W"]))
+
+
+class ReusedBatches:
+    """Epochs of batches that are used again; threads copy clips into them ahead of the consumer."""
+
+    def __init__(
+        self, read: Read, clips: Sequence[Clip], order: Sampler[int], memory: Memory, threads: int
+    ) -> None:
+        self._read, self._clips, self._order = read, clips, order
+        self._memory, self._threads = memory, threads
+
+    def __iter__(self) -> Iterator[Batch]:
+        batch_size, order = self._memory.batch_size, list(self._order)
+        for numbers, arrays in filled(order, batch_size, self._memory, self._fill, self._threads):
+            batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
+            yield {**batch, **places([self._clips[number] for number in numbers])}
+
+    def _fill(self, number: int, into: Mapping[str, Any]) -> None:
+        for name, value in self._read(self._clips[number], into).items():
+            if value is not into[name]:
+                np.copyto(into[name], value)
 
 
 def map_style(
     make_read: Callable[[Path, Settings], Read],
     make_order: Callable[[int, Settings], Sampler[int]] = Order,
+    *,
+    delivered: Callable[[Mapping[str, Feature]], Mapping[str, Feature]] = dict,
 ) -> Callable[[Path, Sequence[Clip], Settings], Batches]:
-    """`open` of loaders that read one clip at a time, with torch's DataLoader."""
+    """`open` of loaders that read one clip at a time: with torch's DataLoader or, if batches are
+    reused, with threads. `delivered` gives dtypes and shapes after a transform of frames.
+    """
 
     def open_batches(folder: Path, clips: Sequence[Clip], settings: Settings) -> Batches:
+        read, order = make_read(folder, settings), make_order(len(clips), settings)
+        if settings.reused:
+            features = delivered(load_features(folder, settings.features))
+            memory = memory_of(features, settings, AHEAD + 2)
+            return ReusedBatches(read, clips, order, memory, settings.threads)
         return DataLoader(
-            ClipDataset(make_read(folder, settings), clips),
+            ClipDataset(read, clips),
             batch_size=settings.batch_size,
-            sampler=make_order(len(clips), settings),
+            sampler=order,
             **loader_arguments(settings),
         )
 

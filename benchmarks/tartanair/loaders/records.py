@@ -145,12 +145,15 @@ def make_loader(name: str, open_batches: Any, **changes: Any) -> Loader:
         "prepare": prepare_records,
         "shuffles": ("off", "buffer"),
         "codecs": ("raw", "fast", "balanced", "small"),
+        "frames": "read or decoded once an epoch",
     }
     return Loader(name=name, open=open_batches, **{**usual, **changes})
 
 
 LOADERS = [
     make_loader("seqrecord", open_stream),
-    make_loader("seqrecord-map", open_map, shuffles=("off", "full")),
+    make_loader(
+        "seqrecord-map", open_map, shuffles=("off", "full"), frames="read or decoded for each clip"
+    ),
     make_loader("seqrecord-chain", open_chain),
 ]

@@ -17,8 +17,10 @@ import numpy as np
 import torch
 from torch.utils.data import DataLoader, IterDataPipe
 
+from benchmarks.reused import Memory
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import (
+    GRID,
     Batch,
     Batches,
     Loader,
@@ -28,12 +30,15 @@ from benchmarks.tartanair.loaders.base import (
     load_keys,
     load_remote,
     loader_arguments,
+    memory_of,
     places,
 )
 from benchmarks.tartanair.loaders.rootless import without_roots
 
 __all__ = [
+    "IN_PROCESS",
     "LOADERS",
+    "THREADS",
     "DaliEpochs",
     "Window",
     "collate",
@@ -60,12 +65,10 @@ def windows(frames: Iterable[Frame], settings: Settings) -> Iterator[Window]:
             yield list(recent)
 
 
-def collate(clips: Sequence[Window], features: Sequence[str]) -> Batch:
+def collate(clips: Sequence[Window], memory: Memory) -> Batch:
     """A batch, each frame copied once."""
     batch: Batch = {}
-    for name in features:
-        first = clips[0][0][name]
-        array = np.empty((len(clips), len(clips[0]), *first.shape), first.dtype)
+    for name, array in memory.take(len(clips)).items():
         for into, clip in zip(array, clips, strict=True):
             for row, frame in zip(into, clip, strict=True):
                 row[...] = frame[name]
@@ -149,12 +152,16 @@ def _tars(folder: Path) -> list[str]:
     return sorted(map(str, folder.glob("*.tar")))
 
 
+def _memory(folder: Path, settings: Settings) -> Memory:
+    return memory_of(load_features(folder, settings.features), settings)
+
+
 def open_tars(folder: Path, _clips: Sequence[Clip], settings: Settings) -> Batches:
     return tar_batches(
         _tars(folder),
         settings,
         to_clips=partial(_to_windows, keys=load_keys(folder), settings=settings),
-        collate=partial(collate, features=settings.features),
+        collate=partial(collate, memory=_memory(folder, settings)),
         wanted=partial(_wanted, features=settings.features),
         decode=True,
     )
@@ -196,16 +203,21 @@ class Epochs(ABC):
 class SpdlEpochs(Epochs):
     """Each batch is read by one thread of SPDL's pipeline."""
 
+    _memory: Memory | None = None
+
     def batches(self, clips: Sequence[Clip]) -> Iterator[Batch]:
         from spdl.pipeline import PipelineBuilder
 
         threads = max(1, self.settings.workers)
+        ahead = max(1, self.settings.prefetch)
+        if self._memory is None:
+            self._memory = memory_of(self.features, self.settings, threads + ahead + 3)
         pipeline = (
             PipelineBuilder()
             .add_source(list(clips))
             .aggregate(self.settings.batch_size)
             .pipe(self._read, concurrency=threads, output_order="input")
-            .add_sink(max(1, self.settings.prefetch))
+            .add_sink(ahead)
             .build(num_threads=threads)
         )
         with pipeline.auto_stop():
@@ -214,9 +226,9 @@ class SpdlEpochs(Epochs):
     def _read(self, clips: Sequence[Clip]) -> Batch:
         import spdl.io
 
+        assert self._memory is not None
         batch: Batch = {}
-        for name, (dtype, shape) in self.features.items():
-            array: Any = np.empty((len(clips), self.settings.clip_len, *shape), dtype)
+        for name, array in self._memory.take(len(clips)).items():
             for into, clip in zip(array, clips, strict=True):
                 for j, row in enumerate(into):
                     with open(_path(self.folder, name, clip.row + j), "rb") as file:  # noqa: PTH123 - quicker
@@ -249,12 +261,12 @@ class DaliEpochs(Epochs):
             prefetch_queue_depth=max(1, settings.prefetch),
         )
         pipeline.build()
+        memory = memory_of(self.features, settings)
         for at in range(0, len(clips), size):
-            batch: Batch = {}
-            for (name, feature), output in zip(self.features.items(), pipeline.run(), strict=True):
-                frames = np.array(output.as_array())  # DALI reuses its buffers
-                shape = (size, settings.clip_len, *feature.shape)
-                batch[name] = torch.from_numpy(frames.reshape(shape))
+            arrays = memory.take(size)
+            for array, output in zip(arrays.values(), pipeline.run(), strict=True):
+                np.copyto(array, output.as_array().reshape(array.shape))  # DALI reuses its buffers
+            batch = {name: torch.from_numpy(array) for name, array in arrays.items()}
             yield {**batch, **places(clips[at : at + size])}
 
     def _outputs(self, clips: Sequence[Clip]) -> tuple[Any, ...]:
@@ -421,9 +433,14 @@ def open_microsoft(folder: Path, clips: Sequence[Clip], settings: Settings) -> B
     if settings.shuffle != "off":
         pipe = pipe.shuffle(buffer_size=settings.shuffle_buffer)
     pipe = pipe.sharding_filter().batch(settings.batch_size)
-    pipe = pipe.collate(partial(collate, features=settings.features))
+    pipe = pipe.collate(partial(collate, memory=_memory(folder, settings)))
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
+
+# `workers` are threads of SPDL, DALI and FFCV, which have at least one.
+THREADS: tuple[Mapping[str, Any], ...] = tuple({"workers": count} for count in (1, 2, 4))
+REUSED_THREADS = (*THREADS, *({**cell, "reused": True} for cell in THREADS[:2]))
+IN_PROCESS: tuple[Mapping[str, Any], ...] = (*GRID, {"reused": True})
 
 LOADERS = [
     Loader(
@@ -433,10 +450,33 @@ LOADERS = [
         open_tars,
         shuffles=("off", "buffer"),
         needs=("webdataset",),
+        frames="decoded in each epoch",
+        grid=IN_PROCESS,
     ),
-    Loader("spdl", "numpy-files", prepare_files, SpdlEpochs, needs=("spdl.io", "spdl.pipeline")),
-    Loader("dali-files", "numpy-files", prepare_files, DaliEpochs, needs=("nvidia.dali",)),
-    Loader("dali-source", "numpy-files", prepare_files, DaliSourceEpochs, needs=("nvidia.dali",)),
+    Loader(
+        "spdl",
+        "numpy-files",
+        prepare_files,
+        SpdlEpochs,
+        needs=("spdl.io", "spdl.pipeline"),
+        grid=REUSED_THREADS,
+    ),
+    Loader(
+        "dali-files",
+        "numpy-files",
+        prepare_files,
+        DaliEpochs,
+        needs=("nvidia.dali",),
+        grid=REUSED_THREADS,
+    ),
+    Loader(
+        "dali-source",
+        "numpy-files",
+        prepare_files,
+        DaliSourceEpochs,
+        needs=("nvidia.dali",),
+        grid=REUSED_THREADS,
+    ),
     Loader(
         "ffcv",
         "ffcv",
@@ -445,6 +485,8 @@ LOADERS = [
         needs=("ffcv", "cv2"),
         install="make install-ffcv",
         alone=True,
+        frames="mapped",
+        grid=THREADS,
     ),
     Loader(
         "microsoft-seqrecord",
@@ -454,5 +496,7 @@ LOADERS = [
         shuffles=("off", "buffer"),
         needs=(str(MICROSOFT),),
         alone=True,
+        frames="mapped",
+        grid=IN_PROCESS,
     ),
 ]
