@@ -105,7 +105,9 @@ class Suite:
     def take(self, name: str, run: Callable[[], Result], part: str = "rows") -> None:
         """Run a row once and keep its result; its minutes are added to those of `part`."""
         begin = time.monotonic()
-        result = {**run(), "commit": self.document["commit"]}
+        result = run()
+        if "skipped" not in result:
+            result = {**result, "commit": self.document["commit"]}
         minutes: dict[str, float] = self.document["minutes"]
         minutes[part] = minutes.get(part, 0.0) + (time.monotonic() - begin) / 60
         self.rows.setdefault(name, []).append(result)

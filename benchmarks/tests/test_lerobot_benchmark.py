@@ -90,7 +90,15 @@ def lerobot(tmp_path: Path) -> Path:
 @pytest.mark.timeout(400)
 def test_one_command_measures_all_rows(tmp_path: Path, root: Path, lerobot: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench")]
-    command += ["--root", str(root), "--lerobot", str(lerobot), "--to", str(tmp_path / "to")]
+    command += [
+        "--root",
+        str(root),
+        "--lerobot",
+        str(lerobot),
+        "--draft",
+        "--to",
+        str(tmp_path / "to"),
+    ]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1", "--rows"]
     command += ["try/2+16 uint8/*/0", "lerobot/2+16 uint8/*", "seqrecord/2+16 uint8/*"]
     more = ["seqrecord/16+16 float/warm", "pyav/front", "conversion"]
@@ -183,7 +191,17 @@ def test_page_of_data_in_place(tmp_path: Path) -> None:
     for name in CAMERAS:
         with_video(root, (5, 3, 7), name)
     command = [sys.executable, "-m", "benchmarks.lerobot.in_place", str(tmp_path / "bench")]
-    command += ["--root", str(root), "--to", str(tmp_path / "to"), "--linked", "6", "2", "4"]
+    command += [
+        "--root",
+        str(root),
+        "--draft",
+        "--to",
+        str(tmp_path / "to"),
+        "--linked",
+        "6",
+        "2",
+        "4",
+    ]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1"]
     command += ["--lerobot", "none", "--memory", "256MiB", "--rows"]
     rows = ["index/linked", "first/nothing", "first/*LeRobot*", "*/2+16 uint8/warm"]

@@ -70,7 +70,7 @@ def test_order_that_lacks_clips_is_refused(folder: Path, monkeypatch: pytest.Mon
 
 @pytest.mark.slow  # trains
 def test_command_runs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    main([str(folder), *TINY, "--to", str(tmp_path)])
+    main([str(folder), *TINY, "--draft", "--to", str(tmp_path)])
     document = json.loads((tmp_path / "order_training.json").read_text())
     runs = runs_of(document)
     every = [(order, seed) for seed in range(2) for order in ORDERS]

@@ -154,7 +154,7 @@ def test_rows_combine_trainings_with_their_loaders() -> None:
 
 def command(folder: Path, *rows: str) -> list[str]:
     arguments = [str(folder), "--seconds", "0.2", "--repeats", "1", "--workers", "1"]
-    return [*arguments, "--lerobot", "none", "--to", str(folder / "to"), "--rows", *rows]
+    return [*arguments, "--lerobot", "none", "--draft", "--to", str(folder / "to"), "--rows", *rows]
 
 
 @pytest.mark.timeout(400)
