@@ -20,7 +20,7 @@ from seqrecord.loader.engine.batches import Batch, BatchBuilder, BatchForm, Open
 from seqrecord.loader.engine.buffer_cache import BufferCache
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
 from seqrecord.loader.engine.devices import Device
-from seqrecord.loader.mixing.sources import SourceLoader, naming_source
+from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
@@ -243,8 +243,11 @@ class MixedBatches:
         for (number, epoch), some in _by_source(batch).items():
             slots, source = np.array(some), self.sources[number]
             clips = batch.clips.take(slots)
-            with naming_source(source.name):
+            try:
                 _, num_far = source.columns(clips, epoch, draws, joined, slots)
+            except ClipError as error:
+                add_source(error, source.name)
+                raise
             if counts:
                 source.count(num_far)
         return {column.name: column.fill(batch) for column in self.columns} | joined

@@ -41,8 +41,13 @@ def naming_source(source: str) -> Iterator[None]:
     try:
         yield
     except ClipError as error:
-        error.message = f"source {source!r} of a mix: {error.message}"
+        add_source(error, source)
         raise
+
+
+def add_source(error: ClipError, source: str) -> None:
+    """Add the source to an error."""
+    error.message = f"source {source!r} of a mix: {error.message}"
 
 
 @dataclass(frozen=True, eq=False)

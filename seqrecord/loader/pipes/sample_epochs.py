@@ -118,6 +118,8 @@ class SampleEpochs:
         return table
 
     def _made(self, epoch: int) -> _Epoch:
+        if not self.functions:
+            return _Epoch(self.base, self._repeated(self.base, epoch), changed=False)
         samples, changed = called(self.functions, self.base, epoch, self.seed)
         if changed and epoch and not self._changes_rows:
             raise ClipError(
@@ -130,12 +132,14 @@ class SampleEpochs:
         for name in {*OF_CLIPS} & samples.columns.keys() - {*listed, *self.base.columns}:
             problem = f"a function of samples adds {name}, which changes the frames of clips"
             raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
-        clips, repeat = samples.clips, samples.repeat
-        if repeat is not None:
-            row = samples.rows_listed
-            times = times_in_epoch(repeat, row, seed=self.seed, epoch=epoch)
-            clips = samples.repeated(times)
-        return _Epoch(samples, clips, changed)
+        return _Epoch(samples, self._repeated(samples, epoch), changed)
+
+    def _repeated(self, samples: Samples, epoch: int) -> ClipTable:
+        """The clips of an epoch's samples, each as often as it comes."""
+        if (repeat := samples.repeat) is None:
+            return samples.clips
+        times = times_in_epoch(repeat, samples.rows_listed, seed=self.seed, epoch=epoch)
+        return samples.repeated(times)
 
     @cached_property
     def _changes_rows(self) -> bool:
