@@ -345,30 +345,11 @@ def _weighted(
     is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    schedule = _schedule(drawn, changes, partial(_weights_in, sizes, weights_at, others))
+    parts = [(dataset.source, dataset.weight) for dataset in drawn]
+    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn))
+    counts_in = partial(_counts_in, parts, most, sizes, weights_at, others)
+    schedule = WeightSchedule(tuple(dataset.name for dataset in drawn), counts_in, changes)
     return drawn, schedule, weights.epoch_clips
-
-
-def _schedule(
-    datasets: Sequence[SourceDataset],
-    changes: tuple[int, ...] | None,
-    weights_in: Callable[[int], Mapping[str, Fraction]],
-) -> WeightSchedule:
-    """The weights of datasets by epoch, from those of their sources."""
-    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(datasets))
-    parts = [(dataset.source, dataset.weight) for dataset in datasets]
-    counts_in = partial(_counts_in, parts, weights_in, most)
-    return WeightSchedule(tuple(dataset.name for dataset in datasets), counts_in, changes)
-
-
-def _weights_in(
-    sizes: Mapping[str, SourceSize],
-    weights_at: Callable[[int], Any],
-    others: Mapping[str, Any],
-    epoch: int,
-) -> Mapping[str, Fraction]:
-    """The weights of sources in an epoch."""
-    return Proportions.of(sizes, weights=weights_at(epoch), **others).weights
 
 
 def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dict[str, SourceSize]:
@@ -386,15 +367,19 @@ def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dic
 
 def _counts_in(
     parts: Sequence[tuple[str, Fraction]],
-    weights_in: Callable[[int], Mapping[str, Fraction]],
     most: int,
+    sizes: Mapping[str, SourceSize],
+    weights_at: Callable[[int], Any],
+    others: Mapping[str, Any],
     epoch: int,
 ) -> tuple[int, ...]:
     """Integers in the ratio of the weights of datasets in an epoch, with a sum of at most `most`.
 
-    `parts` has the source of each dataset, and its part of the source's weight.
+    `parts` has the source of each dataset, and its part of the source's weight. The weights of
+    sources follow from their `sizes`, from `weights` in the epoch, and from the `others` of the
+    mix's proportions.
     """
-    weights = weights_in(epoch)
+    weights = Proportions.of(sizes, weights=weights_at(epoch), **others).weights
     by_dataset = [weights[source] * part for source, part in parts]
     expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
     raise_if(not any(by_dataset), "a mix draws from no source", expected, got)

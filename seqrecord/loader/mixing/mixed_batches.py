@@ -379,7 +379,13 @@ def differing_shapes(
     Raises `ClipError` for different kinds or units of a feature, and for such features if
     `alternate` is false.
     """
-    _check_meanings(features, sources, _unitless(formed, own_units))
+    unitless = {
+        name
+        for view in formed.values()
+        for name, step in view.vectors.items()
+        if step.normalization is not None and (own_units is None or name in own_units)
+    }
+    _check_meanings(features, sources, unitless)
     found: dict[str, str] = {}
     for name in () if alternate else features:
         shapes = {
@@ -397,13 +403,6 @@ def differing_shapes(
             got=got,
         )
     return found
-
-
-def _unitless(sources: Mapping[str, View], names: Collection[str] | None) -> frozenset[str]:
-    """The normalized features among `names`."""
-    each = (item for one in sources.values() for item in one.vectors.items())
-    found = {name for name, step in each if step.normalization is not None}
-    return frozenset(found if names is None else found.intersection(names))
 
 
 def _shape(view: View, name: str) -> str:

@@ -21,7 +21,6 @@ from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.store.units import raise_if
 
@@ -98,7 +97,7 @@ class SourceDataset:
 
 def check_source(name: str, options: LoaderOptions) -> None:
     """Raise `ClipError` for a source with options of the mix."""
-    order = find_order(options.order)
+    order = options.epoch_order
     raise_if(
         not order.is_for_mixes,
         f"source {name!r} of a mix gives {order.name}; rows of a mix have clips of all sources",

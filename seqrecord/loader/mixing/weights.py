@@ -121,15 +121,11 @@ def by_epoch(weights: Any) -> tuple[Callable[[int], Any], tuple[int, ...] | None
     if callable(weights):
         return weights, None
     if not isinstance(weights, Mapping) or not any(type(key) is int for key in weights):
-        return partial(_constant, weights), (0,)
+        weights = {0: weights}
     is_right = all(type(key) is int and key >= 0 for key in weights) and 0 in weights
     check("weights", weights, is_right, "weights from epochs on, {0: …, 10: …}, beginning with 0")
     starts = sorted(weights)
     return partial(_from_epochs, starts, dict(weights)), tuple(starts)
-
-
-def _constant(weights: Any, epoch: int) -> Any:  # noqa: ARG001
-    return weights
 
 
 def _from_epochs(starts: Sequence[int], weights: Mapping[int, Any], epoch: int) -> Any:
@@ -174,7 +170,8 @@ class Proportions:
             check("weights", weights, is_right, f"{expected}; alpha=0.5 for sizes to a power")
             expected = "a number of 0 (equal weights) to 1 (by size)"
             check("alpha", alpha, is_probability(alpha), expected)
-            return cls({name: _power(_SIZES[weights](size), alpha) for name, size in sizes.items()})
+            attribute = _SIZES[weights]
+            return cls({n: _power(getattr(size, attribute), alpha) for n, size in sizes.items()})
         problem, expected = (
             "alpha is the power of a size",
             'weights "clips" or "frames", or no alpha',
@@ -211,11 +208,8 @@ def excluded_always(weights_at: Callable[[int], Any], changes: Sequence[int] | N
     return set.intersection(*(excluded_sources([weights_at(epoch)]) for epoch in changes))
 
 
-_SIZES: dict[str | None, Any] = {
-    None: lambda size: size.clips,
-    "clips": lambda size: size.clips,
-    "frames": lambda size: size.frames,
-}
+_SIZES = {None: "clips", "clips": "clips", "frames": "frames"}
+"""Attributes of `SourceSize`, by the argument `weights`."""
 
 
 def _power(size: int, alpha: float) -> Fraction:

@@ -28,7 +28,6 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.orders import find_order
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
@@ -177,7 +176,6 @@ def _view(
     clip_frames = windows.of_features({n: spec.mask_of for n, spec in arrays.items()})
     check_tensors(arrays)
     draws = NoDraws(arrays)
-    order = find_order(options.order) if isinstance(options, LoaderOptions) else None
     cameras_of_images: CameraColumns | None = None
     if isinstance(options.camera, Camera):
         from seqrecord.loader.pipes.camera_columns import CameraColumns
@@ -215,7 +213,7 @@ def _view(
         nested=nested,
         clip_episodes=clip_episodes,
         metadata=metadata,
-        order_columns=order.columns if order is not None else (),
+        order_columns=options.epoch_order.columns if isinstance(options, LoaderOptions) else (),
     )
     view.columns.check_names(view.batch_arrays, view.samples.samples_in(0))
     check_metadata(dataset.contents.index, view.episode_rows, metadata)

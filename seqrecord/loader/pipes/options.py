@@ -24,7 +24,7 @@ from seqrecord.loader.pipes.option_values import (
 )
 from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import LAST_BATCH
-from seqrecord.loader.sampling.orders import ORDERS, find_order
+from seqrecord.loader.sampling.orders import ORDERS, Order, find_order
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleFunction, SampleFunctions
 from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
@@ -398,8 +398,10 @@ class ClipOptions:
         """Raise `ClipError` for an invalid value, with the argument's name."""
         _check_fields(self)
         _check_rules(self, _FRAME_RULES)
-        for dilation in self.dilations:
-            ClipSpec(self.frames_of_span, self.spec.stride, dilation)  # has limits of its own
+        spec = self.spec  # has limits of its own
+        if self.has_windows:  # the spec has single frames
+            for dilation in self.dilations:
+                ClipSpec(self.frames_of_span, spec.stride, dilation)
         _check_rules(self, _START_RULES)
 
     @cached_property
@@ -800,7 +802,12 @@ class LoaderOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        _check_rules(self, (*_BATCH_RULES, *find_order(self.order).rules, *_DEVICE_RULES))
+        _check_rules(self, (*_BATCH_RULES, *self.epoch_order.rules, *_DEVICE_RULES))
+
+    @cached_property
+    def epoch_order(self) -> Order:
+        """The order of epochs that `order` names."""
+        return find_order(self.order)
 
     @property
     def tuning(self) -> EngineOptions:
@@ -809,7 +816,7 @@ class LoaderOptions(ClipOptions):
 
     @property
     def _usual_stride(self) -> int:
-        return find_order(self.order).stride(self.most_frames or 1, self.dilations[0])
+        return self.epoch_order.stride(self.most_frames or 1, self.dilations[0])
 
     @property
     def most_clips(self) -> int | None:
