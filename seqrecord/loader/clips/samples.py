@@ -59,6 +59,10 @@ class SampleEpisodes(Protocol):
     def num_frames(self) -> IntArray:
         """Length of each episode."""
 
+    @property
+    def num_rows(self) -> int | None:
+        """The rows of the user's table; `None` without one."""
+
     def stored_frames(self, clips: ClipKeys) -> tuple[IntArray, IntArray]:
         """Rows of the index and first frames of clips."""
 

@@ -57,3 +57,7 @@ class BufferCache:
     def release(self, buffers: Buffers[Any]) -> None:
         """Keep acquired buffers for the next iteration."""
         self._idle.append(buffers)
+
+    def clear(self) -> None:
+        """Free the kept buffers."""
+        self._idle.clear()

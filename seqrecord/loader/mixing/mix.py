@@ -301,12 +301,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
     def _fill_rows(
         self,
+        loader: MixLoader,
         plan: MixPlan,
         first: int,
         last: int,  # noqa: ARG002 - a mix has batches only
         settings: SourceSettings,
     ) -> Clip:
-        return rows_of_mix(self._mix, plan, first, settings)
+        return rows_of_mix(loader, plan, first, settings)
 
     def __repr__(self) -> str:
         mix = self._mix

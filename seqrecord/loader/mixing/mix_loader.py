@@ -167,6 +167,17 @@ class MixLoader:
         """See `Loader`: the excerpts of sources do not depend on the memory of the mix."""
         return self
 
+    def of_state(self, state: State) -> MixLoader:  # noqa: ARG002
+        """See `Loader`."""
+        return self
+
+    def forget_frames(self) -> None:
+        """See `Loader`."""
+        for source in self._sources:
+            source.forget_frames()
+        for batches in self.batches:
+            batches.kept.clear()
+
     # ---- execution
 
     def run(

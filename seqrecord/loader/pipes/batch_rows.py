@@ -7,7 +7,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.epochs import Loader
+from seqrecord.loader.pipes.epoch_loaders import Loader
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers

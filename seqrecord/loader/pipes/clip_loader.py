@@ -127,6 +127,19 @@ class ClipLoader:
         loader._buffers = self._buffers
         return loader
 
+    def of_state(self, state: State) -> ClipLoader:
+        """See `Loader`."""
+        if len(state.sources) != 1:  # which is refused later
+            return self
+        from seqrecord.loader.pipes.growth import planner_of_state  # few resumes need it
+
+        planner = planner_of_state(self.planner, state.sources[0])
+        return self if planner is self.planner else ClipLoader(planner)
+
+    def forget_frames(self) -> None:
+        """See `Loader`."""
+        self._buffers.clear()
+
     def plan(
         self, epoch: int, shard: Shard, segments: Segments = (), *settings: PlanSettings | None
     ) -> Plan:

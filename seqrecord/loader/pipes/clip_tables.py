@@ -69,7 +69,7 @@ def _of_lists(
     )
     windows = SelectedWindows(options, dataset, selected, excerpts)
     none = empty_clips(options.spec, np.arange(len(excerpts)), num_incomplete=lacking)
-    episodes = SelectedEpisodes(windows, selected, excerpts)
+    episodes = SelectedEpisodes(windows, selected, excerpts, len(columns["episode"]))
     samples = Samples.of(none, episodes, excerpts.excerpt, excerpts.start, own, row)
     return episodes, samples
 
@@ -86,14 +86,18 @@ def _of_segments(
     if num_short:
         place, count = shown_place(dataset.url), len(columns["episode"])
         warn_once(f"{place}: {num_short:,} of {count:,} segments are shorter than a clip")
-    starts = replace(options, stride=1)
-    return _of_starts(starts, dataset, selected, clips)
+    starts, num_rows = replace(options, stride=1), len(columns["episode"])
+    return _of_starts(starts, dataset, selected, clips, num_rows)
 
 
 def _of_starts(
-    options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
+    options: ClipOptions,
+    dataset: Dataset,
+    selected: IntArray,
+    columns: Mapping[str, pa.Array],
+    num_rows: int | None = None,
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of a table of starts that lack no feature."""
+    """The samples of a table of starts that lack no feature; of one of `num_rows` segments."""
     spec, dilations = options.spec, None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()
@@ -109,7 +113,7 @@ def _of_starts(
     row, lacking = np.flatnonzero(whole), int((mine & ~whole).sum())
     own = {name: taken(column, row) for name, column in own.items()}
     none = empty_clips(spec, selected, num_incomplete=lacking)
-    episodes = SelectedEpisodes(windows, selected)
+    episodes = SelectedEpisodes(windows, selected, num_rows=num_rows or len(episode))
     samples = Samples.of(none, episodes, episode[row], start[row], own, row)
     return episodes, samples
 
@@ -134,7 +138,7 @@ def _of_episodes(
         name: ComputedValues(partial(_of_episode, column, row), *value_form(column))
         for name, column in own.items()
     }
-    episodes = SelectedEpisodes(windows, selected)
+    episodes = SelectedEpisodes(windows, selected, num_rows=count)
     samples = Samples(windows.enumerate(options.spec), episodes, values, episode_order=row)
     return episodes, samples
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import current_process
 from multiprocessing.context import get_spawning_popen
-from typing import Any, Protocol
+from typing import Any
 
 from torch.utils.data import get_worker_info
 
@@ -14,76 +14,14 @@ from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateE
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.planning import Planner
+from seqrecord.loader.pipes.epoch_loaders import AnyPlan, EpochLoaders, Loader
 from seqrecord.loader.pipes.shared_rows import share_before_forks
 from seqrecord.loader.pipes.source_states import check_source, saved_memory, source_state
-from seqrecord.loader.pipes.states import Clip, Segments, State, check_same
+from seqrecord.loader.pipes.states import Clip, State, check_same
 from seqrecord.loader.pipes.worker_starts import WorkerStarts
-from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.processes.forks import check_fork
 from seqrecord.store.units import MAX_INT, check_integer
-
-
-class AnyPlan(Protocol):
-    """One shard of one epoch, as integers."""
-
-    @property
-    def num_batches(self) -> int: ...
-
-
-class Loader(Protocol):
-    """Views, plans and runs of epochs. Picklable."""
-
-    @property
-    def options(self) -> LoaderOptions:
-        """The arguments."""
-
-    @property
-    def batch_size(self) -> int | None:
-        """The clips of the largest batch; `None` for single clips."""
-
-    @property
-    def planners(self) -> Sequence[Planner]:
-        """The planner of each dataset."""
-
-    @property
-    def differs_by_epoch(self) -> bool:
-        """Whether order, clips or draws depend on the epoch."""
-
-    def plan(
-        self,
-        epoch: int,
-        shard: Shard,
-        segments: Segments = (),
-        *settings: PlanSettings | None,
-    ) -> AnyPlan:
-        """The plan of one shard of one epoch, or of the rest of it after `segments`; with the
-        `settings` of each dataset, whatever memory they need.
-        """
-
-    def run(self, plan: Any, segments: Segments = (), *, batch: int, stats: EngineStats) -> Run:
-        """Run a plan, of an epoch after these `segments`, from a batch on."""
-
-    def stats(self, done: dict[str, Any], epoch: int) -> dict[str, Any]:
-        """Extend the statistics of a run by clip counts."""
-
-    # ---- states
-
-    def shared_arguments(self, epoch: int) -> Mapping[str, Any]:
-        """The arguments that determine the order up to an epoch, beside those of each dataset, as
-        JSON.
-        """
-
-    def after_change(self, state: State) -> State:
-        """The position of a state inside an epoch on other ranks, workers or batch sizes."""
-
-    def in_excerpts_of(self, state: State) -> Loader:
-        """The loader whose frame lists have the excerpts of a state; itself, if it has them.
-
-        Raises `MemoryLimitError` if they do not fit.
-        """
 
 
 class Epochs:
@@ -95,7 +33,7 @@ class Epochs:
     """
 
     def __init__(self, loader: Loader) -> None:
-        self.loader = loader
+        self._loaders = EpochLoaders(loader)
         self._position = State()  # where the next iteration begins, or the last one began
         self._is_begun = False  # the position, by an iteration of this process or by workers
         self._num_workers = 0  # that have begun it
@@ -121,6 +59,15 @@ class Epochs:
         if "_workers" not in state:
             self._workers = WorkerStarts(self._next)
         share_before_forks(self)
+
+    @property
+    def loader(self) -> Loader:
+        """The loader of the dataset as it was opened."""
+        return self._loaders.latest
+
+    def loader_in(self, epoch: int) -> Loader:
+        """The loader of an epoch: if a loaded state has fewer episodes, of these in its epochs."""
+        return self._loaders.at(epoch)
 
     def share(self) -> None:
         """Share the starts of iterations with workers that this process starts."""
@@ -185,7 +132,10 @@ class Epochs:
         if self._workers.in_worker:
             self._workers.begin(position.epoch, alone=self.loader.differs_by_epoch)
         self._workers.publish(self._next)
-        self._last = run = self.loader.run(plan, position.segments, batch=batch, stats=stats)
+        loader = self._loaders.at(position.epoch)
+        if (earlier := self._loaders.earlier) is not None and loader is not earlier:
+            earlier.forget_frames()
+        self._last = run = loader.run(plan, position.segments, batch=batch, stats=stats)
         yield from run
 
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
@@ -212,7 +162,7 @@ class Epochs:
         if (self._last is not None and self._last.is_open) or self._next.batch:
             expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
             raise StateError("set_samples inside an epoch", expected=expected, got=got)
-        self.loader = loader
+        self._loaders = EpochLoaders(loader, self._next.epoch)
         self._go_to(self._next)  # the end of an epoch of other samples is no position
         self._workers.publish(self._position, is_new_state=True)
 
@@ -268,14 +218,39 @@ class Epochs:
             position = _placed(replace(position, worker=None), batches, batch_size)
             given, most = self._given(position, shard.rank)
             is_over = given == most
-        return _to_json(self.loader, position.following if is_over else position)
+        return self._to_json(position.following if is_over else position)
 
     def shared_position(self, shard: Shard, *, at_end: bool = False) -> dict[str, Any]:
         """The position as JSON; with workers, the start of the epoch that they have begun last."""
         self._follow_workers()
         if self._num_workers:
-            return _to_json(self.loader, self._here(shard))
+            return self._to_json(self._here(shard))
         return self.state(shard, at_end=at_end)
+
+    def run_of(self, epoch: int, shard: Shard) -> State:
+        """The run that has an epoch: the position, with the inputs of the order of that epoch.
+
+        Raises `StateError` for an epoch before its first one with the same episodes.
+        """
+        check_integer("epoch", epoch, least=0, most=MAX_INT)
+        position = State.parse(self.shared_position(shard, at_end=True))
+        first = self._loaders.first_epoch(epoch)
+        if epoch < first:
+            raise StateError(
+                f"epoch {epoch} had fewer episodes, or other samples",
+                expected=f"epoch {first} or later; or a state that was saved before it",
+                got=f"epoch {epoch}",
+            )
+        if self._loaders.at(epoch) is self._loaders.at(position.epoch):
+            return position
+        start = State(epoch, ranks=position.ranks, workers=position.workers)
+        return State.parse(self._to_json(start))
+
+    def stay_with_state(self) -> None:
+        """Use the episodes and samples of the loaded state in all epochs, to name its batches."""
+        loaders = self._loaders
+        if loaders.earlier is not None:
+            self._loaders = EpochLoaders(loaders.earlier, loaders.earlier_since)
 
     def load(
         self,
@@ -302,7 +277,8 @@ class Epochs:
         saved, in_worker = State.parse(state), get_worker_info() is not None
         if not in_worker:
             saved.check_of_rank()
-        fit, loader = saved.num_shards == shard.count, self._in_excerpts_of(saved, shard)
+        fit, loaders = saved.num_shards == shard.count, self._loaders_of(saved, shard)
+        loader = loaders.of_saved
         _check_arguments(loader, saved)
         pairs = [*zip(loader.planners, saved.sources, strict=True)]
         for planner, source in pairs:
@@ -310,14 +286,15 @@ class Epochs:
         if at_start and not in_worker:
             self._follow_workers()
             if not self._is_begun and self._workers.differs_from_set(saved.epoch):
-                if not (at_end and self._is_at_end(saved, shard)):
+                if not (at_end and _is_at_end(loader, saved, shard)):
                     self._conflict = differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
-        if _has_batches_of(self.loader, saved):
+        if _has_batches_of(loader, saved):
             plans = [saved_memory(planner, source, saved, fit=fit) for planner, source in pairs]
             for (planner, _), of_source in zip(pairs, plans, strict=True):
                 planner.keep(of_source)
-        self.loader = loader
+        loaders.note()
+        self._loaders = loaders
         self._go_to(saved)
         self._is_assigned = in_worker
         if self._workers.in_worker and not self._workers.differs_from_set(saved.epoch):
@@ -330,7 +307,8 @@ class Epochs:
     def stats(self) -> dict[str, Any]:
         """Statistics of the last iteration, with its bottleneck as text."""
         done = EngineStats().report() if self._last is None else self._last.report()
-        return self.loader.stats(done, self._position.epoch)
+        epoch = self._position.epoch
+        return self._loaders.at(epoch).stats(done, epoch)
 
     @property
     def _next(self) -> State:
@@ -368,9 +346,10 @@ class Epochs:
         """A position with these ranks and workers; see `Loader.after_change`."""
         is_inside = position.is_saved and (position.batch or position.segments)
         is_same = (position.ranks, position.workers) == (rank.count, workers)
-        if is_inside and not (is_same and _has_batches_of(self.loader, position)):
+        loader = self._loaders.at(position.epoch)
+        if is_inside and not (is_same and _has_batches_of(loader, position)):
             position.check_of_rank()
-            position = self.loader.after_change(position)
+            position = loader.after_change(position)
         return replace(position, ranks=rank.count, workers=workers)
 
     def _planned(self, position: State, shard: Shard) -> tuple[State, AnyPlan, int, int]:
@@ -388,18 +367,30 @@ class Epochs:
             worker = (own + behind[0] if behind else own) % workers
             batch = given[worker]
         shard = shard.rank.divided(workers)[worker]
-        plan = self.loader.plan(position.epoch, shard, position.segments)
-        return position, plan, worker, batch
+        loader = self._loaders.at(position.epoch)
+        return position, loader.plan(position.epoch, shard, position.segments), worker, batch
 
     def _given(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
-        """The numbers of items that each worker of a rank has returned at a position, and has."""
-        from seqrecord.loader.sampling.elastic import items_of_workers
+        """See `_given_of_workers`."""
+        return _given_of_workers(self._loaders.at(position.epoch), position, rank)
 
-        shards = rank.divided(position.workers)
-        plans = [self.loader.plan(position.epoch, one, position.segments) for one in shards]
-        most = [plan.num_batches for plan in plans]
-        others = rank.count > 1 and self.loader.options.last_batch == "keep"
-        return items_of_workers(most, position.batch, position.batch_size, others=others), most
+    def _loaders_of(self, saved: State, shard: Shard) -> EpochLoaders:
+        """The loaders after a saved state."""
+        # Workers of a StatefulDataLoader load states of their own: one of them may be at the start.
+        is_inside = bool(saved.batch or saved.segments or get_worker_info() is not None)
+        loaders = EpochLoaders(self._in_excerpts_of(saved, shard))
+        return loaders.of_state(saved, is_inside=is_inside)
+
+    def _to_json(self, position: State) -> dict[str, Any]:
+        """A position with the inputs of the order."""
+        loader = self._loaders.at(position.epoch)
+        place = position.num_shards, position.epoch, position.segments
+        return replace(
+            position,
+            since=self._loaders.first_epoch(position.epoch),
+            shared_arguments=loader.shared_arguments(position.epoch),
+            sources=tuple(source_state(planner, *place) for planner in loader.planners),
+        ).to_json()
 
     def _in_excerpts_of(self, saved: State, shard: Shard) -> Loader:
         """The loader with the excerpts of frame lists that a saved state has."""
@@ -415,14 +406,6 @@ class Epochs:
             ):
                 raise
         return self.loader
-
-    def _is_at_end(self, saved: State, shard: Shard) -> bool:
-        """Whether all batches of its epoch were delivered at a saved position of these ranks."""
-        is_same = (saved.ranks, saved.worker) == (shard.rank.count, None)
-        if not is_same or not _has_batches_of(self.loader, saved):
-            return False
-        given, most = self._given(saved, shard.rank)
-        return given == most
 
     # ---- with worker processes
 
@@ -450,12 +433,24 @@ class Epochs:
             _warn_of_new_workers(self.loader)
 
 
-def _to_json(loader: Loader, position: State) -> dict[str, Any]:
-    """A position with the inputs of the order."""
-    place = position.num_shards, position.epoch, position.segments
-    sources = tuple(source_state(planner, *place) for planner in loader.planners)
-    arguments = loader.shared_arguments(position.epoch)
-    return replace(position, shared_arguments=arguments, sources=sources).to_json()
+def _given_of_workers(loader: Loader, position: State, rank: Shard) -> tuple[list[int], list[int]]:
+    """The numbers of items that each worker of a rank has returned at a position, and has."""
+    from seqrecord.loader.sampling.elastic import items_of_workers
+
+    shards = rank.divided(position.workers)
+    plans = [loader.plan(position.epoch, one, position.segments) for one in shards]
+    most = [plan.num_batches for plan in plans]
+    others = rank.count > 1 and loader.options.last_batch == "keep"
+    return items_of_workers(most, position.batch, position.batch_size, others=others), most
+
+
+def _is_at_end(loader: Loader, saved: State, shard: Shard) -> bool:
+    """Whether all batches of its epoch were delivered at a saved position of these ranks."""
+    is_same = (saved.ranks, saved.worker) == (shard.rank.count, None)
+    if not is_same or not _has_batches_of(loader, saved):
+        return False
+    given, most = _given_of_workers(loader, saved, shard.rank)
+    return given == most
 
 
 def _check_arguments(loader: Loader, saved: State) -> None:

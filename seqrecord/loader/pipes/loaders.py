@@ -5,6 +5,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Iterator, Mapping
 from dataclasses import fields
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn
 
 from torch.utils.data import IterableDataset, IterDataPipe, get_worker_info
@@ -24,7 +25,7 @@ from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import plan_clips
-from seqrecord.loader.pipes.states import Clip, State
+from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.clips.tables import ClipTable
@@ -61,7 +62,8 @@ class EpochStream:
         Inside a DataLoader worker: of this worker. `len` of a DataLoader: the batches of all its
         workers together, of which each has a last batch of its own, so it may be greater.
         """
-        loader, batches, epoch = find_loader(), self._epochs.loader, self._epochs.current
+        loader, epoch = find_loader(), self._epochs.current
+        batches = self._epochs.loader_in(epoch)
         shards = [self._shard()]
         if loader is not None and loader.num_workers and get_worker_info() is None:
             shards = batches.planners[0].ranks.current().divided(loader.num_workers)
@@ -222,10 +224,12 @@ class EpochStream:
         """
         which = BatchNumber(epoch, batch, rank, workers, segment, batch_size)
         shard, epochs = self._shard(), self._epochs
-        run = State.parse(epochs.shared_position(shard, at_end=True))
-        return rows_of_batch(epochs.loader, run, shard, which, self._fill_rows)
+        run, loader = epochs.run_of(epoch, shard), epochs.loader_in(epoch)
+        return rows_of_batch(loader, run, shard, which, partial(self._fill_rows, loader))
 
-    def _fill_rows(self, plan: Any, first: int, last: int, settings: SourceSettings) -> Clip:
+    def _fill_rows(
+        self, loader: Any, plan: Any, first: int, last: int, settings: SourceSettings
+    ) -> Clip:
         """See `FillRows`."""
         raise NotImplementedError
 
@@ -301,7 +305,10 @@ class StreamingLoader(EpochStream):
         If functions of `samples` choose other rows in each epoch, here and in `num_clips` and
         `len`: of the current epoch, or of the next one between iterations.
         """
-        return self._loader.planner.clips(self._epochs.current)
+        epoch = self._epochs.current
+        loader = self._epochs.loader_in(epoch)
+        assert isinstance(loader, ClipLoader)
+        return loader.planner.clips(epoch)
 
     @property
     def num_clips(self) -> int:
@@ -318,12 +325,13 @@ class StreamingLoader(EpochStream):
 
     def _fill_rows(
         self,
+        loader: ClipLoader,
         plan: Plan,
         first: int,
         last: int,
         settings: SourceSettings,  # noqa: ARG002
     ) -> Clip:
-        loader, (begin, end) = self._loader, map(plan.first_clip, (first, last))
+        begin, end = map(plan.first_clip, (first, last))
         rows, _ = loader.columns(plan.clips_between(begin, end).keys, plan.epoch, plan.draws)
         if loader.batch_size is not None:
             place, columns = PlanBatch(plan, first), plan_columns(loader.planner.order.columns)
@@ -409,3 +417,8 @@ class SeqRecordIterableDataset(StreamingLoader, IterableDataset[Clip]):
 def loader_of(streaming: StreamingLoader) -> ClipLoader:
     """The loader that plans and runs a stream's epochs."""
     return streaming._loader
+
+
+def stay_with_state(stream: EpochStream) -> None:
+    """Use the episodes and samples of the loaded state in all epochs, to name its batches."""
+    stream._epochs.stay_with_state()

@@ -444,6 +444,14 @@ class ClipOptions:
         samples = [*(one for one in given if one is not None), *functions]
         return replace(self, samples=samples)
 
+    def with_table(self, table: Any) -> Self:
+        """A copy with another table of samples, and the same functions."""
+        return replace(self, samples=[table, *self.functions])
+
+    def with_episodes(self, numbers: Sequence[int]) -> Self:
+        """A copy with episodes by their numbers."""
+        return replace(self, episodes=numbers, split=None)
+
     @cached_property
     def _columns(self) -> frozenset[str]:
         if self.table is None:

@@ -36,11 +36,13 @@ class SelectedEpisodes:
         windows: the frames of each stored feature.
         selected: rows of the selected episodes, int64[n]. Values of their features are read once.
         excerpts: the used frames of each episode, if samples are lists of frames.
+        num_rows: the rows of the user's table; `None` without one.
     """
 
     windows: SelectedWindows
     selected: IntArray
     excerpts: FrameLists | None = None
+    num_rows: int | None = None
     _values: dict[str, npt.NDArray[Any]] = field(default_factory=dict, repr=False)
 
     @property

@@ -7,7 +7,8 @@ from typing import Any
 
 from seqrecord.errors import StateError
 from seqrecord.loader.pipes.planning import MemoryPlans, Planner
-from seqrecord.loader.pipes.states import Segments, SourceState, State, check_same
+from seqrecord.loader.pipes.states import Json, Segments, SourceState, State, check_same
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.store.text import repr_of
 
@@ -22,7 +23,15 @@ def source_state(
     rest = planner.plan_memory(num_shards, epoch, segments).settings if segments else None
     request = {**planner.request, "samples": _samples(planner, epoch)}
     settings = planner.plan_memory(num_shards).settings
-    return SourceState(settings, request, planner.view.identity, rest, excerpt_frames(planner))
+    view = planner.view
+    return SourceState(
+        settings,
+        request,
+        view.identity,
+        rows=view.num_rows,
+        rest=rest,
+        excerpt_frames=excerpt_frames(planner),
+    )
 
 
 def excerpt_frames(planner: Planner) -> int | None:
@@ -71,12 +80,27 @@ def check_source(planner: Planner, state: SourceState, segments: Segments, epoch
     compared = [name for name in names if not may_differ.get(name)]
     check_same(problem, {**state.request, **vars(saved)}, now, compared, url)
     if state.episodes.get("digest") != episodes["digest"]:
-        same = state.episodes.get("dataset") == episodes["dataset"]
+        raise _other_episodes(view, state.episodes)
+
+
+def _other_episodes(view: View, saved: Json) -> StateError:
+    """The error for other episodes, with the first one that differs."""
+    if saved.get("dataset") == view.identity["dataset"]:
+        problem = "the saved state is of other episodes of this dataset"
+    else:
         problem = "the saved state is of another dataset, or this one has changed: select the "
         problem += "state's episodes, if they are still the same"
-        problem = "the saved state is of other episodes of this dataset" if same else problem
-        expected, got = map(_described, (state.episodes, episodes))
-        raise StateError(problem, file=url, expected=expected, got=got)
+    keys = view.dataset.contents.index.keys_of(view.episode_rows)
+    first, stop = view.dataset.contents.differing_episodes(view.episode_rows, saved) or (0, 0)
+    differing = keys[first:stop]
+    if first >= len(keys) and stop:
+        problem += f"; the first {len(keys)} are equal, and then it ends"
+    elif differing:
+        problem += f"; number {first} is the first that differs"
+        problem += f", or one of the {stop - first - 1} behind it" if stop - first > 1 else ""
+    expected, got = map(_described, (saved, view.identity))
+    episode = differing[0] if differing else None
+    return StateError(problem, file=view.dataset.url, episode=episode, expected=expected, got=got)
 
 
 def _samples(planner: Planner, epoch: int) -> Any:

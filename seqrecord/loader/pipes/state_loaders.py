@@ -7,7 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from seqrecord.errors import SeqRecordError, StateError
-from seqrecord.loader.pipes.loaders import EpochStream, SeqRecordIterableDataset
+from seqrecord.loader.pipes.loaders import (
+    EpochStream,
+    SeqRecordIterableDataset,
+    stay_with_state,
+)
 from seqrecord.loader.pipes.option_values import MaxFrames
 from seqrecord.loader.pipes.options import EngineOptions, SamplesLike
 from seqrecord.loader.pipes.states import State
@@ -112,6 +116,7 @@ def loaded(make: Callable[[], EpochStream], state: State) -> EpochStream:
     try:
         loader = make()
         loader.load_state_dict(state.to_json())
+        stay_with_state(loader)
     except SeqRecordError as error:
         expected = "" if error.expected is None else f"{error.expected}; or "
         error.expected = f"{expected}{_IN_PYTHON}"

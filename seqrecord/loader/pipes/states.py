@@ -4,8 +4,9 @@ The training process owns the position (`epochs`): an epoch, and its number of d
 The rest of a position follows from the plan. As JSON, `State` is a dict of its fields and
 `version`::
 
-    {"version": 11, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
-     "worker": null, "segments": [], "shared_arguments": {}, "sources": [{"settings": {…}, …}]}
+    {"version": 12, "epoch": 3, "batch": 120, "batch_size": 1, "ranks": 4, "workers": 1,
+     "worker": null, "segments": [], "since": 0, "shared_arguments": {},
+     "sources": [{"settings": {…}, …}]}
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, SEED_LIMIT
 
-_VERSION = 11
+_VERSION = 12
 _FRAMES = ("excerpt_frames", "block_frames", "run_frames", "first_block_frames")
 _BOUNDS = {
     **dict.fromkeys(("batch_size", *_FRAMES), range(1, 1 << 31)),
@@ -55,7 +56,9 @@ class SourceState:
     request: Json
     """Arguments beside the settings, by name: clips and features."""
     episodes: Json
-    """The selected episodes: `count`, `frames`, `digest`; and `dataset`, its fingerprint."""
+    """The selected episodes, see `Contents.identity`; and `dataset`, its fingerprint."""
+    rows: int | None = None
+    """The rows of a user's table of samples."""
     rest: PlanSettings | None = None
     """Settings of the rest of an epoch, after its segments."""
     excerpt_frames: int | None = None
@@ -79,6 +82,8 @@ class State:
     worker: int | None = None
     """One of several workers, with a state of its own from a StatefulDataLoader."""
     segments: Segments = ()
+    since: int = 0
+    """The first epoch with the episodes and samples of `sources`."""
     shared_arguments: Json = field(default_factory=dict)
     """Arguments of a mix; empty for other loaders."""
     sources: tuple[SourceState, ...] = ()

@@ -85,6 +85,8 @@ class View:
         clip_episodes: keys and metadata of episodes.
         metadata: the metadata entries that are columns of batches.
         order_columns: the columns of batches that the order adds, see `Order.columns`.
+        saved_fingerprint: the fingerprint of the dataset before it grew, in the view of a state's
+            episodes.
         memory: pools for single clips, kept as long as the view.
     """
 
@@ -113,6 +115,7 @@ class View:
     clip_episodes: ClipEpisodes
     metadata: tuple[str, ...]
     order_columns: tuple[str, ...] = ()
+    saved_fingerprint: str | None = None
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
     # ---- samples and their frames
@@ -120,7 +123,13 @@ class View:
     @cached_property
     def identity(self) -> dict[str, Any]:
         """See `Contents.identity`."""
-        return self.dataset.contents.identity(self.episode_rows)
+        identity = self.dataset.contents.identity(self.episode_rows)
+        return {**identity, "dataset": self.saved_fingerprint or identity["dataset"]}
+
+    @property
+    def num_rows(self) -> int | None:
+        """The rows of the table of samples; `None` without a table."""
+        return self.samples.base.episodes.num_rows
 
     def with_seed(self, seed: int) -> View:
         """A copy whose functions of samples draw from another seed."""

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.distributed import this_worker, warn_once
-from seqrecord.loader.pipes.epochs import Loader
+from seqrecord.loader.pipes.epoch_loaders import Loader
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.sampling.built_ins import skip_last

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -37,6 +37,18 @@ if TYPE_CHECKING:
     from seqrecord.store.reading.external_files import ExternalFiles
 
 _EPISODES_AT_ONCE = 1 << 12  # episodes hashed together
+_MAX_PARTS, _MARK = 128, 4  # of an identity's marks: parts, and hexadecimal digits of each
+
+
+class _IdentityGroup(NamedTuple):
+    """A group of features as an identity has it: columns of its pages, numbers of its features in
+    the schema, and their missing frames.
+    """
+
+    number: int
+    columns: Sequence[int]
+    features: Sequence[int]
+    gaps: npt.NDArray[Any]
 
 
 class JoinedDatasets(Protocol):
@@ -170,40 +182,90 @@ class Contents:
 
         The digest covers keys, lengths, and pages of the features. It is independent of other
         episodes in the dataset, of the episodes' positions, and of the paths of referenced files.
+        `marks` has four digits of the digest after each of up to 128 equal parts of the episodes:
+        where they differ tells which episodes have changed.
         """
-        index = self.index
-        keys = "\n".join(index.keys_of(episodes))  # which have no line breaks
-        digest = hashlib.sha256(keys.encode())
-        update_digest(digest, "<i8", index.num_frames[episodes])
-        for number in sorted({spec.group for spec in self.features.values()}):
-            group = index.groups[number]
-            columns = [group.schema.position(n) for n in group.schema if n in self.features]
-            places = [index.schema.position(n) for n in group.schema if n in self.features]
-            gaps = group.gaps[np.isin(group.gaps["feature"], places)]
-            gap_chunk = gaps["chunk"].astype(np.int64)
-            for batch in np.array_split(episodes, 1 + len(episodes) // _EPISODES_AT_ONCE):
-                owner, place = ragged_arange(group.num_chunks[batch])
-                chunks = group.first_chunk[batch][owner] + place
-                pages = self.chunks.digests(number, chunks)
-                update_digest(digest, "<u4", group.num_frames[chunks])
-                update_digest(digest, "u1", pages[:, columns])
-                first_frames = group.first_frame[group.first_chunk[batch]]
-                if (first_frames < 0).any():  # of trimmed episodes
-                    update_digest(digest, "<i4", first_frames)
-                chunk = group.first_chunk[batch]
-                begin, end = np.searchsorted(gap_chunk, (chunk, chunk + group.num_chunks[batch]))
-                owner, place = ragged_arange(end - begin)
-                if len(owner):
-                    rows = gaps[begin[owner] + place]
-                    feature = np.searchsorted(places, rows["feature"])
-                    bitmaps = rows["chunk"] - chunk[owner], feature, rows["word"], rows["present"]
-                    update_digest(digest, "<u8", end - begin, *bitmaps)
+        parts = identity_parts(len(episodes))
+        digests = self._digests_after(episodes, parts)
         return {
             "count": len(episodes),
-            "frames": int(index.num_frames[episodes].sum()),
-            "digest": digest.hexdigest(),
+            "frames": int(self.index.num_frames[episodes].sum()),
+            "digest": digests[-1],
+            "marks": "".join(digest[:_MARK] for digest in digests),
             "dataset": self.manifest.fingerprint,
         }
+
+    def differing_episodes(
+        self, episodes: npt.NDArray[np.int64], identity: Mapping[str, Any]
+    ) -> tuple[int, int] | None:
+        """Return the places [first, stop) of the first episodes that differ from an identity.
+
+        One of them does; the last place may be `len(episodes)`. `None` if nothing differs, or the
+        identity has no marks.
+        """
+        count, marks = identity.get("count"), identity.get("marks")
+        if not isinstance(count, int) or not 0 < count < 1 << 40 or not isinstance(marks, str):
+            return None
+        parts = identity_parts(count)
+        begins = [0, *parts[:-1]]
+        comparable = [stop for stop in parts if stop <= len(episodes)]
+        digests = self._digests_after(episodes, comparable) if comparable else []
+        for place, (first, stop) in enumerate(zip(begins, parts, strict=True)):
+            mark = marks[place * _MARK : (place + 1) * _MARK]
+            if place >= len(digests) or digests[place][:_MARK] != mark:
+                return first, stop
+        return None
+
+    def _digests_after(self, episodes: npt.NDArray[np.int64], stops: Sequence[int]) -> list[str]:
+        """The digests of the first episodes, up to each of `stops`, which ascend."""
+        digest, digests, groups = hashlib.sha256(), [], self._identity_groups()
+        for part in np.split(episodes[: stops[-1]], stops[:-1]):
+            for batch in np.array_split(part, 1 + len(part) // _EPISODES_AT_ONCE):
+                self._update_identity(digest, batch, groups)
+            digests.append(digest.hexdigest())
+        return digests
+
+    def _update_identity(
+        self, digest: Any, episodes: npt.NDArray[np.int64], groups: Sequence[_IdentityGroup]
+    ) -> None:
+        """Add keys, lengths and pages of some episodes to a digest."""
+        index = self.index
+        keys = "\n".join(index.keys_of(episodes)).encode()  # which have no line breaks
+        update_digest(digest, "<i8", np.array([len(episodes), len(keys)]))
+        digest.update(keys)
+        update_digest(digest, "<i8", index.num_frames[episodes])
+        for number, columns, features, gaps in groups:
+            group = index.groups[number]
+            first_chunk, num_chunks = group.first_chunk[episodes], group.num_chunks[episodes]
+            owner, place = ragged_arange(num_chunks)
+            chunks = first_chunk[owner] + place
+            pages = self.chunks.digests(number, chunks)
+            update_digest(digest, "<u4", group.num_frames[chunks])
+            update_digest(digest, "u1", pages[:, columns])
+            first_frames = group.first_frame[first_chunk]
+            if (first_frames < 0).any():  # of trimmed episodes
+                update_digest(digest, "<i4", first_frames)
+            if not len(gaps):
+                continue
+            gap_chunk = gaps["chunk"].astype(np.int64)
+            begin, end = np.searchsorted(gap_chunk, (first_chunk, first_chunk + num_chunks))
+            owner, place = ragged_arange(end - begin)
+            if len(owner):
+                rows = gaps[begin[owner] + place]
+                feature = np.searchsorted(features, rows["feature"])
+                bitmaps = rows["chunk"] - first_chunk[owner], feature, rows["word"], rows["present"]
+                update_digest(digest, "<u8", end - begin, *bitmaps)
+
+    def _identity_groups(self) -> list[_IdentityGroup]:
+        """The groups of the selected features."""
+        groups = list[_IdentityGroup]()
+        for number in sorted({spec.group for spec in self.features.values()}):
+            group = self.index.groups[number]
+            columns = [group.schema.position(n) for n in group.schema if n in self.features]
+            places = [self.index.schema.position(n) for n in group.schema if n in self.features]
+            gaps = group.gaps[np.isin(group.gaps["feature"], places)]
+            groups.append(_IdentityGroup(number, columns, places, gaps))
+        return groups
 
     def find_episodes(
         self, episodes: EpisodeFilter, split: str | None = None
@@ -254,6 +316,12 @@ class Episodes(Mapping[str, "Episode"]):
 
     def __repr__(self) -> str:
         return f"Episodes({len(self)} of {shown_place(self._contents.storage.url)!r})"
+
+
+def identity_parts(count: int) -> list[int]:
+    """The ends of the parts of `count` episodes whose digests an identity marks."""
+    num_parts = min(count, _MAX_PARTS)
+    return [part * count // num_parts for part in range(1, num_parts + 1)]
 
 
 def update_digest(digest: Any, dtype: str, *arrays: npt.NDArray[Any]) -> None:
