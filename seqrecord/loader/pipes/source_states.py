@@ -96,8 +96,10 @@ def _other_episodes(view: View, saved: Json) -> StateError:
     if first >= len(keys) and stop:
         problem += f"; the first {len(keys)} are equal, and then it ends"
     elif differing:
-        problem += f"; number {first} is the first that differs"
-        problem += f", or one of the {stop - first - 1} behind it" if stop - first > 1 else ""
+        several = f"one of the numbers {first} to {stop - 1}"
+        problem += (
+            f"; {f'number {first}' if stop - first == 1 else several} is the first that differs"
+        )
     expected, got = map(_described, (saved, view.identity))
     episode = differing[0] if differing else None
     return StateError(problem, file=view.dataset.url, episode=episode, expected=expected, got=got)
