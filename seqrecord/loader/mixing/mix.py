@@ -346,11 +346,20 @@ def _weighted(
     is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    parts = [(dataset.source, dataset.weight) for dataset in drawn]
-    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn))
-    counts_in = partial(_counts_in, parts, most, sizes, weights_at, others)
-    schedule = WeightSchedule(tuple(dataset.name for dataset in drawn), counts_in, changes)
+    schedule = _schedule(drawn, changes, partial(_counts_in, sizes, weights_at, others))
     return drawn, schedule, weights.epoch_clips
+
+
+def _schedule(
+    datasets: Sequence[SourceDataset],
+    changes: tuple[int, ...] | None,
+    counts_in: Callable[..., tuple[int, ...]],
+) -> WeightSchedule:
+    """The weights of datasets by epoch, from those of their sources by `_counts_in`."""
+    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(datasets))
+    parts = [(dataset.source, dataset.weight) for dataset in datasets]
+    names = tuple(dataset.name for dataset in datasets)
+    return WeightSchedule(names, partial(counts_in, parts, most), changes)
 
 
 def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dict[str, SourceSize]:
@@ -367,11 +376,11 @@ def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dic
 
 
 def _counts_in(
-    parts: Sequence[tuple[str, Fraction]],
-    most: int,
     sizes: Mapping[str, SourceSize],
     weights_at: Callable[[int], Any],
     others: Mapping[str, Any],
+    parts: Sequence[tuple[str, Fraction]],
+    most: int,
     epoch: int,
 ) -> tuple[int, ...]:
     """Integers in the ratio of the weights of datasets in an epoch, with a sum of at most `most`.
