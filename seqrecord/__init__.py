@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.pipes.loaders import SeqRecordPipe as SeqRecordPipe
     from seqrecord.loader.pipes.map_dataset import SeqRecordMapDataset as SeqRecordMapDataset
     from seqrecord.loader.pipes.node import SeqRecordNode as SeqRecordNode
+    from seqrecord.loader.pipes.option_values import Budget as Budget
     from seqrecord.loader.pipes.option_values import FrameCache as FrameCache
     from seqrecord.loader.pipes.option_values import FrameTransform as FrameTransform
     from seqrecord.loader.pipes.option_values import MaxFrames as MaxFrames

@@ -48,9 +48,9 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
+    Budget,
     ClipError,
     FrameCache,
-    MaxFrames,
     SeqRecordIterableDataset,
     SeqRecordMix,
     SeqRecordPipe,
@@ -261,14 +261,25 @@ class LoaderMachine(RuleBasedStateMachine):
         repeated = (found - rest).total()
         if not (case.in_rows and part.given):
             assert found.keys() <= rest.keys()
-            is_even = not (case.in_rows and part.options["last_batch"] == "keep")
+            has_costs = isinstance(case, TableCase) and case.has_costs
+            is_even = not ((case.in_rows and part.options["last_batch"] == "keep") or has_costs)
             workers = max(1, part.workers)
             counts = range(least * workers, most * workers + 1)
             assert all(len(rank) in counts for rank in of_ranks) or not is_even
             assert not rest - found or part.options["last_batch"] == "drop"
-            assert repeated <= (part.shards - 1 if part.options["last_batch"] == "repeat" else 0)
+            limit = part.shards - 1 if part.options["last_batch"] == "repeat" else 0
+            if has_costs and limit and repeated and not part.workers:  # batches of a clip each
+                assert any(all(len(b["episode"]) == 1 for b in rank) for rank in batches)
+            else:
+                assert repeated <= limit or (has_costs and part.workers)
+            if has_costs and part.options["last_batch"] == "repeat":
+                assert len({*map(len, batches)}) == 1
         if part.workers:
             return of_ranks
+        if isinstance(case, TableCase) and case.has_costs:
+            for rank in batches:
+                case.check_costs(rank)
+            size = None
         for rank in batches if size and not case.in_rows else []:
             assert all(len(batch["episode"]) == case.full_size(batch) for batch in rank[:-1])
         if part.state is None and part.ranks == 1 and not part.options["shuffle"]:
@@ -698,8 +709,8 @@ class TableMixMachine(MixMachine):
         if samples:
             common["samples"] = samples
         size = case.options["batch_size"]
-        # A mix takes `MaxFrames` where frames have one shape in all sources.
-        if case.lists_frames or "imu" in case.features or not isinstance(size, MaxFrames):
+        # A mix takes a `Budget` where frames have one shape in all sources.
+        if case.lists_frames or "imu" in case.features or not isinstance(size, Budget):
             size = max(size, 3) if isinstance(size, int) else 3
         elif isinstance(end, int):
             end = "first_exhausted"

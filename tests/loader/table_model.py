@@ -22,11 +22,11 @@ from hypothesis import strategies as st
 
 from seqrecord import (
     At,
+    Budget,
     CenterCrop,
     EngineOptions,
     FrameTransform,
     HorizontalFlip,
-    MaxFrames,
     RandomCrop,
 )
 from seqrecord.samples import (
@@ -350,12 +350,30 @@ class TableCase(Case):
 
     def full_size(self, batch: Mapping[str, Any]) -> int:
         size: Any = self.options["batch_size"]
-        if not isinstance(size, MaxFrames):
+        if not isinstance(size, Budget):
             return int(size)
-        if self.lists_frames:
-            assert self.table is not None
-            return max(1, size.frames // max(map(len, self.table["frames"])))
-        return max(1, size.frames // len(batch["id"][0]))
+        return size.rows(self.longest if self.lists_frames else len(batch["id"][0]))
+
+    @property
+    def has_costs(self) -> bool:
+        """Whether batches have a budget, and clips differ in cost."""
+        is_budget = isinstance(self.options["batch_size"], Budget)
+        return is_budget and self.lists_frames and self.is_uneven
+
+    def check_costs(self, rank: Sequence[Mapping[str, Any]]) -> None:
+        """Each batch is within the budget, or has one clip; and padded to its longest list only."""
+        budget: Any = self.options["batch_size"]
+        pads = self.options.get("ragged") == "pad" if budget.padded is None else budget.padded
+        for batch in rank:
+            lengths = [flags.count(False) for flags in batch["frames_is_pad"].tolist()]
+            cost = max(lengths) * len(lengths) if pads else sum(lengths)
+            assert cost <= budget.size or len(lengths) == 1
+            assert len(lengths) <= (budget.max_rows or len(lengths))
+            assert np.shape(batch["frames"]) == (len(lengths), max(lengths))
+            if self.options.get("ragged") == "pad":
+                assert np.shape(batch["id"])[:2] == (len(lengths), max(lengths))
+            else:
+                assert np.diff(batch["cu_seqlens"]).tolist() == lengths
 
     def incomplete(self) -> tuple[int | None, int | None]:
         if self.table is None:
@@ -425,7 +443,7 @@ class TableCase(Case):
             assert bool(clip["reversed"]) == row["reverse"]
             columns |= {"dilation", "reversed"}
         if "frames" in row:
-            longest = self.longest
+            longest = len(clip["frames"]) if self.has_costs else self.longest
             padding = [-1] * (longest - len(row["frames"]))
             assert clip["frames"].tolist() == [*row["frames"], *padding]
             columns.add("frames")
@@ -455,7 +473,7 @@ class TableCase(Case):
         if self.lists_frames:
             frames = [frame for frame in clip["frames"].tolist() if frame >= 0]
             if self.is_uneven and self.options.get("ragged") == "pad":
-                frames += frames[-1:] * (self.longest - len(frames))
+                frames += frames[-1:] * (len(clip["id"]) - len(frames))
             return frames
         is_subset = self.function("subset", "of", None) is not None
         if not is_subset and not self.draws_lengths:
@@ -490,6 +508,7 @@ class TableCase(Case):
             if isinstance(value, torch.Tensor) and value.is_nested
             else value
             for name, value in batch.items()
+            if name != "cu_seqlens"
         }
         for i in range(len(batch["episode"])):
             yield {name: column[i] for name, column in columns.items()}
@@ -610,7 +629,7 @@ def table_cases(draw: st.DrawFn, *, kinds: Sequence[str] = KINDS_OF_TABLES) -> T
     if kind == "lengths":
         least = draw(st.integers(1, 3))
         options["clip_len"] = least, least + draw(st.integers(1, 4))
-        options["batch_size"] = choose(MaxFrames(8), MaxFrames(15), 3, 4)
+        options["batch_size"] = choose(Budget(8), Budget(15), 3, 4)
         options["last_batch"] = choose("repeat", "keep")
         if maybe(5):
             functions.append(subset(of=options["clip_len"][1] + draw(st.integers(0, 3))))
@@ -726,7 +745,10 @@ def tables_of_lists(draw: st.DrawFn, options: dict[str, Any]) -> Any:
         forms = ["list", "pad", *["nested"] * is_dense]
         options["ragged"] = draw(st.sampled_from(forms))
     if draw(st.integers(0, 3)) == 0 and options["batch_size"]:
-        options["batch_size"] = MaxFrames(draw(st.integers(1, 20)))
+        size, padded = draw(st.integers(1, 20)), draw(st.sampled_from([None, None, True]))
+        max_rows = draw(st.sampled_from([None, None, 3]))
+        options["batch_size"] = Budget(size, "frames", padded, max_rows, "alone")
+        options["last_batch"] = draw(st.sampled_from(["repeat", "keep"]))
     frames = [[frame % LENGTHS[e] for frame in numbers] for e, numbers in rows]
     return {"episode": [key_of(e) for e, _ in rows], "frames": frames}
 

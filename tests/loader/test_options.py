@@ -299,10 +299,15 @@ CONFLICTS: list[tuple[dict[str, Any], str, str, Any]] = [
         None,
     ),
     (
-        {"batch_size": MaxFrames(8), "output": "numpy", "device": "cpu"},
-        "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
-        "clip_len=(2, 24), for example; or a number of clips",
-        "clip_len=4",
+        {
+            "clip_len": (2, 4),
+            "batch_size": MaxFrames(8, cost="tokens"),
+            "output": "numpy",
+            "device": "cpu",
+        },
+        "a drawn clip_len has batches by frames alone",
+        "Budget(48), without cost and max_rows; or an integer clip_len",
+        f"clip_len=(2, 4), batch_size={MaxFrames(8, cost='tokens')}",
     ),
     (
         {"output": "numpy", "device": "cpu", "engine": TORCHCODEC, "frame_transform": _frames},

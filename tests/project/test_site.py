@@ -64,7 +64,7 @@ def test_signatures_have_values_as_defaults(site: Path) -> None:
     shown = {
         text.partition("(")[0]: text for text in signatures(site / "reference/tools/index.html")
     }
-    assert "batch_size: int | MaxFrames | None = 4," in shown["bench"]
+    assert "batch_size: int | Budget | None = 4," in shown["bench"]
     loaders = signatures(site / "reference/loaders/index.html")
     texts = [text for text in loaders if text.startswith(("SeqRecordPipe(", "LoaderOptions("))]
     assert len(texts) == 2

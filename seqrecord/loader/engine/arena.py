@@ -533,6 +533,24 @@ def cut(features: Mapping[str, Any], lengths: Sequence[int], *, as_nested: bool)
     return lists
 
 
+def split(
+    features: Mapping[str, Any], lengths: Sequence[int], *, as_nested: bool
+) -> dict[str, Any]:
+    """Divide features of a batch, whose frames are clips of one frame each, into clips of these
+    lengths: lists of clips, or nested tensors without a copy.
+    """
+    clips, ends = dict[str, Any](), [*accumulate(lengths)]
+    for name, item in features.items():
+        if not isinstance(item, torch.Tensor):
+            frames = [frame for clip in item for frame in clip]
+            clips[name] = [frames[end - n : end] for end, n in zip(ends, lengths, strict=True)]
+        elif as_nested:
+            clips[name] = _jagged(item.squeeze(1), lengths)
+        else:
+            clips[name] = [*torch.split_with_sizes(item.squeeze(1), lengths)]
+    return clips
+
+
 def clips_of(frames: list[Any], num_clips: int) -> list[list[Any]]:
     """Split consecutive frames into lists, one per clip."""
     length = len(frames) // num_clips

@@ -180,6 +180,8 @@ class OpenBatch:
         lock: serializes allocations.
         frames: frames of each clip, if they vary between batches.
         source: source of each slot, int64[size]. Default: 0.
+        ends: frames before the end of each slot, int64[size], if lists of frames come one after
+            another.
         describe: makes the columns of the full batch, which has no features yet. Called under
             `lock` by the thread that fills the last slot.
     """
@@ -192,8 +194,10 @@ class OpenBatch:
         source: IntArray | None = None,
         frames: int | None = None,
         describe: Callable[[Batch], Mapping[str, Any]] | None = None,
+        ends: IntArray | None = None,
     ) -> None:
         self.missing, self.frames, self.is_complete = size, frames, False
+        self.ends = ends
         self._describe, self._columns = describe, dict[str, Any]()
         self._source = np.zeros(size, np.int64) if source is None else source
         self._epoch, self._clips = np.zeros(size, np.int64), ClipKeys.zeros(size)

@@ -231,6 +231,17 @@ class Crop:
     def features(self) -> Set[str]:
         return self.parts.keys() | self.changes.keys()
 
+    def take(self, clips: IntArray) -> Crop:
+        """The windows and changes of some clips, int64[n]."""
+        parts = {
+            name: (crops, windows.take(clips)) for name, (crops, windows) in self.parts.items()
+        }
+        changes = {
+            name: replace(change, factor=change.factor[clips], offset=change.offset[clips])
+            for name, change in self.changes.items()
+        }
+        return Crop(parts, changes, self.partners)
+
     def target(self, name: str, clip: int) -> str:
         """The feature of the batch that a feature of clip number `clip` becomes."""
         if name not in self.partners or not self.parts[name][1].flipped[clip]:

@@ -58,7 +58,7 @@ from seqrecord.loader.sampling.cursors import UsedFrames
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
 from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import run_bounds
+from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
@@ -115,10 +115,14 @@ class Job:
 
     def form(self, batch: int) -> BatchForm | None:
         """The drawn form of a batch; `None` if all batches have one."""
-        batches = self.plan.batches
-        if batches.draws is None and self.sizes is None:
+        batches, costs = self.plan.batches, self.plan.costs
+        has_lists = costs is not None and costs.form != "stacked"
+        if batches.draws is None and self.sizes is None and not has_lists:
             return None
         sizes = {} if self.sizes is None else self.sizes(batch)
+        if costs is not None and has_lists:
+            is_packed = costs.form == "packed"
+            return BatchForm(1 if is_packed else int(batches.lengths(batch).max()), sizes)
         if batches.draws is None:
             return BatchForm(None, sizes)
         return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
@@ -180,9 +184,13 @@ class Executor:
         else:
             begin = batch + 1 + (number - 1) * together
             size = min(together, plan.num_batches - begin) if number else 1
-        form = self.job.form(number)
+        form, num_rows, ends = self.job.form(number), size, None
         frames = None if form is None else form.frames
-        return make(size, partial(self._buffers.begin_batch, size, form), frames=frames)
+        if plan.costs is not None and plan.costs.form == "packed":
+            ends, frames = np.cumsum(plan.batches.lengths(number)), None
+            num_rows = int(ends[-1])
+        begin_batch = partial(self._buffers.begin_batch, num_rows, form)
+        return make(size, begin_batch, frames=frames, ends=ends)
 
     def run(
         self,
@@ -329,9 +337,11 @@ class Executor:
         if opened.frames is not None:
             sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
-        begin = perf_counter()
+        begin, rows = perf_counter(), slots
+        if opened.ends is not None:
+            rows, sources, draws = packed(opened.ends, slots, sources, draws)
         builder = opened.allocate()
-        nbytes = gather(builder, slots, sources, self._copies, draws, self.job.vectors)
+        nbytes = gather(builder, rows, sources, self._copies, draws, self.job.vectors)
         opened.name(slots, clips, self.job.plan.epoch)
         self._workers.note_gather(begin, len(slots), nbytes)
         self._copies.finish(partial(self._filled, opened, len(slots)))
@@ -356,6 +366,20 @@ class Executor:
         while count < self._workers.num_read_ahead and (planned := self._rounds.peek(number)):
             yield from sorted(planned.waiting, key=BY_USE)
             count, number = count + len(planned.waiting), number + 1
+
+
+def packed(
+    ends: IntArray, slots: IntArray, sources: Sequence[ClipRows[Any]], draws: ClipDraws
+) -> tuple[IntArray, list[ClipRows[Any]], ClipDraws]:
+    """Clips as clips of one frame each: their slots in a batch of lists one after another, which
+    end at `ends`, int64[clips].
+    """
+    lengths = np.diff(ends, prepend=0)[slots]
+    clip, frame = ragged_arange(lengths)
+    sources = [replace(source, rows=source.rows[clip, frame][:, None]) for source in sources]
+    if draws.crop is not None:
+        draws = replace(draws, crop=draws.crop.take(clip))
+    return (ends[slots] - lengths)[clip] + frame, sources, draws
 
 
 def gather(
@@ -505,16 +529,29 @@ def _needs(
         None if device is None else device.device,
         shared,
         video,
-        plan.batches.most_frames,
+        _most_frames(plan),
         memory.max_loads + memory.max_read_ahead,
     )
 
 
 def _most_clips(plan: Plan) -> int:
     """The clips of a plan's largest batch."""
+    if plan.costs is not None:
+        sizes = (plan.first_clip(i + 1) - plan.first_clip(i) for i in range(plan.num_batches))
+        return max(plan.costs.most_rows, max(sizes, default=1))
     if plan.batches.draws is not None:
         return plan.batches.size  # in every epoch, so that buffers are kept
     return plan.first_clip(1) if plan.num_batches else 1
+
+
+def _most_frames(plan: Plan) -> int | None:
+    """The frames of a plan's largest batch, padding included, if frames vary between batches."""
+    costs, batches = plan.costs, plan.batches
+    if costs is None:
+        return batches.most_frames
+    if costs.form == "stacked":
+        return None
+    return max(costs.most_frames, batches.most_listed(pads=costs.form == "padded"))
 
 
 def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:

@@ -11,7 +11,7 @@ from typing import Any
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.depth import DepthToMeters
 from seqrecord.loader.pipes.camera_values import Camera
-from seqrecord.loader.pipes.option_values import FrameCache, MaxFrames, Vector
+from seqrecord.loader.pipes.option_values import Budget, FrameCache, Vector
 from seqrecord.loader.pipes.options import EngineOptions
 from seqrecord.loader.sampling.built_ins import BUILT_INS
 from seqrecord.store.clips import transforms
@@ -151,7 +151,7 @@ _CONVERTERS: dict[str, Callable[[str, Any], Any]] = {
     "engine": _engine,
     "samples": _samples,
     "vectors": _vectors,
-    "batch_size": partial(_made, MaxFrames),
+    "batch_size": partial(_made, Budget),
     "frame_cache": partial(_made, FrameCache),
     "camera": partial(_made, Camera),
 }

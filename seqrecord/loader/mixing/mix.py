@@ -22,6 +22,7 @@ from seqrecord.loader.mixing.planning import MixPlan, StoppingStrategy
 from seqrecord.loader.mixing.sources import (
     TUNING_OF_SOURCE,
     SourceDataset,
+    agreed_batch_size,
     agreed_clip_len,
     check_source,
 )
@@ -38,7 +39,7 @@ from seqrecord.loader.mixing.weights import (
 from seqrecord.loader.pipes.batch_rows import SourceSettings
 from seqrecord.loader.pipes.epochs import Epochs
 from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_of
-from seqrecord.loader.pipes.option_values import MaxFrames, Vector
+from seqrecord.loader.pipes.option_values import Budget, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
 from seqrecord.loader.sampling.shares import MOST_SLOTS, whole_shares
@@ -122,7 +123,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             would begin again, but after at least one batch. "all_exhausted": when every source has
             returned its last clip. An integer: number of batches on each rank. The clips of the
             first epoch of each source determine the length.
-        batch_size: clips of a batch, at least 1; or `MaxFrames`, as in `SeqRecordIterableDataset`,
+        batch_size: clips of a batch, at least 1; or a `Budget`, as in `SeqRecordIterableDataset`,
             if all sources have the same drawn `clip_len`, for batches of several sources and
             epochs without an integer `stopping_strategy`.
         features: "union" (default) or "intersection" of the sources' features. In a union, a
@@ -165,7 +166,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         repeat: Mapping[str, float | Fraction] | None = None,
         choose: Mapping[str, int] | None = None,
         stopping_strategy: StoppingStrategy = "first_exhausted",
-        batch_size: int | MaxFrames | None = None,
+        batch_size: int | Budget | None = None,
         features: Join = "union",
         vectors: Vector | Mapping[str, Vector] | None = None,
         camera_padding_masks: bool = False,
@@ -184,7 +185,9 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         datasets, schedule, epoch_clips = _weighted(
             sources, features, check_seed(seed), proportions
         )
-        if not isinstance(batch_size, MaxFrames):
+        if isinstance(batch_size, Budget):
+            batch_size = agreed_batch_size(datasets, batch_size)
+        else:
             batch_size = check_integer("batch_size", batch_size, least=1, most=MAX_INT)
         options = LoaderOptions(
             clip_len=agreed_clip_len(datasets),

@@ -85,7 +85,7 @@ class MixLoader:
         self.alternate = alternate = bool(alternate or differing)
         check_sizes(views)
         frames = options.frames_per_batch
-        problem = "MaxFrames is for batches of all sources, and epochs of whole ones"
+        problem = "a Budget of drawn frames is for batches of all sources, and epochs of whole ones"
         expected = (
             "a number of clips; or sources of equal shapes, no number of batches, repeat or choose"
         )

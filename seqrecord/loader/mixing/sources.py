@@ -16,8 +16,10 @@ from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.mixing.planning import MixPlan
 from seqrecord.loader.mixing.weights import SourceSize
+from seqrecord.loader.pipes.budget_costs import SampleCosts
 from seqrecord.loader.pipes.camera_values import Camera
 from seqrecord.loader.pipes.clip_loader import ClipLoader
+from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.view import View
@@ -133,6 +135,28 @@ def agreed_clip_len(datasets: Sequence[SourceDataset]) -> int | tuple[int, int]:
             got=", ".join(f"{one.name}: {one.options.clip_len}" for one in datasets),
         )
     return next(iter(drawn)) or 1
+
+
+def agreed_batch_size(datasets: Sequence[SourceDataset], budget: Budget) -> int | Budget:
+    """The batch size of a mix with a budget: a number of clips, unless frames are drawn per batch.
+
+    Raises `ClipError` unless all clips of all sources have one number of frames, and cost them.
+    """
+    if any(dataset.options.clip_lens is not None for dataset in datasets):
+        return budget
+    numbers = dict[str, int | None]()
+    for dataset in datasets:
+        costs = SampleCosts.of(dataset.view, replace(dataset.options, batch_size=budget))
+        numbers[dataset.name] = None if costs is None else costs.constant
+    if None in numbers.values() or len({*numbers.values()}) > 1:
+        texts: dict[int | None, object] = {None: "differ"}
+        raise ClipError(
+            "the clips of a mix differ in cost, and its budget is for clips of one cost",
+            expected="a number of clips as batch_size; or a loader for each source with the "
+            "Budget, in turn",
+            got=", ".join(f"{name}: {texts.get(cost, cost)}" for name, cost in numbers.items()),
+        )
+    return budget.rows(max(cost or 1 for cost in numbers.values()))
 
 
 @dataclass

@@ -23,7 +23,13 @@ from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.loader.engine.tensors import array_of, tensor_of
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
+from seqrecord.loader.pipes.columns import (
+    CU_SEQLENS,
+    FRAMES_IS_PAD,
+    LISTED_FRAMES,
+    PlanBatch,
+    plan_columns,
+)
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
@@ -239,7 +245,8 @@ class ClipLoader:
         nested, squeezed = self.view.nested, self.view.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
-            features = self.view.cut_clips(features, columns)
+            is_packed = plan.costs is not None and plan.costs.form == "packed"
+            features = self.view.cut_clips(features, columns, packed=is_packed)
             place = PlanBatch(plan, number)
             for column in self._plan_columns:
                 columns[column.name] = column.fill(place)
@@ -273,6 +280,7 @@ class ClipLoader:
             "times_without_frame": self._times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
+            **self.planner.too_large(epoch),
             "memory_limit": self.planner.limit(1),
             **resident_features(self.view, stay=stay),
         }
@@ -288,7 +296,15 @@ class ClipLoader:
         view, seed = self.view, self.planner.settings.seed
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
-        return view.columns.fill(clips, frames, drawn, *memory)
+        columns, num_far = view.columns.fill(clips, frames, drawn, *memory)
+        if (costs := self.planner.costs(epoch)) is not None and costs.form != "stacked":
+            lengths = torch.from_numpy(costs.lengths(clips.sample))
+            for name in (LISTED_FRAMES, FRAMES_IS_PAD):
+                columns[name] = columns[name][:, : int(lengths.max())]
+            if costs.form == "packed":
+                ends = lengths.cumsum(0, dtype=torch.int32)
+                columns[CU_SEQLENS] = torch.cat((ends.new_zeros(1), ends))
+        return columns, num_far
 
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""

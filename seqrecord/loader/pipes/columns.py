@@ -42,7 +42,9 @@ if TYPE_CHECKING:
 
 _MOST_EPISODES = 1 << 14  # with metadata in memory
 
+LISTED_FRAMES = "frames"
 FRAMES_IS_PAD = "frames_is_pad"
+CU_SEQLENS = "cu_seqlens"
 """Name of the mask of lists of frames that differ in length: true behind a shorter list."""
 
 DIM_IS_PAD = "_dim_is_pad"
@@ -290,7 +292,7 @@ class ClipColumns:
         """
         origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
         if (lists := episodes.excerpts) is not None:
-            origin.append(_of_frames("frames", _INT64, lists.length, _listed))
+            origin.append(_of_frames(LISTED_FRAMES, _INT64, lists.length, _listed))
             if episodes.lists_differ:
                 origin.append(_of_frames(FRAMES_IS_PAD, _BOOL, lists.length, _behind_lists))
         elif drawn_window is not None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from os import PathLike
-from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+from typing import TYPE_CHECKING, Any, Literal, Protocol, TypeAlias
 
 import numpy as np
 
@@ -119,26 +119,70 @@ def check_vectors(name: str, value: Any) -> dict[str, Vector]:
     return {**check(name, value, is_right, expected)}
 
 
+Cost: TypeAlias = "str | Callable[[BudgetColumns], Any]"
+"""The cost of samples: "frames", the name of a column, or a function of columns."""
+
+TOO_LARGE = ("error", "alone", "drop")
+
+
+class BudgetColumns(Protocol):
+    """The columns of a table of samples, and `frames`, the number of frames of each row."""
+
+    def __getitem__(self, name: str) -> Any: ...
+
+
 @dataclass(frozen=True)
-class MaxFrames:
-    """Batches of at most so many frames, and at least one clip: `batch_size` of loaders.
+class Budget:
+    """Batches by the costs of their clips: `batch_size` of loaders. `MaxFrames` is another name.
 
     Example:
-        pipe = seqrecord.SeqRecordPipe(
-            "records/", clip_len=(2, 8), batch_size=seqrecord.MaxFrames(16)
-        )
-        batch = next(iter(pipe))  # 8 clips of 2 frames, 5 of 3, ... or 2 of 8
+        table = {"episode": ["demo/000"] * 3, "frames": [[0, 4, 8], [2], [5, 6]]}
+        pipe = seqrecord.SeqRecordPipe("records/", samples=table, batch_size=seqrecord.Budget(4))
+        batch = next(iter(pipe))  # the three lists come in two batches of at most 4 frames
 
     Args:
-        frames: the frames of a batch's clips together, at least 1.
+        size: the greatest cost of a batch.
+        cost: of a clip: "frames" (default), the number of its frames; the name of a column of
+            `samples`; or a function of columns, such as
+            `lambda columns: 256 * columns["frames"] + columns["tokens"]`, an array of a value for
+            each row. Costs are integers of at least 1.
+        padded: whether each clip of a batch costs as much as the greatest one, so that batches have
+            clips of similar costs. Default: as `ragged` of the loader is, true for "pad".
+        max_rows: the most clips of a batch. Default: four times the mean number, if costs are not
+            frames; otherwise any number.
+        too_large: a clip that costs more than `size` raises an "error" (default) that names its
+            row, comes "alone", or is left out ("drop"). `stats()["clips_too_large"]` counts them.
     """
 
-    frames: int
+    size: int
+    cost: Cost = "frames"
+    padded: bool | None = None
+    max_rows: int | None = None
+    too_large: str = "error"
 
     def __post_init__(self) -> None:
-        """Raise `ClipError` for another number."""
-        frames = check_integer("frames of MaxFrames", self.frames, least=1, most=MAX_INT)
-        object.__setattr__(self, "frames", frames)
+        """Raise `ClipError` for an invalid value."""
+        size = check_integer("size of a Budget", self.size, least=1, most=MAX_INT)
+        object.__setattr__(self, "size", size)
+        cost: Any = self.cost
+        is_cost = callable(cost) or (isinstance(cost, str) and cost != "")
+        expected = '"frames", the name of a column, or a function of columns'
+        check("cost of a Budget", cost, is_cost, expected)
+        padded: Any = self.padded
+        is_flag = padded is None or isinstance(padded, bool)
+        check("padded of a Budget", padded, is_flag, "True, False or None")
+        if self.max_rows is not None:
+            rows = check_integer("max_rows of a Budget", self.max_rows, least=1, most=MAX_INT)
+            object.__setattr__(self, "max_rows", rows)
+        expected = " or ".join(map(repr, TOO_LARGE))
+        check("too_large of a Budget", self.too_large, self.too_large in TOO_LARGE, expected)
+
+    def rows(self, cost: int) -> int:
+        """The clips of a batch whose clips cost `cost` each, at least 1."""
+        return max(1, min(self.size // cost, self.max_rows or MAX_INT))
+
+
+MaxFrames = Budget
 
 
 @dataclass(frozen=True)

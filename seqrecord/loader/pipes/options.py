@@ -14,9 +14,9 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.clips.samples import OF_CLIPS
 from seqrecord.loader.pipes.camera_values import Camera, check_camera
 from seqrecord.loader.pipes.option_values import (
+    Budget,
     FrameCache,
     FrameTransform,
-    MaxFrames,
     Ragged,
     Vector,
     check_ragged,
@@ -172,10 +172,8 @@ def _check_samples(name: str, value: Any) -> Any:
 
 
 def _check_batch_size(name: str, value: Any) -> Any:
-    """Return a number of clips, or `MaxFrames`."""
-    return (
-        value if isinstance(value, MaxFrames) else check_integer(name, value, least=1, most=MAX_INT)
-    )
+    """Return a number of clips, or a `Budget`."""
+    return value if isinstance(value, Budget) else check_integer(name, value, least=1, most=MAX_INT)
 
 
 def _check_order(name: str, value: Any) -> Any:
@@ -751,11 +749,11 @@ class LoaderOptions(ClipOptions):
             i - num_workers. Parameters drawn by a `clip_transform` are the same for all clips of a
             sequence.
         shuffle: shuffled order (default); if false, episode by episode, front to back.
-        batch_size: clips of a batch; `None` (default) for single clips. With a drawn `clip_len`
-            also `MaxFrames(48)`: as many clips as have at most 48 frames together. With
-            `clip_len=(2, 24)`: 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may
-            then differ in their numbers of batches; all ranks have the same. With lists of
-            `frames`, padded ones count: `MaxFrames(48)` is 2 clips if the longest has 24.
+        batch_size: clips of a batch; `None` (default) for single clips. Or a `Budget`: as many
+            clips as cost at most so much together, for example `Budget(48)` frames of lists that
+            differ in length; see docs/budgets.md. With `clip_len=(2, 24)`, drawn for each batch,
+            `Budget(48)` is 24 clips of 2 frames, 16 of 3, …, 2 of 24. Workers of a rank may then
+            differ in their numbers of batches; all ranks have the same.
         last_batch: clips that do not divide evenly among ranks, workers and batches. "repeat"
             (default): all ranks and workers get the same number of clips and batches; some repeat a
             clip of another one. "drop": batches are full and their number is the same on all ranks;
@@ -801,7 +799,7 @@ class LoaderOptions(ClipOptions):
 
     order: str = _checked("clips", _check_order)
     shuffle: bool = _checked(True, _check_flag)
-    batch_size: int | MaxFrames | None = _checked(None, _check_batch_size)
+    batch_size: int | Budget | None = _checked(None, _check_batch_size)
     last_batch: str = _checked("repeat", one_of(*LAST_BATCH))
     memory_limit: int | str | None = _checked(None, check_size)
     device: str | torch.device | None = _checked(None, _passes(_check_device))
@@ -829,9 +827,11 @@ class LoaderOptions(ClipOptions):
     @property
     def most_clips(self) -> int | None:
         """The clips of the largest batch; `None` for single clips."""
-        if not isinstance(self.batch_size, MaxFrames):
+        if not isinstance(self.batch_size, Budget):
             return self.batch_size
-        return max(1, self.batch_size.frames // (self.clip_lens or (1, 1))[0])
+        if self.clip_lens is None and self.batch_size.cost != "frames":
+            return self.batch_size.max_rows or self.batch_size.size
+        return self.batch_size.rows((self.clip_lens or (self.most_frames or 1,))[0])
 
     @property
     def draws(self) -> BatchDraws | None:
@@ -843,19 +843,37 @@ class LoaderOptions(ClipOptions):
     @property
     def frames_per_batch(self) -> int | None:
         """The frames of the largest batch, if its number of clips varies."""
-        return self.batch_size.frames if isinstance(self.batch_size, MaxFrames) else None
+        is_drawn = isinstance(self.batch_size, Budget) and self.clip_lens is not None
+        return self.budget.size if self.budget is not None and is_drawn else None
+
+    @property
+    def budget(self) -> Budget | None:
+        """The budget of a batch."""
+        return self.batch_size if isinstance(self.batch_size, Budget) else None
 
 
 _BATCH_RULES: tuple[Rule[LoaderOptions], ...] = (
     Rule(
         lambda options: (
-            isinstance(options.batch_size, MaxFrames)
-            and options.clip_lens is None
-            and not options.lists_frames
+            options.budget is not None
+            and options.clip_lens is not None
+            and (options.budget.cost != "frames" or options.budget.max_rows is not None)
         ),
-        "batch_size=MaxFrames(…) is for a drawn clip_len, and for lists of frames",
-        "clip_len=(2, 24), for example; or a number of clips",
-        lambda options: f"clip_len={options.clip_len}",
+        "a drawn clip_len has batches by frames alone",
+        "Budget(48), without cost and max_rows; or an integer clip_len",
+        lambda options: f"clip_len={options.clip_len}, batch_size={options.budget}",
+        arguments=("batch_size",),
+    ),
+    Rule(
+        lambda options: (
+            options.budget is not None
+            and options.budget.padded is False
+            and options.ragged == "pad"
+            and options.lists_frames
+        ),
+        'batches are padded by ragged="pad", and the budget does not count padding',
+        'Budget(…) without padded=False; or ragged="list" or "nested"',
+        lambda options: f"batch_size={options.budget}",
         arguments=("batch_size",),
     ),
 )

@@ -9,19 +9,20 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.errors import ClipError, MemoryLimitError
+from seqrecord.errors import ClipError, MemoryLimitError, located
 from seqrecord.loader.engine.stores import FrameRows
+from seqrecord.loader.pipes.budget_costs import SampleCosts
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.make_view import SMALLEST, make_view
 from seqrecord.loader.pipes.memory import (
     frame_sizes,
     frames_in_memory,
 )
-from seqrecord.loader.pipes.option_values import MaxFrames
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
+from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.memory import (
     FrameSizes,
     MemoryPlan,
@@ -63,6 +64,7 @@ class Planner:
         limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
             in bytes. Batches then belong to the mix.
         machine_part: the part of this process's share of the machine's memory; see `spare_memory`.
+        sample_costs: the costs of samples, if batches have a budget and clips differ in cost.
     """
 
     view: View
@@ -71,10 +73,13 @@ class Planner:
     ranks: Ranks
     limit_in: Callable[[int], int] | None = None
     machine_part: float = 1.0
+    sample_costs: SampleCosts | None = None
     _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _requests: dict[int, MemoryRequest] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
+    _logged_budgets: set[int] = field(default_factory=set, repr=False)
+    _costs: dict[int, ClipCosts] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -89,9 +94,12 @@ class Planner:
         Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
         does.
         """
-        most, lists = options.most_clips, view.excerpts
-        if isinstance(options.batch_size, MaxFrames) and lists is not None:  # padding counts
-            most = max(1, options.batch_size.frames // lists.length)
+        most, costs = options.most_clips, SampleCosts.of(view, options)
+        if costs is not None and (cost := costs.constant) is not None:
+            most, costs = costs.budget.rows(cost), None
+        if costs is not None:
+            view = costs.with_drop(view)
+            costs.check_names(view)
         settings = PlanSettings(
             shuffle=options.shuffle,
             seed=options.seed,
@@ -100,20 +108,24 @@ class Planner:
             order=options.order,
         )
         view, ranks = view.with_seed(options.seed), Ranks(options.rank)
-        planner = cls(view, options, settings, ranks, limit_in, machine_part)
+        planner = cls(view, options, settings, ranks, limit_in, machine_part, costs)
         planner.clips(0)
+        if (costs_of_clips := planner.costs(0)) is not None:
+            size = costs_of_clips.mean_rows
+            planner = replace(planner, settings=replace(settings, batch_size=size))
         if limit_in is None:
             planner.plan_memory(1)
         return planner
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.view.portable(self.options)
-        return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}}
+        empty: dict[str, Any] = {"_remaining": {}, "_requests": {}, "_costs": {}}
+        return {**self.__dict__, "options": options, **empty}
 
     def with_shuffle(self, shuffle: bool) -> Planner:
         """A copy with or without a shuffled order."""
         settings = replace(self.settings, shuffle=shuffle)
-        given = self.limit_in, self.machine_part
+        given = self.limit_in, self.machine_part, self.sample_costs
         return Planner(self.view, self.options, settings, self.ranks, *given)
 
     # ---- clips and plans
@@ -140,7 +152,9 @@ class Planner:
         arrays = view.stored_arrays if view.transform is None else view.arrays
         stored = view.dataset.contents.stored_name
         windows = view.windows.describe()
-        drawn = {"frames_per_batch": options.frames_per_batch}
+        drawn: dict[str, Any] = {"frames_per_batch": options.frames_per_batch}
+        if self.sample_costs is not None:
+            drawn["budget"] = self.sample_costs.describe(self.view.samples.samples_in(0))
         return {
             "clip_len": list(options.clip_lens or ()) or options.clip_len,
             "stride": view.samples.base.clips.spec.stride,
@@ -176,10 +190,38 @@ class Planner:
                 epoch=epoch,
                 windows=self.view.group_windows,
                 draws=self.options.draws,
+                costs=self.costs(epoch),
             )
             self._remaining.clear()
             self._remaining[epoch, segments] = remaining
         return remaining
+
+    def costs(self, epoch: int) -> ClipCosts | None:
+        """The costs of the samples of an epoch, if batches have a budget and clips differ in cost.
+
+        Raises `ClipError` for a sample above the budget.
+        """
+        if self.sample_costs is None:
+            return None
+        epochs = self.view.samples
+        epoch = epoch if epochs.is_random else 0
+        if epoch not in self._costs:
+            max_rows = None
+            if epoch and (costs := self.costs(0)) is not None:
+                max_rows = costs.max_rows
+            for other in self._costs.keys() - {0}:
+                del self._costs[other]
+            with located(ClipError, file=self.view.dataset.url):
+                samples = epochs.samples_in(epoch)
+                self._costs[epoch] = self.sample_costs.of_epoch(samples, max_rows)
+        return self._costs[epoch]
+
+    def too_large(self, epoch: int) -> dict[str, int]:
+        """The number of samples of an epoch that cost more than a budget, for statistics."""
+        if self.sample_costs is None:
+            return {}
+        samples = self.view.samples.samples_in(epoch)
+        return {"clips_too_large": self.sample_costs.count_too_large(samples, epoch)}
 
     def plan(
         self,
@@ -206,7 +248,7 @@ class Planner:
             _log_mixing(self, shard.count)
         settings = settings or self.plan_memory(shard.count, epoch, segments).settings
         plan_class = self.order.plan_class(settings, epoch, len(segments))
-        return plan_class(
+        plan = plan_class(
             self.clips(epoch, segments),
             self.view.episodes,
             settings,
@@ -215,7 +257,11 @@ class Planner:
             segment=len(segments),
             windows=self.view.group_windows,
             draws=options.draws,
+            costs=self.costs(epoch),
         )
+        if shard.index == 0 and not segments and plan.costs is not None:
+            _log_budget(self, plan)
+        return plan
 
     # ---- memory of epochs
 
@@ -332,6 +378,10 @@ class Planner:
         size = self.settings.batch_size or 1
         if (draws := self.options.draws) is not None:  # in clips of the greatest length
             size = -(-draws.most_frames(size) // draws.most)
+        if (costs := self.costs(0)) is not None:
+            size = costs.most_rows
+            if costs.form != "stacked":
+                size = -(-costs.most_frames // max(self.view.lengths.values()))
         return frame_sizes(self.view, 0 if self.limit_in is not None else size)
 
     # ---- frames that stay in memory
@@ -364,6 +414,8 @@ class Planner:
     ) -> bool:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if segments or not self.order.keeps_shards:
+            return False
+        if num_shards > 1 and self.sample_costs is not None:  # which divides each epoch by costs
             return False
         if num_shards > 1 and self.view.samples.differs_by_epoch:
             return False
@@ -430,3 +482,19 @@ def _log_mixing(planner: Planner, num_shards: int) -> None:
             "%s: %s; a memory_limit%s of %d (%s) would do",
             *(url, fitted.limited, whose, enough, format_size(enough)),
         )
+
+
+def _log_budget(planner: Planner, plan: Plan) -> None:
+    """Log the expected fill and padding of the batches of a budget, once per number of shards."""
+    count, costs, use = plan.shard.count, plan.costs, plan.budget_use
+    if count in planner._logged_budgets or costs is None or use is None:
+        return
+    planner._logged_budgets.add(count)
+    form = "padded" if costs.pads else "packed"
+    _logger.info(
+        "%s: %s batches of a budget of %d: %d in %s, %.0f %% used, %.0f %% padding",
+        *(shown_place(planner.view.dataset.url), form, costs.budget),
+        plan.num_batches,
+        "all" if count == 1 else f"each of {count} shards",
+        *(100 * use.used, 100 * use.padding),
+    )

@@ -12,7 +12,7 @@ from seqrecord.loader.pipes.loaders import (
     SeqRecordIterableDataset,
     stay_with_state,
 )
-from seqrecord.loader.pipes.option_values import MaxFrames
+from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import EngineOptions, SamplesLike
 from seqrecord.loader.pipes.states import State
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -132,8 +132,10 @@ def _clip_len(request: Mapping[str, Any]) -> Any:
 
 def _batch_size(request: Mapping[str, Any], size: Any) -> Any:
     """The argument `batch_size` of a request whose plans have batches of at most `size` clips."""
-    budget = request.get("frames_per_batch")
-    return size if budget is None else MaxFrames(budget)
+    frames, arguments = request.get("frames_per_batch"), request.get("budget")
+    if isinstance(arguments, Mapping):
+        return Budget(**arguments)
+    return size if frames is None else Budget(frames)
 
 
 def _windows(dataset: Dataset, windows: Mapping[str, Any]) -> dict[str, Any]:

@@ -18,7 +18,7 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from seqrecord.loader.engine.arena import cut
+from seqrecord.loader.engine.arena import cut, split
 from seqrecord.loader.engine.batches import ClipDraws, ClipRows
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.pipes.clip_windows import SelectedWindows
@@ -252,12 +252,21 @@ class View:
     # ---- clips of batches
 
     def cut_clips(
-        self, features: dict[str, Any], columns: Mapping[str, Any], *, single: bool = False
+        self,
+        features: dict[str, Any],
+        columns: Mapping[str, Any],
+        *,
+        single: bool = False,
+        packed: bool = False,
     ) -> dict[str, Any]:
-        """Cut the features of a batch to the lengths of its lists; of `single` clips, as lists."""
-        if self.cut == "pad":
+        """Cut the features of a batch to the lengths of its lists; of `single` clips, as lists; of
+        a `packed` batch, whose lists come one after another.
+        """
+        if self.cut == "pad" and not packed:
             return features
         lengths = (~columns[FRAMES_IS_PAD]).sum(dim=1).tolist()
+        if packed:
+            return split(features, lengths, as_nested=self.cut == "nested")
         return cut(features, lengths, as_nested=self.cut == "nested" and not single)
 
     def singles(

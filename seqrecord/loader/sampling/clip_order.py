@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder
 from seqrecord.loader.sampling.runs import Runs, Window
@@ -33,11 +34,12 @@ class ClipOrder(PlannedOrder):
         segment: EpochSegment,
         place: tuple[int, int],
         draws: BatchDraws | None,
+        costs: ClipCosts | None,
     ) -> tuple[Runs, Iterable[slice | IntArray]]:
         """See `PlannedOrder`."""
         from seqrecord.loader.sampling.elastic import returned_of_cursors  # ranks seldom change
 
-        return returned_of_cursors(table, episodes, windows, segment, place, draws)
+        return returned_of_cursors(table, episodes, windows, segment, place, draws, costs)
 
 
 CLIPS = ClipOrder()

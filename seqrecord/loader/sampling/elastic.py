@@ -15,14 +15,17 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Iterator, Sequence
+from functools import partial
 from itertools import chain
 
 import numpy as np
 
 from seqrecord.errors import StateError
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
-from seqrecord.loader.sampling.epoch import EpochLayout
-from seqrecord.loader.sampling.fixed_shards import shuffled
+from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
+from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.epoch import EpochLayout, key_of_segment
+from seqrecord.loader.sampling.fixed_shards import shuffled, shuffled_stream
 from seqrecord.loader.sampling.plan import order_of
 from seqrecord.loader.sampling.runs import Runs, Shard, Window, remaining_table
 from seqrecord.loader.sampling.shard_batches import BatchDraws, ShardBatches
@@ -66,6 +69,7 @@ def find_remaining(
     epoch: int,
     windows: Sequence[Window] | None = None,
     draws: BatchDraws | None = None,
+    costs: ClipCosts | None = None,
 ) -> ClipTable:
     """The clips of `table` that remain after all `segments` of an epoch, in canonical order.
 
@@ -86,7 +90,7 @@ def find_remaining(
                 got=f"{count} shards of {num_cursors}",
             )
         place = epoch, number
-        sequence, returned = order.returned(table, episodes, windows, segment, place, draws)
+        sequence, returned = order.returned(table, episodes, windows, segment, place, draws, costs)
         is_left = np.ones(sequence.num_clips, bool)
         for clips in returned:
             is_left[clips] = False
@@ -102,12 +106,19 @@ def returned_of_cursors(
     segment: EpochSegment,
     place: tuple[int, int],
     draws: BatchDraws | None,
+    costs: ClipCosts | None,
 ) -> tuple[Runs, Iterable[slice | IntArray]]:
     """See `PlannedOrder.returned`, for clips in the order of `EpochPlan` or `ShuffledPlan`."""
     settings, workers, (epoch, number) = segment.settings, segment.workers, place
     count, is_shuffled = segment.ranks * workers, _is_shuffled(settings, epoch, number)
     of_shares = 0 if is_shuffled else epoch
-    layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number)
+    layout = EpochLayout.of(table, episodes, windows, settings, count, of_shares, number, costs)
+    if costs is not None:
+        stream_of: StreamOf = layout.stream
+        if is_shuffled:
+            stream_of = partial(shuffled_stream, settings, epoch, count)
+        arranged = layout.arranged(table, stream_of, key_of_segment(settings, epoch, number))
+        return arranged.sequence, _returned_of_budget(arranged, segment)
     sequence, shares = layout.share_out(table, np.arange(count))
     shards = [Shard(i, count, workers) for i in range(count)]
     batches_of_workers = [
@@ -148,6 +159,17 @@ def returned_of_cursors(
     return sequence, chain.from_iterable(
         of_shard(member) for member in shards if num_returned[member.index]
     )
+
+
+def _returned_of_budget(shards: BudgetShards, segment: EpochSegment) -> Iterator[slice | IntArray]:
+    """The places of the clips that shards have returned in a segment."""
+    batches = batches_of_shards(segment, np.array(shards.num_batches)).tolist()
+    if batches == shards.num_batches:
+        yield slice(None)
+        return
+    for shard, number in enumerate(batches):
+        ends = shards.arrangement(shard).ends[:number]
+        yield shards.clips(shard)[: ends[-1] if len(ends) else 0]
 
 
 def batches_of_shards(segment: EpochSegment, clips: IntArray) -> IntArray:

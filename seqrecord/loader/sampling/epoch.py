@@ -46,6 +46,8 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
+from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
+from seqrecord.loader.sampling.budgets import Arrangement, BudgetUse, ClipCosts, Stream
 from seqrecord.loader.sampling.cursors import Blocks, Cursors
 from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.plan import Clips, Plan
@@ -55,6 +57,7 @@ from seqrecord.loader.sampling.runs import (
     Cuts,
     Runs,
     Window,
+    shares_by_cost,
     shares_of,
     shuffle_runs,
 )
@@ -67,6 +70,7 @@ from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 _TIME_BITS = 20  # fraction of a cursor's share, to order clips of several cursors
 _MOST_SECTIONS = 8
 _NARROW = 4  # clips' spans
+_CLIPS_AT_ONCE = 1 << 16  # of a stream
 _FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
@@ -86,6 +90,14 @@ class EpochPlan(Plan):
     Raises `ClipError` if "drop" leaves no batch in any shard of a whole epoch. An epoch
     without clips has no batches.
     """
+
+    _arrangement: Arrangement | None = None
+    _budget_use: BudgetUse | None = None
+
+    @property
+    def budget_use(self) -> BudgetUse | None:
+        """See `Plan`."""
+        return self._budget_use
 
     def _lay_out(self, table: ClipTable, segment: int) -> None:
         layout, runs, shares = self._share_out(table, self.epoch, segment)
@@ -107,8 +119,10 @@ class EpochPlan(Plan):
         """The layout of an epoch, its runs and this shard's shares; sets clip counts."""
         settings, shard = self.settings, self.shard
         layout = EpochLayout.of(
-            table, self._episodes, self._windows, settings, shard.count, epoch, segment
+            table, self._episodes, self._windows, settings, shard.count, epoch, segment, self.costs
         )
+        if self.costs is not None:
+            return self._share_costs(table, layout, segment)
         if not segment:
             min_clips = min(settings.batch_size or 1, self.batches.first_clip(1))
             check_drop_last(table.num_clips, replace(settings, batch_size=min_clips), shard.count)
@@ -119,6 +133,28 @@ class EpochPlan(Plan):
         self.num_batches = self.batches.count(self.num_clips)
         return layout, runs, shares
 
+    def _stream_of(self, layout: EpochLayout) -> StreamOf:
+        """The clips of shards before they are arranged."""
+        return layout.stream
+
+    def _share_costs(
+        self, table: ClipTable, layout: EpochLayout, segment: int
+    ) -> tuple[EpochLayout, Runs, CursorShares]:
+        """Like `_share_out`, with a budget; also arranges the clips."""
+        key = key_of_segment(self.settings, self.epoch, segment)
+        shards, index = layout.arranged(table, self._stream_of(layout), key), self.shard.index
+        if not segment:
+            shards.check_drop_last(table.num_clips)
+        self._arrangement = arrangement = shards.arrangement(index)
+        self.batches = self.batches.arranged(arrangement.ends, shards.lengths(index))
+        self._budget_use = shards.use(index)
+        self.num_batches = len(arrangement.ends)
+        self.num_clips = len(arrangement.order)
+        self.num_dropped = len(shards.natural[index].order) - self.num_clips
+        self.num_repeated = int(shards.shares.repeated[index])
+        shares = CursorShares(*(column[index : index + 1] for column in shards.shares))
+        return layout, shards.sequence, shares
+
     def _in_order(self, blocks: Blocks) -> tuple[Blocks, IntArray]:
         number = blocks.round * max(1, self.num_cursors) + blocks.cursor
         return self._layout.in_order(blocks, number)
@@ -127,7 +163,10 @@ class EpochPlan(Plan):
         first_clip = int(self._before[blocks.round[0]]) if len(blocks) else 0
         row, offset = self._layout.deal(blocks, position, self.num_cursors)
         clip = np.arange(first_clip, min(first_clip + len(row), self.num_clips))
-        row, offset = row[: len(clip)], offset[: len(clip)]
+        places = np.arange(len(clip))
+        if self._arrangement is not None:  # which moves clips inside their rounds
+            places = self._arrangement.order[clip] - first_clip
+        row, offset = row[places], offset[places]
         of_blocks = blocks.cursor[row], blocks.run[row], blocks.episode[row]
         start = blocks.first[row] + offset * self._spec.stride
         sample = blocks.sample[row] + offset * self._sample_step
@@ -148,6 +187,7 @@ class EpochLayout:
     selected: IntArray
     key: int  # of all random numbers
     num_shards: int
+    costs: ClipCosts | None = None
 
     @classmethod
     def of(
@@ -159,11 +199,13 @@ class EpochLayout:
         num_shards: int,
         epoch: int = 0,
         segment: int = 0,
+        costs: ClipCosts | None = None,
     ) -> EpochLayout:
         """Create the layout of a table's clips in this segment of an epoch."""
         stats = ClipStats.of(table, episodes, windows)
         key = key_of_segment(settings, epoch, segment)
-        return cls(stats, settings, episodes, windows, table.selected, key, num_shards)
+        of_epoch = table.selected, key, num_shards, costs
+        return cls(stats, settings, episodes, windows, *of_epoch)
 
     @property
     def sizes(self) -> BlockSizes:
@@ -196,6 +238,18 @@ class EpochLayout:
                 of_runs = num_copies, self._lengths(runs)
                 runs, begins = in_step(runs, *of_runs, key, self.num_shards, settings.cursors)
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
+        if self.costs is not None and len(runs):
+            shares = shares_by_cost(
+                runs,
+                cuts,
+                self.costs.shared(runs.all_samples),
+                self.num_shards,
+                settings.cursors,
+                num_shares=settings.shares,
+                begins=begins,
+                at_runs=is_spread,
+            )
+            return runs, CursorShares(*(column[shards] for column in shares))
         return runs, shares_of(
             runs,
             cuts,
@@ -207,6 +261,34 @@ class EpochLayout:
             begins=begins,
             at_runs=is_spread,
         )
+
+    def arranged(self, table: ClipTable, stream_of: StreamOf, key: int) -> BudgetShards:
+        """The batches of all shards by a budget; `key` is of the order of batches."""
+        costs, count = self.costs, self.num_shards
+        assert costs is not None
+
+        def make() -> BudgetShards:
+            sequence, shares = self.share_out(table, np.arange(count))
+            return BudgetShards.of(table, self.settings, costs, sequence, shares, stream_of, key)
+
+        shards: BudgetShards = costs.once((id(table), self.settings, count, key), make)
+        return shards
+
+    def stream(self, sequence: Runs, start: IntArray, stop: IntArray, _shard: int) -> Stream:
+        """The clips of a shard, `[start, stop)` of each cursor, in the order of its rounds."""
+        has_clips = stop > start
+        cursors = self.cursors(sequence, start, stop)
+        shift = start[has_clips] - cursors.begin  # from clip numbers of the cursors
+        rounds, index, clips = cursors.clips_before_rounds(), 0, [shift[:0]]
+        while index < cursors.num_rounds:
+            limit = rounds[index] + _CLIPS_AT_ONCE
+            end = max(index + 1, int(np.searchsorted(rounds, limit, side="right")) - 1)
+            blocks = cursors.blocks(index, end)[self.episodes.leading]
+            blocks, position = self.in_order(blocks, blocks.round * cursors.count + blocks.cursor)
+            row, offset = self.deal(blocks, position, cursors.count)
+            clips.append(blocks.clip[row] + offset + shift[blocks.cursor[row]])
+            index = end
+        return Stream(np.concatenate(clips), rounds)
 
     def _lengths(self, runs: Runs) -> IntArray:
         """How many frames each run counts with its gap, int64[runs]; see `Cursors`."""

@@ -14,10 +14,13 @@ A process that resumes without these frames loads each chunk when a clip first n
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
 from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.budget_shards import StreamOf
+from seqrecord.loader.sampling.budgets import Stream
 from seqrecord.loader.sampling.epoch import EpochLayout, EpochPlan, key_of_segment
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
@@ -47,6 +50,23 @@ def shuffled(settings: PlanSettings, epoch: int, shard: Shard, run_clips: IntArr
     place += ragged_arange(run_clips)[1] << _PLACE_BITS
     found: IntArray = order[np.argsort(place / run_clips[run], kind="stable")]
     return found
+
+
+def shuffled_stream(
+    settings: PlanSettings,
+    epoch: int,
+    count: int,
+    sequence: Runs,
+    start: IntArray,
+    stop: IntArray,
+    shard: int,
+) -> Stream:
+    """The clips of shard `shard` of `count` in a later epoch, whose frames all stay in memory."""
+    shares = zip(start.tolist(), stop.tolist(), strict=True)
+    places = np.concatenate([np.arange(*share) for share in shares])
+    run_clips = sequence.slices(start, stop)[0].run_clips
+    order = shuffled(settings, epoch, Shard(shard, count), run_clips)
+    return Stream(places[order], np.array([0, len(places)]))
 
 
 def shard_frames(
@@ -194,6 +214,10 @@ class ShuffledPlan(EpochPlan):
         loads = Loads(*(column[order] for column in columns))
         return GroupRound(loads, Frees(*[np.zeros(0, np.int64)] * 4))
 
+    def _stream_of(self, layout: EpochLayout) -> StreamOf:
+        return partial(shuffled_stream, self.settings, self.epoch, layout.num_shards)
+
     @cached_property
     def _order(self) -> IntArray:
-        return shuffled(self.settings, self.epoch, self.shard, self._mine.run_clips)
+        order = shuffled(self.settings, self.epoch, self.shard, self._mine.run_clips)
+        return order if self._arrangement is None else order[self._arrangement.order]

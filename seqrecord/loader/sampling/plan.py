@@ -12,6 +12,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.budgets import BudgetUse, ClipCosts
 from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule, UsedFrames
 from seqrecord.loader.sampling.orders import Order, find_order
 from seqrecord.loader.sampling.runs import Runs, Shard, Window
@@ -139,11 +140,13 @@ class Plan(ABC):
 
     `windows` are the windows of the groups of `episodes`; by default whole clips. In segment
     `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). `draws` are
-    made for each batch. A subclass lays out the clips, and defines the order of a round's clips.
+    made for each batch; with `costs`, batches have a budget. A subclass lays out the clips, and
+    defines the order of a round's clips.
     """
 
     settings: PlanSettings
     batches: ShardBatches
+    costs: ClipCosts | None
     epoch: int
     shard: Shard
     num_clips: int  # that this shard emits
@@ -174,6 +177,7 @@ class Plan(ABC):
         segment: int = 0,
         windows: Sequence[Window] | None = None,
         draws: BatchDraws | None = None,
+        costs: ClipCosts | None = None,
     ) -> None:
         self.settings, self.epoch, self.shard = settings, epoch, shard
         self.batches = ShardBatches.of(settings, draws, epoch, segment, shard)
@@ -181,7 +185,7 @@ class Plan(ABC):
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
-        self._segment = segment
+        self._segment, self.costs = segment, costs
         self._lay_out(table, segment)
 
     @abstractmethod
@@ -204,6 +208,11 @@ class Plan(ABC):
             "duplicate_clips": self.num_repeated,
             "num_interleaved": self.num_cursors,
         }
+
+    @property
+    def budget_use(self) -> BudgetUse | None:
+        """The use of a budget by this shard's batches; `None` without a budget or clips."""
+        return None
 
     @cached_property
     def groups(self) -> tuple[GroupPlan, ...]:
@@ -395,6 +404,7 @@ class PlannedOrder(Order, ABC):
         segment: EpochSegment,
         place: tuple[int, int],
         draws: BatchDraws | None,
+        costs: ClipCosts | None,
     ) -> tuple[Runs, Iterable[slice | IntArray]]:
         """All clips of `table` as ordered by the plans of a segment, and the places of returned
         clips in them.

@@ -94,6 +94,7 @@ class Purpose(IntEnum):
     PASS_SHARDS = 35
     PASS_PLACES = 36
     SHARD_PLACES = 37
+    BATCH_ORDER = 38
 
 
 def key_of(purpose: Purpose, *values: int) -> int:

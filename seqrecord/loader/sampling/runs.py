@@ -284,6 +284,13 @@ class Runs:
         )
         return samples
 
+    @property
+    def all_samples(self) -> IntArray:
+        """Sample of each clip, int64[num_clips]."""
+        row, offset = ragged_arange(self.count)
+        samples: IntArray = self.first_sample[row] + offset * self.sample_step
+        return samples
+
     def snap(self, clips: IntArray, cuts: Cuts) -> IntArray:
         """Move clips back, within their rows, to the first clip that uses no frame before its
         chunk; with decoding units, within their runs.
@@ -533,12 +540,68 @@ def shares_of(
     if fill and total:
         repeated = -(-total // count) - (stop - start).sum(axis=1)
         stop[:, -1] += repeated
+    return _of_cursors(start, stop, repeated, num_cursors)
+
+
+def _of_cursors(
+    start: IntArray, stop: IntArray, repeated: IntArray, num_cursors: int
+) -> CursorShares:
+    """Divide shares, int64[shards, shares], among `num_cursors` cursors of each shard."""
+    num_shares = start.shape[1]
     # Cursor `inside[i]` of the `number[share[i]]` of each share.
     number = np.diff(np.arange(num_shares + 1) * num_cursors // num_shares)
     share, offset = ragged_arange(number)
     begin, length, number = start[:, share], (stop - start)[:, share], number[share]
     stop = begin + length * (offset + 1) // number
     return CursorShares(begin + length * offset // number, stop, repeated)
+
+
+def shares_by_cost(
+    sequence: Runs,
+    cuts: Cuts,
+    cost: IntArray,
+    count: int,
+    num_cursors: int,
+    *,
+    num_shares: int,
+    begins: IntArray | None = None,
+    at_runs: bool = False,
+) -> CursorShares:
+    """The shares of the cursors of all `count` shards, of about equal costs.
+
+    `cost`, int64[clips], are the costs of the sequence's clips. A shard's shares are consecutive;
+    all but the first begin at chunks or runs, or at the clips `begins`, as in `shares_of`.
+    """
+    paid = np.append(0, np.cumsum(cost))  # before each clip
+
+    def clip_at(target: IntArray) -> IntArray:
+        """The clip nearest to the sums `target`."""
+        place = np.searchsorted(paid, target)
+        before: IntArray = np.maximum(place - 1, 0)
+        return np.where(target - paid[before] < paid[place] - target, before, place)
+
+    whole, rest = divmod(int(paid[-1]), count)
+    number = np.arange(count + 1)
+    edges = clip_at(number * whole + number * rest // count)
+    edges[0], edges[-1] = 0, sequence.num_clips
+    start, stop = edges[:-1, None], edges[1:, None]
+    if begins is not None:
+        inner, num_shares = begins[:, 1:], num_cursors
+    else:
+        part = np.arange(1, num_shares)
+        share, rest_of_shares = np.divmod(paid[stop] - paid[start], num_shares)
+        inner = clip_at(paid[start] + part * share + part * rest_of_shares // num_shares)
+        longest = -(-cuts.longest // sequence.stride)
+        if cuts.whole or at_runs:
+            inner = sequence.nearest(inner)
+        elif sequence.num_clips // count // num_shares > longest + 1:
+            begin, end = cuts.chunks(*sequence.find(np.minimum(inner, sequence.num_clips - 1)))
+            half = (end - begin) // (2 * sequence.stride)
+            middle = np.minimum(inner + half, sequence.num_clips - 1)
+            inner = sequence.snap(middle, cuts)
+    inner = np.maximum.accumulate(np.clip(inner, start, stop), axis=1)
+    start, stop = np.hstack((start, inner)), np.hstack((inner, stop))
+    return _of_cursors(start, stop, np.zeros(count, np.int64), num_cursors)
 
 
 def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:

@@ -40,6 +40,7 @@ import numpy.typing as npt
 
 from seqrecord.loader.rules import Rule
 from seqrecord.loader.sampling.bounds import ClipStats, EpochSegment, PlanSettings, cursor_bounds
+from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.loader.sampling.epoch import check_drop_last, key_of_segment
 from seqrecord.loader.sampling.plan import Clips, Plan, PlannedOrder
@@ -222,6 +223,7 @@ class SequenceOrder(PlannedOrder):
         segment: EpochSegment,
         place: tuple[int, int],
         draws: BatchDraws | None,  # noqa: ARG002
+        costs: ClipCosts | None,  # noqa: ARG002
     ) -> tuple[Runs, Iterable[slice | IntArray]]:
         """See `PlannedOrder`."""
         from seqrecord.loader.sampling.elastic import batches_of_shards  # ranks seldom change

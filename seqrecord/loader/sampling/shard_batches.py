@@ -1,8 +1,9 @@
 """The batches of a shard: the clips of each, and numbers drawn for a batch.
 
-A batch has `batch_size` clips, or as many as `frames_per_batch` frames allow, by a drawn number of
-frames per clip. Draws depend on seed, epoch and the number of the batch on its rank, never on the
-rank, so all ranks draw the same at a step. Two ranks of two workers::
+A batch has `batch_size` clips, as many as a budget's arrangement, or as many as `frames_per_batch`
+frames allow, by a drawn number of frames per clip. Draws depend on seed, epoch and the number of
+the batch on its rank, never on the rank, so all ranks draw the same at a step. Two ranks of two
+workers::
 
     step of a rank        0    1    2    3    4         frames per clip    8    3   12    6    4
     worker                0    1    0    1    0         clips of 24        3    8    2    4    6
@@ -11,7 +12,7 @@ rank, so all ranks draw the same at a step. Two ranks of two workers::
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -62,6 +63,8 @@ class ShardBatches:
         size: clips of a batch, without `frames_per_batch`.
         key: of all draws of the epoch.
         worker: number of the shard's worker on its rank, of `workers`.
+        frames_of_clips: with a budget, of all clips of the shard, in the order of its batches;
+            int64[n].
     """
 
     size: int
@@ -69,6 +72,7 @@ class ShardBatches:
     key: int
     worker: int = 0
     workers: int = 1
+    frames_of_clips: IntArray | None = None
     _ends: IntArray = field(default_factory=lambda: np.zeros(0, np.int64), repr=False)
 
     @classmethod
@@ -85,9 +89,15 @@ class ShardBatches:
         worker = shard.index % shard.workers
         return cls(settings.batch_size or 1, draws, key, worker, shard.workers)
 
+    def arranged(self, ends: IntArray, frames_of_clips: IntArray) -> ShardBatches:
+        """The batches of a budget: the clips before the end of each one, int64[batches]."""
+        return replace(self, frames_of_clips=frames_of_clips, _ends=ends)
+
     @property
     def are_drawn(self) -> bool:
         """Whether batches differ in their number of clips."""
+        if self.frames_of_clips is not None:
+            return True
         return self.draws is not None and self.draws.frames_per_batch is not None
 
     @property
@@ -110,6 +120,21 @@ class ShardBatches:
         low, high = self.draws.least, self.draws.most
         frames: IntArray = low + (self.uniform(_FRAMES, batch) * (high - low + 1)).astype(np.int64)
         return frames
+
+    def lengths(self, batch: int) -> IntArray:
+        """The frames of the clips of a batch of a budget, int64[clips]."""
+        assert self.frames_of_clips is not None
+        return self.frames_of_clips[self.first_clip(batch) : self.first_clip(batch + 1)]
+
+    def most_listed(self, *, pads: bool) -> int:
+        """The frames of the largest batch of a budget, with those that it `pads`."""
+        if self.frames_of_clips is None or not len(self._ends):
+            return 0
+        begins = np.append(0, self._ends[:-1])
+        if pads:
+            longest = np.maximum.reduceat(self.frames_of_clips, begins)
+            return int((longest * (self._ends - begins)).max())
+        return int(np.add.reduceat(self.frames_of_clips, begins).max())
 
     def first_clip(self, batch: int) -> int:
         """The number of clips in batches before this one."""
@@ -139,6 +164,8 @@ class ShardBatches:
         Several threads may call it.
         """
         ends = self._ends
+        if self.frames_of_clips is not None:
+            return ends
         while len(ends) < batches or not len(ends) or ends[-1] <= clip:
             assert self.draws is not None
             numbers = np.arange(len(ends), 2 * len(ends) or _BATCHES)

@@ -59,6 +59,12 @@ class CropWindows:
     def __len__(self) -> int:
         return len(self.top)
 
+    def take(self, clips: IntArray) -> CropWindows:
+        """The windows of some clips, int64[n]."""
+        edges = self.top[clips], self.left[clips], self.height[clips], self.width[clips]
+        centers = None if self.centers is None else self.centers[clips]
+        return CropWindows(*edges, self.flipped[clips], self.size, centers)
+
     def crop(self, top: IntArray, left: IntArray, height: IntArray, width: IntArray) -> CropWindows:
         """Crop the windows. In a flipped window, `left` counts from its right edge."""
         left = np.where(self.flipped, self.width - width - left, left)

@@ -16,7 +16,7 @@ import numpy as np
 
 from seqrecord.loader.engine.stats import STAGES, bottleneck
 from seqrecord.loader.pipes.arguments import takes_arguments
-from seqrecord.loader.pipes.option_values import MaxFrames
+from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.processes.machine import peak_memory, usable_cores
 from seqrecord.store.reading.dataset import DatasetLike
@@ -49,7 +49,7 @@ class BenchOptions(LoaderOptions):
         progress: called after each batch, in batches.
     """
 
-    batch_size: int | MaxFrames | None = _BATCH_SIZE
+    batch_size: int | Budget | None = _BATCH_SIZE
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
     max_batches: int | None = None

@@ -1,0 +1,192 @@
+"""The costs of samples under a budget: from frames, columns, or a function of columns."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, replace
+from math import ceil
+from typing import Any
+
+import numpy as np
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.clips.samples import Samples
+from seqrecord.loader.pipes.columns import CU_SEQLENS
+from seqrecord.loader.pipes.option_values import Budget
+from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.view import View
+from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
+from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.text import repr_of
+from seqrecord.store.units import MAX_INT, raise_if
+
+_MOST_COST = 1 << 31
+_ROWS_PER_MEAN = 4  # the most clips of a batch, where costs do not bound its frames
+
+
+@dataclass(frozen=True, eq=False)
+class SampleCosts:
+    """The costs of a view's samples under a budget. Picklable, unless the function of costs is not.
+
+    Attributes:
+        budget: the argument.
+        lengths: the number of frames of each row of lists that differ in length, int64[rows], or of
+            any clip.
+        pads: whether a clip costs as much as the greatest one of its batch.
+        form: see `ClipCosts`.
+        dropped: how many rows were too large in an epoch, if these are dropped.
+    """
+
+    budget: Budget
+    lengths: IntArray | int
+    pads: bool
+    form: str
+    dropped: dict[int, int] = field(default_factory=dict, repr=False)
+
+    @classmethod
+    def of(cls, view: View, options: LoaderOptions) -> SampleCosts | None:
+        """The costs of a request; `None` without a budget, or if frames are drawn per batch."""
+        budget, lists = options.budget, view.excerpts
+        if budget is None or options.clip_lens is not None:
+            return None
+        lengths: IntArray | int = options.most_frames or 1
+        form, pads = "stacked", options.ragged == "pad"
+        if lists is not None:
+            lengths = lists.length if lists.length_of is None else lists.length_of
+            if lists.length_of is not None and view.draws.functions is None:
+                form = "padded" if pads else "packed"
+        pads = pads if budget.padded is None else budget.padded
+        return cls(budget, lengths, pads, form)
+
+    @property
+    def constant(self) -> int | None:
+        """The cost of every clip, if it is one number of frames."""
+        is_constant = self.budget.cost == "frames" and isinstance(self.lengths, int)
+        return int(self.lengths) if is_constant else None
+
+    def values(self, samples: Samples) -> tuple[IntArray, IntArray]:
+        """The cost and the frames of each row of a table, int64[n] each.
+
+        Raises `ClipError` for costs that are no integers of at least 1.
+        """
+        row = samples.keys.row
+        frames = self.lengths if isinstance(self.lengths, int) else self.lengths[row]
+        frames = np.broadcast_to(np.asarray(frames, np.int64), len(row))
+        cost, name = self.budget.cost, repr_of(self.budget.cost, 50)
+        if cost == "frames":
+            return frames, frames
+        values: Any = (
+            samples[cost] if isinstance(cost, str) else cost(_Columns(samples, {"frames": frames}))
+        )
+        values = np.asarray(values)
+        expected = f"{len(row)} integers from 1 to {_MOST_COST - 1}"
+        if values.dtype.kind not in "iuf" or values.shape != (len(row),):
+            got = f"{values.dtype} {[*values.shape]}"
+            problem = f"the costs of a Budget are not numbers: {name}"
+            raise ClipError(problem, expected=expected, got=got)
+        wrong = ~((values >= 1) & (values < _MOST_COST) & (values % 1 == 0))
+        for place in np.flatnonzero(wrong)[:1].tolist():
+            problem = f"a cost of a Budget is no integer of at least 1, {_place(samples, place)}"
+            raise ClipError(problem, expected=expected, got=values[place].item())
+        return values.astype(np.int64), frames
+
+    def of_epoch(self, samples: Samples, max_rows: int | None = None) -> ClipCosts:
+        """The costs of the table of an epoch; `max_rows` is that of epoch 0.
+
+        Raises `ClipError` for a row above the budget, unless it may come alone.
+        """
+        budget, (cost, frames) = self.budget, self.values(samples)
+        for place in np.flatnonzero(cost > budget.size)[:1].tolist():
+            if budget.too_large == "error":
+                raise ClipError(
+                    f"a sample costs more than the budget of a batch, {_place(samples, place)}",
+                    expected=f"at most {budget.size}; too_large='alone' or 'drop', or a larger "
+                    "budget",
+                    got=int(cost[place]),
+                )
+        cost, row = np.minimum(cost, budget.size), samples.keys.row
+        mean = budget.size / max(1.0, float(cost.mean()) if len(cost) else 1.0)
+        is_of_frames = budget.cost == "frames" and self.form != "stacked"
+        max_rows = max_rows or budget.max_rows
+        if max_rows is None:
+            max_rows = MAX_INT if is_of_frames else max(1, round(_ROWS_PER_MEAN * mean))
+        most_rows = min(max_rows, budget.size // int(cost.min(initial=budget.size)))
+        longest = int(frames.max(initial=1))
+        most_frames = max(longest, budget.size if is_of_frames else most_rows * longest)
+        if self.form == "packed" and not is_of_frames and len(cost):  # most frames for their cost
+            ratio = float((frames / cost).max())
+            most_frames = max(longest, min(most_frames, ceil(budget.size * ratio)))
+        sizes = max(1, min(round(mean), max_rows)), most_rows, most_frames
+        return ClipCosts(
+            budget.size,
+            self.pads,
+            max_rows,
+            _by_row(row, cost),
+            _by_row(row, frames),
+            self.form,
+            *sizes,
+        )
+
+    def describe(self, samples: Samples) -> dict[str, Any]:
+        """The arguments that determine batches, as JSON; of a function, a hash of its values."""
+        cost = self.budget.cost
+        if not isinstance(cost, str):
+            values = self.values(samples)[0].astype("<i8")
+            cost = f"function {hashlib.sha256(values.tobytes()).hexdigest()[:16]}"
+        return {**asdict(self.budget), "cost": cost, "padded": self.pads}
+
+    def count_too_large(self, samples: Samples, epoch: int) -> int:
+        """How many rows of an epoch cost more than the budget."""
+        if self.budget.too_large == "drop":
+            return self.dropped.get(epoch, 0)
+        return int((self.values(samples)[0] > self.budget.size).sum())
+
+    def check_names(self, view: View) -> None:
+        """Raise `ClipError` if another entry of a packed batch is called `cu_seqlens`."""
+        names = {*view.batch_arrays, *view.metadata, *view.samples.samples_in(0).own}
+        is_wrong = self.form == "packed" and CU_SEQLENS in names
+        problem = f"packed batches have the column {CU_SEQLENS}, and so has the dataset or samples"
+        raise_if(is_wrong, problem, f"another name; or rename={{{CU_SEQLENS!r}: …}}", CU_SEQLENS)
+
+    def with_drop(self, view: View) -> View:
+        """The view without rows that cost more than the budget, if these are dropped."""
+        if self.budget.too_large != "drop":
+            return view
+        arguments = {"size": self.budget.size, "cost": self.budget.cost}
+        function = BuiltIn("fitting", arguments, self._fitting, reads_columns=True)
+        functions = (*view.samples.functions, function)
+        return replace(view, samples=replace(view.samples, functions=functions))
+
+    def _fitting(
+        self, samples: Samples, epoch: int, _rng: SampleRandom, **_arguments: Any
+    ) -> Samples:
+        fits = self.values(samples)[0] <= self.budget.size
+        self.dropped[epoch] = int((~fits).sum())
+        return samples if fits.all() else samples.filter(fits)
+
+
+@dataclass(frozen=True, eq=False)
+class _Columns:
+    """See `BudgetColumns`."""
+
+    samples: Samples
+    computed: Mapping[str, IntArray]
+
+    def __getitem__(self, name: str) -> Any:
+        return self.computed[name] if name in self.computed else self.samples[name]
+
+
+def _place(samples: Samples, place: int) -> str:
+    """The row of a table, and its episode and start, for messages."""
+    part = samples.take(np.array([place]))
+    row = int(part.rows_listed[0])
+    return f"in row {row}: episode {part['episode'][0]!r}, start {int(part['start'][0])}"
+
+
+def _by_row(row: IntArray, values: IntArray) -> IntArray:
+    """Values of rows, int64[n] each, by the row's number; 1 for rows that are not there."""
+    by_row = np.ones(int(row[-1]) + 1 if len(row) else 0, np.int64)
+    by_row[row] = values
+    return by_row

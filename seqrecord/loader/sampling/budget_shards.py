@@ -1,0 +1,130 @@
+"""The shards of an epoch with a budget: their clips by cost, and equally many batches.
+
+Each process arranges the clips of all shards, because the shard with most batches determines their
+number: about .5 CPU s for 10^6 clips.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import TypeAlias
+
+from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.bounds import PlanSettings
+from seqrecord.loader.sampling.budgets import (
+    Arrangement,
+    BudgetUse,
+    ClipCosts,
+    Stream,
+    arrange,
+)
+from seqrecord.loader.sampling.random_order import Purpose, key_of
+from seqrecord.loader.sampling.runs import CursorShares, Runs
+from seqrecord.store.clips.tables import ClipTable, IntArray
+
+StreamOf: TypeAlias = Callable[[Runs, IntArray, IntArray, int], Stream]
+"""The stream of the clips `[start, stop)` of a sequence, int64[cursors] each, in a shard."""
+
+
+@dataclass(eq=False)
+class BudgetShards:
+    """The batches of all shards of an epoch, or of the rest of one.
+
+    Attributes:
+        sequence: all clips.
+        shares: the shares of the cursors of all shards.
+        streams: the clips of each shard before they are arranged.
+        natural: the batches of each shard, before all have the same number.
+        num_batches: of each shard.
+    """
+
+    table: ClipTable  # lives as long as its results are cached
+    settings: PlanSettings
+    costs: ClipCosts
+    sequence: Runs
+    shares: CursorShares
+    streams: list[Stream] = field(repr=False)
+    natural: list[Arrangement] = field(repr=False)
+    num_batches: list[int] = field(init=False)
+    _samples: IntArray = field(init=False, repr=False)
+
+    @classmethod
+    def of(
+        cls,
+        table: ClipTable,
+        settings: PlanSettings,
+        costs: ClipCosts,
+        sequence: Runs,
+        shares: CursorShares,
+        stream_of: StreamOf,
+        key: int,
+    ) -> BudgetShards:
+        """Arrange the clips of all shards; `key` is of all random numbers of the epoch.
+
+        With `last_batch="repeat"`, a shard with fewer clips than batches repeats clips of the next
+        one, or of the one before.
+        """
+        cost = costs.of(sequence.all_samples)
+        start, stop, repeated = (column.copy() for column in shares)
+        streams, natural = list[Stream](), list[Arrangement]()
+
+        def arranged(index: int) -> tuple[Stream, Arrangement]:
+            stream = stream_of(sequence, start[index], stop[index], index)
+            key_of_shard = None
+            if settings.shuffle:
+                key_of_shard = key_of(Purpose.BATCH_ORDER, key, index, len(start))
+            return stream, arrange(stream, cost[stream.clip], costs, key_of_shard)
+
+        for index in range(len(start)):
+            stream, arrangement = arranged(index)
+            streams.append(stream)
+            natural.append(arrangement)
+        if settings.last_batch == "repeat":
+            most = max(len(arrangement.ends) for arrangement in natural)
+            for index, arrangement in enumerate(natural):
+                if (lacking := most - len(arrangement.order)) > 0:
+                    behind = min(lacking, sequence.num_clips - int(stop[index, -1]))
+                    stop[index, -1] += behind
+                    start[index, 0] -= lacking - behind
+                    repeated[index] = lacking
+                    streams[index], natural[index] = arranged(index)
+        shares = CursorShares(start, stop, repeated)
+        return cls(table, settings, costs, sequence, shares, streams, natural)
+
+    def __post_init__(self) -> None:
+        counts = [len(arrangement.ends) for arrangement in self.natural]
+        if self.settings.is_even:
+            counts = [min(counts) if self.settings.drops else max(counts)] * len(counts)
+        self.num_batches, self._samples = counts, self.sequence.all_samples
+
+    def arrangement(self, shard: int) -> Arrangement:
+        """The batches of a shard."""
+        count = self.num_batches[shard]
+        return self.natural[shard].divided(count).limited(count)
+
+    def clips(self, shard: int) -> IntArray:
+        """The clips of a shard as places in the sequence, in the order of its batches; int64[n]."""
+        order: IntArray = self.streams[shard].clip[self.arrangement(shard).order]
+        return order
+
+    def lengths(self, shard: int) -> IntArray:
+        """The frames of the clips of a shard, in the order of its batches; int64[n]."""
+        return self.costs.lengths(self._samples[self.clips(shard)])
+
+    def use(self, shard: int) -> BudgetUse | None:
+        """The use of the budget by the batches of a shard; `None` without any."""
+        ends = self.arrangement(shard).ends
+        if not len(ends):
+            return None
+        cost = self.costs.of(self._samples[self.clips(shard)])
+        return BudgetUse.of(cost, ends, self.costs)
+
+    def check_drop_last(self, total: int) -> None:
+        """Raise `ClipError` if `last_batch="drop"` leaves no batch of `total` clips."""
+        if self.settings.drops and total and not max(self.num_batches):
+            raise ClipError(
+                'last_batch="drop" leaves no batch at all',
+                expected=f"at least a clip in each of {len(self.natural)} shards",
+                got=f"{total} clips; fewer workers, or no last_batch",
+            )

@@ -1,0 +1,290 @@
+"""Budgets: batches by the costs of their clips. Pure integers.
+
+A shard's clips are a stream of rounds. Inside a *window*, a round or a part of one with about
+`WINDOW_BATCHES` budgets, all frames are in memory, so that its clips may be delivered in any order.
+*Packed* batches are filled by best fit, in the order of the stream: each clip goes into the open
+batch that it fills most. For *padded* ones the clips are sorted by cost. Then the batches of the
+window are shuffled. The batch with most room left is the first of the next window, so only clips
+move, and no batch waits for more than two windows::
+
+    stream     7 3 5 2 | 6 4 4 1 | …        costs, in windows, budget 10
+    batches    7 3 | 5 2       2 and 5 continue
+                     5 2 1 | 6 4 | 4 …      1 fits best beside 5 and 2
+
+Each shard has the same number of batches: those with fewer divide their largest batches.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heapify, heappush, heapreplace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.store.clips.frames import COPIES
+from seqrecord.store.clips.tables import IntArray
+
+WINDOW_BATCHES = 16  # of a window: 97 % of a packed budget of 4 longest rows, with 4 batches 93 %
+_PART_BITS = 8  # of a fraction of a cost
+_BIN_BITS = 32  # of the number of an open batch, beside its room
+
+FORMS = ("stacked", "packed", "padded")
+"""Of batches: clips of one length; lists one after another; lists padded to the batch's longest."""
+
+
+@dataclass(frozen=True, eq=False)
+class ClipCosts:
+    """The costs of the samples of an epoch, and the budget of a batch.
+
+    Attributes:
+        budget: the greatest cost of a batch: the sum of its clips, or with `pads` the greatest one
+            times their number.
+        pads: whether all clips of a batch count as the greatest one.
+        max_rows: the most clips of a batch.
+        cost: of each row of the table of samples, int64[rows], at least 1 and at most `budget`.
+        frames: the number of frames of each row, int64[rows].
+        form: of the memory of batches, one of `FORMS`.
+        mean_rows: the clips of a full batch, on the average.
+        most_rows: the clips of the largest batch, at most, in every epoch of costs like these.
+        most_frames: … and its frames, padding included.
+    """
+
+    budget: int
+    pads: bool
+    max_rows: int
+    cost: IntArray
+    frames: IntArray
+    form: str
+    mean_rows: int
+    most_rows: int
+    most_frames: int
+    _shared: list[Any] = field(default_factory=list, repr=False)
+
+    def of(self, sample: IntArray) -> IntArray:
+        """The costs of samples, see `ClipKeys`; int64[n] each."""
+        costs: IntArray = self.cost[sample // COPIES]
+        return costs
+
+    def shared(self, sample: IntArray) -> IntArray:
+        """The parts of batches that samples take, by which shards divide them; int64[n] each."""
+        cost = self.of(sample)
+        if not self.pads:
+            return cost
+        parts: IntArray = (self.budget << _PART_BITS) // np.minimum(
+            self.budget // cost, self.max_rows
+        )
+        return parts
+
+    def lengths(self, sample: IntArray) -> IntArray:
+        """The numbers of frames of samples; int64[n] each."""
+        frames: IntArray = self.frames[sample // COPIES]
+        return frames
+
+    def once(self, key: tuple[Any, ...], make: Callable[[], Any]) -> Any:
+        """The result of `make` for the last key: the shards of an epoch are planned together."""
+        if not self._shared or self._shared[0] != key:
+            self._shared[:] = [key, make()]
+        return self._shared[1]
+
+
+class Stream(NamedTuple):
+    """The clips of a shard before they are arranged.
+
+    `clip`, int64[n], are places in a sequence of clips. Clips between two of `rounds`, int64, may
+    change places.
+    """
+
+    clip: IntArray
+    rounds: IntArray
+
+
+class Arrangement(NamedTuple):
+    """The order of a shard's clips, int64[n], by place in the stream, and the clips before the end
+    of each batch, int64[batches].
+    """
+
+    order: IntArray
+    ends: IntArray
+
+    def divided(self, num_batches: int) -> Arrangement:
+        """The same clips in at least so many batches: the largest ones are halved.
+
+        There must be so many clips.
+        """
+        missing = num_batches - len(self.ends)
+        if missing <= 0:
+            return self
+        counts = np.diff(self.ends, prepend=0)
+        largest = [(-count, batch, 0) for batch, count in enumerate(counts.tolist())]
+        heapify(largest)
+        cuts = list[int]()
+        for _ in range(missing):
+            negative, batch, first = largest[0]
+            half = -negative // 2
+            cuts.append(int(self.ends[batch] - counts[batch]) + first + half)
+            heapreplace(largest, (-half, batch, first))
+            heappush(largest, (negative + half, batch, first + half))
+        return Arrangement(self.order, np.sort(np.concatenate((self.ends, cuts))))
+
+    def limited(self, num_batches: int) -> Arrangement:
+        """The first batches."""
+        ends = self.ends[:num_batches]
+        return Arrangement(self.order[: int(ends[-1]) if len(ends) else 0], ends)
+
+
+class BudgetUse(NamedTuple):
+    """The part of a budget that batches use, and the part of padding in padded batches."""
+
+    used: float
+    padding: float
+
+    @classmethod
+    def of(cls, cost: IntArray, ends: IntArray, costs: ClipCosts) -> BudgetUse:
+        """Measure batches that end at `ends`, of clips with these costs; int64."""
+        begins = np.append(0, ends[:-1])
+        sums = np.add.reduceat(cost, begins)
+        padded = np.maximum.reduceat(cost, begins) * np.diff(ends, prepend=0)
+        taken = float((padded if costs.pads else sums).sum())
+        padding = 1 - float(sums.sum()) / taken
+        return cls(taken / (len(ends) * costs.budget), padding)
+
+
+def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -> Arrangement:
+    """Arrange a stream with these costs, int64[n], into batches.
+
+    `key` is of the order of batches; `None`: clips keep theirs.
+    """
+    if not len(cost):
+        return Arrangement(cost, cost)
+    if key is None:
+        return Arrangement(np.arange(len(cost)), _in_order(cost, costs))
+    bounds = _windows(stream.rounds, cost, costs.budget)
+    batch, batches = (_padded if costs.pads else _packed)(cost, bounds, costs)
+    hashes = hash64(key_of(Purpose.BATCH_ORDER, key), np.arange(len(batches.window)))
+    order = np.lexsort((hashes, ~batches.continues, batches.window))
+    rank = np.empty_like(order)
+    rank[order] = np.arange(len(order))
+    place = rank[batch]
+    return Arrangement(np.argsort(place, kind="stable"), np.cumsum(np.bincount(place)))
+
+
+class _Batches(NamedTuple):
+    """The window that completes each batch, int64[batches], and whether another one began it."""
+
+    window: IntArray
+    continues: npt.NDArray[np.bool_]
+
+    @classmethod
+    def of(cls, first_window: Sequence[int], window: Sequence[int]) -> _Batches:
+        begun, ended = np.array(first_window, np.int64), np.array(window, np.int64)
+        return cls(ended, begun < ended)
+
+
+def _windows(rounds: IntArray, cost: IntArray, budget: int) -> list[int]:
+    """The bounds of windows: of rounds, or of equal parts of a round."""
+    before = np.append(0, np.cumsum(cost))
+    totals = np.diff(before[rounds])
+    number = np.maximum(1, np.rint(totals / (WINDOW_BATCHES * budget)).astype(np.int64))
+    bounds = [rounds[-1:]]
+    for begin, total, parts in zip(
+        rounds[:-1].tolist(), totals.tolist(), number.tolist(), strict=True
+    ):
+        targets = before[begin] + np.arange(parts) * total // parts
+        bounds.append(np.searchsorted(before, targets))
+    return np.unique(np.concatenate(bounds)).tolist()  # type: ignore[no-any-return]
+
+
+def _in_order(cost: IntArray, costs: ClipCosts) -> IntArray:
+    """The ends of batches of clips that keep their order."""
+    ends, total, largest, count = list[int](), 0, 0, 0
+    for place, value in enumerate(cost.tolist()):
+        total, largest, count = total + value, max(largest, value), count + 1
+        filled = largest * count if costs.pads else total
+        if filled > costs.budget or count > costs.max_rows:
+            ends.append(place)
+            total, largest, count = value, value, 1
+    return np.array([*ends, len(cost)], np.int64)
+
+
+def _packed(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArray, _Batches]:
+    """The batch of each clip, by best fit in each window, int64[n]; and the batches."""
+    values, smallest, is_limited = cost.tolist(), int(cost.min()), costs.max_rows < len(cost)
+    first_window, last_window, rows = list[int](), list[int](), list[int]()
+    chosen: list[int] = []
+    rooms: list[int] = []  # of open batches, ascending: room, then number
+    mask = (1 << _BIN_BITS) - 1
+    for window, (begin, end) in enumerate(pairwise(bounds)):
+        for value in values[begin:end]:
+            place = bisect_left(rooms, value << _BIN_BITS)
+            if place < len(rooms):
+                room = rooms.pop(place) - (value << _BIN_BITS)
+                batch = room & mask
+            else:
+                batch = len(rows)
+                room = (costs.budget - value) << _BIN_BITS | batch
+                first_window.append(window)
+                last_window.append(window)
+                rows.append(0)
+            chosen.append(batch)
+            if is_limited:
+                rows[batch] += 1
+                if rows[batch] >= costs.max_rows:
+                    last_window[batch] = window
+                    continue
+            else:
+                rows[batch] = 1
+            if room >> _BIN_BITS >= smallest:
+                insort(rooms, room)
+            else:
+                last_window[batch] = window
+        # One batch continues: of this window, so that no batch is open in many.
+        rest = [room & mask for room in rooms]
+        begun = [batch for batch in rest if first_window[batch] == window] or rest
+        for batch in rest:
+            last_window[batch] = window
+        rooms = rooms[rest.index(begun[-1]) :][:1] if begun else []
+        for batch in begun[-1:]:
+            last_window[batch] = window + 1
+    last = len(bounds) - 2
+    return np.array(chosen, np.int64), _Batches.of(
+        first_window, [min(window, last) for window in last_window]
+    )
+
+
+def _padded(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArray, _Batches]:
+    """The batch of each clip, of clips sorted by cost in each window, int64[n]; and the batches."""
+    batch_of, number, last = np.empty(len(cost), np.int64), 0, len(bounds) - 2
+    first_window, last_window = list[int](), list[int]()
+    rest: tuple[int, int, int] | None = None  # a batch that continues: number, cost and clips
+    for window, (begin, end) in enumerate(pairwise(bounds)):
+        order = np.argsort(-cost[begin:end], kind="stable")
+        values = cost[begin:end][order]
+        if rest is not None:
+            batch, largest, count = rest
+            room = min(costs.budget // largest, costs.max_rows) - count
+            place = int(np.searchsorted(-values, -largest))
+            batch_of[begin + order[place : place + room]] = batch
+            last_window[batch] = window
+            if window < last and place == 0 and len(values) < room:
+                last_window[batch], rest = window + 1, (batch, largest, count + len(values))
+            else:
+                rest = None
+            continued = np.s_[place : place + room]
+            order, values = np.delete(order, continued), np.delete(values, continued)
+        place = 0
+        while place < len(values):
+            room = min(costs.budget // int(values[place]), costs.max_rows)
+            batch_of[begin + order[place : place + room]] = number
+            first_window.append(window)
+            last_window.append(window)
+            if len(values) - place < room and window < last:
+                rest = number, int(values[place]), len(values) - place
+                last_window[number] = window + 1
+            place, number = place + room, number + 1
+    return batch_of, _Batches.of(first_window, last_window)

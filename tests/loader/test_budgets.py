@@ -1,0 +1,357 @@
+"""Batches by the costs of clips: `Budget`."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.utils.data import DataLoader
+
+from seqrecord import Budget, MaxFrames, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
+from seqrecord.errors import ClipError, MemoryLimitError, StateError
+from seqrecord.loader.sampling.budgets import ClipCosts, Stream, arrange
+from tests.kit.datasets import columns, write_dataset
+
+EPISODES = 12
+FRAMES = 60
+LENGTHS = [1, 2, 3, 4, 5, 6, 7, 8, 9, 11, 13, 17]
+"""Frames of the lists of each episode."""
+
+
+@pytest.fixture(scope="module")
+def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("budgets") / "records"
+    episodes = {
+        f"e{number}": columns(x=np.arange(FRAMES) + 1000 * number) for number in range(EPISODES)
+    }
+    write_dataset(path, episodes, codecs="raw")
+    return path
+
+
+def lists() -> dict[str, Any]:
+    """Lists of consecutive frames that cover all episodes, of a length for each episode."""
+    rows = [
+        (f"e{number}", [*range(start, min(start + length, FRAMES))])
+        for number, length in enumerate(LENGTHS)
+        for start in range(0, FRAMES, length)
+    ]
+    tokens = [1 + 7 * row % 30 for row in range(len(rows))]
+    return {"episode": [e for e, _ in rows], "frames": [f for _, f in rows], "tokens": tokens}
+
+
+def starts() -> dict[str, Any]:
+    """Starts of clips of 4 frames, with tokens."""
+    rows = [(f"e{number}", start) for number in range(EPISODES) for start in range(0, 56, 2)]
+    tokens = [1 + 7 * row % 30 for row in range(len(rows))]
+    return {"episode": [e for e, _ in rows], "start": [s for _, s in rows], "tokens": tokens}
+
+
+def lengths_of(batch: dict[str, Any]) -> list[int]:
+    """The frames of the lists of a batch."""
+    return [flags.count(False) for flags in batch["frames_is_pad"].tolist()]
+
+
+def rows_of(batch: dict[str, Any]) -> list[tuple[str, tuple[int, ...]]]:
+    """The rows of a batch of lists, after a check of their values."""
+    lengths = lengths_of(batch)
+    values = batch["x"]
+    values = [*values.unbind()] if not isinstance(values, list) else values
+    rows = []
+    for key, frames, clip, length in zip(
+        batch["episode"], batch["frames"].tolist(), values, lengths, strict=True
+    ):
+        assert clip[:length].tolist() == [1000 * int(key[1:]) + f for f in frames[:length]]
+        rows.append((key, tuple(frames[:length])))
+    return rows
+
+
+def costs_of(budget: int, cost: list[int], *, pads: bool, max_rows: int | None) -> ClipCosts:
+    values = np.array(cost, np.int64)
+    most = max_rows or 1 << 40
+    return ClipCosts(budget, pads, most, values, values, "packed", 1, 1, 1)
+
+
+@given(
+    cost=st.lists(st.integers(1, 20), min_size=1, max_size=200),
+    budget=st.integers(20, 90),
+    pads=st.booleans(),
+    max_rows=st.sampled_from([None, None, 1, 3]),
+    round_size=st.integers(1, 80),
+    key=st.sampled_from([None, 1, 2]),
+    more=st.integers(0, 9),
+)
+def test_arrangements_equal_brute_force(
+    cost: list[int],
+    budget: int,
+    pads: bool,
+    max_rows: int | None,
+    round_size: int,
+    key: int | None,
+    more: int,
+) -> None:
+    """Each clip once, in its round; sums within the budget; and any larger number of batches."""
+    rounds = np.array([*range(0, len(cost), round_size), len(cost)])
+    stream = Stream(np.arange(len(cost)), rounds)
+    costs = costs_of(budget, cost, pads=pads, max_rows=max_rows)
+    arrangement = arrange(stream, np.array(cost), costs, key)
+    assert sorted(arrangement.order.tolist()) == [*range(len(cost))]
+    for begin, end in pairwise(rounds):  # frames are there
+        assert sorted(arrangement.order[begin:end].tolist()) == [*range(begin, end)]
+    number = min(len(cost), len(arrangement.ends) + more)
+    for batches in (arrangement, arrangement.divided(number)):
+        parts = np.split(arrangement.order, batches.ends)[:-1]
+        assert batches.ends[-1] == len(cost)
+        for part in parts:
+            values = [cost[clip] for clip in part]
+            assert 0 < len(values) <= (max_rows or len(values))
+            assert (max(values) * len(values) if pads else sum(values)) <= budget
+    assert len(arrangement.divided(number).ends) == number
+    if key is None:
+        assert arrangement.order.tolist() == [*range(len(cost))]
+    total = sum(cost)
+    if not pads and max_rows is None:  # no two batches of a window fit into one
+        windows = len(rounds) - 1 + total // (15 * budget)
+        assert len(arrangement.ends) <= 2 * total / budget + 1 + windows
+
+
+@pytest.mark.parametrize("form", ["list", "nested", "pad"])
+@pytest.mark.parametrize("ranks", [1, 3])
+def test_each_list_comes_once_within_the_budget(records: Path, form: str, ranks: int) -> None:
+    table, budget = lists(), 40
+    expected = Counter(
+        (key, tuple(frames)) for key, frames in zip(table["episode"], table["frames"], strict=True)
+    )
+    for epoch in (0, 1):
+        rows, numbers, decoded = Counter[Any](), set(), 0
+        for rank in range(ranks):
+            pipe = SeqRecordPipe(
+                records, samples=table, ragged=form, batch_size=Budget(budget), rank=(rank, ranks)
+            )
+            pipe.set_epoch(epoch)
+            length, batches = len(pipe), [*pipe]
+            assert len(batches) == length
+            numbers.add(length)
+            decoded += pipe.stats()["frames_decoded"]
+            for batch in batches:
+                rows.update(rows_of(batch))
+                lengths = lengths_of(batch)
+                assert batch["frames"].shape[1] == max(lengths)
+                if form == "pad":
+                    assert max(lengths) * len(lengths) <= budget
+                    assert batch["x"].shape == (len(lengths), max(lengths))
+                else:
+                    assert sum(lengths) <= budget
+                    assert batch["cu_seqlens"].tolist() == [0, *np.cumsum(lengths)]
+        assert len(numbers) == 1
+        assert rows == expected
+        assert decoded == EPISODES * FRAMES or ranks > 1
+
+
+def test_shares_have_equal_costs(records: Path) -> None:
+    """Long lists and single frames: equal numbers of rows would give one rank most frames."""
+    rows = [(0, [*range(s, s + 20)]) for s in range(40)] + [(5, [s]) for s in range(60)] * 2
+    table = {"episode": [f"e{e}" for e, _ in rows], "frames": [f for _, f in rows]}
+    frames, batches = list[int](), set[int]()
+    for rank in range(4):
+        pipe = SeqRecordPipe(records, samples=table, batch_size=Budget(40), rank=(rank, 4))
+        sums = [int(batch["cu_seqlens"][-1]) for batch in pipe]
+        frames.append(sum(sums))
+        batches.add(len(sums))
+    assert sum(frames) == 40 * 20 + 120
+    assert max(frames) - min(frames) <= 20
+    assert len(batches) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "cost"),
+    [
+        ({"cost": "tokens"}, lambda tokens: tokens),
+        ({"cost": lambda columns: columns["tokens"] + columns["frames"]}, lambda n: n + 4),
+        ({"cost": "tokens", "padded": True}, lambda tokens: tokens),
+        ({"cost": "tokens", "max_rows": 3}, lambda tokens: tokens),
+    ],
+)
+@pytest.mark.parametrize("shuffle", [True, False])
+def test_costs_of_columns(records: Path, options: Any, cost: Any, shuffle: bool) -> None:
+    table = starts()
+    tokens = dict(
+        zip(zip(table["episode"], table["start"], strict=True), table["tokens"], strict=True)
+    )
+    for epoch in (0, 2):  # epoch 2 from memory
+        found = list[tuple[str, int]]()
+        pipe = SeqRecordPipe(
+            records,
+            clip_len=4,
+            samples=table,
+            batch_size=Budget(100, **options),
+            shuffle=shuffle,
+        )
+        pipe.set_epoch(epoch)
+        for batch in pipe:
+            names = [*zip(batch["episode"], batch["start"].tolist(), strict=True)]
+            costs = [cost(tokens[name]) for name in names]
+            assert (max(costs) * len(costs) if options.get("padded") else sum(costs)) <= 100
+            assert len(costs) <= options.get("max_rows", len(costs))
+            assert batch["x"].shape == (len(names), 4)
+            found += names
+        assert Counter(found) == Counter([*tokens])
+        if not shuffle:
+            assert found == [*tokens]
+
+
+def test_clips_above_the_budget(records: Path) -> None:
+    table = lists()
+    large = sum(len(frames) > 12 for frames in table["frames"])
+    assert large
+    with pytest.raises(ClipError, match=r"in row \d+: episode 'e10'.*at most 12") as caught:
+        SeqRecordPipe(records, samples=table, batch_size=Budget(12))
+    assert caught.value.got == 13
+    alone = SeqRecordPipe(records, samples=table, batch_size=Budget(12, too_large="alone"))
+    sizes = [[len(clip) for clip in batch["x"]] for batch in alone]
+    assert sum(map(len, sizes)) == len(table["frames"])
+    assert all(sum(size) <= 12 or len(size) == 1 for size in sizes)
+    assert alone.stats()["clips_too_large"] == large
+    drop = SeqRecordPipe(records, samples=table, batch_size=Budget(12, too_large="drop"))
+    assert sum(len(batch["x"]) for batch in drop) == len(table["frames"]) - large
+    assert drop.stats()["clips_too_large"] == large
+    assert drop.num_clips == len(table["frames"]) - large
+
+
+def test_resuming_on_other_ranks_and_workers(records: Path) -> None:
+    """Each row once, in parts of 4 ranks, 3 ranks with 2 workers, and 2 ranks; rows() agrees."""
+    table = lists()
+
+    def make(rank: int, ranks: int, size: int = 30) -> SeqRecordIterableDataset:
+        return SeqRecordIterableDataset(
+            records, samples=table, batch_size=Budget(size), rank=(rank, ranks)
+        )
+
+    rows, state = Counter[Any](), None
+    for ranks, workers, count in ((4, 0, 2), (3, 2, 3), (2, 0, None)):
+        states = set()
+        for rank in range(ranks):
+            loader = make(rank, ranks)
+            if state is not None:
+                loader.load_state_dict(json.loads(state))
+            batches: Any = DataLoader(loader, None, num_workers=workers) if workers else loader
+            iterator = iter(batches)
+            for number in range(count or 1 << 30):
+                if (batch := next(iterator, None)) is None:
+                    break
+                rows.update(rows_of(batch))
+                if not workers and ranks == 4:
+                    planned = loader.rows(0, number)
+                    assert planned["frames"].tolist() == batch["frames"].tolist()
+                    assert planned["episode"] == batch["episode"]
+            saved = loader.state_dict(batches=count) if workers else loader.state_dict()
+            states.add(json.dumps(saved))
+        if count is not None:
+            [state] = states
+            assert len(state) < 3000
+    assert rows == Counter(
+        (key, tuple(frames)) for key, frames in zip(table["episode"], table["frames"], strict=True)
+    )
+    other = make(0, 4, size=31)
+    with pytest.raises(StateError, match="budget"):
+        other.load_state_dict(json.loads(state or ""))
+
+
+def test_memory_limits_windows(records: Path) -> None:
+    """Batches of a small memory limit are within the budget, and buffers within the limit."""
+    table = lists()
+    try:
+        SeqRecordPipe(records, samples=table, batch_size=Budget(40), memory_limit=1)
+    except MemoryLimitError as error:
+        limit = int(str(error.expected).split()[2])
+    pipe = SeqRecordPipe(records, samples=table, batch_size=Budget(40), memory_limit=limit)
+    rows = Counter[Any]()
+    for batch in pipe:
+        assert batch["cu_seqlens"][-1] <= 40
+        rows.update(rows_of(batch))
+    assert rows.total() == len(table["frames"])
+    assert pipe.stats()["peak_buffer_bytes"] <= limit
+
+
+def test_one_cost_is_a_number_of_clips(records: Path) -> None:
+    for budget in (Budget(18), MaxFrames(18)):
+        pipe = SeqRecordPipe(records, clip_len=4, batch_size=budget)
+        plain = SeqRecordPipe(records, clip_len=4, batch_size=4)
+        assert pipe.state_dict() == plain.state_dict()
+    source = SeqRecordIterableDataset(records, clip_len=4)
+    mix = SeqRecordMix({"a": source}, batch_size=Budget(18))
+    assert next(iter(mix))["x"].shape == (4, 4)
+    uneven = SeqRecordIterableDataset(records, samples=lists(), ragged="pad")
+    with pytest.raises(ClipError, match="a loader for each source with the Budget"):
+        SeqRecordMix({"a": uneven}, batch_size=Budget(18))
+    tokens = SeqRecordIterableDataset(records, clip_len=4, samples=starts())
+    with pytest.raises(ClipError, match="a loader for each source with the Budget"):
+        SeqRecordMix({"a": tokens}, batch_size=Budget(100, "tokens"))
+
+
+def test_last_batch_of_ranks(records: Path) -> None:
+    """Batches that other ranks lack are dropped, or kept."""
+    table, counts = lists(), dict[str, list[int]]()
+    for last_batch in ("repeat", "drop", "keep"):
+        counts[last_batch], rows = [], Counter[Any]()
+        for rank in range(5):
+            pipe = SeqRecordPipe(
+                records,
+                samples=table,
+                batch_size=Budget(20),
+                rank=(rank, 5),
+                last_batch=last_batch,
+            )
+            batches = [*pipe]
+            counts[last_batch].append(len(batches))
+            for batch in batches:
+                rows.update(rows_of(batch))
+        assert max(rows.values()) == 1
+        assert (rows.total() == len(table["frames"])) == (last_batch != "drop")
+    natural = counts["keep"]
+    assert {*counts["repeat"]} == {max(natural)}
+    assert {*counts["drop"]} == {min(natural)}
+
+
+@pytest.mark.parametrize(
+    ("budget", "match"),
+    [
+        (lambda: Budget(0), "size of a Budget"),
+        (lambda: Budget(8, cost=""), "cost of a Budget"),
+        (lambda: Budget(8, padded=1), "padded of a Budget"),  # type: ignore[arg-type]
+        (lambda: Budget(8, max_rows=0), "max_rows of a Budget"),
+        (lambda: Budget(8, too_large="split"), "too_large of a Budget"),
+        (lambda: Budget(99, "missing"), "no such column"),
+        (lambda: Budget(99, lambda columns: columns["tokens"] - 1), "integer of at least 1"),
+        (lambda: Budget(99, lambda columns: columns["tokens"][:2]), "not numbers"),
+        (lambda: Budget(99, "text"), "not numbers"),
+    ],
+)
+def test_invalid_budgets(records: Path, budget: Any, match: str) -> None:
+    table = {**starts(), "text": ["a"] * len(starts()["start"])}
+    with pytest.raises(ClipError, match=match):
+        SeqRecordPipe(records, clip_len=4, samples=table, batch_size=budget())
+
+
+def test_budgets_that_exclude_other_arguments(records: Path) -> None:
+    with pytest.raises(ClipError, match="does not count padding"):
+        SeqRecordPipe(records, samples=lists(), ragged="pad", batch_size=Budget(40, padded=False))
+    named = {**lists(), "cu_seqlens": lists()["tokens"]}
+    with pytest.raises(ClipError, match="cu_seqlens"):
+        SeqRecordPipe(records, samples=named, batch_size=Budget(40))
+
+
+def test_the_log_has_the_use_of_the_budget(records: Path, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level("INFO", "seqrecord")
+    pipe = SeqRecordPipe(records, samples=lists(), ragged="pad", batch_size=Budget(40))
+    iterator = iter(pipe)
+    next(iterator)
+    [message] = [m for m in caplog.messages if "budget" in m]
+    assert "padded batches of a budget of 40" in message
+    assert "% used" in message
