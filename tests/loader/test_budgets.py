@@ -132,7 +132,11 @@ def test_each_list_comes_once_within_the_budget(records: Path, form: str, ranks:
         rows, numbers, decoded = Counter[Any](), set(), 0
         for rank in range(ranks):
             pipe = SeqRecordPipe(
-                records, samples=table, ragged=form, batch_size=Budget(budget), rank=(rank, ranks)
+                records,
+                samples=table,
+                ragged=form,  # type: ignore[arg-type]
+                batch_size=Budget(budget),
+                rank=(rank, ranks),
             )
             pipe.set_epoch(epoch)
             length, batches = len(pipe), [*pipe]
@@ -266,10 +270,9 @@ def test_resuming_on_other_ranks_and_workers(records: Path) -> None:
 def test_memory_limits_windows(records: Path) -> None:
     """Batches of a small memory limit are within the budget, and buffers within the limit."""
     table = lists()
-    try:
+    with pytest.raises(MemoryLimitError) as caught:
         SeqRecordPipe(records, samples=table, batch_size=Budget(40), memory_limit=1)
-    except MemoryLimitError as error:
-        limit = int(str(error.expected).split()[2])
+    limit = int(str(caught.value.expected).split()[2])
     pipe = SeqRecordPipe(records, samples=table, batch_size=Budget(40), memory_limit=limit)
     rows = Counter[Any]()
     for batch in pipe:

@@ -150,6 +150,7 @@ PAGES = [
         "docs/clips.md", {"robot-records": "robot", "lidar-records": "lidar", "gps-records": "gps"}
     ),
     Page("docs/order.md", {"robot-records": "robot"}),
+    Page("docs/budgets.md", {"records": "robot"}),
     Page("docs/join.md", {"robot-records": "robot"}, has_torch=False),
     Page("docs/loss-spikes.md", {"robot-records": "robot"}, {"train": loss_of}),
     Page("docs/derive.md", {"robot-records": "robot"}, has_torch=False),

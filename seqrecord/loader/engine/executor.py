@@ -121,8 +121,7 @@ class Job:
             return None
         sizes = {} if self.sizes is None else self.sizes(batch)
         if costs is not None and has_lists:
-            is_packed = costs.form == "packed"
-            return BatchForm(1 if is_packed else int(batches.lengths(batch).max()), sizes)
+            return BatchForm(1 if self.plan.is_packed else int(batches.lengths(batch).max()), sizes)
         if batches.draws is None:
             return BatchForm(None, sizes)
         return BatchForm(int(batches.frames(np.array([batch]))[0]), sizes)
@@ -186,7 +185,7 @@ class Executor:
             size = min(together, plan.num_batches - begin) if number else 1
         form, num_rows, ends = self.job.form(number), size, None
         frames = None if form is None else form.frames
-        if plan.costs is not None and plan.costs.form == "packed":
+        if plan.is_packed:
             ends, frames = np.cumsum(plan.batches.lengths(number)), None
             num_rows = int(ends[-1])
         begin_batch = partial(self._buffers.begin_batch, num_rows, form)

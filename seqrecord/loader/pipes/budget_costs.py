@@ -3,27 +3,33 @@
 from __future__ import annotations
 
 import hashlib
+import logging
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any
 
 import numpy as np
+import torch
 
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, located
 from seqrecord.loader.clips.samples import Samples
-from seqrecord.loader.pipes.columns import CU_SEQLENS
+from seqrecord.loader.pipes.columns import CU_SEQLENS, FRAMES_IS_PAD, LISTED_FRAMES
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
+from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.text import repr_of
+from seqrecord.store.text import repr_of, shown_place
 from seqrecord.store.units import MAX_INT, raise_if
 
 _MOST_COST = 1 << 31
 _ROWS_PER_MEAN = 4  # the most clips of a batch, where costs do not bound its frames
+
+_logger = logging.getLogger("seqrecord")
 
 
 @dataclass(frozen=True, eq=False)
@@ -129,16 +135,10 @@ class SampleCosts:
             *sizes,
         )
 
-    def describe(self, samples: Samples) -> dict[str, Any]:
-        """The arguments that determine batches, as JSON; of a function, a hash of its values."""
-        cost = self.budget.cost
-        if not isinstance(cost, str):
-            values = self.values(samples)[0].astype("<i8")
-            cost = f"function {hashlib.sha256(values.tobytes()).hexdigest()[:16]}"
-        return {**asdict(self.budget), "cost": cost, "padded": self.pads}
-
     def count_too_large(self, samples: Samples, epoch: int) -> int:
         """How many rows of an epoch cost more than the budget."""
+        if self.budget.too_large == "error":
+            return 0
         if self.budget.too_large == "drop":
             return self.dropped.get(epoch, 0)
         return int((self.values(samples)[0] > self.budget.size).sum())
@@ -165,6 +165,112 @@ class SampleCosts:
         fits = self.values(samples)[0] <= self.budget.size
         self.dropped[epoch] = int((~fits).sum())
         return samples if fits.all() else samples.filter(fits)
+
+
+@dataclass(frozen=True, eq=False)
+class EpochCosts:
+    """The costs of the samples of each epoch, if batches have a budget and clips differ in cost.
+    Picklable.
+
+    Costs of epoch 0 and of the last epoch are kept.
+    """
+
+    costs: SampleCosts | None = None
+    view: View | None = None
+    _made: dict[int, ClipCosts] = field(default_factory=dict, repr=False)
+    _logged: set[int] = field(default_factory=set, repr=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {**self.__dict__, "_made": {}}
+
+    @property
+    def differ(self) -> bool:
+        """Whether batches have a budget and clips differ in cost."""
+        return self.costs is not None
+
+    def of(self, epoch: int) -> ClipCosts | None:
+        """The costs of the samples of an epoch. Raises `ClipError` for one above the budget."""
+        if self.costs is None or self.view is None:
+            return None
+        epoch = epoch if self.view.samples.is_random else 0
+        if epoch not in self._made:
+            of_first = self.of(0) if epoch else None
+            for other in self._made.keys() - {0}:
+                del self._made[other]
+            max_rows = None if of_first is None else of_first.max_rows
+            with located(ClipError, file=self.view.dataset.url):
+                samples = self.view.samples.samples_in(epoch)
+                self._made[epoch] = self.costs.of_epoch(samples, max_rows)
+        return self._made[epoch]
+
+    def describe(self) -> dict[str, Any] | None:
+        """The arguments that determine batches, as JSON; of a function, a hash of its values."""
+        if self.costs is None or self.view is None:
+            return None
+        cost = self.costs.budget.cost
+        if not isinstance(cost, str):
+            values = self.costs.values(self.view.samples.samples_in(0))[0].astype("<i8")
+            cost = f"function {hashlib.sha256(values.tobytes()).hexdigest()[:16]}"
+        return {**asdict(self.costs.budget), "cost": cost, "padded": self.costs.pads}
+
+    def count_too_large(self, epoch: int) -> dict[str, int]:
+        """How many samples of an epoch cost more than the budget, for statistics."""
+        if self.costs is None or self.view is None:
+            return {}
+        samples = self.view.samples.samples_in(epoch)
+        return {"clips_too_large": self.costs.count_too_large(samples, epoch)}
+
+    def log(self, plan: Plan) -> None:
+        """Log the expected fill and padding of batches, once for each number of shards."""
+        costs, use, count = plan.costs, plan.budget_use, plan.shard.count
+        if self.view is None or costs is None or use is None or plan.shard.index:
+            return
+        if count in self._logged:
+            return
+        self._logged.add(count)
+        _logger.info(
+            "%s: %s batches of a budget of %d: %d in %s, %.0f %% used, %.0f %% padding",
+            shown_place(self.view.dataset.url),
+            *("padded" if costs.pads else "packed", costs.budget, plan.num_batches),
+            "all" if count == 1 else f"each of {count} shards",
+            *(100 * use.used, 100 * use.padding),
+        )
+
+
+NO_COSTS = EpochCosts()
+
+
+def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, EpochCosts]:
+    """The view without samples that a budget drops, the usual clips of a batch, and the costs of
+    samples if clips differ in cost.
+
+    Raises `ClipError` for costs that are not possible.
+    """
+    costs = SampleCosts.of(view, options)
+    if costs is None:
+        return view, options.most_clips, NO_COSTS
+    if costs.constant is not None:
+        return view, costs.budget.rows(costs.constant), NO_COSTS
+    view = costs.with_drop(view)
+    costs.check_names(view)
+    epochs = EpochCosts(costs, view)
+    of_first = epochs.of(0)
+    return view, None if of_first is None else of_first.mean_rows, epochs
+
+
+def fit_columns(
+    columns: dict[str, Any], costs: ClipCosts | None, clips: ClipKeys
+) -> dict[str, Any]:
+    """Cut columns of listed frames to the longest list of a batch, and add `cu_seqlens`."""
+    if costs is None or costs.form == "stacked":
+        return columns
+    lengths = torch.from_numpy(costs.lengths(clips.sample))
+    longest = int(lengths.max())
+    fitted = {name: columns[name][:, :longest] for name in (LISTED_FRAMES, FRAMES_IS_PAD)}
+    if costs.form == "packed":
+        ends = lengths.cumsum(0, dtype=torch.int32)
+        fitted[CU_SEQLENS] = torch.cat((ends.new_zeros(1), ends))
+    return columns | fitted
 
 
 @dataclass(frozen=True, eq=False)

@@ -22,14 +22,9 @@ from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.loader.engine.tensors import array_of, tensor_of
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
+from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
-from seqrecord.loader.pipes.columns import (
-    CU_SEQLENS,
-    FRAMES_IS_PAD,
-    LISTED_FRAMES,
-    PlanBatch,
-    plan_columns,
-)
+from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
@@ -245,8 +240,7 @@ class ClipLoader:
         nested, squeezed = self.view.nested, self.view.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
         if self.batch_size is not None:
-            is_packed = plan.costs is not None and plan.costs.form == "packed"
-            features = self.view.cut_clips(features, columns, packed=is_packed)
+            features = self.view.cut_clips(features, columns, packed=plan.is_packed)
             place = PlanBatch(plan, number)
             for column in self._plan_columns:
                 columns[column.name] = column.fill(place)
@@ -271,16 +265,14 @@ class ClipLoader:
         if stay is None:  # before a run: in a single shard
             stay = self.planner.plan_memory(1).in_memory is not None
         return {
-            "clips_dropped": 0,
-            "duplicate_clips": 0,
-            "num_interleaved": 0,
+            **dict.fromkeys(("clips_dropped", "duplicate_clips", "num_interleaved"), 0),
             **done,
             "clips_incomplete": clips.num_incomplete,
             "clips_outside": clips.num_outside,
             "times_without_frame": self._times_without_frame,
             "episodes_too_short": clips.num_short_episodes,
             **self.unused(epoch),
-            **self.planner.too_large(epoch),
+            **self.planner.costs.count_too_large(epoch),
             "memory_limit": self.planner.limit(1),
             **resident_features(self.view, stay=stay),
         }
@@ -297,14 +289,7 @@ class ClipLoader:
         frames, drawing = self._drawn(epoch, draws)
         drawn = view.draws.draw(seed, epoch, clips, (), **drawing)
         columns, num_far = view.columns.fill(clips, frames, drawn, *memory)
-        if (costs := self.planner.costs(epoch)) is not None and costs.form != "stacked":
-            lengths = torch.from_numpy(costs.lengths(clips.sample))
-            for name in (LISTED_FRAMES, FRAMES_IS_PAD):
-                columns[name] = columns[name][:, : int(lengths.max())]
-            if costs.form == "packed":
-                ends = lengths.cumsum(0, dtype=torch.int32)
-                columns[CU_SEQLENS] = torch.cat((ends.new_zeros(1), ends))
-        return columns, num_far
+        return fit_columns(columns, self.planner.costs.of(epoch), clips), num_far
 
     def _columns_of(self, plan: Plan, batch: Batch) -> dict[str, Any]:
         """The columns of a batch. The executing thread makes them, beside the consumer's steps."""

@@ -9,9 +9,9 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from seqrecord.errors import ClipError, MemoryLimitError, located
+from seqrecord.errors import ClipError, MemoryLimitError
 from seqrecord.loader.engine.stores import FrameRows
-from seqrecord.loader.pipes.budget_costs import SampleCosts
+from seqrecord.loader.pipes.budget_costs import NO_COSTS, EpochCosts, with_budget
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.make_view import SMALLEST, make_view
 from seqrecord.loader.pipes.memory import (
@@ -19,10 +19,10 @@ from seqrecord.loader.pipes.memory import (
     frames_in_memory,
 )
 from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.loader.pipes.order_request import order_request
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
-from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.memory import (
     FrameSizes,
     MemoryPlan,
@@ -64,7 +64,7 @@ class Planner:
         limit_in: in a mix, a function from a rank's number of workers to the memory limit of each,
             in bytes. Batches then belong to the mix.
         machine_part: the part of this process's share of the machine's memory; see `spare_memory`.
-        sample_costs: the costs of samples, if batches have a budget and clips differ in cost.
+        costs: the costs of samples, if batches have a budget.
     """
 
     view: View
@@ -73,13 +73,11 @@ class Planner:
     ranks: Ranks
     limit_in: Callable[[int], int] | None = None
     machine_part: float = 1.0
-    sample_costs: SampleCosts | None = None
+    costs: EpochCosts = NO_COSTS
     _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _requests: dict[int, MemoryRequest] = field(default_factory=dict, repr=False)
     _logged: set[int] = field(default_factory=set, repr=False)
-    _logged_budgets: set[int] = field(default_factory=set, repr=False)
-    _costs: dict[int, ClipCosts] = field(default_factory=dict, repr=False)
 
     @classmethod
     def of(
@@ -94,12 +92,7 @@ class Planner:
         Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
         does.
         """
-        most, costs = options.most_clips, SampleCosts.of(view, options)
-        if costs is not None and (cost := costs.constant) is not None:
-            most, costs = costs.budget.rows(cost), None
-        if costs is not None:
-            view = costs.with_drop(view)
-            costs.check_names(view)
+        view, most, costs = with_budget(view.with_seed(options.seed), options)
         settings = PlanSettings(
             shuffle=options.shuffle,
             seed=options.seed,
@@ -107,25 +100,21 @@ class Planner:
             last_batch=options.last_batch,
             order=options.order,
         )
-        view, ranks = view.with_seed(options.seed), Ranks(options.rank)
+        ranks = Ranks(options.rank)
         planner = cls(view, options, settings, ranks, limit_in, machine_part, costs)
         planner.clips(0)
-        if (costs_of_clips := planner.costs(0)) is not None:
-            size = costs_of_clips.mean_rows
-            planner = replace(planner, settings=replace(settings, batch_size=size))
         if limit_in is None:
             planner.plan_memory(1)
         return planner
 
     def __getstate__(self) -> dict[str, Any]:
         options = self.view.portable(self.options)
-        empty: dict[str, Any] = {"_remaining": {}, "_requests": {}, "_costs": {}}
-        return {**self.__dict__, "options": options, **empty}
+        return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}}
 
     def with_shuffle(self, shuffle: bool) -> Planner:
         """A copy with or without a shuffled order."""
         settings = replace(self.settings, shuffle=shuffle)
-        given = self.limit_in, self.machine_part, self.sample_costs
+        given = self.limit_in, self.machine_part, self.costs
         return Planner(self.view, self.options, settings, self.ranks, *given)
 
     # ---- clips and plans
@@ -143,30 +132,8 @@ class Planner:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """The arguments that determine the order, beside samples and settings of plans, as JSON.
-
-        Features have their stored names, because `rename` does not change the order.
-        """
-        options, view = self.options, self.view
-        # The padding of features may change, and does so with the dataset.
-        arrays = view.stored_arrays if view.transform is None else view.arrays
-        stored = view.dataset.contents.stored_name
-        windows = view.windows.describe()
-        drawn: dict[str, Any] = {"frames_per_batch": options.frames_per_batch}
-        if self.sample_costs is not None:
-            drawn["budget"] = self.sample_costs.describe(self.view.samples.samples_in(0))
-        return {
-            "clip_len": list(options.clip_lens or ()) or options.clip_len,
-            "stride": view.samples.base.clips.spec.stride,
-            "dilation": options.dilation,
-            "windows": {stored(name): window for name, window in windows.items()},
-            "pad": options.pad,
-            "features": sorted(map(stored, view.dataset.features)),
-            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
-            "shuffle_buffer": options.tuning.shuffle_buffer,
-            "fixed_shards": options.tuning.fixed_shards,
-            **{name: value for name, value in drawn.items() if value is not None},
-        }
+        """See `order_request`."""
+        return order_request(self.view, self.options, self.costs)
 
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
         """The clips of an epoch that remain after its segments.
@@ -190,38 +157,11 @@ class Planner:
                 epoch=epoch,
                 windows=self.view.group_windows,
                 draws=self.options.draws,
-                costs=self.costs(epoch),
+                costs=self.costs.of(epoch),
             )
             self._remaining.clear()
             self._remaining[epoch, segments] = remaining
         return remaining
-
-    def costs(self, epoch: int) -> ClipCosts | None:
-        """The costs of the samples of an epoch, if batches have a budget and clips differ in cost.
-
-        Raises `ClipError` for a sample above the budget.
-        """
-        if self.sample_costs is None:
-            return None
-        epochs = self.view.samples
-        epoch = epoch if epochs.is_random else 0
-        if epoch not in self._costs:
-            max_rows = None
-            if epoch and (costs := self.costs(0)) is not None:
-                max_rows = costs.max_rows
-            for other in self._costs.keys() - {0}:
-                del self._costs[other]
-            with located(ClipError, file=self.view.dataset.url):
-                samples = epochs.samples_in(epoch)
-                self._costs[epoch] = self.sample_costs.of_epoch(samples, max_rows)
-        return self._costs[epoch]
-
-    def too_large(self, epoch: int) -> dict[str, int]:
-        """The number of samples of an epoch that cost more than a budget, for statistics."""
-        if self.sample_costs is None:
-            return {}
-        samples = self.view.samples.samples_in(epoch)
-        return {"clips_too_large": self.sample_costs.count_too_large(samples, epoch)}
 
     def plan(
         self,
@@ -257,10 +197,9 @@ class Planner:
             segment=len(segments),
             windows=self.view.group_windows,
             draws=options.draws,
-            costs=self.costs(epoch),
+            costs=self.costs.of(epoch),
         )
-        if shard.index == 0 and not segments and plan.costs is not None:
-            _log_budget(self, plan)
+        self.costs.log(plan)
         return plan
 
     # ---- memory of epochs
@@ -378,10 +317,8 @@ class Planner:
         size = self.settings.batch_size or 1
         if (draws := self.options.draws) is not None:  # in clips of the greatest length
             size = -(-draws.most_frames(size) // draws.most)
-        if (costs := self.costs(0)) is not None:
-            size = costs.most_rows
-            if costs.form != "stacked":
-                size = -(-costs.most_frames // max(self.view.lengths.values()))
+        if (costs := self.costs.of(0)) is not None:
+            size = costs.clips_of_length(max(self.view.lengths.values()))
         return frame_sizes(self.view, 0 if self.limit_in is not None else size)
 
     # ---- frames that stay in memory
@@ -415,9 +352,7 @@ class Planner:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if segments or not self.order.keeps_shards:
             return False
-        if num_shards > 1 and self.sample_costs is not None:  # which divides each epoch by costs
-            return False
-        if num_shards > 1 and self.view.samples.differs_by_epoch:
+        if num_shards > 1 and (self.view.samples.differs_by_epoch or self.costs.differ):
             return False
         may_be = self.options.tuning.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
@@ -482,19 +417,3 @@ def _log_mixing(planner: Planner, num_shards: int) -> None:
             "%s: %s; a memory_limit%s of %d (%s) would do",
             *(url, fitted.limited, whose, enough, format_size(enough)),
         )
-
-
-def _log_budget(planner: Planner, plan: Plan) -> None:
-    """Log the expected fill and padding of the batches of a budget, once per number of shards."""
-    count, costs, use = plan.shard.count, plan.costs, plan.budget_use
-    if count in planner._logged_budgets or costs is None or use is None:
-        return
-    planner._logged_budgets.add(count)
-    form = "padded" if costs.pads else "packed"
-    _logger.info(
-        "%s: %s batches of a budget of %d: %d in %s, %.0f %% used, %.0f %% padding",
-        *(shown_place(planner.view.dataset.url), form, costs.budget),
-        plan.num_batches,
-        "all" if count == 1 else f"each of {count} shards",
-        *(100 * use.used, 100 * use.padding),
-    )

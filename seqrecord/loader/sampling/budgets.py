@@ -11,7 +11,7 @@ move, and no batch waits for more than two windows::
     batches    7 3 | 5 2       2 and 5 continue
                      5 2 1 | 6 4 | 4 …      1 fits best beside 5 and 2
 
-Each shard has the same number of batches: those with fewer divide their largest batches.
+All shards have equally many batches: a shard with fewer divides its largest ones.
 """
 
 from __future__ import annotations
@@ -80,6 +80,10 @@ class ClipCosts:
             self.budget // cost, self.max_rows
         )
         return parts
+
+    def clips_of_length(self, length: int) -> int:
+        """The clips of `length` frames that take the memory of the largest batch."""
+        return self.most_rows if self.form == "stacked" else -(-self.most_frames // length)
 
     def lengths(self, sample: IntArray) -> IntArray:
         """The numbers of frames of samples; int64[n] each."""

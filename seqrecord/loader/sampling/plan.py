@@ -210,6 +210,11 @@ class Plan(ABC):
         }
 
     @property
+    def is_packed(self) -> bool:
+        """Whether lists of a batch come one after another; see `ClipCosts`."""
+        return self.costs is not None and self.costs.form == "packed"
+
+    @property
     def budget_use(self) -> BudgetUse | None:
         """The use of a budget by this shard's batches; `None` without a budget or clips."""
         return None

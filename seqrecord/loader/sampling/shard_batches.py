@@ -127,7 +127,7 @@ class ShardBatches:
         return self.frames_of_clips[self.first_clip(batch) : self.first_clip(batch + 1)]
 
     def most_listed(self, *, pads: bool) -> int:
-        """The frames of the largest batch of a budget, with those that it `pads`."""
+        """The frames of the largest batch of a budget, with its padding if it `pads`."""
         if self.frames_of_clips is None or not len(self._ends):
             return 0
         begins = np.append(0, self._ends[:-1])
