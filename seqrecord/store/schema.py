@@ -222,7 +222,7 @@ class Schema(dict[str, FeatureSpec]):
             names = [spec.name for spec in features]
             duplicates = sorted({name for name in names if names.count(name) > 1})
             raise SchemaError("a feature name is used twice", got=", ".join(duplicates))
-        self.variable = [spec for spec in features if not spec.is_fixed]
+        self.variable = tuple(spec for spec in features if not spec.is_fixed)
         self.num_groups = len({spec.group for spec in features})
 
     def __reduce__(self) -> tuple[Any, ...]:
