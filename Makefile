@@ -112,11 +112,13 @@ $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 		-e '.[video]' -e integrations/lerobot
 	@touch $@
 
+# A run is of one commit, and of a tree without changes. `--section` measures a part of TartanAir's page.
 bench: $(INSTALLED) ## Compare loaders on TartanAir, audio and RGB-D, in bench/; ARGS='--resume --workload audio' and so on
 	$(BENCH_PYTHON) -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
-bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`
-	$(BIN)/python -m benchmarks.tartanair.compare.results $(BENCH)
+bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`, and the figures of README and docs
+	$(BIN)/python -W ignore -m benchmarks.tartanair.compare.results $(BENCH)
+	$(BIN)/python -W ignore -m benchmarks.prose
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip
 	$(BIN)/python -m benchmarks.tartanair.demo $(DEMO)
@@ -165,6 +167,7 @@ test-peers: $(INSTALLED) ## Run the tests that compare with OpenCV and COLMAP; i
 
 test-benchmarks: $(INSTALLED) ## Run the tests in benchmarks/tests and development/tests
 	$(PYTEST) --dist worksteal -m '' $(SLOW) benchmarks/tests development/tests
+	$(BIN)/python -W ignore -m benchmarks.pages # names pages whose measured code has changed since
 
 # Old versions use features deprecated by later versions of Python and other packages. OWN leaves out
 # tests that use no other package in a way of their own: rules of code, killed processes, damaged files,

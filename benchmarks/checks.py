@@ -71,8 +71,8 @@ def _of_rows(document: Mapping[str, Any]) -> Iterator[str]:
     for name, runs in document["rows"].items():
         measured = [run for run in runs if not (run.get("error") or run.get("skipped"))]
         for run in measured:
-            if "cores" in run and "cpu_seconds" in run:
-                limit = run["cores"] * run["seconds"]
+            if "num_cores" in run:
+                limit = run["num_cores"] * run["seconds"]
                 if run["cpu_seconds"] > limit * (1 + share) + seconds:
                     yield f"{name}: {run['cpu_seconds']:.1f} s of CPU in {limit:.1f} s of all cores"
             if not run.get("whole", True) and run["batches"] < LEAST:

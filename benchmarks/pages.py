@@ -3,7 +3,7 @@
     python -m benchmarks.pages            # names pages whose measured code has changed since
     python -m benchmarks.pages --write    # writes all pages again from their JSON
 
-Measures nothing. CI prints the first as warnings.
+Measures nothing. `make test-benchmarks` does the first, in CI as warnings.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import argparse
 import importlib
 import json
+import os
 import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -135,14 +136,13 @@ def _old_pages() -> Iterator[str]:
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").split("\n")[0])
     parser.add_argument("--write", action="store_true", help="write all pages from their JSON")
-    parser.add_argument("--annotate", action="store_true", help="print warnings of GitHub's CI")
     options = parser.parse_args(arguments)
     if options.write:
         for page in PAGES:
             page.path.write_text(page.render())
         return
     for line in _old_pages():
-        print(f"::warning::{line}" if options.annotate else line)
+        print(f"::warning::{line}" if "GITHUB_ACTIONS" in os.environ else line)
 
 
 if __name__ == "__main__":

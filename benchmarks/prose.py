@@ -88,7 +88,7 @@ def _later_epochs() -> str:
     lines = []
     for loader, row in ROWS.items():
         if epochs := epochs_of(rows, HEADLINE, loader):
-            cells = [f"{epochs[i]['cpu_seconds']:.2f} ({epochs[i]['decoded']:,})" for i in shown]
+            cells = [f"{epochs[i]['cpu_seconds']:.2f} ({epochs[i]['decoded']:,.0f})" for i in shown]
             ratio = epochs[-1]["cpu_seconds"] / last
             text = f"**{ratio:.1f}**" if ratio < 0.9 else f"{ratio:.1f}"
             lines.append([row.name, *cells, text])

@@ -53,6 +53,7 @@ __all__ = [
     "relation",
     "run_job",
     "size_of",
+    "source_of",
     "touch",
     "usage",
     "warm",
@@ -241,6 +242,20 @@ class MemoryWatch:
         finally:
             self._over.set()
             thread.join()
+
+
+def source_of(stats: Mapping[str, Any], *, is_raw: bool) -> str:
+    """Where the frames of our last epoch came from, by the loader's statistics."""
+    decoded = "read once an epoch" if is_raw else "decoded once an epoch"
+    names = {
+        "cached": stats.get("frames_from_cache", 0),
+        "mapped": stats.get("frames_mapped", 0),
+        decoded: stats["frames_decoded"],
+    }
+    sources = [name for name, count in names.items() if count]
+    if stats.get("features_resident") and stats.get("features_redecoded"):
+        sources.insert(0, "resident in part")
+    return ", ".join(sources) or "resident"
 
 
 def touch(array: Any) -> int:

@@ -33,7 +33,16 @@ from benchmarks.tartanair.compare.row import measure
 from benchmarks.tartanair.compare.workloads import AUDIO, RGBD, TARTANAIR, WORKLOADS, Workload
 from benchmarks.tartanair.generate import generate
 from benchmarks.tartanair.loaders.base import USUAL
-from benchmarks.timing import METHOD, REPEATS, MemoryWatch, digests, relation, run_job, usage
+from benchmarks.timing import (
+    METHOD,
+    REPEATS,
+    MemoryWatch,
+    digests,
+    relation,
+    run_job,
+    source_of,
+    usage,
+)
 
 ROOT = Path(__file__).parents[2]
 ROW = "benchmarks.tartanair.compare.row"
@@ -266,7 +275,7 @@ def test_unpublishable_documents() -> None:
         made = {"method": METHOD, "commit": "abc", "repeats": 2, "rows": {"a": [*runs]}}
         return made | changes
 
-    good: dict[str, Any] = {"seconds": 2.0, "cores": 2, "cpu_seconds": 3.9, "share": 0.9}
+    good: dict[str, Any] = {"seconds": 2.0, "num_cores": 2, "cpu_seconds": 3.9, "share": 0.9}
     good["commit"] = "abc"
     short: dict[str, Any] = {"whole": False, "batches": 29}
     assert faults(document(good, good)) == []
@@ -316,6 +325,18 @@ def test_results_of_other_commits_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "to").exists()
 
 
+def test_source_of_frames() -> None:
+    stats = {"frames_decoded": 9, "frames_from_cache": 0, "features_resident": ["image"]}
+    assert source_of(stats, is_raw=False) == "decoded once an epoch"
+    assert source_of(stats, is_raw=True) == "read once an epoch"
+    assert source_of(stats | {"frames_decoded": 0}, is_raw=False) == "resident"
+    both = stats | {"features_redecoded": ["depth"]}
+    assert source_of(both, is_raw=False) == "resident in part, decoded once an epoch"
+    cached = stats | {"frames_decoded": 0, "frames_from_cache": 9}
+    assert source_of(cached, is_raw=False) == "cached"
+    assert source_of(cached | {"frames_mapped": 9}, is_raw=True) == "cached, mapped"
+
+
 def test_relation_of_rows() -> None:
     def of(*rates: float) -> list[dict[str, Any]]:
         return [{"rate": rate} for rate in rates]
@@ -363,7 +384,7 @@ def test_comparison_is_published(
     assert [len(runs) for runs in trials] == [1, 1]
     for row in measured:
         assert len(row["runs"]) == 2
-        assert 0 < row["cpu_seconds"] <= row["cores"] * row["seconds"] + 0.1
+        assert 0 < row["cpu_seconds"] <= row["num_cores"] * row["seconds"] + 0.1
         assert row["ceiling"]["copy"] > 0
         assert row["bound"] in ("copy", "disk")
     assert {*document["minutes"]} == {"loaders, trials", "loaders", "other"}

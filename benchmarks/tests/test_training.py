@@ -8,19 +8,25 @@ import os
 import subprocess
 import sys
 from collections import Counter
+from contextlib import ExitStack
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
+import seqrecord
+from benchmarks.checks import faults
+from benchmarks.suite import Suite
 from benchmarks.tartanair.generate import generate
+from benchmarks.timing import LEAST, SKIPPED
 from benchmarks.training import decoded_once
-from benchmarks.training.__main__ import main, names, page
+from benchmarks.training.__main__ import Runner, main, names, page, parse
 from benchmarks.training.loaders import LOADERS, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.row import STEPS, Job, limit, measure
-from benchmarks.training.trainings import TRAININGS, cut, prepare
+from benchmarks.training.trainings import TRAININGS, arguments_of, cut, prepare, write_arrays
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 
 ROOT = Path(__file__).parents[2]
@@ -64,6 +70,12 @@ def test_every_training_trains(training: str, folder: Path, options: argparse.Na
     assert 1 - row["waiting"] == pytest.approx(row["steps_per_second"] * row["beside"])
     assert row["first_batch_seconds"] > 0
     assert row["cores"] > 0
+    assert row["steps"] >= LEAST
+    assert 0 < row["cpu_seconds"] <= row["num_cores"] * row["seconds"] + 0.1
+    assert row["share"] == pytest.approx(row["steps_per_second"] * row["alone"])
+    assert row["frames"] == "resident", "an epoch after the first, in memory"
+    assert row["first_frames"] == "decoded once an epoch"
+    assert ("first_steps_per_second" in row) == (row["first_steps"] > 0)
     stages = {"reading", "decoding", "copying clips into batches"}
     others = {"the training", "cores", "the training, slowed"}
     assert row["limit"] in (stages if row["waiting"] > 0.5 else stages | others)
@@ -102,7 +114,7 @@ def test_limit_of_a_row() -> None:
 def test_cold_rows_and_parallel_trainings(folder: Path, options: argparse.Namespace) -> None:
     found = prepare("odometry", folder, options)
     row = measure(job(found, "original", training="odometry", place="cold", seconds=60, calls=100))
-    assert row["steps"] == PAIRS // 8 - 10, "one epoch at most"
+    assert row["steps"] == PAIRS // 8 - SKIPPED, "the only epoch"
     sizes = [p.stat().st_size for p in found["originals"].rglob("*_left.png")]
     # Each sample reads the files of two frames. Reads of /proc by the meter are counted too.
     assert 2 * min(sizes) <= row["bytes_per_sample"] <= 4 * max(sizes) + 10_000
@@ -115,7 +127,7 @@ def test_cold_rows_and_parallel_trainings(folder: Path, options: argparse.Namesp
 
 @pytest.mark.filterwarnings("ignore")  # WebDataset leaves files open
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-@pytest.mark.parametrize("loader", ["original", "webdataset", "seqrecord"])
+@pytest.mark.parametrize("loader", ["original", "webdataset", "by hand", "seqrecord"])
 def test_loaders_yield_the_same_samples(
     loader: str, folder: Path, options: argparse.Namespace
 ) -> None:
@@ -124,6 +136,8 @@ def test_loaders_yield_the_same_samples(
     found, training = prepare("odometry", folder, options), TRAININGS["odometry"]
     if LOADERS[loader].form == "cut":
         cut("odometry", found)
+    elif LOADERS[loader].form == "arrays":
+        write_arrays("odometry", found)
     open_loader = LOADERS[loader].open
     assert open_loader is not None
     source = Source(found["originals"], found[LOADERS[loader].form])
@@ -140,6 +154,31 @@ def test_loaders_yield_the_same_samples(
     expected = samples(ours(training, Source(found["originals"], found["records"]), 0))
     assert expected.total() == PAIRS
     assert samples(open_loader(training, source, 0)) == expected
+
+
+def test_samples_by_hand_of_act(options: argparse.Namespace, folder: Path) -> None:
+    found, training = prepare("act", folder, options), TRAININGS["act"]
+    write_arrays("act", found)
+    loaders = [LOADERS[name] for name in ("by hand", "seqrecord")]
+    sums = []
+    for loader in loaders:
+        assert loader.open is not None
+        source = Source(found["originals"], found[loader.form])
+        [batch] = loader.open(training, source, 0)
+        sums.append({name: tuple(v.shape[1:]) for name, v in batch.items() if name in CAMERAS})
+        assert batch["action"].shape[1] == 50
+    assert sums[0] == sums[1]
+    by_hand = LOADERS["by hand"].open
+    assert by_hand is not None
+    source = Source(found["originals"], found["arrays"])
+    ours = seqrecord.SeqRecordMapDataset(found["records"], **arguments_of(training, options.root))
+    samples = (ours[number] for number in range(len(ours)))
+    rows = Counter(sample["action"].numpy().tobytes() for sample in samples)
+    for _ in range(2):
+        [batch] = by_hand(training, source, 1)
+        seen = Counter(action.numpy().tobytes() for action in batch["action"])
+        assert seen <= rows
+        assert seen.total() == training.batch
 
 
 def test_rows_combine_trainings_with_their_loaders() -> None:
@@ -159,7 +198,7 @@ def command(folder: Path, *rows: str) -> list[str]:
 
 @pytest.mark.timeout(400)
 def test_one_command_writes_rows_and_page(folder: Path, options: argparse.Namespace) -> None:
-    rows = ("odometry/8 ms/[!w]*/warm", "odometry/8 ms/original/s3", "act/8 ms/lerobot/warm")
+    rows = ("odometry/8 ms/[!wb]*/warm", "odometry/8 ms/original/s3", "act/8 ms/lerobot/warm")
     arguments = [sys.executable, "-m", "benchmarks.training", *command(folder, *rows)]
     done = subprocess.run(arguments, cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True)
     text = (folder / "to" / "RESULTS.md").read_text()
@@ -167,6 +206,7 @@ def test_one_command_writes_rows_and_page(folder: Path, options: argparse.Namesp
     document = json.loads((folder / "to" / "results.json").read_text())
     assert text == page(document)
     found: dict[str, list[dict[str, Any]]] = document["rows"]
+    assert [fault for fault in faults(document) if "CPU" in fault] == []
     measured = ["no loader", "original"]
     measured += ["seqrecord", "seqrecord, resident", "seqrecord, one worker"]
     for loader in measured:
@@ -179,6 +219,23 @@ def test_one_command_writes_rows_and_page(folder: Path, options: argparse.Namesp
         "act/8 ms/lerobot/warm": [{"skipped": "no LeRobot dataset: make lerobot-env, or --root"}],
     }
     assert "- `odometry/8 ms/original/s3`: reads local files only" in text
+
+
+def test_numbers_of_workers_are_tried(folder: Path, options: argparse.Namespace) -> None:
+    arguments = [*command(folder, "odometry/8 ms/by hand/warm"), "--workers", "1", "2"]
+    suite = Suite(parse(arguments), {})
+    rows = [row for row in names() if row[0] == "odometry"]
+    with ExitStack() as stack:
+        runner = Runner(suite, dict.fromkeys(STEPS, 10), stack)
+        trials = [f"try/odometry/by hand/{count}" for count in (0, 1, 2)]
+        assert [name for name, _ in runner.trials(rows)] == trials
+        for name, rate in zip(trials, (2.0, 9.0, 3.0), strict=True):
+            suite.rows[name] = [{"steps_per_second": rate}]
+        [(name, run)] = runner.jobs(rows)
+    assert name == "odometry/8 ms/by hand/warm"
+    assert isinstance(run, partial)
+    assert run.args[1]["workers"] == 1
+    assert (folder / "arrays-odometry" / "ends.npy").exists()
 
 
 def test_variants_of_a_row(folder: Path, options: argparse.Namespace) -> None:
@@ -222,17 +279,18 @@ def test_frames_decoded_by_epoch(tmp_path: Path, options: argparse.Namespace) ->
     document = json.loads((tmp_path / "to" / "decoded_once.json").read_text())
     text = (tmp_path / "to" / "DECODED_ONCE.md").read_text()
     for case in decoded_once.CASES:
-        [ours] = document["rows"][f"{case}/seqrecord"]
+        ours, again = document["rows"][f"{case}/seqrecord"]
+        assert ours["epochs"][0]["actions"] == pytest.approx(again["epochs"][0]["actions"])
         assert [epoch["decoded"] for epoch in ours["epochs"]] == [30, 0, 0]
         assert all(epoch["samples"] == 15 for epoch in ours["epochs"])
-        [others] = document["rows"][f"{case}/webdataset"]
+        others = document["rows"][f"{case}/webdataset"][-1]
         if "skipped" not in others:
             assert [epoch["decoded"] for epoch in others["epochs"]] == [30, 30, 30]
         assert document["rows"][f"{case}/lerobot"] == [{"skipped": "no package lerobot"}]
         assert f"| {case} | seqrecord | 30 | 0 | 0 | " in text
     for name, most in {"arrays": 30, "memmap": 0, "packed": 0, "fills": 30, "warm": 0, "cold": 0,
                        "larger": 0}.items():  # fmt: skip
-        [run] = document["rows"][f"480x640 at 224/{name}"]
+        run = document["rows"][f"480x640 at 224/{name}"][-1]
         first, *others = [epoch["decoded"] for epoch in run["epochs"]]
         # Both cameras have equal videos, which share entries of the cache: while it fills, the
         # second one's frames may be read from there.

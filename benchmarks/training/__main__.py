@@ -15,7 +15,6 @@ dataset, unless `--root` is one.
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -30,13 +29,22 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.checks import header
+from benchmarks.checks import TRIAL, header
 from benchmarks.lerobot.data import add_arguments, python_environment
 from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
 from benchmarks.tartanair.cloud_line import Line
 from benchmarks.tartanair.cloud_services import NARROW, serve
-from benchmarks.timing import Results, markdown, median, number, quotient, run_job
+from benchmarks.timing import (
+    SKIPPED,
+    Results,
+    markdown,
+    median,
+    number,
+    quotient,
+    ranged,
+    run_job,
+)
 from benchmarks.training.loaders import LOADERS
 from benchmarks.training.row import (
     ALONE,
@@ -44,25 +52,34 @@ from benchmarks.training.row import (
     LITTLE,
     MOST,
     PLACES,
-    SKIPPED,
     STEPS,
     Job,
     calls_of,
 )
-from benchmarks.training.trainings import TRAININGS, cut, pack_for_s3, prepare
+from benchmarks.training.trainings import TRAININGS, cut, pack_for_s3, prepare, write_arrays
 
-__all__ = ["main", "names", "page"]
+__all__ = ["Runner", "main", "names", "page", "parse"]
+
+_TIME_LIMIT = 400  # seconds, of a row
+
+Names = tuple[str, str, str, str]
+"""Training, step, loader and place."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    options = _parse(arguments)
+    options = parse(arguments)
     shared = ("frames", "seconds", "repeats", "workers")
     settings = {name: getattr(options, name) for name in shared}
     suite = Suite(options, settings, code=code_of("training/RESULTS.md"))
     if not options.report:
         calls = suite.document.setdefault("calls", {step: calls_of(step) for step in STEPS})
         with ExitStack() as stack:
-            suite.take_turns(dict(_jobs(suite, calls, stack)))
+            runner = Runner(suite, calls, stack)
+            for training in TRAININGS:
+                of_it = [row for row in names() if row[0] == training]
+                trials = dict(runner.trials(of_it))
+                suite.take_turns(trials, 1, part=f"{training}, trials")
+                suite.take_turns(dict(runner.jobs(of_it)), part=training)
         every = ["/".join(row) for row in names()]
         order = [*every, *(name for name in suite.rows if name not in every)]
         rows = {name: suite.rows[name] for name in order if name in suite.rows}
@@ -70,7 +87,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     suite.publish(page)
 
 
-def names() -> Iterator[tuple[str, str, str, str]]:
+def names() -> Iterator[Names]:
     """Training, step, loader and place of all rows, compared rows adjacent."""
     for training, place, step, loader in product(TRAININGS, PLACES, STEPS, LOADERS):
         data, is_later = LOADERS[loader].data, LOADERS[loader].epochs_before > 0
@@ -80,32 +97,71 @@ def names() -> Iterator[tuple[str, str, str, str]]:
             yield training, step, loader, place
 
 
-def _parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_arguments(parser)
     parser.add_argument("--frames", type=int, default=640, help="of 480x640, in four episodes")
-    parser.add_argument("--seconds", type=float, default=20, help="measured time per row")
-    cores = os.cpu_count() or 1
-    parser.add_argument("--workers", type=int, default=cores, help="of loaders except seqrecord")
+    parser.add_argument("--seconds", type=float, default=4, help="measured time per row, at least")
+    text = "of loaders except seqrecord: the fastest of these numbers, tried first"
+    parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 4], help=text)
     parser.add_argument("--together", nargs="*", type=int, default=[1], help="trainings at a time")
     return parser.parse_args(arguments)
 
 
-def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[tuple[str, Run]]:
-    """All wanted rows; creates their data. `x3` in a name means three trainings."""
-    options, folder = suite.options, suite.folder
-    far: Callable[[Path], dict[str, Any]] | None = None
-    for training, step, name, place in names():
-        row = f"{training}/{step}/{name}/{place}"
-        if not suite.is_wanted(row):
-            continue
+class Runner:
+    """Jobs of rows; creates their data. Numbers of workers are tried at the fastest step."""
+
+    def __init__(self, suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> None:
+        self._suite, self._calls, self._stack = suite, calls, stack
+        self._far: Callable[[Path], dict[str, Any]] | None = None
+
+    def trials(self, rows: Sequence[Names]) -> Iterator[tuple[str, Run]]:
+        """A row for each number of workers of loaders that have several."""
+        for row in rows:
+            training, _, name, _ = row
+            counts = self._workers(name)
+            if self._is_tried(row) and len(counts) > 1:
+                made = {count: self._job(row, count) for count in counts}
+                yield from ((f"{TRIAL}{training}/{name}/{n}", job) for n, job in made.items())
+
+    def jobs(self, rows: Sequence[Names]) -> Iterator[tuple[str, Run]]:
+        """Rows with the best number of workers. `x3` in a name means three trainings."""
+        for row in rows:
+            if not self._suite.is_wanted("/".join(row)):
+                continue
+            for together in self._suite.options.together:
+                more = f" x{together}" * (together > 1)
+                yield f"{'/'.join(row)}{more}", self._job(row, self._best(row), together)
+
+    def _is_tried(self, row: Names) -> bool:
+        training, step, name, place = row
+        is_wanted = self._suite.is_wanted(
+            *("/".join(other) for other in names() if (other[0], other[2]) == (training, name))
+        )
+        return (step, place) == (FASTEST, "warm") and is_wanted
+
+    def _workers(self, name: str) -> Sequence[int]:
+        return LOADERS[name].workers or self._suite.options.workers
+
+    def _best(self, row: Names) -> int:
+        training, _, name, _ = row
+
+        def rate(count: int) -> float:
+            runs = self._suite.rows.get(f"{TRIAL}{training}/{name}/{count}", ())
+            return median(runs, "steps_per_second") or 0.0
+
+        return max(self._workers(name), key=rate)
+
+    def _job(self, row: Names, workers: int, together: int = 1) -> Run:
+        (training, step, name, place), options = row, self._suite.options
         if why := _reason(training, name, place, options):
-            yield row, why
-            continue
-        loader, found = LOADERS[name], prepare(training, folder, options)
+            return why
+        loader, found = LOADERS[name], prepare(training, self._suite.folder, options)
         form = loader.form
         if form == "cut":
             cut(training, found)
+        elif form == "arrays":
+            write_arrays(training, found)
         elif place == "s3":
             form = "s3"
             pack_for_s3(training, found)
@@ -117,25 +173,21 @@ def _jobs(suite: Suite, calls: Mapping[str, int], stack: ExitStack) -> Iterator[
             originals=str(found["originals"]),
             folder=str(found[form]),
             seconds=options.seconds,
-            calls=calls[step],
-            workers=options.workers if loader.workers is None else loader.workers,
+            calls=self._calls[step],
+            workers=workers,
+            together=together,
         )
         if place == "s3":
-            far = far or _s3(stack)
-            job = replace(job, **far(found[form]))
-        for together in options.together:
-            more = f" x{together}" * (together > 1)
-            yield (
-                f"{training}/{step}/{name}/{place}{more}",
-                partial(
-                    run_job,
-                    "benchmarks.training.row",
-                    asdict(replace(job, together=together)),
-                    120 + 8 * options.seconds,
-                    python=options.lerobot if loader.package == "lerobot" else sys.executable,
-                    environment=python_environment(folder),
-                ),
-            )
+            self._far = self._far or _s3(self._stack)
+            job = replace(job, **self._far(found[form]))
+        return partial(
+            run_job,
+            "benchmarks.training.row",
+            asdict(job),
+            _TIME_LIMIT,
+            python=options.lerobot if loader.package == "lerobot" else sys.executable,
+            environment=python_environment(self._suite.folder),
+        )
 
 
 def _reason(training: str, name: str, place: str, options: argparse.Namespace) -> str:
@@ -176,7 +228,6 @@ def _s3(stack: ExitStack) -> Callable[[Path], dict[str, Any]]:
 # ---- the page
 
 _COLUMNS = (  # heading, figure, unit, format
-    ("steps/s", "steps_per_second", 1.0, ".2f"),
     ("waiting, %", "waiting", 0.01, ".0f"),
     ("own work / alone", "slower", 1.0, ".2f"),
     ("alone, ms", "alone", 1e-3, ".1f"),
@@ -196,7 +247,8 @@ def page(document: Mapping[str, Any]) -> str:
     settings = document["settings"]
     tables: list[str] = []
     shown: set[str] = set()
-    columns = ["step", "place", "loader", "of the most", *(c[0] for c in _COLUMNS), "limited by"]
+    columns = ["step", "place", "loader", "frames", "of the most", "steps/s", "epoch 1: steps/s"]
+    columns += [*(c[0] for c in _COLUMNS), "limited by"]
     for name, training in TRAININGS.items():
         rows = {row: runs for row, runs in results.items() if row.startswith(f"{name}/")}
         if not rows:
@@ -234,12 +286,24 @@ def _lines(rows: Results) -> Iterator[list[str]]:
     for row, runs in figures.items():
         if not runs:
             continue
-        training, step, loader, place = row.split("/")
-        most = median(figures.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
-        reached = number(quotient(median(runs, "steps_per_second"), most), ".2f")
-        values = [number(median(runs, key), form, unit) for _, key, unit, form in _COLUMNS]
+        _, step, loader, place = row.split("/")
+        reached = number(median(runs, "share"), ".2f") or _reached(figures, row)
+        frames = next((run["frames"] for run in runs if "frames" in run), "")
+        values = [frames, reached, ranged(runs, "steps_per_second", ".2f")]
+        if place == "cold":  # its only epoch is the first one
+            values = [frames, reached, "", ranged(runs, "steps_per_second", ".2f")]
+        else:
+            values.append(ranged(runs, "first_steps_per_second", ".2f"))
+        values += [number(median(runs, key), form, unit) for _, key, unit, form in _COLUMNS]
         limits = [run["limit"] for run in runs if "limit" in run]
-        yield [step, place, loader, reached, *values, mode(limits) if limits else ""]
+        yield [step, place, loader, *values, mode(limits) if limits else ""]
+
+
+def _reached(figures: Results, row: str) -> str:
+    """Steps/s relative to `no loader`, where the row itself has no ceiling."""
+    training, step, _, _ = row.split("/")
+    most = median(figures.get(f"{training}/{step}/no loader/warm", []), "steps_per_second")
+    return number(quotient(median(figures[row], "steps_per_second"), most), ".2f")
 
 
 if __name__ == "__main__":

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import statistics
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, replace
@@ -24,7 +25,8 @@ from benchmarks.checks import header
 from benchmarks.lerobot.data import LEROBOT, convert, describe, generate, python_environment
 from benchmarks.pages import code_of
 from benchmarks.suite import Run, Suite, make_parser
-from benchmarks.timing import Results, markdown, once, run_job
+from benchmarks.timing import Results, markdown, median, number, once, ranged, run_job
+from benchmarks.timing import reason as reason_of
 from benchmarks.training.epochs import MEMORY, ROWS, EpochsJob, Row
 from benchmarks.training.trainings import ACTIONS, TRAININGS, cut, write_arrays
 
@@ -54,7 +56,7 @@ _NEAR = {"samples": 0.0, "actions": 1e-6, "pixels": 0.03}  # pixels of JPEG and 
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
-    parser = make_parser(__doc__, repeats=1)
+    parser = make_parser(__doc__)
     parser.add_argument("--episodes", type=int, default=10)
     parser.add_argument("--frames", type=int, default=100, help="per episode")
     parser.add_argument("--epochs", type=int, default=3)
@@ -118,7 +120,7 @@ def _run(
         cut("act", found, row.form, job.size)
         job = replace(job, size=None)  # so that nothing is scaled again
     elif row.form == "arrays" and job.size is not None:
-        write_arrays(found, job.size)
+        write_arrays("act", found, job.size)
     elif row.form == "packed" and job.size is not None:
         once(found["packed"], partial(_pack, found, job.size))
         job = replace(job, size=None)
@@ -154,9 +156,17 @@ def _check_samples(case: str, results: Results) -> None:
 
 
 def epochs_of(results: Results, case: str, loader: str) -> list[dict[str, float]]:
-    [run] = results.get(f"{case}/{loader}", [{}])
-    found: list[dict[str, float]] = run.get("epochs", [])
-    return found
+    """Figures of each epoch, medians over the repeats."""
+    return [
+        {name: statistics.median(run[name] for run in runs) for name in runs[0]}
+        for runs in repeats_of(results, case, loader)
+    ]
+
+
+def repeats_of(results: Results, case: str, loader: str) -> list[list[dict[str, float]]]:
+    """Figures of each epoch in all repeats."""
+    runs = [run["epochs"] for run in results.get(f"{case}/{loader}", []) if "epochs" in run]
+    return [list(repeats) for repeats in zip(*runs, strict=True)]
 
 
 # ---- the page
@@ -169,20 +179,20 @@ def page(document: Mapping[str, Any]) -> str:
     for case in CASES:
         for loader, row in ROWS.items():
             if epochs := epochs_of(results, case, loader):
-                [run] = results[f"{case}/{loader}"]
-                figures = [of(epochs[i]) for of in (_count, _seconds) for i in shown]
-                peak = f"{run['peak_memory_bytes'] / 1e6:.0f}"
+                repeats = repeats_of(results, case, loader)
+                figures = [_count(epochs[i]) for i in shown]
+                figures += [ranged(repeats[i], "cpu_seconds", ".2f") for i in shown]
+                runs = results[f"{case}/{loader}"]
+                peak = number(median(runs, "peak_memory_bytes"), ".0f", 1e6)
                 lines.append([case, row.name, *figures, peak])
     columns = [f"{name}, epoch {i + 1}" for name in ("decoded", "CPU s") for i in shown]
     table = markdown(["video", "loader", *columns, "peak MB"], lines)
     reasons = [
-        f"\n- `{name}`: {reason}"
-        for name, [run] in results.items()
-        if (reason := run.get("skipped") or run.get("error"))
+        f"\n- `{name}`: {reason}" for name, runs in results.items() if (reason := reason_of(runs))
     ]
     template = Path(__file__).with_name("decoded_once_template.md").read_text()
     return template.format(
-        **document | settings,
+        **{"repeats": 1, **document, **settings},
         header=header(document),
         samples=f"{settings['episodes'] * settings['frames']:,}",
         table=table + ("\n\nNot measured:\n" + "".join(reasons) if reasons else ""),
@@ -198,11 +208,7 @@ def shown_epochs(document: Mapping[str, Any]) -> list[int]:
 
 
 def _count(epoch: Mapping[str, float]) -> str:
-    return f"{epoch['decoded']:,}"
-
-
-def _seconds(epoch: Mapping[str, float]) -> str:
-    return f"{epoch['cpu_seconds']:.2f}"
+    return f"{epoch['decoded']:,.0f}"
 
 
 if __name__ == "__main__":

@@ -6,6 +6,7 @@ All loaders deliver the same samples of ACT in batches of the same shapes and dt
 
 from __future__ import annotations
 
+import os
 import resource
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -23,9 +24,16 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset, get_worker_info
 
 import seqrecord
+from benchmarks.reused import ByHand
 from benchmarks.timing import answer, drop_page_cache, warm
-from benchmarks.training.loaders import Batches, cut_batches, decode_jpeg, lerobot_items
-from benchmarks.training.trainings import ACTIONS, TRAININGS, arguments_of, resized
+from benchmarks.training.loaders import (
+    Batches,
+    cut_batches,
+    decode_jpeg,
+    lerobot_items,
+    rows_of,
+)
+from benchmarks.training.trainings import TRAININGS, arguments_of, resized
 
 __all__ = ["MEMORY", "ROWS", "EpochsJob", "Row", "measure"]
 
@@ -134,7 +142,8 @@ def measure(job: EpochsJob) -> dict[str, Any]:
                 "pixels": pixels,
             }
         )
-    return {"epochs": epochs}
+    sums = {name: sum(epoch[name] for epoch in epochs) for name in ("seconds", "cpu_seconds")}
+    return {"epochs": epochs, **sums, "num_cores": len(os.sched_getaffinity(0))}
 
 
 def cpu_seconds() -> float:
@@ -163,7 +172,7 @@ def _seqrecord(job: EpochsJob, _counter: Counter) -> Batches:
 
 
 class _Arrays:
-    """A hand-made loader: batches by index from one array per feature."""
+    """A loader by hand: samples of one array per feature, copied into reused batches."""
 
     def __init__(self, job: EpochsJob, counter: Counter, *, is_mapped: bool) -> None:
         self._job, self._counter = job, counter
@@ -172,21 +181,19 @@ class _Arrays:
             name: np.load(folder / f"{name}.npy", mmap_mode="r" if name in self._cameras else None)
             for name in (*self._cameras, "observation.state", "action", "ends")
         }
-        self._epoch, self._is_filled = 0, is_mapped
+        self._is_filled = is_mapped
+        self._loader: ByHand | None = None
 
     def __iter__(self) -> Iterator[dict[str, torch.Tensor]]:
         if not self._is_filled:
             self._arrays |= {name: self._decoded(name) for name in self._cameras}
             self._is_filled = True
-        order = np.random.default_rng(self._epoch).permutation(len(self._arrays["ends"]))
-        self._epoch += 1
-        for start in range(0, len(order), ACT.batch):
-            now = order[start : start + ACT.batch]
-            names = (*self._cameras, "observation.state")
-            batch = {name: self._arrays[name][now][:, None] for name in names}
-            frames = np.minimum(now[:, None] + np.arange(ACTIONS), self._arrays["ends"][now, None])
-            batch["action"] = self._arrays["action"][frames]
-            yield {name: torch.from_numpy(array) for name, array in batch.items()}
+        if self._loader is None:
+            names = (*self._cameras, "observation.state", "action")
+            arrays = {name: self._arrays[name] for name in names}
+            rows = rows_of(ACT, names, self._arrays["ends"])
+            self._loader = ByHand(arrays, rows, ACT.batch, threads=0)
+        yield from self._loader
 
     def _decoded(self, camera: str) -> Any:
         """All images of a camera, decoded front to back."""

@@ -16,12 +16,22 @@ from PIL import Image
 from torch.utils.data import DataLoader, Dataset
 
 import seqrecord
+from benchmarks.reused import ByHand
 from benchmarks.tartanair.loaders.base import Settings
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.streams import tar_batches
-from benchmarks.training.trainings import SHARDS, Training, arguments_of
+from benchmarks.training.trainings import ACTIONS, SHARDS, Training, arguments_of
 
-__all__ = ["LOADERS", "Batches", "Loader", "Source", "cut_batches", "decode_jpeg", "lerobot_items"]
+__all__ = [
+    "LOADERS",
+    "Batches",
+    "Loader",
+    "Source",
+    "cut_batches",
+    "decode_jpeg",
+    "lerobot_items",
+    "rows_of",
+]
 
 RESIDENT = "6GiB"
 
@@ -46,14 +56,16 @@ class Source:
 class Loader:
     """One loader: `open(training, source, workers)`, the `form` of data that it reads, and so on.
 
-    `workers` default to the command's. `data` are the supported data sets, by default all.
-    `epochs_before` epochs are not measured.
+    `workers` are the numbers of processes, or of threads by hand, of which the best is taken; by
+    default the command's. `frames` is the source of an epoch's frames. `data` are the supported
+    data sets, by default all. `epochs_before` epochs are not measured.
     """
 
     note: str
     form: str = "records"
     open: Callable[[Training, Source, int], Batches] | None
-    workers: int | None = None
+    workers: Sequence[int] = ()
+    frames: str = ""
     epochs_before: int = 0
     data: Sequence[str] = ()
     reads_s3: bool = True
@@ -149,11 +161,32 @@ def _seqrecord(
     return DataLoader(pipe, batch_size=None, num_workers=workers, persistent_workers=True)
 
 
+def _by_hand(training: Training, source: Source, threads: int) -> Batches:
+    """Copies of memory maps in reused batches."""
+    names = [*arguments_of(training, source.originals)["features"]]
+    maps = {name: np.load(source.folder / f"{name}.npy", mmap_mode="r") for name in names}
+    ends = np.load(source.folder / "ends.npy")
+    rows = rows_of(training, names, ends)
+    return ByHand(maps, rows, training.batch, threads=threads, drop_last=True)
+
+
+def rows_of(training: Training, names: Sequence[str], ends: Any) -> dict[str, Any]:
+    """Rows of each sample by feature: int64 [samples, N]; `ends` has each frame's last frame."""
+    frames = np.arange(len(ends))
+    if not training.clip_len:  # ACT: the current frame, and actions up to the episode's last
+        actions = np.minimum(frames[:, None] + np.arange(ACTIONS), ends[:, None])
+        return {name: actions if name == "action" else frames[:, None] for name in names}
+    firsts = np.maximum.accumulate(np.where(np.r_[True, ends[1:] != ends[:-1]], frames, 0))
+    is_start = (frames - firsts) % training.stride == 0
+    starts = frames[is_start & (frames + training.clip_len - 1 <= ends)]
+    return dict.fromkeys(names, starts[:, None] + np.arange(training.clip_len))
+
+
 LOADERS = {
     "no loader": Loader(
         note="the same batch again and again: the most that the training could reach",
         open=None,
-        workers=0,
+        workers=(0,),
     ),
     "original": Loader(
         note="a map-style class that reopens TartanAir's files for every clip, with DataLoader",
@@ -161,6 +194,7 @@ LOADERS = {
         open=_original,
         data=("tree", "small"),
         reads_s3=False,
+        frames="decoded for each clip",
     ),
     "lerobot": Loader(
         note="LeRobot's map-style class with torchcodec, with DataLoader",
@@ -168,6 +202,7 @@ LOADERS = {
         open=_lerobot,
         data=("lerobot",),
         reads_s3=False,
+        frames="decoded for each clip",
         package="lerobot",
         install="make lerobot-env",
     ),
@@ -175,20 +210,33 @@ LOADERS = {
         note="WebDataset of samples that were cut beforehand into tars",
         form="cut",
         open=_webdataset,
+        frames="decoded for each clip",
         package="webdataset",
         install="make install-bench",
     ),
+    "by hand": Loader(
+        note="memory maps of frames decoded beforehand, copied into reused batches by threads, "
+        "without a package",
+        form="arrays",
+        open=_by_hand,
+        workers=(0, 1, 2),
+        reads_s3=False,
+        frames="mapped",
+    ),
     "seqrecord": Loader(
-        note="SeqRecordPipe in the process of the training", open=_seqrecord, workers=0
+        note="SeqRecordPipe in the process of the training", open=_seqrecord, workers=(0,)
     ),
     "seqrecord, resident": Loader(
         note="SeqRecordPipe in the process of the training, after its first epoch, with "
         f"`memory_limit` {RESIDENT}: all frames stay in memory",
         open=partial(_seqrecord, memory_limit=RESIDENT),
-        workers=0,
+        workers=(0,),
         epochs_before=1,
     ),
     "seqrecord, one worker": Loader(
-        note="SeqRecordPipe in one worker of a DataLoader", open=_seqrecord, workers=1
+        note="SeqRecordPipe in one worker of a DataLoader",
+        open=_seqrecord,
+        workers=(1,),
+        frames="as without workers",
     ),
 }

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import json
+import math
 import os
 import statistics
 import subprocess
@@ -18,8 +20,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from benchmarks.timing import answer, drop_page_cache, usage, warm
-from benchmarks.training.loaders import LOADERS, Batches, Source
+from benchmarks.timing import LEAST, SKIPPED, answer, drop_page_cache, source_of, usage, warm
+from benchmarks.training.loaders import LOADERS, Batches, Loader, Source
 from benchmarks.training.networks import floats
 from benchmarks.training.trainings import TRAININGS
 
@@ -28,7 +30,6 @@ __all__ = ["FASTEST", "LITTLE", "MOST", "PLACES", "STEPS", "Job", "calls_of", "l
 STEPS = ("network", "8 ms", "25 ms")
 FASTEST = "8 ms"
 PLACES = ("warm", "cold", "s3")
-SKIPPED = 10  # steps, while the loader fills its read-ahead
 ALONE = 0.25  # of the seconds
 LITTLE = 0.1  # lost rate as a share of the rate alone; below it, the training is the limit
 MOST = 0.85  # share of the cores or of the line; above it, they are the limit
@@ -75,10 +76,12 @@ def calls_of(step: str) -> int:
 
 
 def measure(job: Job) -> dict[str, Any]:
-    """Figures of the steps after the first `SKIPPED`.
+    """Figures of the steps of later epochs and, as `first_epoch`, of the first one.
 
-    Cold files are read for one epoch at most; otherwise epochs repeat until the time is over.
-    Raises `ValueError` if there is no step to count.
+    The first epoch counts after `SKIPPED` steps; of cold files it is the only one. Later epochs
+    repeat until the time is over and `LEAST` steps are done. A step is timed alone before the
+    loader opens and after it has gone: the faster one is the ceiling. Raises `ValueError` if there
+    is no step to count.
     """
     torch.set_num_threads(1)
     training, loader = TRAININGS[job.training], LOADERS[job.loader]
@@ -93,29 +96,54 @@ def measure(job: Job) -> dict[str, Any]:
     elif job.place == "warm":
         warm(folder)
     began = time.perf_counter()
-    opened: Any = None
-    if loader.open is None:
-        epochs: Any = repeat([example])
-    else:
+    opened: Any = [example] * (LEAST + SKIPPED)
+    if loader.open is not None:
         where = job.location, job.options or None, job.url
         source = Source(Path(job.originals), folder, *where)
         opened = loader.open(training, source, job.workers)
         for _ in range(loader.epochs_before):
             began = _whole_epoch(opened)
-        epochs = repeat(opened, *([1] if job.place == "cold" else []))
-    batches = chain.from_iterable(map(iter, epochs))
-    found = next(batches)
-    first = time.perf_counter() - began
-    step(found)
-    del found
+    batches = iter(opened)
+    batch = next(batches)
+    first_batch = time.perf_counter() - began
+    step(batch)
+    del batch
     for batch in islice(batches, SKIPPED - 1):
         step(batch)
         del batch
     with _others(job):
-        figures = _steps(batches, step, job)
-    figures |= {"alone": alone, "slower": figures["beside"] / alone, "first_batch_seconds": first}
+        first = _steps(batches, step, job) | _source(opened, loader)
+        figures = first
+        if job.place != "cold":
+            later = chain.from_iterable(map(iter, repeat(opened)))
+            figures = _steps(later, step, job, job.seconds) | _source(opened, loader)
+            del later
+    if not figures["steps"]:
+        raise ValueError(f"an epoch has no more than the {SKIPPED} steps that are not counted")
     stage = opened.stats()["bottleneck"] if hasattr(opened, "stats") else ""
+    del batches, opened
+    gc.collect()
+    alone_after = _alone(step, example, ALONE * job.seconds if job.together else 0.0)
+    fastest = min(alone, alone_after)
+    figures |= {
+        "alone": fastest,
+        "ceiling": {"alone": 1 / fastest},
+        "share": figures["steps_per_second"] * fastest,
+        "slower": figures["beside"] / fastest,
+        "first_batch_seconds": first_batch,
+        "first_steps": first["steps"],
+        "first_frames": first["frames"],
+    }
+    if first["steps"]:
+        figures["first_steps_per_second"] = first["steps_per_second"]
     return {**figures, "limit": limit(figures, stage)}
+
+
+def _source(opened: Any, loader: Loader) -> dict[str, Any]:
+    """Where the frames of the last epoch came from."""
+    if not hasattr(opened, "stats"):
+        return {"frames": loader.frames}
+    return {"frames": source_of(opened.stats(), is_raw=False)}
 
 
 @contextmanager
@@ -154,20 +182,23 @@ def _whole_epoch(batches: Batches) -> float:
     return time.perf_counter()
 
 
-def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
-    """Figures of the steps within the time. Time outside steps is waiting: for the next batch, or
-    for freeing the last one."""
+def _steps(
+    batches: Iterator[Batch], step: Step, job: Job, seconds: float = math.inf
+) -> dict[str, Any]:
+    """Figures of the steps until the batches end, or the seconds are over and `LEAST` steps done.
+    Time outside steps is waiting: for the next batch, or for freeing the last one."""
     clock = time.perf_counter
     line = np.memmap(job.line, np.int64, "r") if job.line else np.zeros(1, np.int64)
-    own, samples, queued = 0.0, 0, _queued()
+    own, samples, queued, is_whole = 0.0, 0, _queued(), False
     steps: list[float] = []
     before, sent, begin = usage(os.getpid()), int(line[0]), clock()
     process = time.process_time()
-    deadline = begin + (job.seconds if job.together else float("inf"))
-    while clock() < deadline:
+    deadline = begin + (seconds if job.together else math.inf)
+    while clock() < deadline or len(steps) < LEAST:
         batch = next(batches, None)
         came, cpu = clock(), time.thread_time()
         if batch is None:
+            is_whole = True
             break
         step(batch)
         own += time.thread_time() - cpu
@@ -176,13 +207,17 @@ def _steps(batches: Iterator[Batch], step: Step, job: Job) -> dict[str, Any]:
         del batch  # before the next one: loaders reuse freed buffers
     seconds = clock() - begin
     if not steps:
-        raise ValueError(f"the data has no more than the {SKIPPED} steps that are not counted")
+        return {"steps": 0}
     taken = usage(os.getpid()).since(before)
     if job.together > 1:  # others are children of this process
         taken["cpu_seconds"] = time.process_time() - process
     read = int(line[0]) - sent if job.line else taken["bytes_requested"]
     return {
         "steps": len(steps),
+        "batches": len(steps),
+        "whole": is_whole,
+        "cpu_seconds": taken["cpu_seconds"],
+        "num_cores": len(os.sched_getaffinity(0)),
         "samples": samples,
         "seconds": seconds,
         "steps_per_second": len(steps) / seconds,

@@ -123,12 +123,13 @@ def arguments_of(training: Training, originals: Path) -> dict[str, Any]:
 def prepare(name: str, folder: Path, options: argparse.Namespace) -> dict[str, Path]:
     """Create missing forms of the training's data below the folder, and an example batch.
 
-    `originals` is a TartanAir tree or a LeRobot dataset, `records` its packed copy, `cut` and `s3`
-    are the outputs of `cut` and `pack_for_s3`, `example` is one batch.
+    `originals` is a TartanAir tree or a LeRobot dataset, `records` its packed copy; `cut`, `s3` and
+    `arrays` are the outputs of `cut`, `pack_for_s3` and `write_arrays`, `example` is one batch.
     """
     training = TRAININGS[name]
     found = {"cut": folder / f"cut-{name}", "example": folder / f"example-{name}.pt"}
     found["s3"] = folder / f"records-s3-{training.data}"
+    found["arrays"] = folder / f"arrays-{name}"
     if training.data in _TREES:
         found["originals"] = folder / training.data
         found["records"] = folder / f"records-{training.data}"
@@ -157,12 +158,11 @@ def cut(
     once(found[form], partial(_cut, TRAININGS[name], found, size))
 
 
-def write_arrays(found: Mapping[str, Path], size: tuple[int, int]) -> None:
-    """Write the frames of ACT as one .npy file per feature, unless they exist; images at `size`.
-
-    `ends` has the last frame of each frame's episode.
+def write_arrays(name: str, found: Mapping[str, Path], size: tuple[int, int] | None = None) -> None:
+    """Write the training's frames as one .npy file per feature, unless they exist; images at
+    `size`, if given. `ends` has the last frame of each frame's episode.
     """
-    once(found["arrays"], partial(_write_arrays, found, size))
+    once(found["arrays"], partial(_write_arrays, TRAININGS[name], found, size))
 
 
 def resized(arguments: Mapping[str, Any], size: tuple[int, int] | None) -> dict[str, Any]:
@@ -184,11 +184,13 @@ def _pack(training: Training, originals: Path, max_file_size: int, to: Path) -> 
     seqrecord.convert(source, to, codecs="balanced", max_file_size=max_file_size)
 
 
-def _write_arrays(found: Mapping[str, Path], size: tuple[int, int], to: Path) -> None:
+def _write_arrays(
+    training: Training, found: Mapping[str, Path], size: tuple[int, int] | None, to: Path
+) -> None:
     to.mkdir()
-    arguments = resized(arguments_of(TRAININGS["act"], found["originals"]), size)
+    arguments = resized(arguments_of(training, found["originals"]), size)
     with seqrecord.open(found["records"], features=arguments["features"]) as whole:
-        dataset = whole.resized(arguments["resize"])
+        dataset = whole.resized(arguments["resize"]) if size else whole
         lengths = [len(episode) for episode in dataset.episodes.values()]
         np.save(to / "ends.npy", np.repeat(np.cumsum(lengths) - 1, lengths))
         for name, spec in dataset.features.items():

@@ -21,7 +21,7 @@ from benchmarks.tartanair.compare.recordings import Clip
 from benchmarks.tartanair.compare.training import train
 from benchmarks.tartanair.compare.workloads import WORKLOADS
 from benchmarks.tartanair.loaders.base import Batch, Batches, Settings, prepared
-from benchmarks.timing import answer, drop_page_cache, size_of, touch, usage, warm
+from benchmarks.timing import answer, drop_page_cache, size_of, source_of, touch, usage, warm
 
 __all__ = ["measure", "run"]
 
@@ -60,23 +60,11 @@ def run(
     epochs = 1 if cold else epochs
     result = measure(batches, clips, epochs=epochs, began=began, consume=consume)
     needed = recordings.frame_nbytes(made.features) / recordings.frame_nbytes()
-    frames = source_of(batches.stats(), made.codec) if hasattr(batches, "stats") else row.frames
+    frames = row.frames
+    if hasattr(batches, "stats"):
+        frames = source_of(batches.stats(), is_raw=made.codec == "raw")
     result |= {"settings": settings, "frames": frames}
     return {**result, "needed_bytes": size_of(folder) * needed}
-
-
-def source_of(stats: Mapping[str, Any], codec: str) -> str:
-    """Where the frames of our last epoch came from, by the loader's statistics."""
-    decoded = "read once an epoch" if codec == "raw" else "decoded once an epoch"
-    names = {
-        "cached": stats.get("frames_from_cache", 0),
-        "mapped": stats.get("frames_mapped", 0),
-        decoded: stats["frames_decoded"],
-    }
-    sources = [name for name, count in names.items() if count]
-    if stats.get("features_resident") or not sources:
-        sources.insert(0, "resident")
-    return ", ".join(sources)
 
 
 @dataclass
@@ -130,7 +118,7 @@ def measure(
         "first_clips_per_second": runs[0]["clips_per_second"],
         "opening_seconds": opened - began,
         "first_batch_seconds": first_batch,
-        "cores": len(os.sched_getaffinity(0)),
+        "num_cores": len(os.sched_getaffinity(0)),
         "epochs": epochs,
         "problems": problems,
     }
