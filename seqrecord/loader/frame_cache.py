@@ -29,7 +29,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from importlib.metadata import PackageNotFoundError, version
 from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
 import numpy.typing as npt
@@ -47,6 +47,7 @@ from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.resizing import is_smooth
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.cache_folder import Bools, CacheFolder, hash_of_place
+from seqrecord.store.storage.mapped_files import MappedFiles
 
 if TYPE_CHECKING:
     from seqrecord.store.format.references import Reference
@@ -142,6 +143,13 @@ class CachedRows(NamedTuple):
         return self._replace(read=self.read[index], there=self.there[index])
 
 
+class RowPlaces(Protocol):
+    """Rows of a feature that may be in mapped files."""
+
+    def place(self, rows: IntArray, addresses: IntArray, files: MappedFiles) -> bool:
+        """Place rows at addresses in a mapped file; whether that is possible."""
+
+
 class CachedFrames:
     """The frames of a dataset in a cache, by group and name. Thread-safe.
 
@@ -211,9 +219,15 @@ class CachedFrames:
         )
 
     def read(
-        self, name: str, chunk: IntArray, frame: IntArray, out: npt.NDArray[Any], rows: IntArray
+        self,
+        name: str,
+        chunk: IntArray,
+        frame: IntArray,
+        out: npt.NDArray[Any],
+        rows: IntArray,
+        places: RowPlaces | None = None,
     ) -> CachedRows:
-        """Read frames into rows of `out`.
+        """Read frames into rows of `out`, or place the rows in mapped files, if there are `places`.
 
         `chunk` are rows of the chunk table, `frame` numbers in the episode; int64[n] each.
         """
@@ -226,8 +240,26 @@ class CachedFrames:
                     self._reader.external.files.check(reference)
                 entries[row] = self._entry(name, row)
             if (entry := entries[row]) is not None:
-                read[part] = self._cache.read(entry, slot, _bytes(out, rows, part))
+                run = self._read_mapped(entry, slot, rows[part], places)
+                if run is None:
+                    run = self._cache.read(entry, slot, _bytes(out, rows, part))
+                read[part] = run
         return CachedRows(read, absent | read, entries)
+
+    def _read_mapped(
+        self, entry: FrameEntry, slot: int, rows: IntArray, places: RowPlaces | None
+    ) -> Bools | None:
+        """Place rows where a mapped file has consecutive frames from `slot` on.
+
+        Returns which were there, bool[n]; `None` if they cannot be mapped.
+        """
+        if places is None or (mapped := self._cache.locate(entry, slot, len(rows))) is None:
+            return None
+        is_there: Bools = mapped.addresses != 0
+        addresses = mapped.addresses[is_there]
+        if len(addresses) and not places.place(rows[is_there], addresses, mapped.files):
+            return None
+        return is_there
 
     def add(
         self,

@@ -23,14 +23,18 @@ import os
 import secrets
 import struct
 import threading
+import time
 from collections.abc import Iterator
 from functools import partial
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.errors import StorageError
 from seqrecord.store.checksum import Buffer, crc32c
+from seqrecord.store.clips.grids import IntArray, run_bounds
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.storage.cache_folder import (
     READ,
@@ -46,6 +50,7 @@ from seqrecord.store.storage.cache_folder import (
     remove_entry,
     write_at,
 )
+from seqrecord.store.storage.mapped_files import MappedFiles
 
 _MAGIC = b"SQFRAMES"
 _HEAD = struct.Struct("<8sQQQI")
@@ -55,6 +60,7 @@ _MAX_BYTES = 1 << 30  # of the slots of a file: what is evicted together
 _LIMIT_SHARE = 16  # a file has at most this part of the limit
 _MAX_CHUNKS = 1 << 16  # of a file
 _CREATED_BYTES = 8 * _BLOCK  # for a new file and its folder, and blocks that slots begin and end in
+_USE_SECONDS = 1.0  # between notes of a mapped file's use
 _EXTENT_SHARE = 10  # bits: for the file system's own blocks of a file
 
 
@@ -83,6 +89,8 @@ class _FrameFile:
         self.slots_start = _aligned(self.sums_start + 4 * num_slots)
         self.size = self.slots_start + num_slots * slot_bytes
         self.num_chunks = self.used_slots = 0
+        self.map: _FileMap | None = None
+        self.is_mappable = True
         # Closed for further chunks, or damaged: some of its slots may be in use unknown to us.
         self.is_closed = self.is_damaged = False
 
@@ -90,6 +98,27 @@ class _FrameFile:
         """Whether a chunk of so many slots fits, before the entry that closes the table."""
         fits = self.used_slots + num_slots <= self.num_slots
         return fits and self.num_chunks < self.max_chunks - 1
+
+
+class _FileMap:
+    """A mapped file, and which of its slots this process has checked: bool [num_slots]."""
+
+    def __init__(self, files: MappedFiles, num_slots: int) -> None:
+        self.files, self.checked = files, np.zeros(num_slots, np.bool_)
+        self.start = files.memory.ctypes.data + int(files.places[0])
+        self.used = 0.0  # when its use was noted
+
+    def bytes(self, start: int, stop: int) -> npt.NDArray[np.uint8]:
+        """Bytes of the file, uint8 [n], which were touched."""
+        place = int(self.files.places[0])
+        return self.files.memory[place + start : place + stop]
+
+
+class MappedSlots(NamedTuple):
+    """Addresses of consecutive frames in a mapped file, 0 for absent ones; int64 [n]."""
+
+    addresses: IntArray
+    files: MappedFiles
 
 
 class _Spot(NamedTuple):
@@ -144,6 +173,14 @@ class FrameFiles:
         hits = np.zeros(len(out) // entry.slot_bytes, np.bool_)
         return self.folder.attempt(partial(self._read, entry, slot, out, hits), np.zeros_like(hits))
 
+    def locate(self, entry: FrameEntry, slot: int, count: int) -> MappedSlots | None:
+        """Locate consecutive frames of a chunk from `slot` on, in a mapped file.
+
+        They are touched, and their checksums compared, once per process. `None` if the file is
+        missing or cannot be mapped.
+        """
+        return self.folder.attempt(partial(self._locate, entry, slot, count), None)
+
     def covers(self, entry: FrameEntry, slot: int, count: int) -> bool:
         """Whether all of these frames of a chunk are there, without a look at them."""
 
@@ -176,6 +213,64 @@ class FrameFiles:
                 self.folder.note_use(fd)
         return hits
 
+    def _locate(self, entry: FrameEntry, slot: int, count: int) -> MappedSlots | None:
+        self.folder.trim()
+        if (spot := self._spot(entry)) is None or not spot.file.is_mappable:
+            return None
+        file, begin = spot.file, spot.first_slot + slot
+        try:
+            if (file_map := file.map or self._map(file)) is None:
+                return None
+            checked = file_map.checked[begin : begin + count]
+            if not checked.all():
+                self._check(spot, file_map, slot, checked)
+        except StorageError:  # of the disk, or a file that became shorter: reading says which
+            file.is_mappable = False
+            return None
+        if time.monotonic() - file_map.used > _USE_SECONDS:
+            file_map.used = time.monotonic()
+            with contextlib.suppress(OSError):  # read-only disk, or evicted
+                self.folder.note_use(file.path)
+        places = np.arange(count) * file.slot_bytes + (file_map.start + spot.offset(slot))
+        return MappedSlots(np.where(checked, places, 0), file_map.files)
+
+    def _map(self, file: _FrameFile) -> _FileMap | None:
+        """Map a file; `None` if that is not possible here."""
+        with self._lock.get():
+            if file.map is None:
+                files = MappedFiles.reserve([file.size])
+                if files is None:
+                    file.is_mappable = False
+                    return None
+                files.map(0, file.path)
+                file.map = _FileMap(files, file.num_slots)
+            return file.map
+
+    def _check(self, spot: _Spot, file_map: _FileMap, slot: int, checked: Bools) -> None:
+        """Compare checksums of slots that are there and not `checked`, which is changed."""
+        size, start = spot.file.slot_bytes, spot.sums_offset(slot)
+        file_map.files.touch(0, start, stop := start + 4 * len(checked))
+        sums = file_map.bytes(start, stop).view("<u4")
+        is_new = (sums != 0) & ~checked
+        # Not the slots between them: on a tmpfs, absent ones would take memory.
+        for begin, end in pairwise(run_bounds(constant=is_new)):
+            if is_new[begin]:
+                start = spot.offset(slot + begin)
+                file_map.files.touch(0, start, stop := start + (end - begin) * size)
+                data = file_map.bytes(start, stop).data
+                is_right = spot.checksums(slot + begin, data) == sums[begin:end]
+                checked[begin:end] = is_right
+                if not is_right.all():
+                    self.folder.count(damaged=int(np.count_nonzero(~is_right)))
+
+    def _spot(self, entry: FrameEntry) -> _Spot | None:
+        """Where a chunk is, if it is there."""
+        tables = self._tables_of(entry)
+        if (spot := tables.spots.get(entry.identity)) is None:
+            with self._lock.get():
+                spot = tables.refresh(self._names(entry)).get(entry.identity)
+        return None if spot is None or spot.num_slots != entry.num_slots else spot
+
     @contextlib.contextmanager
     def _open_slots(
         self, entry: FrameEntry, slot: int, count: int
@@ -184,16 +279,13 @@ class FrameFiles:
 
         0 for absent slots.
         """
-        sums, tables = np.zeros(count, "<u4"), self._tables_of(entry)
-        if (spot := tables.spots.get(entry.identity)) is None:
-            with self._lock.get():
-                spot = tables.refresh(self._names(entry)).get(entry.identity)
-        if spot is None or spot.num_slots != entry.num_slots:
+        sums = np.zeros(count, "<u4")
+        if (spot := self._spot(entry)) is None:
             yield -1, None, sums
             return
         if (fd := open_entry(spot.file.path, READ)) is None:  # evicted
             with self._lock.get():
-                tables.forget(spot.file)
+                self._tables_of(entry).forget(spot.file)
             yield -1, None, sums
             return
         try:

@@ -15,12 +15,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 
-from seqrecord import FrameCache, SeqRecordPipe, SeqRecordWriter
+from seqrecord import FrameCache, HorizontalFlip, RandomCrop, SeqRecordPipe, SeqRecordWriter
+from seqrecord.errors import StorageError
 from tests.cloud.test_cache import locked
 from tests.kit.faults import fail_calls
 from tests.kit.frame_files import damage, frame_files, slots_start, used_bytes
-from tests.kit.processes import Fork
+from tests.kit.processes import Fork, in_fork
 
 CAMERAS = ("left", "right")
 FRAMES = 3  # of an episode and chunk
@@ -137,6 +139,98 @@ def test_processes_fill_it_together_within_the_limit(limit: int, tmp_path: Path)
     rows, count = read(path, cache, limit)
     assert rows == expected[path]
     assert count > 0
+
+
+def own_bytes() -> int:
+    """Memory of this process that no file has."""
+    lines = Path("/proc/self/smaps_rollup").read_text().splitlines()
+    return 1024 * sum(int(line.split()[1]) for line in lines if line.startswith("Anonymous"))
+
+
+WIDE = 112  # frames of this side are mapped
+
+
+@pytest.mark.slow
+def test_frames_are_mapped(tmp_path: Path) -> None:
+    """Resident rows of a warm cache take no memory of their own, in any process."""
+    path, cache = write(tmp_path / "records", 80, WIDE), tmp_path / "cache"
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 4, "memory_limit": "256MiB"}
+    folder, size = FrameCache(cache, "1GiB"), 2 * 80 * FRAMES * WIDE * WIDE * 3
+
+    def epochs(count: int, cached: FrameCache | None) -> tuple[list[int], int, int]:
+        begin = own_bytes()
+        pipe = SeqRecordPipe(path, frame_cache=cached, **options)
+        sums = [
+            sum(int(batch[name].sum()) for batch in pipe for name in CAMERAS) for _ in range(count)
+        ]
+        assert pipe.stats()["features_resident"] == [*CAMERAS]
+        return sums, pipe.stats()["frames_from_cache"], own_bytes() - begin
+
+    plain, _, plain_bytes = in_fork(lambda: epochs(2, None))
+    assert in_fork(lambda: epochs(1, folder))[:2] == (plain[:1], 0)
+    sums, _, warm_bytes = in_fork(lambda: epochs(2, folder))
+    assert sums == plain
+    assert plain_bytes - warm_bytes > 0.8 * size
+
+
+@pytest.mark.parametrize("memory_limit", ["2MiB", "64MiB"])
+def test_partial_and_damaged_files_are_mapped(memory_limit: str, tmp_path: Path) -> None:
+    """Beside frames that are decoded, in the same batch; also for functions and crops."""
+    path, cache = write(tmp_path / "records", 6, WIDE), tmp_path / "cache"
+    options: dict[str, Any] = {"batch_size": 3, "memory_limit": memory_limit, "seed": 3}
+    crops = [RandomCrop(64), HorizontalFlip(p=0.5)]
+    forms: list[dict[str, Any]] = [
+        {},
+        {"clip_len": 2},
+        {"clip_transform": crops},
+        {"clip_transform": lambda clip, _: {n: clip[n][:, ::2].copy() for n in CAMERAS}},
+    ]
+
+    def outcome(folder: Path | None, form: dict[str, Any]) -> list[Any]:
+        cached = None if folder is None else FrameCache(folder, "1GiB")
+        pipe = SeqRecordPipe(path, frame_cache=cached, **{"clip_len": 1, **options, **form})
+        return [
+            (b["episode"], *(b[n].numpy().tobytes() for n in CAMERAS)) for _ in "ab" for b in pipe
+        ]
+
+    expected = [outcome(None, form) for form in forms]
+    read(path, cache, stride=2)
+    for number, (form, rows) in enumerate(zip(forms, expected, strict=True)):
+        copy = tmp_path / f"{number}"
+        shutil.copytree(cache, copy)
+        [file] = frame_files(copy)
+        damage(file, slots_start(file) + 1000)
+        for _ in range(2):
+            assert outcome(copy, form) == rows
+
+
+def test_files_are_evicted_and_replaced_while_they_are_mapped(tmp_path: Path) -> None:
+    path, cache = write(tmp_path / "records", 6, WIDE), tmp_path / "cache"
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "memory_limit": "64MiB"}
+    pipe = SeqRecordPipe(path, frame_cache=FrameCache(cache, "1GiB"), **options)
+    expected = [batch["left"].clone() for _ in range(2) for batch in pipe]
+    again = SeqRecordPipe(path, frame_cache=FrameCache(cache, "1GiB"), **options)
+    batches = iter(again)
+    found = [next(batches)["left"].clone() for _ in range(4)]
+    shutil.rmtree(cache)
+    read(write(tmp_path / "other", 6, WIDE, seed=1), cache)
+    found += [batch["left"].clone() for batch in batches]
+    found += [batch["left"].clone() for batch in again]
+    assert all(map(torch.equal, found, expected))
+
+
+def test_a_file_that_became_shorter_is_an_error(tmp_path: Path) -> None:
+    """Not the end of the process; nothing of this package shortens a file."""
+    path, cache = write(tmp_path / "records", 6, WIDE), tmp_path / "cache"
+    options: dict[str, Any] = {"clip_len": 1, "batch_size": 1, "memory_limit": "64MiB"}
+    read(path, cache)
+    pipe = SeqRecordPipe(path, frame_cache=FrameCache(cache, "1GiB"), **options)
+    assert len([*pipe]) == 6 * FRAMES
+    for file in frame_files(cache):
+        os.truncate(file, 10_000)
+    with pytest.raises(StorageError, match="ended early"):
+        list(pipe)
+    assert read(path, cache)[0] == read(path, None)[0]
 
 
 def test_an_evicted_file_is_unlinked(tmp_path: Path) -> None:

@@ -22,8 +22,10 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.engine.placed_rows import MIN_MAPPED_BYTES, PlacedRows
 from seqrecord.loader.engine.pools import BufferPool, page_aligned
 from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
+from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec, mask_name
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.value_kinds import (
@@ -109,6 +111,7 @@ class Arena:
         self._arrays: dict[str, Any] = {
             name: FORMS[spec.value_kind].rows(spec, num_rows) for name, spec in specs.items()
         }
+        self._placed: dict[str, PlacedRows] = {}
 
     def __getitem__(self, feature: str) -> Any:
         """Writable rows of a feature."""
@@ -119,8 +122,38 @@ class Arena:
         """Size of all rows in bytes."""
         return sum(array.nbytes for array in self._arrays.values())
 
+    def places(self, feature: str) -> PlacedRows | None:
+        """Places of a feature's rows, which loads may set; `None` if it has none.
+
+        For large frames of a fixed shape.
+        """
+        array = self._arrays[feature]
+        is_large = self.specs[feature].nbytes >= MIN_MAPPED_BYTES
+        if not isinstance(array, np.ndarray) or not len(array) or not is_large:
+            return None
+        if (placed_rows := self._placed.get(feature)) is None:
+            placed_rows = self._placed.setdefault(feature, PlacedRows(array))
+        return placed_rows
+
+    def source(self, feature: str, rows: npt.NDArray[np.int64]) -> tuple[Any, IntArray]:
+        """Memory to copy from, and the given rows of a feature in it."""
+        placed_rows = self._placed.get(feature)
+        if placed_rows is not None and placed_rows.are_mapped:
+            return placed_rows.source(rows)
+        return self._arrays[feature], rows
+
+    def check(self, feature: str, rows: npt.NDArray[np.int64]) -> None:
+        """Raise `StorageError` if a mapped file with any of these rows has become shorter."""
+        placed_rows = self._placed.get(feature)
+        if placed_rows is not None and placed_rows.are_mapped:
+            placed_rows.check(rows)
+
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Copy rows, int64[n], of a feature with a fixed shape to `out` [n, …]. Without the GIL."""
+        placed_rows = self._placed.get(feature)
+        if placed_rows is not None and placed_rows.are_mapped:
+            placed_rows.gather(rows, out)
+            return
         # With "raise", NumPy would use a temporary of the whole batch.
         self._arrays[feature].take(rows, axis=0, out=out, mode="clip")
 

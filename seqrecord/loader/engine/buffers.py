@@ -340,7 +340,8 @@ class HostBatchBuilder:
             for name in crop.features & self._buffers.keys() & set(source.features):
                 for clip, rows in enumerate(source.rows):
                     out = self._buffers[crop.target(name, clip)][slots[clip]]
-                    do = partial(crop.copy, name, clip, source.arena[name], rows, out)
+                    memory, places = source_of(source.arena, name, rows)
+                    do = partial(crop.copy, name, clip, memory, places, out)
                     yield Copy(out.nbytes, do)
 
     def _vectors(
@@ -399,15 +400,20 @@ def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
     for name in source.features:
         is_stacked = FORMS[arena.specs[name].value_kind].is_stacked
         if crop is not None and name in (crop.features if is_stacked else crop.parts):
-            frames = numbers_of(crop.view(name, clip, arena[name], rows))
+            frames = numbers_of(crop.view(name, clip, *source_of(arena, name, rows)))
             yield crop.target(name, clip), read_only(frames)
         elif is_stacked:
-            yield name, read_only(numbers_of(frames_in(arena[name], rows)))
+            yield name, read_only(numbers_of(frames_in(*source_of(arena, name, rows))))
         else:
             values = arena.find_list(name, rows)
             values = values if crop is None else crop.change_lists(name, values, [clip])
             arrays = (numbers_of(v) if isinstance(v, np.ndarray) else v for v in values)
             yield name, [*map(read_only, arrays)]
+
+
+def source_of(arena: Any, feature: str, rows: IntArray) -> tuple[Any, IntArray]:
+    """Memory to copy from, and the places of a feature's rows in it."""
+    return arena.source(feature, rows) if isinstance(arena, Arena) else (arena[feature], rows)
 
 
 class _RowCopy(NamedTuple):

@@ -20,6 +20,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.loader.engine.group_loads import GroupLoads
@@ -486,7 +487,10 @@ class ChunkLoader:
         begin = perf_counter()
         try:
             for name in self._cached.features.get(group, ()):
-                cached_rows[name] = self._cached.read(name, chunk, frame, out[name], rows)
+                places = out.places(name) if isinstance(out, Arena) else None
+                if places is not None:
+                    places.reset(rows)
+                cached_rows[name] = self._cached.read(name, chunk, frame, out[name], rows, places)
         except Exception as error:  # for example, an original has changed
             self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
             raise

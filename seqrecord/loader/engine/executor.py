@@ -24,6 +24,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import (
     NO_DRAWS,
     BatchBuilder,
@@ -335,6 +336,10 @@ class Executor:
         """Submit copies of clips to slots of a batch."""
         if opened.frames is not None:
             sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
+        for source in sources:
+            if isinstance(source.arena, Arena):
+                for name in source.features:
+                    source.arena.check(name, source.rows)
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
         begin, rows = perf_counter(), slots
         if opened.ends is not None:

@@ -233,11 +233,11 @@ class CacheFolder:
             spared.update(number for number, keep in zip(group, is_kept, strict=True) if keep)
         return [entry for number, entry in enumerate(unused) if number not in spared]
 
-    def note_use(self, fd: int) -> None:
-        """Set the time of an entry's last use."""
+    def note_use(self, file: int | str) -> None:
+        """Set the time of an entry's last use, given its descriptor or path."""
         # Nanoseconds since 1970, strictly increasing.
         self._last_use = max(time.time_ns(), self._last_use + 1)
-        os.utime(fd, ns=(self._last_use, self._last_use))
+        os.utime(file, ns=(self._last_use, self._last_use))
 
     def folder_of(self, place: str) -> str:
         """The folder with the entries of a place."""
