@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import os
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
@@ -49,8 +50,9 @@ class Watched(list):  # type: ignore[type-arg]
 
     def __iter__(self) -> Iterator[Any]:
         for frame in super().__iter__():
-            threads = [int(path.name) for path in Path("/proc/self/task").iterdir()]
-            self.seen |= set(map(os.sched_getscheduler, threads))
+            for path in Path("/proc/self/task").iterdir():
+                with suppress(ProcessLookupError):  # the thread has ended
+                    self.seen.add(os.sched_getscheduler(int(path.name)))
             yield frame
 
 
