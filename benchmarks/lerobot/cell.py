@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from benchmarks.timing import usage
+from benchmarks.timing import LEAST, SKIPPED, usage
 
 __all__ = ["CELLS", "Cell", "measure"]
 
@@ -32,10 +32,11 @@ def measure(
     batches: Iterator[tuple[int, Any]],
     seconds: float,
     *,
-    warm_batches: int = 2,
+    warm_batches: int = SKIPPED,
     before: Callable[[], object] = lambda: None,
 ) -> dict[str, Any]:
-    """Clips per second of an iterator of (number of clips, any value), until it or the time ends.
+    """Clips per second of an iterator of (number of clips, any value), until it ends, or the time
+    is over and `LEAST` batches came.
 
     The first `warm_batches` are not counted; `before` is called after them. `first_batch_seconds`
     starts at the call; resource usage is counted after the warm-up.
@@ -46,16 +47,21 @@ def measure(
         first = first or time.perf_counter() - begin
     before()
     used, begin = usage(os.getpid()), time.perf_counter()
-    clips, check, took = 0, 0.0, 0.0
+    clips, num_batches, check, took = 0, 0, 0.0, 0.0
+    is_whole = True
     for count, number in batches:
-        clips, check = clips + count, check + float(number)
+        clips, num_batches, check = clips + count, num_batches + 1, check + float(number)
         took = time.perf_counter() - begin
         first = first or took
-        if took > seconds:
+        if took > seconds and num_batches >= LEAST:
+            is_whole = False
             break
     return {
         "clips_per_second": clips / took,
         "clips": clips,
+        "batches": num_batches,
+        "whole": is_whole,
+        "num_cores": len(os.sched_getaffinity(0)),
         "seconds": took,
         "first_batch_seconds": first,
         "check": check,

@@ -63,7 +63,7 @@ def main() -> None:
 def _parse() -> argparse.Namespace:
     parser = make_parser(__doc__)
     add_arguments(parser)
-    parser.add_argument("--seconds", type=float, default=10, help="measured time per run")
+    parser.add_argument("--seconds", type=float, default=8, help="measured time per run")
     parser.add_argument("--batch", type=int, default=8, help="clips")
     parser.add_argument("--threads", type=int, default=os.cpu_count() or 1)
     parser.add_argument("--memory", default="2GiB", help="memory_limit of seqrecord")

@@ -12,9 +12,11 @@ from __future__ import annotations
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+import numpy as np
 
 import seqrecord
 from benchmarks.lerobot.cell import Cell, measure
@@ -26,6 +28,7 @@ _KEPT = ("bottleneck", "frames_decoded", "video_frames_decoded", "bytes_read", "
 def run(do: str, **job: Any) -> Result:
     actions: dict[str, Callable[..., Result]] = {
         "clips": clips,
+        "by hand": by_hand,
         "convert": converting,
         "index": indexing,
     }
@@ -49,7 +52,6 @@ def clips(
 
     torch.set_num_threads(threads)
     windows = Cell(**cell)
-    floats: dict[str, torch.Tensor] = {}  # reused targets of the conversion
 
     def make_pipe() -> seqrecord.SeqRecordPipe:
         return seqrecord.SeqRecordPipe(
@@ -66,33 +68,73 @@ def clips(
             memory_limit=memory,
         )
 
-    def epoch(pipe: seqrecord.SeqRecordPipe) -> Iterator[tuple[int, Any]]:
-        """Number of clips and one value of each batch."""
-        for found in pipe:
-            images = [found[name] for name in cameras]
-            if windows.numbers == "float":
-                for name in cameras:
-                    channels_first = found[name].permute(0, 1, 4, 2, 3)
-                    if name not in floats:
-                        floats[name] = torch.empty(channels_first.shape)
-                    floats[name].copy_(channels_first).div_(255)
-                images = [floats[name] for name in cameras]
-                assert images[0].shape[1:3] == (windows.images, 3), images[0].shape
-            assert images[0].shape[1] == windows.images
-            yield len(images[0]), images[0][0, -1].reshape(-1)[0]
-
     begin = time.perf_counter()
     dataset = seqrecord.open(location, storage_options=options)
-    warming = epoch(make_pipe())
+    warming = _consumed(make_pipe(), windows, cameras)
     opened = time.perf_counter() - begin
     opened += measure(warming, seconds, warm_batches=0)["first_batch_seconds"]
     del warming
     pipe = make_pipe()
     if cold:
         drop_page_cache(Path(location))
-    made = measure(epoch(pipe), 3 * seconds, warm_batches=0)
+    made = measure(_consumed(pipe, windows, cameras), 3 * seconds, warm_batches=0)
     stats = {name: value for name, value in pipe.stats().items() if name in _KEPT}
     return {**made, **stats, "opening_seconds": opened}
+
+
+def by_hand(
+    folder: str,
+    cell: Mapping[str, Any],
+    cameras: Sequence[str],
+    batch: int,
+    threads: int,
+    seconds: float,
+    cold: bool,
+) -> Result:
+    """Memory maps of frames decoded beforehand, copied into reused batches without a package."""
+    import torch
+
+    from benchmarks.reused import ByHand
+
+    torch.set_num_threads(threads)
+    windows = Cell(**cell)
+    begin = time.perf_counter()
+    ends = np.load(Path(folder) / "ends.npy")
+    frames = np.arange(len(ends))
+    starts = np.maximum.accumulate(np.where(np.r_[True, ends[1:] != ends[:-1]], frames, 0))
+    images = np.maximum(frames[:, None] + np.arange(1 - windows.images, 1), starts[:, None])
+    actions = np.minimum(frames[:, None] + np.arange(windows.actions), ends[:, None])
+    rows = {**dict.fromkeys(cameras, images), "observation.state": frames[:, None]}
+    rows["action"] = actions
+    maps = {name: np.load(Path(folder) / f"{name}.npy", mmap_mode="r") for name in rows}
+    loader = ByHand(maps, rows, batch, threads=threads, drop_last=True)
+    opened = time.perf_counter() - begin
+    measure(_consumed(loader, windows, cameras), seconds, warm_batches=0)
+    if cold:
+        drop_page_cache(Path(folder))
+    made = measure(_consumed(loader, windows, cameras), 3 * seconds, warm_batches=0)
+    return {**made, "opening_seconds": opened}
+
+
+def _consumed(
+    batches: Iterable[Mapping[str, Any]], windows: Cell, cameras: Sequence[str]
+) -> Iterator[tuple[int, Any]]:
+    """Number of clips and one value of each batch of an epoch."""
+    import torch
+
+    floats: dict[str, torch.Tensor] = {}  # reused targets of the conversion
+    for batch in batches:
+        images = [batch[name] for name in cameras]
+        if windows.numbers == "float":
+            for name in cameras:
+                channels_first = batch[name].permute(0, 1, 4, 2, 3)
+                if name not in floats:
+                    floats[name] = torch.empty(channels_first.shape)
+                floats[name].copy_(channels_first).div_(255)
+            images = [floats[name] for name in cameras]
+            assert images[0].shape[1:3] == (windows.images, 3), images[0].shape
+        assert images[0].shape[1] == windows.images
+        yield len(images[0]), images[0][0, -1].reshape(-1)[0]
 
 
 def converting(root: str, to: str) -> Result:

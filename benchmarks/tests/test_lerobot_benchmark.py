@@ -90,17 +90,15 @@ def lerobot(tmp_path: Path) -> Path:
 @pytest.mark.timeout(400)
 def test_one_command_measures_all_rows(tmp_path: Path, root: Path, lerobot: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.lerobot", str(tmp_path / "bench")]
-    command += [
-        "--root",
-        str(root),
-        "--lerobot",
-        str(lerobot),
-        "--draft",
-        "--to",
-        str(tmp_path / "to"),
-    ]
+    command += ["--root", str(root), "--lerobot", str(lerobot)]
+    command += ["--draft", "--to", str(tmp_path / "to")]
     command += ["--seconds", "0.2", "--repeats", "1", "--batch", "3", "--threads", "1", "--rows"]
-    command += ["try/2+16 uint8/*/0", "lerobot/2+16 uint8/*", "seqrecord/2+16 uint8/*"]
+    command += [
+        "try/2+16 uint8/*/0",
+        "lerobot/2+16 uint8/*",
+        "seqrecord/2+16 uint8/*",
+        "by hand/2+16 uint8/warm",
+    ]
     more = ["seqrecord/16+16 float/warm", "pyav/front", "conversion"]
     done = subprocess.run(
         [*command, *more], cwd=ROOT, check=True, stdout=subprocess.PIPE, text=True
@@ -113,7 +111,12 @@ def test_one_command_measures_all_rows(tmp_path: Path, root: Path, lerobot: Path
     for place in ("warm", "cold"):
         [theirs], [ours] = (found[f"{one}/2+16 uint8/{place}"] for one in ("lerobot", "seqrecord"))
         assert theirs["clips_per_second"] > 0
+        assert theirs["batches"] >= 30
         assert (ours["clips"], ours["video_frames_decoded"]) == (15, 30)
+    [hand] = found["by hand/2+16 uint8/warm"]
+    [ours] = found["seqrecord/2+16 uint8/warm"]
+    assert (hand["clips"], hand["whole"]) == (15, True)
+    assert hand["cpu_seconds"] <= hand["num_cores"] * hand["seconds"] + 0.1
     assert found["seqrecord/16+16 float/warm"][0]["clips_per_second"] > 0
     assert 0 < found["pyav/front"][0]["frames"] <= 30  # as many as the seconds allow
     assert found["conversion"][0]["source_bytes"] == document["settings"]["dataset"]["bytes"]

@@ -108,7 +108,7 @@ class Comparison:
             if suite.is_wanted(choice.label, *(cell.title(base) for cell in choice.cells))
         ]
         cells = dict.fromkeys(chain.from_iterable(c.cells for c in wanted if len(c.cells) > 1))
-        trials = {f"{TRIAL}{cell.title(base)}": self._job(cell, epochs=1) for cell in cells}
+        trials = {f"{TRIAL}{cell.title(base)}": self._job(cell) for cell in cells}
         suite.take_turns(trials, 1, part=f"{section}, trials")
         best = best_cells(wanted, suite.rows, self._workload)
         for cold in (False, True):
@@ -138,21 +138,20 @@ class Comparison:
     def _reason(self, cell: Cell) -> str:
         return refuses(cell.settings, self._workload.loaders[cell.loader], self._recordings)
 
-    def _job(self, cell: Cell, epochs: int | None = None) -> Run:
+    def _job(self, cell: Cell) -> Run:
         settings = self._workload, self._recordings, self._suite.options, self._stores
-        return self._reason(cell) or partial(measure_one, cell, *settings, epochs=epochs)
+        return self._reason(cell) or partial(measure_one, cell, *settings)
 
 
 def best_cells(choices: Sequence[Choice], rows: Results, workload: Workload) -> dict[str, Cell]:
     """The fastest cell of each choice by its trials; the first one where none ran."""
 
     def rate(cell: Cell) -> float:
-        return median(rows.get(f"{TRIAL}{cell.title(workload.base)}", ()), _STEADY) or 0.0
+        return (
+            median(rows.get(f"{TRIAL}{cell.title(workload.base)}", ()), "clips_per_second") or 0.0
+        )
 
     return {choice.label: max(choice.cells, key=rate) for choice in choices}
-
-
-_STEADY = "steady_clips_per_second"
 
 
 def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
@@ -176,8 +175,6 @@ def measure_one(
     recordings: Recordings,
     options: argparse.Namespace,
     stores: Stores,
-    *,
-    epochs: int | None = None,
 ) -> Result:
     """The row's figures, or its error."""
     loader, settings = workload.loaders[cell.loader], cell.settings
@@ -187,7 +184,7 @@ def measure_one(
         "settings": asdict(settings),
         "root": str(recordings.root),
         "work": str(options.folder),
-        "epochs": epochs or options.epochs,
+        "epochs": options.epochs,
     }
     folder = prepared_at(loader, recordings, options.folder, settings)
     if not folder.exists():

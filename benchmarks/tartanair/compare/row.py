@@ -165,17 +165,7 @@ def _figures(times: Times, taken: dict[str, float], seconds: float) -> dict[str,
         **taken,
         "cpu_seconds_per_batch": taken["cpu_seconds"] / batches,
         "first_wait_seconds": times.wait[0],
-        "steady_clips_per_second": _steady(times, seconds),
     }
-
-
-def _steady(times: Times, seconds: float) -> float:
-    """Clips per second after the first batch, which includes the start of workers and threads."""
-    first = times.wait[0] + times.copy[0]
-    batches = len(times.wait)
-    if batches == 1:
-        return len(times.places) / seconds
-    return len(times.places) * (1 - 1 / batches) / (seconds - first)
 
 
 if __name__ == "__main__":
