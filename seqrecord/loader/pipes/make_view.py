@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
@@ -215,28 +215,31 @@ def _view(
         metadata=metadata,
         order_columns=options.epoch_order.columns if isinstance(options, LoaderOptions) else (),
     )
-    view.columns.check_names(view.batch_arrays, view.samples.samples_in(0))
-    check_metadata(dataset.contents.index, view.episode_rows, metadata)
     return _with_steps(options, view, functions)
 
 
 def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction, ...]) -> View:
     """Add functions, steps of vectors and the form of features. Raises `ClipError`."""
-    if functions:
+    if functions:  # which are called with a clip
+        _check_entries(view)
         view = _with_functions(options, view, functions)
     if options.vectors:
         from seqrecord.loader.pipes.vectors import vector_steps
 
         view = view.with_vectors(vector_steps(view, options.vectors))
-    reserved = view.order_columns
+    view, reserved = _with_form(options, view), view.order_columns
     if options.clip_transform is not None:
-        reserved = (*_OF_DRAWS, *reserved)
-    view = _with_form(options, view)
-    if functions or options.vectors or reserved:  # more names than at the first check
-        own = {n for n, spec in view.dataset.features.items() if spec.kind == "intrinsics"}
-        others = [name for name in reserved if name not in own]
-        view.columns.check_names(view.batch_arrays, view.samples.samples_in(0), others)
+        features = view.dataset.features
+        kinds = {name: features[name].kind for name in _OF_DRAWS if name in features}
+        reserved += tuple(name for name in _OF_DRAWS if kinds.get(name) != "intrinsics")
+    _check_entries(view, reserved)
     return view
+
+
+def _check_entries(view: View, reserved: Sequence[str] = ()) -> None:
+    """Raise `ClipError` if two entries of a batch have one name, or metadata are unknown."""
+    view.columns.check_names(view.batch_arrays, view.samples.samples_in(0), reserved)
+    check_metadata(view.dataset.contents.index, view.episode_rows, view.metadata)
 
 
 def _with_form(options: ClipOptions, view: View) -> View:
