@@ -9,6 +9,7 @@ import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 from urllib.request import urlopen
 
 import numpy as np
@@ -17,7 +18,9 @@ import pytest
 import seqrecord
 from benchmarks.tartanair.cloud import figures
 from benchmarks.tartanair.cloud_line import Line
+from benchmarks.tartanair.cloud_rows import epoch
 from benchmarks.tartanair.cloud_services import SERVICES, make_index
+from tests.kit.datasets import write_dataset
 from tests.kit.services import need_azurite
 from tests.kit.services.web_server import WebFolder
 
@@ -57,6 +60,16 @@ def test_figures_are_ratios_of_medians_of_rows() -> None:
         "large index opened, s": (1.5, True),
         "large index opened, peak MB": (250.0, False),
     }
+
+
+def test_the_measured_epoch_reads_all_frames(tmp_path: Path) -> None:
+    """Although all fit into memory."""
+    write_dataset(tmp_path / "records", {"a": 30, "b": 20})
+    settings: dict[str, Any] = {"clip_len": 4, "batch_size": 2, "memory_limit": "1GiB"}
+    row = epoch(str(tmp_path / "records"), None, **settings)
+    assert row["frames"] == "decoded once an epoch"
+    assert row["bytes"] > 0
+    assert row["cpu_seconds"] <= row["num_cores"] * row["seconds"] + 0.1
 
 
 @pytest.fixture

@@ -85,6 +85,7 @@ SYSTEMS = {
         "DALI, WAV files",
         "DALI, numbered NumPy files",
         "DALI, external source",
+        "by hand",
         "NumPy memmap",
         "TensorDict memmap",
         "WebDataset, NumPy files",
@@ -95,7 +96,7 @@ SYSTEMS = {
         "seqrecord",
     ],
     "RGB-D": [
-        *("original files", "LRU cache", "memmap", "LMDB", "WebDataset"),
+        *("original files", "by hand", "LRU cache", "memmap", "LMDB", "WebDataset"),
         *("seqrecord", "seqrecord, encoded", "seqrecord, per clip"),
     ],
 }
