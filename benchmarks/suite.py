@@ -19,7 +19,16 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.checks import faults, is_of_this_method
-from benchmarks.timing import METHOD, REPEATS, Result, Results, commit, digests, machine
+from benchmarks.timing import (
+    METHOD,
+    REPEATS,
+    Result,
+    Results,
+    commit,
+    digests,
+    machine,
+    reason,
+)
 
 __all__ = ["Ceiling", "Run", "Suite", "make_parser"]
 
@@ -86,9 +95,8 @@ class Suite:
         again = self.options.keep and not self.options.resume
         rows: Results = {}
         for name, runs in last["rows"].items():
-            ran = [run for run in runs if not (run.get("error") or run.get("skipped"))]
-            if not (again and self.is_wanted(name)) and (ran or not self.is_wanted(name)):
-                rows[name] = ran or runs  # skipped and failed rows run again
+            if not (again and self.is_wanted(name)):
+                rows[name] = [run for run in runs if not reason([run])] or runs
         self.document = {**new, "minutes": last.get("minutes", {}), "rows": rows}
         self.document |= {n: value for n, value in last.items() if n not in self.document}
 
@@ -130,14 +138,19 @@ class Suite:
     ) -> None:
         """Run all rows once before repeating any. A string is the reason that a row cannot run.
 
-        With `ceiling`, it is measured before and after each row, which keeps the higher ones.
+        With `ceiling`, it is measured before and after each row, which keeps the higher ones. A row
+        that failed is not repeated; `--resume` runs it again.
         """
+        for name in jobs:
+            if reason(self.rows.get(name, ())):
+                del self.rows[name]
         for turn in range(self.options.repeats if repeats is None else repeats):
             for name, run in jobs.items():
                 if isinstance(run, str):
                     self.rows[name] = [{"skipped": run}]
-                elif len(self.rows.get(name, ())) <= turn:
+                elif len(runs := self.rows.get(name, [])) <= turn and not reason(runs):
                     self.take(name, _between(run, ceiling) if ceiling else run, part)
+        self.save(self.folder)
 
     def save(self, folder: Path) -> None:
         folder.mkdir(parents=True, exist_ok=True)

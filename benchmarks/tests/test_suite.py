@@ -314,6 +314,25 @@ def test_unpublishable_documents() -> None:
     assert faults(dirty) == ["not one committed tree: abc-dirty"]
 
 
+def test_failed_rows_are_run_once_and_again_by_resume(tmp_path: Path) -> None:
+    calls: list[str] = []
+
+    def fail(name: str) -> dict[str, Any]:
+        calls.append(name)
+        return {"error": "no memory"}
+
+    jobs: dict[str, Any] = {"a": partial(fail, "a"), "b": "no package"}
+    suite_in(tmp_path).take_turns(jobs, 3)
+    assert calls == ["a"]
+    suite = suite_in(tmp_path, "--resume")
+    suite.take_turns({"c": dict}, 1)  # of another table
+    assert suite.rows["a"][0]["error"] == "no memory"
+    assert suite.rows["b"] == [{"skipped": "no package"}]
+    suite.take_turns(jobs, 3)
+    assert calls == ["a", "a"]
+    assert len(suite.rows["a"]) == 1
+
+
 def test_ceilings_alternate_with_rows(tmp_path: Path) -> None:
     calls: list[str] = []
 
