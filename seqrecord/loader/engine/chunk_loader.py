@@ -14,7 +14,6 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
-from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -27,9 +26,8 @@ from seqrecord.loader.engine.group_loads import GroupLoads
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.frame_cache import CachedRows, FrameFolder
-from seqrecord.loader.sampling.cursors import UsedFrames
 from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import ragged_arange, run_bounds
+from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
@@ -155,40 +153,6 @@ class ChunkFetcher:
         self._open.clear()
 
 
-@dataclass(frozen=True, eq=False)
-class LoadFrames:
-    """The frames of loads, from the first to the last, and the ones that clips use.
-
-    `steps` are the distances of frames by group. Clips use all frames of groups that `used` lacks.
-    """
-
-    steps: Mapping[int, int]
-    clip_frames: ClipFrames
-    used: Mapping[int, UsedFrames]
-
-    def of(self, *loads: Load) -> tuple[int, IntArray, IntArray]:
-        """The group, and chunk row and frame number of each frame of loads in it; int64[n] each."""
-        columns = [(load.episode, load.chunk, load.first, load.count) for load in loads]
-        episode, chunk, start, count = np.array(columns, np.int64).T
-        owner, index = ragged_arange(count)
-        frame = start[owner] + index * self.steps[loads[0].group]
-        return (
-            loads[0].group,
-            chunk[owner],
-            self.clip_frames.stored_frames(episode[owner], frame)[1],
-        )
-
-    def used_index(self, loads: Sequence[Load]) -> IntArray:
-        """The frames that clips use, by index in the loads of a group; int64[n]."""
-        if (used := self.used.get(loads[0].group)) is None:
-            return np.arange(sum(load.count for load in loads))
-        columns = [(load.run, load.first, load.count) for load in loads]
-        run, start, count = np.array(columns, np.int64).T
-        owner, index = ragged_arange(count)
-        frame = start[owner] + index * self.steps[loads[0].group]
-        return np.flatnonzero(used.contain(run[owner], frame))
-
-
 class ChunkLoader:
     """Performs loads; thread-safe. Errors name episode, frame and record file.
 
@@ -200,15 +164,12 @@ class ChunkLoader:
     Args:
         dataset: opened with the requested features.
         buffers: source of memory.
-        frame_steps: distance between loaded frames, by group.
         leading: group whose frames are counted.
         transform: frame transform, and the specs of its results.
         num_threads: number of decoding threads.
         stats: counters.
         clip_frames: windows of the features.
         in_pieces: see `ChunkFetcher`.
-        used: the frames that clips use, of groups whose loads have others, too. Only these are
-            decoded.
         frames_stay: mark loaded rows for later epochs. Each load marks its own as it ends: an epoch
             may be left at any time.
         exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
@@ -218,19 +179,16 @@ class ChunkLoader:
         self,
         dataset: Dataset,
         buffers: Buffers[Any],
-        frame_steps: Mapping[int, int],
         leading: int,
         transform: Transform | None,
         num_threads: int,
         stats: EngineStats,
         clip_frames: ClipFrames,
         in_pieces: Collection[int] = (),
-        used: Mapping[int, UsedFrames] = MappingProxyType({}),
         frames_stay: bool = False,
         exact: bool = False,
     ) -> None:
         self._frames_stay = frames_stay
-        self._frames = LoadFrames(frame_steps, clip_frames, used)
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
@@ -243,7 +201,7 @@ class ChunkLoader:
             has_store=self._store is not None,
         )
         self._buffers, self._stats, self._transform = buffers, stats, transform
-        self._steps, self._leading, self._clip_frames = frame_steps, leading, clip_frames
+        self._leading, self._clip_frames = leading, clip_frames
         frame_cache = None if buffers.needs.decoded_there else FrameFolder.of(dataset)
         self._cached = None if frame_cache is None else frame_cache.frames_of(dataset)
         if transform is not None and self._cached is not None:
@@ -268,12 +226,10 @@ class ChunkLoader:
         else:
             self._fetcher.release(still_open)
         rows = np.concatenate([item.rows for item in items])
-        index = self._frames.used_index(loads)
-        with self._buffers.storing(target, rows[index]) as (out, places):
-            group, chunk, frame = self._frames.of(*loads)
-            row_load = RowLoad(group, chunk[index], frame[index], places, out)
+        with self._buffers.storing(target, rows) as (out, places):
+            row_load = RowLoad(loads[0].group, *self._stored(items), places, out)
             self._keep(loads[0], self._load(row_load, fetched))
-        self._mark(target, rows[index])
+        self._mark(target, rows)
         self._stats.add(loads=len(loads))
 
     def begin(self, item: AssignedLoad, needed: npt.NDArray[np.bool_]) -> BegunLoad:
@@ -283,23 +239,22 @@ class ChunkLoader:
         remaining frames.
         """
         load = item.load
-        if self.is_cached(load):
+        if self._is_cached(load, item.frames):
             self([item])
             return BegunLoad(None, ())
         fetched = self._fetcher.take(load) or self._fetcher.read_chunk(load)
         try:
-            is_in_part = self._first_part(load, fetched, needed)
+            is_in_part = self._first_part(item, fetched, needed)
         except BaseException:
             self._fetcher.release(fetched)
             raise
-        stop, index = int(np.flatnonzero(is_in_part)[-1]) + 1, self._frames.used_index([load])
-        remaining = index[~is_in_part[index]]
+        stop, remaining = int(np.flatnonzero(is_in_part)[-1]) + 1, np.flatnonzero(~is_in_part)
         # The decoder continues before it seeks back.
         in_order = self._groups[load.group].in_order
         parts = (
             [remaining[remaining >= stop], remaining[remaining < stop]] if in_order else [remaining]
         )
-        return self._go_on(item, BegunLoad(fetched, parts), index[is_in_part[index]])
+        return self._go_on(item, BegunLoad(fetched, parts), np.flatnonzero(is_in_part))
 
     def finish(self, item: AssignedLoad, begun_load: BegunLoad) -> None:
         """Complete a partial load."""
@@ -313,9 +268,9 @@ class ChunkLoader:
 
     def _go_on(self, item: AssignedLoad, begun_load: BegunLoad, index: IntArray) -> BegunLoad:
         """Load `some` frames of a load, by index."""
-        group, chunk, frame = self._frames.of(item.load)
+        chunk, frame = self._stored([item])
         with self._buffers.storing(item.target, item.rows[index]) as (out, places):
-            row_load = RowLoad(group, chunk[index], frame[index], places, out)
+            row_load = RowLoad(item.load.group, chunk[index], frame[index], places, out)
             begun_load = replace(begun_load, fetched=self._load(row_load, begun_load.fetched))
         self._mark(item.target, item.rows[index])
         return begun_load
@@ -325,8 +280,20 @@ class ChunkLoader:
         if self._frames_stay:
             target.is_read[rows] = True
 
+    def _stored(self, items: Sequence[AssignedLoad]) -> tuple[IntArray, IntArray]:
+        """Chunk row and stored number of each frame of loads, int64[n] each."""
+        columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
+        episode, chunk, count = np.array(columns, np.int64).T
+        frames = np.concatenate([item.frames for item in items])
+        stored = self._clip_frames.stored_frames(np.repeat(episode, count), frames)[1]
+        return np.repeat(chunk, count), stored
+
+    def _stored_frames(self, load: Load, frames: IntArray) -> IntArray:
+        """Stored numbers of frames of a load, int64[n]."""
+        return self._clip_frames.stored_frames(np.full_like(frames, load.episode), frames)[1]
+
     def _first_part(
-        self, load: Load, fetched: Fetched, needed: npt.NDArray[np.bool_]
+        self, item: AssignedLoad, fetched: Fetched, needed: npt.NDArray[np.bool_]
     ) -> npt.NDArray[np.bool_]:
         """Frames of a load to decode for the needed ones; bool[frames].
 
@@ -335,10 +302,11 @@ class ChunkLoader:
         """
         is_in_part: npt.NDArray[np.bool_] = needed.copy()
         is_up_to_last: npt.NDArray[np.bool_] = np.arange(len(needed)) <= np.flatnonzero(needed)[-1]
-        if load.group in self.in_pieces:
+        if item.load.group in self.in_pieces:
             return is_up_to_last
         for page in fetched.pages:
-            position = self._frames.of(load)[2] - fetched.chunk.first_frame
+            frames = self._stored_frames(item.load, item.frames)
+            position = frames - fetched.chunk.first_frame
             with self._decoder.naming(fetched.chunk):
                 run = self._reader.runs(page, fetched.data, position)
             if run is not None:
@@ -349,19 +317,29 @@ class ChunkLoader:
         """Load frames into rows, beside loads of a plan."""
         self._fetcher.release(self._load(row_load, None))
 
-    def is_cached(self, load: Load) -> bool:
-        """Whether all frames of a load seem to be in the frame cache."""
+    def reads(self, load: Load) -> bool:
+        """Whether a load must read its chunk: some of its frames are needed, and do not seem to be
+        in the frame cache, and no earlier load keeps the chunk open.
+        """
+        if not self._begins_chunk(load):
+            return False
+        frames = load.frames
+        return len(frames) > 0 and not self._is_cached(load, frames)
+
+    def _is_cached(self, load: Load, frames: IntArray) -> bool:
+        """Whether these frames of a load seem to be in the frame cache."""
         if self._cached is None or load.group not in self._cached.features:
             return False
-        return load.group not in self._frames.used and self._cached.covers(*self._frames.of(load))
+        stored = self._stored_frames(load, frames)
+        return self._cached.covers(load.group, np.full_like(frames, load.chunk), stored)
 
     def joins(self, load: Load) -> bool:
         """Whether small loads like this one should share a thread."""
         in_order = self._groups[load.group].in_order
         return self.is_local and self._transform is None and not in_order
 
-    def begins_chunk(self, load: Load) -> bool:
-        """Whether the load must read its chunk: no earlier load keeps it open."""
+    def _begins_chunk(self, load: Load) -> bool:
+        """Whether no earlier load keeps the chunk open."""
         if load.group not in self.in_pieces:
             return True
         chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
@@ -393,7 +371,7 @@ class ChunkLoader:
         if self._transform is None:
             return fetched
         try:
-            return self._fetcher.with_others(fetched, self._frames.of(load)[2])
+            return self._fetcher.with_others(fetched, self._stored_frames(load, load.frames))
         except BaseException:
             self._fetcher.release(fetched)
             raise
@@ -401,9 +379,9 @@ class ChunkLoader:
     def _read_ahead(self, store: ChunkStore, load: Load) -> None:
         """Read the bytes of a load into the chunk store, if it has room."""
         begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
-        frames = self._frames.of(load)[2] - chunk.first_frame
+        frames = self._stored_frames(load, load.frames) - chunk.first_frame
         start, stop = int(frames.min()), int(frames.max()) + 1
-        if stop - start > load.count * self._steps[load.group]:
+        if stop - start > len(frames) * load.step:
             return  # frames of a list, far from each other
         with self._decoder.naming(chunk):
             store.prefetch(chunk.path, self._reader.ranges(chunk, range(start, stop)))
@@ -412,7 +390,7 @@ class ChunkLoader:
     def _keep(self, load: Load, fetched: Fetched | None) -> None:
         """Leave the chunk of a finished load open, if the cursor's next load continues there."""
         if fetched is not None:
-            self._fetcher.keep(load, fetched, load.first + load.count * self._steps[load.group])
+            self._fetcher.keep(load, fetched, load.first + load.count * load.step)
 
     def _load(self, row_load: RowLoad, fetched: Fetched | None) -> Fetched | None:
         """Load frames into rows; returns the last chunk, which the caller must release.

@@ -20,6 +20,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, zip_longest
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -55,9 +56,9 @@ from seqrecord.loader.engine.stores import (
     loads_of_round,
 )
 from seqrecord.loader.engine.workers import Loading, WorkerPool
-from seqrecord.loader.sampling.cursors import UsedFrames
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
+from seqrecord.loader.sampling.runs import Intervals
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
@@ -149,6 +150,7 @@ class Executor:
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
             memory for the next iteration; see `AllFrames`.
+        later: by group, see `AllFrames`.
     """
 
     def __init__(
@@ -163,8 +165,9 @@ class Executor:
         shared: bool = False,
         decode_there: bool = False,
         rows: Sequence[FrameRows] = (),
+        later: Mapping[int, Intervals] = MappingProxyType({}),
     ) -> None:
-        self.job, self.memory = job, memory
+        self.job, self.memory, self._later = job, memory, later
         self._stats, self._num_threads, self._rows = stats, num_threads, rows
         decodes_there = decode_there and device is not None and job.frame_transform is None
         needs = _needs(job, memory, device, rows, shared=shared, decodes_there=decodes_there)
@@ -216,22 +219,15 @@ class Executor:
         job, buffers, stats, groups = self.job, self._buffers, self._stats, self.job.plan.groups
         # Resident frames have a row each, so no chunk stays open.
         in_pieces = {group.group for group in groups if group.in_pieces and not self._rows}
-        used: dict[int, UsedFrames] = {}
-        if not self._rows and job.clip_frames.excerpts is None:  # resident ones are for all epochs
-            for place, group in enumerate(groups):
-                if (frames_of_clips := job.plan.used_frames(place)) is not None:
-                    used[group.group] = frames_of_clips
         loader = ChunkLoader(
             job.dataset,
             buffers,
-            {group.group: group.window.frame_step for group in groups},
             groups[job.plan.leading].group,
             job.frame_transform,
             self._num_threads,
             stats,
             job.clip_frames,
             in_pieces,
-            used,
             frames_stay=bool(self._rows),
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
@@ -239,7 +235,7 @@ class Executor:
         store_inputs = job.plan, job.clip_frames, buffers.arenas
         self._store: FrameStore
         if self._rows:
-            self._store = AllFrames(*store_inputs, self._rows, whole_chunks(job))
+            self._store = AllFrames(*store_inputs, self._rows, whole_chunks(job), self._later)
         else:
             self._store = Rings(*store_inputs)
         self._copies = self._workers.copies()
@@ -265,11 +261,10 @@ class Executor:
         index, skip = plan.locate_clip(start)
         number = start - skip  # number of the round's first clip
         loads = _RoundLoads(store, self._workers)
-        resident = [
-            load
-            for group, loaded in zip(plan.groups, plan.resident(index), strict=True)
-            for load in each_load(group.group, loaded, [0] * len(loaded))
-        ]
+        resident = list[Load]()
+        for place, loaded in enumerate(plan.resident(index)):
+            used = plan.used_frames(place, loaded, index)
+            resident += each_load(plan.groups[place], loaded, [0] * len(loaded), used)
         loads.place(resident)
         assert not resident, "the plan exceeds its frame limit"
         # Not a method: a reference to this object would keep its memory during the next epoch.

@@ -148,7 +148,6 @@ class RandomAccess:
                 ChunkLoader(
                     part.dataset,
                     chunks,
-                    {},
                     part.grids[0].group,
                     transform,
                     num_threads,

@@ -20,8 +20,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
-from itertools import pairwise
+from dataclasses import dataclass, field
+from itertools import repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -32,8 +32,9 @@ from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.batches import ClipRows
 from seqrecord.loader.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
+from seqrecord.loader.sampling.used_frames import UsedFrames
 from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import MAX_FRAMES, frame_keys, run_bounds, search_keys
+from seqrecord.store.clips.grids import frame_keys, search_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
@@ -63,8 +64,9 @@ class _Group:
             place = (origin[:, None] + frames // frame_step) % number[:, None]
             yield ClipRows(self.arena, np.add(first[:, None], place, dtype=np.int64), names)
 
-    def assigned(self, load: Load, rows: IntArray) -> AssignedLoad:
-        return AssignedLoad(load.first_use, load, self.arena, rows, len(rows) * self.frame_nbytes)
+    def assigned(self, load: Load, frames: IntArray, rows: IntArray) -> AssignedLoad:
+        nbytes = len(rows) * self.frame_nbytes
+        return AssignedLoad(load.first_use, load, self.arena, frames, rows, nbytes)
 
 
 class FrameStore(ABC):
@@ -130,9 +132,12 @@ class Rings(FrameStore):
             if (load.group, load.cursor) in full or not ring.has_room(load.count):
                 full.add((load.group, load.cursor))  # later loads of the cursor wait too
                 late.append(load)
-            else:
-                rows = ring.load(load.run, load.first, load.count)
-                assigned.append(self._groups[load.group].assigned(load, rows))
+                continue
+            rows, frames = ring.load(load.run, load.first, load.count), load.frames
+            if len(frames) < len(rows):
+                rows = rows[(frames - load.first) // load.step]
+            if len(frames):
+                assigned.append(self._groups[load.group].assigned(load, frames, rows))
         waiting[:] = late
         return assigned
 
@@ -163,6 +168,8 @@ class AllFrames(FrameStore):
     Args:
         rows: for each group of the plan.
         chunks: chunk tables by group, except groups whose single frames are read equally fast.
+        later: frames that clips of other epochs may use, by group, if these cost little now and
+            much later: those between used ones of a chunk are loaded, too.
     """
 
     def __init__(
@@ -172,6 +179,7 @@ class AllFrames(FrameStore):
         arenas: Sequence[Any],
         rows: Sequence[FrameRows],
         chunks: Mapping[int, GroupIndex],
+        later: Mapping[int, Intervals],
     ) -> None:
         super().__init__(plan, clip_frames, arenas)
         self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
@@ -180,8 +188,11 @@ class AllFrames(FrameStore):
         self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
         self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
         self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
+        self._later: dict[int, npt.NDArray[np.bool_]] = {}
         for place, group in enumerate(plan.groups):
-            self._used[group.group] = used_rows(plan, place, rows[place])
+            self._used[group.group] = used_rows(plan.used(place), rows[place])
+            if (frames_of_others := later.get(group.group)) is not None:
+                self._later[group.group] = used_rows(frames_of_others, rows[place])
 
     @property
     def nbytes(self) -> int:
@@ -195,31 +206,29 @@ class AllFrames(FrameStore):
     def place(self, waiting: list[Load]) -> list[AssignedLoad]:
         assigned: list[AssignedLoad] = []
         for load in sorted(waiting, key=BY_USE):
-            group, step = self._groups[load.group], self._groups[load.group].window.frame_step
-            frames, rows = self._missing(load, step)
-            for a, b in pairwise(run_bounds(frames // step)):
-                part = replace(load, first=int(frames[a]), count=b - a)
-                assigned.append(group.assigned(part, rows[a:b]))
+            frames, rows = self._missing(load)
+            if len(frames):
+                assigned.append(self._groups[load.group].assigned(load, frames, rows))
             self._asked[load.group][rows] = True
             self._counts[load.group] += len(rows)
         waiting.clear()
         return assigned
 
-    def _missing(self, load: Load, step: int) -> tuple[IntArray, IntArray]:
+    def _missing(self, load: Load) -> tuple[IntArray, IntArray]:
         """Missing frames of a load, or of its chunk, and their rows."""
-        first, stop = load.first, load.first + load.count * step
+        first, stop, step = load.first, load.first + load.count * load.step, load.step
         if (chunks := self._chunks.get(load.group)) is not None:
             begin = int(chunks.first_frame[load.chunk])
             first = begin + (first - begin) % step
             stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
-        frames = np.arange(first, stop, step)
-        frames, rows = self._rows[load.group].find(load.episode, frames)
-        missing = ~self._asked[load.group][rows]
-        if chunks is not None:  # from the first to the last used frame
-            used = frames[self._used[load.group][rows]]
-            missing &= frames >= min(load.first, int(used.min(initial=load.first)))
-            missing &= frames <= max(load.first + (load.count - 1) * step, int(used.max(initial=0)))
-        return frames[missing], rows[missing]
+        frames, rows = self._rows[load.group].find(load.episode, np.arange(first, stop, step))
+        is_wanted = self._used[load.group][rows]
+        if load.group in self._later and is_wanted.any():
+            first, *_, last = np.flatnonzero(is_wanted)[[0, -1]].tolist()
+            between = slice(first, last + 1)
+            is_wanted[between] |= self._later[load.group][rows[between]]
+        is_wanted &= ~self._asked[load.group][rows]
+        return frames[is_wanted], rows[is_wanted]
 
     def find(self, clips: Clips) -> list[ClipRows[Any]]:
         found: list[ClipRows[Any]] = []
@@ -283,14 +292,11 @@ class FrameRows:
         return frames[some], frames[some] + self._shift[at[some]]
 
 
-def used_rows(plan: Plan, place: int, rows: FrameRows) -> npt.NDArray[np.bool_]:
-    """Rows between the first and last frame of any clip of the plan; bool[rows].
-
-    `place` is the index of the group in the plan.
-    """
-    episode, begin, stop = plan.used(place)
-    shift = rows.shift(episode, begin)
-    ends = (np.bincount(shift + at, minlength=rows.num_rows + 1) for at in (begin, stop))
+def used_rows(used: Intervals, rows: FrameRows) -> npt.NDArray[np.bool_]:
+    """Rows of the frames in some intervals; bool[rows]."""
+    shift = rows.shift(used.episode, used.begin)
+    bounds = used.begin, used.stop
+    ends = (np.bincount(shift + at, minlength=rows.num_rows + 1) for at in bounds)
     return np.cumsum(np.subtract(*ends)[:-1]) > 0
 
 
@@ -374,7 +380,8 @@ def find_rows(
 class Load:
     """One row of a plan's `Loads`, with its group. Immutable by convention.
 
-    `first_use` is the index of the first clip of its round that needs it.
+    Its frames are `step` apart; clips need those in `used`, or all. `first_use` is the index of the
+    first clip of its round that needs it.
     """
 
     group: int
@@ -385,6 +392,14 @@ class Load:
     first: int
     count: int
     first_use: int = 0
+    step: int = 1
+    used: UsedFrames | None = field(default=None, compare=False)
+
+    @property
+    def frames(self) -> IntArray:
+        """The frames that clips need, int64[n]."""
+        frames = np.arange(self.first, self.first + self.count * self.step, self.step)
+        return frames if self.used is None else frames[self.used.contain(self.run, frames)]
 
 
 class RowLoad(NamedTuple):
@@ -406,11 +421,14 @@ class RowLoad(NamedTuple):
 
 
 class AssignedLoad(NamedTuple):
-    """A load with rows of an arena, int64[count], and its size in bytes."""
+    """A load: the frames of its episode, in rows of an arena, int64[n] each; and its size in
+    bytes.
+    """
 
     first_use: int
     load: Load
     target: Any
+    frames: IntArray
     rows: IntArray
     nbytes: int
 
@@ -426,15 +444,19 @@ def loads_of_round(current: Round, groups: Sequence[GroupPlan], num_frames: IntA
     for group, todo in zip(groups, current.groups, strict=True):
         uses = first_uses(todo.loads, current.clips, group.window, num_frames)
         in_order = _ordered_uses(uses, todo.loads, group)
-        waiting += each_load(group.group, todo.loads, in_order)
+        waiting += each_load(group, todo.loads, in_order, todo.used)
     return waiting
 
 
-def each_load(group: int, loads: Loads, first_uses: Sequence[int]) -> list[Load]:
+def each_load(
+    group: GroupPlan, loads: Loads, first_uses: Sequence[int], used: UsedFrames | None
+) -> list[Load]:
     """Convert `loads` of a group to objects."""
     columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-    rows = zip(*(column.tolist() for column in columns), first_uses, strict=True)
-    return [Load(group, *row) for row in rows]
+    shared = repeat(group.window.frame_step, len(loads)), repeat(used, len(loads))
+    lists = (column.tolist() for column in columns)
+    rows: Iterator[Any] = zip(*lists, first_uses, *shared, strict=True)
+    return [Load(group.group, *row) for row in rows]
 
 
 def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray) -> IntArray:
@@ -446,15 +468,10 @@ def first_uses(loads: Loads, clips: Clips, window: Window, num_frames: IntArray)
     place = frame_keys(clips.run, clips.start)
     order = np.argsort(place, kind="stable")
     place = place[order]
-    first_frame = loads.first - window.offset
-    last_frame = first_frame + (loads.count - 1) * window.frame_step
-    # Windows that extend beyond an episode use its first or last frame, and look around from there.
-    begins = loads.first <= window.ahead
-    ends = last_frame + window.offset + window.back >= num_frames[loads.episode] - 1
-    low_frame = np.where(begins, 0, first_frame - window.span + 1)
-    high_frame = np.where(ends, MAX_FRAMES, last_frame)
-    low = np.searchsorted(place, search_keys(loads.run, low_frame))
-    high = np.searchsorted(place, search_keys(loads.run, high_frame), side="right")
+    last = loads.first + (loads.count - 1) * window.frame_step
+    low_start, high_start = window.users(loads.first, last, num_frames[loads.episode])
+    low = np.searchsorted(place, search_keys(loads.run, low_start))
+    high = np.searchsorted(place, search_keys(loads.run, high_start), side="right")
     # The smallest number in each range [low, high): every second result.
     bounds = np.stack((low, high), axis=1).ravel()
     uses = np.minimum.reduceat(np.append(order, len(clips)), bounds)[::2]

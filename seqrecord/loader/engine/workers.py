@@ -208,7 +208,7 @@ class WorkerPool:
     def _can_fetch(self, load: Load) -> bool:
         if load in self._fetching or load in self._not_fetched:
             return False
-        if self._loader.begins_chunk(load) and not self._loader.is_cached(load):
+        if self._loader.reads(load):
             return True
         self._not_fetched.add(load)
         return False

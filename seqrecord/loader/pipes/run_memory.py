@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from seqrecord.loader.engine.arena import FORMS
@@ -14,7 +16,7 @@ from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.sampling.memory import MOST_CLIPS, Memory, MemoryPlan
 from seqrecord.loader.sampling.plan import Plan
-from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.runs import Intervals, Shard
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import clip_nbytes
 from seqrecord.store.reading.dataset import Dataset
@@ -31,6 +33,7 @@ class RunMemory(NamedTuple):
         memory: arena rows, batches in flight and loads.
         nbytes: the greatest size of these.
         rows: the rows of frames that stay in memory, by group; none if frames are freed.
+        later: the frames that other epochs may use, of the groups that load these early.
         store_bytes: memory for a store of remote chunks, beside `nbytes`.
         pieces: the bytes that the plan needs from that store.
     """
@@ -38,6 +41,7 @@ class RunMemory(NamedTuple):
     memory: Memory
     nbytes: int
     rows: tuple[FrameRows, ...] = ()
+    later: Mapping[int, Intervals] = MappingProxyType({})
     store_bytes: int = 0
     pieces: Pieces | None = None
 
@@ -51,10 +55,10 @@ def settle(
     """
     fitted = planner.plan_memory(plan.shard.count, plan.epoch, segments)
     memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
-    rows: tuple[FrameRows, ...] = ()
+    settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
         rows = planner.staying_rows(plan.shard, segments, fitted.settings)
-    settled = RunMemory(memory, fitted.nbytes(memory), rows)
+        settled = settled._replace(rows=rows, later=planner.frames_of_epochs())
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
         settled = _with_store(planner, fitted, plan, settled)
     if not on_device and planner.limit_in is None:
@@ -87,7 +91,7 @@ def _with_store(planner: Planner, fitted: MemoryPlan, plan: Plan, settled: RunMe
     A short epoch never fills an arena: its cursors load fewer frames than their rings have rows.
     Then arenas are reduced for all bytes that the plan needs.
     """
-    memory, nbytes, rows, *_ = settled
+    memory, nbytes, rows = settled.memory, settled.nbytes, settled.rows
     pieces: Pieces = {} if rows else needed_in(planner.view, plan)
     wanted = sum(int((stop - start).sum()) for start, stop in pieces.values())
     limit = planner.limit(plan.shard.count)
@@ -102,7 +106,8 @@ def _with_store(planner: Planner, fitted: MemoryPlan, plan: Plan, settled: RunMe
         nbytes = fitted.nbytes(memory)
         room = max(0, limit - _bytes_beside_store(planner, memory, nbytes))
     room = min(0 if rows else room, spare_memory(nbytes, planner.machine_part))
-    return RunMemory(memory, nbytes, rows, room, pieces if room else {})
+    pieces = pieces if room else {}
+    return settled._replace(memory=memory, nbytes=nbytes, store_bytes=room, pieces=pieces)
 
 
 def _bytes_beside_store(planner: Planner, memory: Memory, nbytes: int) -> int:

@@ -18,6 +18,8 @@ from itertools import repeat
 from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
+import numpy as np
+
 from seqrecord.loader.engine.arena import cut, split
 from seqrecord.loader.engine.batches import ClipDraws, ClipRows
 from seqrecord.loader.engine.decoding import Transform
@@ -35,6 +37,7 @@ from seqrecord.loader.pipes.columns import (
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.sampling.runs import Window
+from seqrecord.loader.sampling.used_frames import SampleFrames
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
@@ -159,23 +162,40 @@ class View:
 
     @cached_property
     def group_windows(self) -> Sequence[Window]:
-        """The window of each group of features; with a frame transform, of a single group."""
-        groups, features = dict[int, list[ClipWindow]](), self.dataset.features
+        """How far samples reach in each group of features, from their starts."""
+        stride, group_windows = self.samples.typical.spec.stride, list[Window]()
+        for windows in self._windows_of_groups:
+            offsets = [w.frame_offsets * step for w in windows for step in self.windows.dilations]
+            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
+            back, ahead = (max(sizes) for sizes in zip(*(w.reach for w in windows), strict=True))
+            reach = Window.around(
+                offsets,
+                stride,
+                pad=any(self.windows.pads) or not is_even,
+                reach=(back, ahead),
+                whole=any(map(attrgetter("is_anywhere"), windows)),
+                are_used=is_even and self.steps is None,
+            )
+            group_windows.append(reach)
+        return group_windows
+
+    def group_frames(self, epoch: int) -> Sequence[SampleFrames]:
+        """The functions that find the frames of an epoch's samples in each group of features.
+
+        Of samples whose number of frames is drawn for each batch, the greatest number.
+        """
+        frames = self.frames(epoch)
+        return [partial(_frames_of, windows, frames) for windows in self._windows_of_groups]
+
+    @cached_property
+    def _windows_of_groups(self) -> Sequence[Sequence[ClipWindow]]:
+        """The windows of each group of features; with a frame transform, of a single group."""
+        groups, features = dict[int, dict[object, ClipWindow]](), self.dataset.features
         for name, window in self.clip_frames.windows.items():
             if self.transform is not None or name in features:  # no mask of another one
                 group = 0 if self.transform is not None else features[name].group
-                groups.setdefault(group, []).append(window)
-        stride, group_windows = self.samples.typical.spec.stride, list[Window]()
-        for _, windows in sorted(groups.items()):
-            held = [w.frame_offsets * step for w in windows for step in self.windows.dilations]
-            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
-            back, ahead = (max(sizes) for sizes in zip(*(w.reach for w in windows), strict=True))
-            pad = any(self.windows.pads) or not is_even
-            whole = any(map(attrgetter("is_anywhere"), windows))
-            group_windows.append(
-                Window.around(held, stride, pad=pad, reach=(back, ahead), whole=whole)
-            )
-        return group_windows
+                groups.setdefault(group, {}).setdefault(window.key, window)
+        return [[*windows.values()] for _, windows in sorted(groups.items())]
 
     # ---- arrays
 
@@ -292,3 +312,8 @@ class View:
             step = f", {self.vectors[name]}" if name in self.vectors else ""
             lines.append(f"{name}: {whole}{step}")
         return "\n  ".join(lines)
+
+
+def _frames_of(windows: Sequence[ClipWindow], frames: ClipFrames, clips: ClipKeys) -> IntArray:
+    """The frames of clips in these windows, int64[n, T]."""
+    return np.concatenate([window.frames_of_clips(clips, frames) for window in windows], axis=1)

@@ -22,11 +22,10 @@ from dataclasses import dataclass, fields
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.loader.sampling.bounds import BlockSizes
 from seqrecord.loader.sampling.runs import Runs, Window, merged
-from seqrecord.store.clips.grids import ChunkGrid, frame_keys, ragged_arange
+from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 
 _CUTS_AT_ONCE = 1 << 18
@@ -63,23 +62,6 @@ class Blocks:
         return Blocks(*(getattr(self, column.name)[index] for column in fields(self)))
 
 
-@dataclass(frozen=True, eq=False)
-class UsedFrames:
-    """The frames of a group that clips of runs use: frames of run `i` from key `begins[i]` to key
-    `ends[i]`, int64[n] each, ascending.
-    """
-
-    begins: IntArray
-    ends: IntArray
-
-    def contain(self, run: IntArray, frame: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether a clip uses each frame of a run; bool[n]."""
-        keys = frame_keys(run, frame)
-        place = np.searchsorted(self.begins, keys, side="right") - 1
-        is_used: npt.NDArray[np.bool_] = (place >= 0) & (keys < self.ends[np.maximum(place, 0)])
-        return is_used
-
-
 class _Rows(NamedTuple):
     """The parts of blocks in each run, or each row of it, by cursor and then by round.
 
@@ -108,7 +90,7 @@ class CursorSchedule(ABC):
         episodes: EpisodeLayout,
         windows: Sequence[Window],
     ) -> None:
-        self._runs, self._cursor, self._windows = runs, cursor, windows
+        self.runs, self._cursor, self._windows = runs, cursor, windows
         self._num_frames = episodes.num_frames[runs.episode]
         self._grids = [grid.take(runs.episode) for grid in episodes.groups]  # of each row's episode
         self._apart = [window.span < runs.stride for window in windows]
@@ -119,8 +101,8 @@ class CursorSchedule(ABC):
         self._first_row = np.searchsorted(cursor, np.arange(self.count))  # of each cursor
         bounds = np.append(runs.first_clip[self._first_row], runs.num_clips)
         self.begin: IntArray = bounds[:-1]  # where cursors begin, in clips
-        self._end: IntArray = bounds[1:]
-        self._stop = self._end  # the same, unless a subclass ends before
+        self._last: IntArray = bounds[1:]
+        self.end = self._last  # the same, unless a subclass ends before
 
     @abstractmethod
     def first_clips(self, rounds: IntArray) -> IntArray:
@@ -140,7 +122,7 @@ class CursorSchedule(ABC):
         loaded_before)`.
         """
         clip = self.first_clips(np.array([[index]]))[0]
-        cursor = np.flatnonzero(clip < self._stop)
+        cursor = np.flatnonzero(clip < self.end)
         clip = clip[cursor]
         rows = _Rows(np.full(len(clip), index), cursor, clip, clip + 1)
         return [self._blocks(group, rows) for group in range(len(self._grids))]
@@ -155,28 +137,9 @@ class CursorSchedule(ABC):
             self._blocks(group, rows_by_distance[apart]) for group, apart in enumerate(self._apart)
         ]
 
-    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Episode and used frames `[begin, stop)` of each row in a group, given by its place;
-        int64[rows] each.
-        """
-        runs, rows = self._runs, np.arange(len(self._runs))
-        begin = self._used_from(group, rows, runs.first_start)
-        return runs.episode, begin, self._used_until(group, rows, runs.last_start)
-
-    def used_frames(self, group: int) -> UsedFrames | None:
-        """The used frames of a group, given by its place; `None` if there are no others between the
-        first and the last one of a run.
-
-        Loads have the others too, because a cursor keeps one interval of frames. They have a row,
-        but need not be decoded.
-        """
-        run = self._runs.run
-        if len(run) == 0 or len(run) == run[-1] + 1:  # a row each
-            return None
-        _, begin, stop = self.used(group)
-        begins, ends = frame_keys(run, begin), np.maximum.accumulate(frame_keys(run, stop))
-        has_holes = ((begins[1:] > ends[:-1]) & (run[1:] == run[:-1])).any()
-        return UsedFrames(begins, ends) if has_holes else None
+    def planned_runs(self) -> Runs:
+        """The runs, without clips that a subclass removes at the end."""
+        return self.runs.slices(self.begin, self.end)[0]
 
     def _rows(self, clips: IntArray, start: int, *, apart: bool) -> _Rows:
         """Divide blocks that begin at `clips`, int64[rounds + 1, cursors], into rows.
@@ -188,7 +151,7 @@ class CursorSchedule(ABC):
             owner, offset = ragged_arange(high - low)
             bounds = low[owner] + offset
         else:
-            first_clip = self._runs.first_clip
+            first_clip = self.runs.first_clip
             first_row = np.searchsorted(first_clip, low, side="right")
             number = np.searchsorted(first_clip, high, side="left") - first_row
             owner, offset = ragged_arange(np.where(high > low, np.maximum(number, 0), 0))
@@ -203,7 +166,7 @@ class CursorSchedule(ABC):
 
     def _blocks(self, group: int, rows: _Rows) -> Blocks:
         """The frames that rows need of a group."""
-        runs, grid, (_, _, begin, end) = self._runs, self._grids[group], rows
+        runs, grid, (_, _, begin, end) = self.runs, self._grids[group], rows
         row, block_start = runs.find(begin)
         block_end = block_start + (end - 1 - begin) * runs.stride
         run_stop = self._run_stops[group][row]
@@ -248,7 +211,7 @@ class CursorSchedule(ABC):
     def _end_runs(self, last_clip: IntArray) -> None:
         """Set the last clip of each row's run, int64[rows], and the last used frame."""
         self._run_last_clip = last_clip
-        ends = self._runs.find(np.maximum(last_clip, 0))
+        ends = self.runs.find(np.maximum(last_clip, 0))
         self._run_stops = [self._used_until(i, *ends) for i in range(len(self._grids))]
 
 
@@ -289,8 +252,8 @@ class Cursors(CursorSchedule):
 
     def end_before(self, index: int) -> None:
         """Remove the rounds from `index` on."""
-        self._stop = self.first_clips(np.array([[index]]))[0]
-        self._end_runs(np.minimum(self._run_last_clip, self._stop[self._cursor] - 1))
+        self.end = self.first_clips(np.array([[index]]))[0]
+        self._end_runs(np.minimum(self._run_last_clip, self.end[self._cursor] - 1))
 
     def first_clips(self, rounds: IntArray) -> IntArray:
         """See `CursorSchedule`."""
@@ -299,15 +262,15 @@ class Cursors(CursorSchedule):
         if late.any():
             clips = np.where(late, self._find(rounds, snap=True), clips)
         clips = np.where(rounds == 0, self.begin, clips)
-        clips = np.where(rounds >= self.num_rounds, self._end, clips)
-        return np.clip(clips, self.begin, self._end)
+        clips = np.where(rounds >= self.num_rounds, self._last, clips)
+        return np.clip(clips, self.begin, self._last)
 
     def _find(self, rounds: IntArray, *, snap: bool) -> IntArray:
         """The first clip at or behind the start of each block; [rounds, cursors].
 
         `snap` moves starts to the next grid line. `rounds` is [rounds, cursors] or [rounds, 1].
         """
-        runs, counted = self._runs, self._sizes.clip
+        runs, counted = self.runs, self._sizes.clip
         place = self._sizes.begins(self.lengths, rounds, self.num_rounds) + self._begin
         row = np.searchsorted(self._from, place, side="right") - 1
         beyond = place - self._before[row]

@@ -25,6 +25,7 @@ from seqrecord.loader.sampling.epoch import EpochLayout, EpochPlan, key_of_segme
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
+from seqrecord.loader.sampling.used_frames import RunFrames
 from seqrecord.store.clips.grids import ChunkGrid, frame_keys, ragged_arange, split_keys
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
@@ -89,19 +90,12 @@ def shard_frames(
     shard = share // max(1, shares.start.shape[1])
     intervals, max_counts = [], []
     for grid, window in zip(episodes.groups, windows, strict=True):
-        used = _united(shard, rows.episode, *used_frames(rows, episodes, window), grid.stored_grid)
+        bounds = RunFrames.of(rows, episodes, window, None).bounds
+        used = _united(shard, rows.episode, *bounds, grid.stored_grid)
         counts = np.bincount(used[0], used[3] - used[2], len(shards))
         max_counts.append(int(counts.max(initial=0)))
         intervals.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
     return intervals, tuple(max_counts)
-
-
-def used_frames(runs: Runs, episodes: EpisodeLayout, window: Window) -> tuple[IntArray, IntArray]:
-    """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
-    each.
-    """
-    last_frame = episodes.num_frames[runs.episode] - 1
-    return window.begin(runs.first_start, last_frame), window.stop(runs.last_start, last_frame)
 
 
 def _united(
@@ -161,14 +155,13 @@ class ShuffledPlan(EpochPlan):
         """See `Plan`: nothing, because each round loads its missing frames."""
         return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
 
-    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """See `Plan`."""
-        begin, stop = used_frames(self._mine, self._episodes, self._windows[group])
-        return self._mine.episode, begin, stop
-
-    def used_frames(self, group: int) -> None:  # noqa: ARG002
-        """See `Plan`: others stay for clips of later epochs."""
+    def used_frames(self, group: int, loads: Loads, index: int) -> None:  # noqa: ARG002
+        """See `Plan`: a store with a row for each frame leaves out those that no clip uses."""
         return
+
+    def _planned_runs(self) -> Runs:
+        """See `Plan`."""
+        return self._mine
 
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
         """See `Plan`."""

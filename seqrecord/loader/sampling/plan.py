@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
+from itertools import pairwise, repeat
 from typing import TypeVar
 
 import numpy as np
@@ -13,10 +13,11 @@ import numpy.typing as npt
 
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budgets import BudgetUse, ClipCosts
-from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule, UsedFrames
+from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.loader.sampling.orders import Order, find_order
-from seqrecord.loader.sampling.runs import Runs, Shard, Window
+from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
+from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, UsedFrames
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
@@ -54,8 +55,8 @@ class Loads(_Columns):
     Row `i` loads `count[i]` frames, `first[i]`, `first[i] + frame_step`, … of `episode[i]`, all in
     row `chunk[i]` of the group's chunk table, for run `run[i]` of cursor `cursor[i]`. A cursor may
     have frames of several runs, even the same frames for two of them. Runs are numbered over all
-    cursors, equally in all groups. No clip uses a frame that lacks a requested feature: it has a
-    place but need not be decoded.
+    cursors, equally in all groups. Frames that no clip uses have a place but need not be decoded:
+    see `UsedFrames`.
     """
 
     run: IntArray
@@ -102,10 +103,14 @@ class Frees(_Columns):
 
 @dataclass(frozen=True, eq=False)
 class GroupRound:
-    """A round of one group: `loads`, and `frees` after its clips are emitted."""
+    """A round of one group: `loads`, and `frees` after its clips are emitted.
+
+    `used` are the frames that clips use; `None` if they use all.
+    """
 
     loads: Loads
     frees: Frees
+    used: UsedFrames | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -138,7 +143,8 @@ class Plan(ABC):
     """The plan of one shard of one epoch: rounds of cursors, whose clips form one stream of
     batches.
 
-    `windows` are the windows of the groups of `episodes`; by default whole clips. In segment
+    `windows` are the windows of the groups of `episodes`, how far clips reach; by default whole
+    clips. `frames` are the functions that find the frames of clips in each group. In segment
     `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). `draws` are
     made for each batch; with `costs`, batches have a budget. A subclass lays out the clips, and
     defines the order of a round's clips.
@@ -176,6 +182,7 @@ class Plan(ABC):
         shard: Shard = _WHOLE,
         segment: int = 0,
         windows: Sequence[Window] | None = None,
+        frames: Sequence[SampleFrames] | None = None,
         draws: BatchDraws | None = None,
         costs: ClipCosts | None = None,
     ) -> None:
@@ -183,6 +190,7 @@ class Plan(ABC):
         self.batches = ShardBatches.of(settings, draws, epoch, segment, shard)
         self._spec, self._episodes = table.spec, episodes
         self._windows = tuple(windows or [Window.of(table.spec)] * len(episodes.groups))
+        self._frames = [None] * len(self._windows) if frames is None else frames
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
         self._segment, self.costs = segment, costs
@@ -257,13 +265,19 @@ class Plan(ABC):
         blocks = self._cursors.held(round_index)
         return tuple(self._loads(i, b, b.held, b.loaded_before)[1] for i, b in enumerate(blocks))
 
-    def used(self, group: int) -> tuple[IntArray, IntArray, IntArray]:
-        """Used frames of a group, given by its place: see `CursorSchedule.used`."""
-        return self._cursors.used(group)
+    def used(self, group: int) -> Intervals:
+        """All frames of a group, given by its place, that clips use. Intervals may overlap."""
+        return self._run_frames(group, self._planned_runs()).intervals
 
-    def used_frames(self, group: int) -> UsedFrames | None:
-        """See `CursorSchedule.used_frames`."""
-        return self._cursors.used_frames(group)
+    def used_frames(self, group: int, loads: Loads, index: int) -> UsedFrames | None:
+        """The frames of loads that clips from round `index` on use; `None` if they use all."""
+        frames = self._frames_of_runs[group]
+        if frames.has_holes is None or not len(loads):
+            return None
+        clip, end = self._cursors.first_clips(np.array([[index]]))[0], self._cursors.end
+        last = loads.first + (loads.count - 1) * self._windows[group].frame_step
+        bounds = clip[loads.cursor], end[loads.cursor]
+        return UsedFrames(frames, loads.run, loads.first, last, *bounds)
 
     def most_loaded(self) -> tuple[int, ...]:
         """For each group, the most frames that any cursor loads in the epoch. Plans all rounds."""
@@ -291,10 +305,7 @@ class Plan(ABC):
         blocks = self._cursors.blocks(start, stop)
         clips = self._clips(*self._in_order(blocks[self.leading]))
         groups = [
-            GroupRound(
-                self._loads(i, group_blocks, group_blocks.loaded_before, group_blocks.loaded)[1],
-                self._frees(i, group_blocks)[1],
-            )
+            self._group_round(i, group_blocks, start)
             for i, group_blocks in enumerate(blocks)
             if loads
         ]
@@ -322,6 +333,18 @@ class Plan(ABC):
         numbers: IntArray = (place - (self._segment << _PLACE_BITS)) // self.shard.count
         return numbers
 
+    def _planned_runs(self) -> Runs:
+        """The runs of all clips."""
+        return self._cursors.planned_runs()
+
+    def _run_frames(self, group: int, runs: Runs) -> RunFrames:
+        return RunFrames.of(runs, self._episodes, self._windows[group], self._frames[group])
+
+    @cached_property
+    def _frames_of_runs(self) -> Sequence[RunFrames]:
+        """The frames of the cursors' runs, of each group."""
+        return [self._run_frames(group, self._cursors.runs) for group in range(len(self._windows))]
+
     def _places(self, number: IntArray) -> IntArray:
         """`Clips.place` of clips, by number in this shard."""
         return number * self.shard.count + self.shard.index + (self._segment << _PLACE_BITS)
@@ -335,13 +358,19 @@ class Plan(ABC):
         clips = self._clips(*blocks_of_groups[self.leading])
         groups = []
         for i, (blocks, _) in enumerate(blocks_of_groups):
-            loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
-            frees = self._frees(i, blocks)
-            rounds = map(GroupRound, _by_round(*loads, marks), _by_round(*frees, marks))
-            groups.append(list(rounds))
+            rounds, loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
+            frees, used = self._frees(i, blocks), self.used_frames(i, loads, start)
+            parts = _by_round(rounds, loads, marks), _by_round(*frees, marks)
+            groups.append(list(map(GroupRound, *parts, repeat(used))))
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
         for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
             yield Round(start + i, clips.rows(*rows), tuple(of_groups))
+
+    def _group_round(self, group: int, blocks: Blocks, start: int) -> GroupRound:
+        """Blocks of the rounds from `start` on as one round of a group."""
+        _, loads = self._loads(group, blocks, blocks.loaded_before, blocks.loaded)
+        _, frees = self._frees(group, blocks)
+        return GroupRound(loads, frees, self.used_frames(group, loads, start))
 
     def _loads(
         self, group: int, blocks: Blocks, start: IntArray, stop: IntArray

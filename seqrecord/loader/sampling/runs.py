@@ -38,7 +38,14 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.store.clips.frames import COPIES
-from seqrecord.store.clips.grids import MAX_OWNERS, ChunkGrid, frame_keys, ragged_arange
+from seqrecord.store.clips.grids import (
+    MAX_FRAMES,
+    MAX_OWNERS,
+    ChunkGrid,
+    frame_keys,
+    ragged_arange,
+    search_keys,
+)
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 
 
@@ -51,7 +58,8 @@ class Window:
     first or last frame; with such windows `frame_step` is 1. From these frames, clips may look back
     by `back` further frames, and ahead by `ahead`, which `offset` and `span` include. `length` is 0
     if frames are not evenly spaced, or differ between features. With `whole`, clips may use any
-    frame of their episode, which is not cut.
+    frame of their episode, which is not cut. `solid` or more clips, `stride` apart, use all frames
+    from their first to their last, `frame_step` apart; `None` if they may leave out some.
     """
 
     offset: int
@@ -61,6 +69,7 @@ class Window:
     back: int = 0
     ahead: int = 0
     whole: bool = False
+    solid: int | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, spec: ClipSpec) -> Window:
@@ -76,6 +85,7 @@ class Window:
         pad: bool,
         reach: tuple[int, int] = (0, 0),
         whole: bool = False,
+        are_used: bool = False,
     ) -> Window:
         """The window of features with these frame offsets, int64[T] each.
 
@@ -86,15 +96,18 @@ class Window:
                 last.
             reach: frames to look back, and ahead; only with `pad`.
             whole: clips may use any frame of their episode; only with `pad`.
+            are_used: each clip uses all of these frames, or the episode's end in place of those
+                outside.
         """
         union = np.unique(np.concatenate(offsets))
         begin, end = int(union[0]) - reach[0], int(union[-1]) + reach[1]
+        step = 1 if pad else int(np.gcd.reduce(union - begin, initial=stride))
+        solid = _solid_clips((union - begin) // step, stride // step) if are_used else None
         if pad:
-            return cls(begin, end - begin + 1, 1, 0, *reach, whole)
-        step = int(np.gcd.reduce(union - begin, initial=stride))
+            return cls(begin, end - begin + 1, 1, 0, *reach, whole, solid=solid)
         even = np.arange(len(offsets[0])) * (union[1] - union[0] if len(union) > 1 else 1) + begin
         is_even = all(np.array_equal(window_offsets, even) for window_offsets in offsets)
-        return cls(begin, end - begin + 1, step, len(even) if is_even else 0)
+        return cls(begin, end - begin + 1, step, len(even) if is_even else 0, solid=solid)
 
     def begin(self, start: IntArray, last: IntArray) -> IntArray:
         """The first frame that each clip uses, int64[n], by its start and its episode's last."""
@@ -107,6 +120,34 @@ class Window:
         """The frame behind the last one that each clip uses, like `begin`."""
         stops: IntArray = np.clip(start + (self.offset + self.span - self.ahead), 1, last + 1)
         return np.minimum(stops + self.ahead, last + 1) if self.ahead else stops
+
+    def users(
+        self, first: IntArray, last: IntArray, num_frames: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """The least and the greatest start of clips that may use one of the frames `[first, last]`
+        of episodes of `num_frames`; int64[n] each.
+        """
+        # Windows that extend beyond an episode use its first or last frame, and look around from
+        # there.
+        begins = first <= self.ahead
+        ends = last + self.back >= num_frames - 1
+        low = np.where(begins, 0, first - self.offset - self.span + 1)
+        return low, np.where(ends, MAX_FRAMES, last - self.offset)
+
+
+def _solid_clips(offsets: IntArray, stride: int) -> int | None:
+    """The fewest clips, `stride` apart, whose frames at `offsets` from their starts are
+    consecutive; `None` if no number of clips uses all frames.
+
+    `offsets` are unique, ascending, and begin with 0.
+    """
+    is_begun = len(offsets) >= stride and offsets[stride - 1] == stride - 1
+    if not is_begun or offsets[-stride] != offsets[-1] - stride + 1:
+        return None
+    # Clips reach frames of one remainder alone, in steps of a stride: as many as the longest way.
+    order = np.lexsort((offsets, offsets % stride))
+    ways = np.diff(offsets[order])[np.diff(offsets[order] % stride) == 0]
+    return max(1, int(ways.max(initial=0)) // stride)
 
 
 @dataclass(frozen=True, eq=False)
@@ -276,6 +317,18 @@ class Runs:
         """Row and start, int64[n] each, of clips numbered over all rows."""
         row = np.searchsorted(self.first_clip, clips, side="right") - 1
         return row, self.first_start[row] + (clips - self.first_clip[row]) * self.stride
+
+    def clips_from(self, run: IntArray, start: IntArray) -> IntArray:
+        """Number of the first clip of each run that starts at `start` or behind it, or else of the
+        next run's first clip; int64[n].
+        """
+        row = np.searchsorted(frame_keys(self.run, self.last_start), search_keys(run, start))
+        bounds = np.append(self.first_clip, self.num_clips)
+        place = np.minimum(row, len(self) - 1)
+        step = -((self.first_start[place] - start) // self.stride)
+        is_inside = (row < len(self)) & (self.run[place] == run)
+        clips: IntArray = bounds[row] + np.where(is_inside, np.maximum(step, 0), 0)
+        return clips
 
     def samples(self, row: IntArray, clips: IntArray) -> IntArray:
         """Sample of clips in these rows, numbered over all rows; int64[n] each."""

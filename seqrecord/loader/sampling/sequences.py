@@ -154,11 +154,11 @@ class _Rows(CursorSchedule):
         windows: Sequence[Window],
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)
-        self.num_rounds = int((self._stop - self.begin).max(initial=0))
+        self.num_rounds = int((self.end - self.begin).max(initial=0))
 
     def first_clips(self, rounds: IntArray) -> IntArray:
         """See `CursorSchedule`."""
-        clips: IntArray = np.minimum(self.begin + rounds, self._stop)
+        clips: IntArray = np.minimum(self.begin + rounds, self.end)
         return clips
 
 

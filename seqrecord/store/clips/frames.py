@@ -158,11 +158,17 @@ class ClipWindow(ABC):
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
 
+    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
+        """The frames of clips, int64[n, T], without a check: a later function may remove clips that
+        `find` refuses.
+        """
+        return self.find(clips, frames).frames
+
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
     ) -> tuple[IntArray, IntArray]:
         """First and last frames of clips, with offsets times `dilation`; int64[n] each."""
-        numbers = self.find(clips, frames).frames
+        numbers = self.frames_of_clips(clips, frames)
         return numbers.min(axis=1), numbers.max(axis=1)
 
 
@@ -318,12 +324,9 @@ class AnchoredWindow(ClipWindow):
             )
         return window_frames
 
-    def ends(
-        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
-    ) -> tuple[IntArray, IntArray]:
-        """See `ClipWindow`. A later function may remove clips that lack an anchored frame."""
-        numbers = self.with_lacking(clips, frames)[0].frames
-        return numbers.min(axis=1), numbers.max(axis=1)
+    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
+        """See `ClipWindow`: also of clips that lack an anchored frame."""
+        return self.with_lacking(clips, frames)[0].frames
 
     def with_lacking(
         self, clips: ClipKeys, frames: ClipFrames
@@ -442,11 +445,9 @@ class TimedWindow(ClipWindow):
             num_far += num_far_frames
         return window_frames._replace(num_far=num_far)
 
-    def ends(
-        self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
-    ) -> tuple[IntArray, IntArray]:
-        """See `ClipWindow`. A later function may remove clips without a near frame."""
-        return ClipWindow.ends(replace(self, pads_far=True), clips, frames, _dilation)
+    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
+        """See `ClipWindow`: also of clips without a near frame."""
+        return replace(self, pads_far=True).find(clips, frames).frames
 
     def _find(self, row: int, start: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
         stamps, tolerance = self.clock.seconds(row), self.tolerance
@@ -561,9 +562,18 @@ class NearestWindow(ClipWindow):
     def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
         """See `ClipFrames.find`."""
         window_frames = self.window.find(clips, frames)
-        gaps, requested = self.gaps, window_frames.frames
+        values, age = self._values(clips, window_frames.frames)
+        return window_frames._replace(frames=values, age=age)
+
+    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
+        """See `ClipWindow`."""
+        return self._values(clips, self.window.frames_of_clips(clips, frames))[0]
+
+    def _values(self, clips: ClipKeys, requested: IntArray) -> tuple[IntArray, IntArray]:
+        """The frames with the values of requested ones, and their distances; int64[n, T] each."""
+        gaps = self.gaps
         if not len(gaps):
-            return window_frames._replace(age=np.zeros_like(requested))
+            return requested, np.zeros_like(requested)
         lacks, run = gaps.find(clips.episode[:, None], requested)
         to_value = (
             gaps.stop[run] - requested if self.looks_ahead else requested - gaps.start[run] + 1
@@ -574,9 +584,7 @@ class NearestWindow(ClipWindow):
             is_unknown |= age > self.max_distance
         age[is_unknown] = UNKNOWN
         step = np.maximum(age, 0)
-        return window_frames._replace(
-            frames=requested + step if self.looks_ahead else requested - step, age=age
-        )
+        return requested + step if self.looks_ahead else requested - step, age
 
 
 class FrameMapping(Protocol):
