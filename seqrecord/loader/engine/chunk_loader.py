@@ -227,7 +227,7 @@ class ChunkLoader:
             self._fetcher.release(still_open)
         rows = np.concatenate([item.rows for item in items])
         with self._buffers.storing(target, rows) as (out, places):
-            row_load = RowLoad(loads[0].group, *self._stored(items), places, out)
+            row_load = RowLoad(loads[0].group, *_stored(self._clip_frames, items), places, out)
             self._keep(loads[0], self._load(row_load, fetched))
         self._mark(target, rows)
         self._stats.add(loads=len(loads))
@@ -268,7 +268,7 @@ class ChunkLoader:
 
     def _go_on(self, item: AssignedLoad, begun_load: BegunLoad, index: IntArray) -> BegunLoad:
         """Load `some` frames of a load, by index."""
-        chunk, frame = self._stored([item])
+        chunk, frame = _stored(self._clip_frames, [item])
         with self._buffers.storing(item.target, item.rows[index]) as (out, places):
             row_load = RowLoad(item.load.group, chunk[index], frame[index], places, out)
             begun_load = replace(begun_load, fetched=self._load(row_load, begun_load.fetched))
@@ -279,18 +279,6 @@ class ChunkLoader:
         """Mark loaded rows of an arena, if frames stay."""
         if self._frames_stay:
             target.is_read[rows] = True
-
-    def _stored(self, items: Sequence[AssignedLoad]) -> tuple[IntArray, IntArray]:
-        """Chunk row and stored number of each frame of loads, int64[n] each."""
-        columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
-        episode, chunk, count = np.array(columns, np.int64).T
-        frames = np.concatenate([item.frames for item in items])
-        stored = self._clip_frames.stored_frames(np.repeat(episode, count), frames)[1]
-        return np.repeat(chunk, count), stored
-
-    def _stored_frames(self, load: Load, frames: IntArray) -> IntArray:
-        """Stored numbers of frames of a load, int64[n]."""
-        return self._clip_frames.stored_frames(np.full_like(frames, load.episode), frames)[1]
 
     def _first_part(
         self, item: AssignedLoad, fetched: Fetched, needed: npt.NDArray[np.bool_]
@@ -305,7 +293,7 @@ class ChunkLoader:
         if item.load.group in self.in_pieces:
             return is_up_to_last
         for page in fetched.pages:
-            frames = self._stored_frames(item.load, item.frames)
+            frames = _stored_frames(self._clip_frames, item.load, item.frames)
             position = frames - fetched.chunk.first_frame
             with self._decoder.naming(fetched.chunk):
                 run = self._reader.runs(page, fetched.data, position)
@@ -330,7 +318,7 @@ class ChunkLoader:
         """Whether these frames of a load seem to be in the frame cache."""
         if self._cached is None or load.group not in self._cached.features:
             return False
-        stored = self._stored_frames(load, frames)
+        stored = _stored_frames(self._clip_frames, load, frames)
         return self._cached.covers(load.group, np.full_like(frames, load.chunk), stored)
 
     def joins(self, load: Load) -> bool:
@@ -371,7 +359,7 @@ class ChunkLoader:
         if self._transform is None:
             return fetched
         try:
-            return self._fetcher.with_others(fetched, self._stored_frames(load, load.frames))
+            return self._fetcher.with_others(fetched, _stored_frames(self._clip_frames, load, load.frames))
         except BaseException:
             self._fetcher.release(fetched)
             raise
@@ -379,7 +367,7 @@ class ChunkLoader:
     def _read_ahead(self, store: ChunkStore, load: Load) -> None:
         """Read the bytes of a load into the chunk store, if it has room."""
         begin, chunk = perf_counter(), self._reader.chunk_at(load.group, load.chunk)
-        frames = self._stored_frames(load, load.frames) - chunk.first_frame
+        frames = _stored_frames(self._clip_frames, load, load.frames) - chunk.first_frame
         start, stop = int(frames.min()), int(frames.max()) + 1
         if stop - start > len(frames) * load.step:
             return  # frames of a list, far from each other
@@ -505,3 +493,19 @@ class ChunkLoader:
                 if page.feature in part.data
             ]
             self._cached.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)
+
+
+def _stored_frames(clip_frames: ClipFrames, load: Load, frames: IntArray) -> IntArray:
+    """Stored numbers of frames of a load, int64[n]."""
+    return clip_frames.stored_frames(np.full_like(frames, load.episode), frames)[1]
+
+
+def _stored(
+    clip_frames: ClipFrames, items: Sequence[AssignedLoad]
+) -> tuple[IntArray, IntArray]:
+    """Chunk row and stored number of each frame of loads, int64[n] each."""
+    columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
+    episode, chunk, count = np.array(columns, np.int64).T
+    frames = np.concatenate([item.frames for item in items])
+    stored = clip_frames.stored_frames(np.repeat(episode, count), frames)[1]
+    return np.repeat(chunk, count), stored

@@ -20,7 +20,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise, zip_longest
 from time import perf_counter
-from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -58,7 +57,6 @@ from seqrecord.loader.engine.stores import (
 from seqrecord.loader.engine.workers import Loading, WorkerPool
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
 from seqrecord.loader.sampling.plan import Clips, Plan, Round
-from seqrecord.loader.sampling.runs import Intervals
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
@@ -150,7 +148,6 @@ class Executor:
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
             memory for the next iteration; see `AllFrames`.
-        later: by group, see `AllFrames`.
     """
 
     def __init__(
@@ -165,9 +162,8 @@ class Executor:
         shared: bool = False,
         decode_there: bool = False,
         rows: Sequence[FrameRows] = (),
-        later: Mapping[int, Intervals] = MappingProxyType({}),
     ) -> None:
-        self.job, self.memory, self._later = job, memory, later
+        self.job, self.memory = job, memory
         self._stats, self._num_threads, self._rows = stats, num_threads, rows
         decodes_there = decode_there and device is not None and job.frame_transform is None
         needs = _needs(job, memory, device, rows, shared=shared, decodes_there=decodes_there)
@@ -235,7 +231,7 @@ class Executor:
         store_inputs = job.plan, job.clip_frames, buffers.arenas
         self._store: FrameStore
         if self._rows:
-            self._store = AllFrames(*store_inputs, self._rows, whole_chunks(job), self._later)
+            self._store = AllFrames(*store_inputs, self._rows, whole_chunks(job))
         else:
             self._store = Rings(*store_inputs)
         self._copies = self._workers.copies()

@@ -168,8 +168,6 @@ class AllFrames(FrameStore):
     Args:
         rows: for each group of the plan.
         chunks: chunk tables by group, except groups whose single frames are read equally fast.
-        later: frames that clips of other epochs may use, by group, if these cost little now and
-            much later: those between used ones of a chunk are loaded, too.
     """
 
     def __init__(
@@ -179,7 +177,6 @@ class AllFrames(FrameStore):
         arenas: Sequence[Any],
         rows: Sequence[FrameRows],
         chunks: Mapping[int, GroupIndex],
-        later: Mapping[int, Intervals],
     ) -> None:
         super().__init__(plan, clip_frames, arenas)
         self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
@@ -191,8 +188,8 @@ class AllFrames(FrameStore):
         self._later: dict[int, npt.NDArray[np.bool_]] = {}
         for place, group in enumerate(plan.groups):
             self._used[group.group] = used_rows(plan.used(place), rows[place])
-            if (frames_of_others := later.get(group.group)) is not None:
-                self._later[group.group] = used_rows(frames_of_others, rows[place])
+            if (later := rows[place].later) is not None:
+                self._later[group.group] = used_rows(later, rows[place])
 
     @property
     def nbytes(self) -> int:
@@ -255,10 +252,14 @@ def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
 
 
 class FrameRows:
-    """Rows of the frames in intervals of episodes, interval by interval."""
+    """Rows of the frames in intervals of episodes, interval by interval.
 
-    def __init__(self, intervals: Intervals) -> None:
-        self._intervals = intervals
+    `later` are frames that clips of other epochs may use, where they cost little beside the frames
+    of an epoch, and much later: loads contain them, too, between the used frames of a chunk.
+    """
+
+    def __init__(self, intervals: Intervals, later: Intervals | None = None) -> None:
+        self._intervals, self.later = intervals, later
         self._key = frame_keys(intervals.episode, intervals.begin)
         count = intervals.stop - intervals.begin
         self._shift = np.cumsum(count) - count - intervals.begin
@@ -268,6 +269,10 @@ class FrameRows:
     def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
         """Rows of all frames of `selected` episodes; `num_frames` has all episodes."""
         return cls(Intervals(selected, np.zeros_like(selected), num_frames[selected]))
+
+    def with_later(self, later: Intervals | None) -> FrameRows:
+        """The same rows, with frames for later epochs."""
+        return FrameRows(self._intervals, later)
 
     @cached_property
     def digest(self) -> str:

@@ -198,7 +198,6 @@ class ClipLoader:
             shared=in_worker,
             decode_there=tuning.video_decoder == "torchcodec",
             rows=settled.rows,
-            later=settled.later,
         )
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:

@@ -1,4 +1,6 @@
-"""The bytes that a plan, or all frames of a view, need from remote storage."""
+"""The bytes that a plan, or all frames of a view, need from remote storage; and frames that later
+epochs need.
+"""
 
 from __future__ import annotations
 
@@ -6,6 +8,8 @@ import numpy as np
 
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.plan import Plan
+from seqrecord.loader.sampling.runs import Intervals, Runs
+from seqrecord.loader.sampling.used_frames import RunFrames
 from seqrecord.store.reading.needed_bytes import UsedFrames, needed_bytes
 from seqrecord.store.storage.chunk_store import Pieces
 from seqrecord.store.storage.ranges import MAX_GAP
@@ -28,6 +32,29 @@ def needed_in(view: View, plan: Plan) -> Pieces:
         groups = sorted({spec.group for spec in features.values()})
         used = [UsedFrames(group, *frames, in_whole_pages=True) for group in groups]
     return _bytes_of(view, used)
+
+
+def frames_of_epochs(view: View) -> dict[int, Intervals]:
+    """The frames that samples of any epoch may have, if epochs choose others and a group is video
+    or remote: a later epoch would decode the pictures between its own, or fetch the chunk, again.
+    By number of the group.
+    """
+    intervals = dict[int, Intervals]()
+    if not view.samples.differs_by_epoch:
+        return intervals
+    runs, chunks = Runs.of(view.samples.base.clips), view.dataset.contents.chunks
+    in_order = {
+        view.dataset.features[name].group
+        for name, kind in chunks.kinds.items()
+        if kind.decodes_in_order
+    }
+    if view.transform is not None and in_order:  # it needs whole frames
+        in_order = {grid.group for grid in view.episodes.groups}
+    for grid, window in zip(view.episodes.groups, view.group_windows, strict=True):
+        if grid.group in in_order or not chunks.is_local:
+            bounds = RunFrames.of(runs, view.episodes, window, None).bounds
+            intervals[grid.group] = Intervals(runs.episode, *bounds)
+    return intervals
 
 
 def all_bytes(view: View) -> Pieces:

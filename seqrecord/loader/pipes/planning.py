@@ -30,8 +30,7 @@ from seqrecord.loader.sampling.memory import (
     usual_limit,
 )
 from seqrecord.loader.sampling.plan import Plan, PlannedOrder, order_of
-from seqrecord.loader.sampling.runs import Intervals, Runs, Shard
-from seqrecord.loader.sampling.used_frames import RunFrames
+from seqrecord.loader.sampling.runs import Intervals, Shard
 from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.dataset import DatasetLike
@@ -383,28 +382,6 @@ class Planner:
             return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
         rows = FrameRows.of_episodes(self.view.episodes.num_frames, self.view.episode_rows)
         return (rows,) * len(self.view.episodes.groups)
-
-    def frames_of_epochs(self) -> dict[int, Intervals]:
-        """The frames that samples of any epoch may have, if epochs choose others and a group is
-        video or remote: then an epoch loads those between its own, because a later one would decode
-        or fetch the same pictures or chunks again. By number of the group.
-        """
-        view, intervals = self.view, dict[int, Intervals]()
-        if not view.samples.differs_by_epoch:
-            return intervals
-        runs, chunks = Runs.of(view.samples.base.clips), view.dataset.contents.chunks
-        in_order = {
-            view.dataset.features[name].group
-            for name, kind in chunks.kinds.items()
-            if kind.decodes_in_order
-        }
-        if view.transform is not None and in_order:  # it needs whole frames
-            in_order = {grid.group for grid in view.episodes.groups}
-        for grid, window in zip(view.episodes.groups, view.group_windows, strict=True):
-            if grid.group in in_order or not chunks.is_local:
-                bounds = RunFrames.of(runs, view.episodes, window, None).bounds
-                intervals[grid.group] = Intervals(runs.episode, *bounds)
-        return intervals
 
 
 def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:

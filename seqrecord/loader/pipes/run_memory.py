@@ -2,21 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import replace
-from types import MappingProxyType
 from typing import NamedTuple
 
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.memory import check_machine, spare_memory
-from seqrecord.loader.pipes.needed import needed_in
+from seqrecord.loader.pipes.needed import frames_of_epochs, needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.sampling.memory import MOST_CLIPS, Memory, MemoryPlan
 from seqrecord.loader.sampling.plan import Plan
-from seqrecord.loader.sampling.runs import Intervals, Shard
+from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import clip_nbytes
 from seqrecord.store.reading.dataset import Dataset
@@ -33,7 +31,6 @@ class RunMemory(NamedTuple):
         memory: arena rows, batches in flight and loads.
         nbytes: the greatest size of these.
         rows: the rows of frames that stay in memory, by group; none if frames are freed.
-        later: the frames that other epochs may use, of the groups that load these early.
         store_bytes: memory for a store of remote chunks, beside `nbytes`.
         pieces: the bytes that the plan needs from that store.
     """
@@ -41,7 +38,6 @@ class RunMemory(NamedTuple):
     memory: Memory
     nbytes: int
     rows: tuple[FrameRows, ...] = ()
-    later: Mapping[int, Intervals] = MappingProxyType({})
     store_bytes: int = 0
     pieces: Pieces | None = None
 
@@ -58,7 +54,10 @@ def settle(
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
         rows = planner.staying_rows(plan.shard, segments, fitted.settings)
-        settled = settled._replace(rows=rows, later=planner.frames_of_epochs())
+        later = frames_of_epochs(planner.view)
+        groups = zip(rows, plan.groups, strict=True)
+        rows = tuple(of_group.with_later(later.get(group.group)) for of_group, group in groups)
+        settled = settled._replace(rows=rows)
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
         settled = _with_store(planner, fitted, plan, settled)
     if not on_device and planner.limit_in is None:

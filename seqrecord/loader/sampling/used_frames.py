@@ -141,9 +141,10 @@ class UsedFrames:
 
     def contain(self, run: int, frames: IntArray) -> npt.NDArray[np.bool_]:
         """Whether clips use these frames of a run, bool[n]."""
-        has_holes, keys = self.frames.has_holes, frame_keys(np.full_like(frames, run), frames)
+        has_holes = self.frames.has_holes
         if has_holes is None or not has_holes[run]:
             return np.ones(len(frames), np.bool_)
+        keys = frame_keys(np.full_like(frames, run), frames)
         place = np.searchsorted(self._keys, keys)
         is_used: npt.NDArray[np.bool_] = self._keys[np.minimum(place, len(self._keys) - 1)] == keys
         return is_used
