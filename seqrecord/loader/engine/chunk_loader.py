@@ -359,7 +359,9 @@ class ChunkLoader:
         if self._transform is None:
             return fetched
         try:
-            return self._fetcher.with_others(fetched, _stored_frames(self._clip_frames, load, load.frames))
+            return self._fetcher.with_others(
+                fetched, _stored_frames(self._clip_frames, load, load.frames)
+            )
         except BaseException:
             self._fetcher.release(fetched)
             raise
@@ -500,9 +502,7 @@ def _stored_frames(clip_frames: ClipFrames, load: Load, frames: IntArray) -> Int
     return clip_frames.stored_frames(np.full_like(frames, load.episode), frames)[1]
 
 
-def _stored(
-    clip_frames: ClipFrames, items: Sequence[AssignedLoad]
-) -> tuple[IntArray, IntArray]:
+def _stored(clip_frames: ClipFrames, items: Sequence[AssignedLoad]) -> tuple[IntArray, IntArray]:
     """Chunk row and stored number of each frame of loads, int64[n] each."""
     columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
     episode, chunk, count = np.array(columns, np.int64).T

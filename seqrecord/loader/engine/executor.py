@@ -259,8 +259,9 @@ class Executor:
         loads = _RoundLoads(store, self._workers)
         resident = list[Load]()
         for place, loaded in enumerate(plan.resident(index)):
-            used = plan.used_frames(place, loaded, index)
-            resident += each_load(plan.groups[place], loaded, [0] * len(loaded), used)
+            if len(loaded):
+                used = plan.used_frames(place, loaded, index)
+                resident += each_load(plan.groups[place], loaded, [0] * len(loaded), used)
         loads.place(resident)
         assert not resident, "the plan exceeds its frame limit"
         # Not a method: a reference to this object would keep its memory during the next epoch.

@@ -385,8 +385,8 @@ def find_rows(
 class Load:
     """One row of a plan's `Loads`, with its group. Immutable by convention.
 
-    Its frames are `step` apart; clips need those in `used`, or all. `first_use` is the index of the
-    first clip of its round that needs it.
+    Its frames are `step` apart; clips need the frames in `used`, or all. `first_use` is the index
+    of the first clip of its round that needs it.
     """
 
     group: int

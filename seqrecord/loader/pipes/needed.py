@@ -35,13 +35,11 @@ def needed_in(view: View, plan: Plan) -> Pieces:
 
 
 def frames_of_epochs(view: View) -> dict[int, Intervals]:
-    """The frames that samples of any epoch may have, if epochs choose others and a group is video
-    or remote: a later epoch would decode the pictures between its own, or fetch the chunk, again.
-    By number of the group.
+    """The frames that samples of any epoch may have, of the groups that are video or remote: if
+    epochs choose others, a later one would decode the pictures between its own, or fetch the chunk,
+    again. By number of the group.
     """
     intervals = dict[int, Intervals]()
-    if not view.samples.differs_by_epoch:
-        return intervals
     runs, chunks = Runs.of(view.samples.base.clips), view.dataset.contents.chunks
     in_order = {
         view.dataset.features[name].group
@@ -52,7 +50,7 @@ def frames_of_epochs(view: View) -> dict[int, Intervals]:
         in_order = {grid.group for grid in view.episodes.groups}
     for grid, window in zip(view.episodes.groups, view.group_windows, strict=True):
         if grid.group in in_order or not chunks.is_local:
-            bounds = RunFrames.of(runs, view.episodes, window, None).bounds
+            bounds = RunFrames(runs, view.episodes.num_frames, window).bounds
             intervals[grid.group] = Intervals(runs.episode, *bounds)
     return intervals
 

@@ -54,9 +54,9 @@ def settle(
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
         rows = planner.staying_rows(plan.shard, segments, fitted.settings)
-        later = frames_of_epochs(planner.view)
-        groups = zip(rows, plan.groups, strict=True)
-        rows = tuple(of_group.with_later(later.get(group.group)) for of_group, group in groups)
+        if planner.view.samples.differs_by_epoch:
+            later, groups = frames_of_epochs(planner.view), zip(rows, plan.groups, strict=True)
+            rows = tuple(of_group.with_later(later.get(group.group)) for of_group, group in groups)
         settled = settled._replace(rows=rows)
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
         settled = _with_store(planner, fitted, plan, settled)

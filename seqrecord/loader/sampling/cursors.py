@@ -137,10 +137,6 @@ class CursorSchedule(ABC):
             self._blocks(group, rows_by_distance[apart]) for group, apart in enumerate(self._apart)
         ]
 
-    def planned_runs(self) -> Runs:
-        """The runs, without clips that a subclass removes at the end."""
-        return self.runs.slices(self.begin, self.end)[0]
-
     def _rows(self, clips: IntArray, start: int, *, apart: bool) -> _Rows:
         """Divide blocks that begin at `clips`, int64[rounds + 1, cursors], into rows.
 

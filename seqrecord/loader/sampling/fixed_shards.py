@@ -90,7 +90,7 @@ def shard_frames(
     shard = share // max(1, shares.start.shape[1])
     intervals, max_counts = [], []
     for grid, window in zip(episodes.groups, windows, strict=True):
-        bounds = RunFrames.of(rows, episodes, window, None).bounds
+        bounds = RunFrames(rows, episodes.num_frames, window).bounds
         used = _united(shard, rows.episode, *bounds, grid.stored_grid)
         counts = np.bincount(used[0], used[3] - used[2], len(shards))
         max_counts.append(int(counts.max(initial=0)))
@@ -156,7 +156,7 @@ class ShuffledPlan(EpochPlan):
         return tuple(Loads(*[np.zeros(0, np.int64)] * 6) for _ in self._windows)
 
     def used_frames(self, group: int, loads: Loads, index: int) -> None:  # noqa: ARG002
-        """See `Plan`: a store with a row for each frame leaves out those that no clip uses."""
+        """See `Plan`: a store with a row for each frame knows them itself."""
         return
 
     def _planned_runs(self) -> Runs:

@@ -267,12 +267,12 @@ class Plan(ABC):
 
     def used(self, group: int) -> Intervals:
         """All frames of a group, given by its place, that clips use. Intervals may overlap."""
-        return self._run_frames(group, self._planned_runs()).intervals
+        window, frames = self._windows[group], self._frames[group]
+        return RunFrames(self._planned_runs(), self._episodes.num_frames, window, frames).intervals
 
     def used_frames(self, group: int, loads: Loads, index: int) -> UsedFrames | None:
         """The frames of loads that clips from round `index` on use; `None` if they use all."""
-        frames = self._frames_of_runs[group]
-        if frames.has_holes is None or not len(loads):
+        if not len(loads) or (frames := self._frames_of_runs[group]).has_holes is None:
             return None
         clip, end = self._cursors.first_clips(np.array([[index]]))[0], self._cursors.end
         last = loads.first + (loads.count - 1) * self._windows[group].frame_step
@@ -301,11 +301,17 @@ class Plan(ABC):
             start, clips = start + group, min(4 * clips, _CLIPS_AT_ONCE)
 
     def merged(self, start: int, stop: int, *, loads: bool = True) -> Round:
-        """The rounds `[start, stop)` as one; without `loads`, only its clips."""
+        """The rounds `[start, stop)` as one; without `loads`, only its clips.
+
+        For a store with a row for each frame, which knows the frames that clips of the plan use.
+        """
         blocks = self._cursors.blocks(start, stop)
         clips = self._clips(*self._in_order(blocks[self.leading]))
         groups = [
-            self._group_round(i, group_blocks, start)
+            GroupRound(
+                self._loads(i, group_blocks, group_blocks.loaded_before, group_blocks.loaded)[1],
+                self._frees(i, group_blocks)[1],
+            )
             for i, group_blocks in enumerate(blocks)
             if loads
         ]
@@ -335,15 +341,14 @@ class Plan(ABC):
 
     def _planned_runs(self) -> Runs:
         """The runs of all clips."""
-        return self._cursors.planned_runs()
-
-    def _run_frames(self, group: int, runs: Runs) -> RunFrames:
-        return RunFrames.of(runs, self._episodes, self._windows[group], self._frames[group])
+        return self._cursors.runs.slices(self._cursors.begin, self._cursors.end)[0]
 
     @cached_property
     def _frames_of_runs(self) -> Sequence[RunFrames]:
         """The frames of the cursors' runs, of each group."""
-        return [self._run_frames(group, self._cursors.runs) for group in range(len(self._windows))]
+        runs, num_frames = self._cursors.runs, self._episodes.num_frames
+        groups = zip(self._windows, self._frames, strict=True)
+        return [RunFrames(runs, num_frames, window, frames) for window, frames in groups]
 
     def _places(self, number: IntArray) -> IntArray:
         """`Clips.place` of clips, by number in this shard."""
@@ -365,12 +370,6 @@ class Plan(ABC):
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
         for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
             yield Round(start + i, clips.rows(*rows), tuple(of_groups))
-
-    def _group_round(self, group: int, blocks: Blocks, start: int) -> GroupRound:
-        """Blocks of the rounds from `start` on as one round of a group."""
-        _, loads = self._loads(group, blocks, blocks.loaded_before, blocks.loaded)
-        _, frees = self._frees(group, blocks)
-        return GroupRound(loads, frees, self.used_frames(group, loads, start))
 
     def _loads(
         self, group: int, blocks: Blocks, start: IntArray, stop: IntArray

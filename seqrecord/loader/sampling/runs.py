@@ -96,8 +96,7 @@ class Window:
                 last.
             reach: frames to look back, and ahead; only with `pad`.
             whole: clips may use any frame of their episode; only with `pad`.
-            are_used: each clip uses all of these frames, or the episode's end in place of those
-                outside.
+            are_used: each clip uses all of these frames, or its episode's first or last frame.
         """
         union = np.unique(np.concatenate(offsets))
         begin, end = int(union[0]) - reach[0], int(union[-1]) + reach[1]

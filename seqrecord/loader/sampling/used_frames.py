@@ -24,7 +24,7 @@ import numpy.typing as npt
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import frame_keys, ragged_arange, split_keys
-from seqrecord.store.clips.tables import EpisodeLayout, IntArray
+from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _CLIPS_AT_ONCE = 1 << 15
@@ -39,39 +39,29 @@ class RunFrames:
 
     Attributes:
         runs: the runs.
-        last_frame: last frame of each row's episode, int64[rows].
+        num_frames: length of each episode, int64[episodes].
         window: how far clips reach.
         frames: the frames of clips. Default: all from the first to the last one of a row.
     """
 
     runs: Runs
-    last_frame: IntArray
+    num_frames: IntArray
     window: Window
     frames: SampleFrames | None = None
-
-    @classmethod
-    def of(
-        cls,
-        runs: Runs,
-        episodes: EpisodeLayout,
-        window: Window,
-        frames: SampleFrames | None,
-    ) -> RunFrames:
-        """The frames of runs of some episodes."""
-        return cls(runs, episodes.num_frames[runs.episode] - 1, window, frames)
 
     @cached_property
     def bounds(self) -> tuple[IntArray, IntArray]:
         """The frames `[begin, stop)` of each row, from the first to the last used one; int64[rows]
         each.
         """
-        begin = self.window.begin(self.runs.first_start, self.last_frame)
-        return begin, self.window.stop(self.runs.last_start, self.last_frame)
+        last_frame = self.num_frames[self.runs.episode] - 1
+        begin = self.window.begin(self.runs.first_start, last_frame)
+        return begin, self.window.stop(self.runs.last_start, last_frame)
 
     @cached_property
     def has_holes(self) -> npt.NDArray[np.bool_] | None:
-        """Whether clips of a run may leave out frames between others, bool[runs]; `None` if those
-        of no run do.
+        """Whether clips of a run may leave out frames between others, bool[runs]; `None` if no run
+        does.
         """
         runs, solid = self.runs, self.window.solid
         if self.frames is None or not len(runs):
@@ -159,7 +149,7 @@ class UsedFrames:
         run, begins = np.unique(self.run[order], return_index=True)
         first = np.minimum.reduceat(self.first[order], begins)
         last = np.maximum.reduceat(self.last[order], begins)
-        num_frames = of.last_frame[np.searchsorted(runs.run, run)] + 1
+        num_frames = of.num_frames[runs.episode[np.searchsorted(runs.run, run)]]
         low_start, high_start = of.window.users(first, last, num_frames)
         low, high = runs.clips_from(run, low_start), runs.clips_from(run, high_start + 1)
         low = np.maximum(low, self.low[order][begins])
