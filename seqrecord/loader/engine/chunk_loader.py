@@ -309,8 +309,10 @@ class ChunkLoader:
         """Whether a load must read its chunk: some of its frames are needed, and do not seem to be
         in the frame cache, and no earlier load keeps the chunk open.
         """
-        if not self._begins_chunk(load):
-            return False
+        if load.group in self.in_pieces:
+            chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
+            if load.first != max(chunk.first_frame, 0):
+                return False
         frames = load.frames
         return len(frames) > 0 and not self._is_cached(load, frames)
 
@@ -325,13 +327,6 @@ class ChunkLoader:
         """Whether small loads like this one should share a thread."""
         in_order = self._groups[load.group].in_order
         return self.is_local and self._transform is None and not in_order
-
-    def _begins_chunk(self, load: Load) -> bool:
-        """Whether no earlier load keeps the chunk open."""
-        if load.group not in self.in_pieces:
-            return True
-        chunk = self._reader.chunk_at(load.group, load.chunk, load.episode)
-        return load.first == max(chunk.first_frame, 0)
 
     def has_parts(self, item: AssignedLoad) -> bool:
         """Whether a partial load saves time; see `begin`."""
