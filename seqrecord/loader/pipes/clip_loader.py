@@ -21,7 +21,6 @@ from seqrecord.loader.engine.executor import Executor, Job
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
 from seqrecord.loader.engine.tensors import array_of, tensor_of
-from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.budget_costs import fit_columns
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
@@ -30,7 +29,7 @@ from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
-from seqrecord.loader.pipes.run_memory import settle
+from seqrecord.loader.pipes.run_memory import RunNotices, settle
 from seqrecord.loader.pipes.source_states import excerpt_frames
 from seqrecord.loader.pipes.states import Clip, Segments, State
 from seqrecord.loader.pipes.view import View
@@ -41,8 +40,7 @@ from seqrecord.loader.sampling.shard_batches import DrawsByPlace
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.storage.url import local_path
-from seqrecord.store.text import counted, shown_place
-from seqrecord.store.units import format_size
+from seqrecord.store.text import counted
 
 _logger = logging.getLogger("seqrecord")
 
@@ -72,9 +70,7 @@ class ClipLoader:
         # Of the last run.
         self._frames_stay: bool | None = None
         self._times_without_frame = 0
-        self._last_stats: EngineStats | None = None
-        # That every epoch decodes its frames, and that each shard reads remote bytes.
-        self._is_decoding_noted = self._are_shards_noted = False
+        self._notices = RunNotices()
 
     @property
     def options(self) -> LoaderOptions:
@@ -183,10 +179,10 @@ class ClipLoader:
         on_device, in_worker = device is not None, get_worker_info() is not None
         settled = settle(self.planner, plan, segments, on_device=on_device, in_worker=in_worker)
         self._frames_stay = bool(settled.rows)
-        self._note_decoding(plan.shard.count, stats)
+        self._notices.decoding(self.planner, plan.shard.count, stats, stay=self._frames_stay)
         if self._store is not None:
             self._store.begin(settled.store_bytes, settled.pieces or {})
-            self._note_shards(self._store, plan.shard)
+            self._notices.remote_reads(self._store, plan.shard, self.view.dataset.url)
         tuning = self.options.tuning
         return Executor(
             self.job(plan, draws),
@@ -346,43 +342,6 @@ class ClipLoader:
                 got=device,
             )
         return device_class().find(device)
-
-    def _note_shards(self, store: ChunkStore, shard: Shard) -> None:
-        """Log once, in the first shard, that each shard reads its own frames from remote
-        storage.
-        """
-        if shard.count == 1 or store.has_disk_cache or self._are_shards_noted:
-            return
-        self._are_shards_noted = True
-        if shard.index == 0:
-            _logger.info(
-                "%s: each of %d shards reads its own frames from remote storage in every epoch, "
-                "except bytes still in memory_limit; cache_dir= reads each byte once per machine",
-                *(shown_place(self.view.dataset.url), shard.count),
-            )
-
-    def _note_decoding(self, num_shards: int, stats: EngineStats) -> None:
-        """Log once, as a second epoch begins, that each epoch decodes its frames again."""
-        last, self._last_stats = self._last_stats, stats
-        if last is None or not last.frames_decoded or self._frames_stay or self._is_decoding_noted:
-            return
-        dataset, cache = self.view.dataset, FrameFolder.of(self.view.dataset)
-        is_filled = cache is not None and cache.is_filling
-        is_any_costly = any(map(is_costly, dataset.features.values()))
-        if is_filled or self.view.transform is not None or not is_any_costly:
-            return
-        self._is_decoding_noted = True
-        remedies = ["frame_cache= decodes them once per dataset"]
-        if cache is not None:
-            remedies = ["a larger limit of frame_cache"]
-        planner = self.planner
-        if planner.limit_in is None and (limit := planner.limit_to_stay(num_shards)):
-            remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
-        count = max(last.frames_decoded, last.video_frames_decoded)
-        _logger.info(
-            "%s: each epoch decodes frames again, %d in the last one; %s",
-            *(shown_place(dataset.url), count, ", or ".join(remedies)),
-        )
 
 
 def _sizes_in(view: View, plan: Plan, batch: int) -> dict[str, tuple[int, int]]:

@@ -1,12 +1,17 @@
-"""The memory of a run, settled before it begins: of arenas, batches, loads and remote chunks."""
+"""The memory of a run, settled before it begins: of arenas, batches, loads and remote chunks; and
+notices of the work that more memory would save.
+"""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import replace
 from typing import NamedTuple
 
 from seqrecord.loader.engine.arena import FORMS
+from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import FrameRows
+from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.memory import check_machine, spare_memory
 from seqrecord.loader.pipes.needed import frames_of_epochs, needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -19,6 +24,10 @@ from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import clip_nbytes
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.storage.chunk_store import ChunkStore, Pieces
+from seqrecord.store.text import shown_place
+from seqrecord.store.units import format_size
+
+_logger = logging.getLogger("seqrecord")
 
 _MOST_TOGETHER = 32  # single clips that are made at once,
 _MOST_BYTES_TOGETHER = 1 << 20  # … which are small
@@ -142,3 +151,52 @@ def _rounded(count: int) -> int:
     """At least `count`, by at most an eighth more: similar epochs have arenas of one size."""
     step = 1 << max(0, count.bit_length() - 4)
     return max(1, -(-count // step) * step)
+
+
+class RunNotices:
+    """Logs each notice once per loader, as a run begins. Picklable."""
+
+    def __init__(self) -> None:
+        self._last_stats: EngineStats | None = None  # of the run before
+        self._is_decoding_noted = self._are_reads_noted = False
+
+    def remote_reads(self, store: ChunkStore, shard: Shard, url: str) -> None:
+        """Log, in the first shard, that each shard reads its own frames from remote storage."""
+        if shard.count == 1 or store.has_disk_cache or self._are_reads_noted:
+            return
+        self._are_reads_noted = True
+        if shard.index == 0:
+            _logger.info(
+                "%s: each of %d shards reads its own frames from remote storage in every epoch, "
+                "except bytes still in memory_limit; cache_dir= reads each byte once per machine",
+                *(shown_place(url), shard.count),
+            )
+
+    def decoding(
+        self, planner: Planner, num_shards: int, stats: EngineStats, *, stay: bool
+    ) -> None:
+        """Log, as a second epoch begins, that each epoch decodes its frames again, unless they
+        `stay` in memory.
+
+        `stats` are the statistics of the run that begins.
+        """
+        last, self._last_stats = self._last_stats, stats
+        if last is None or not last.frames_decoded or stay or self._is_decoding_noted:
+            return
+        view = planner.view
+        dataset, cache = view.dataset, FrameFolder.of(view.dataset)
+        is_filled = cache is not None and cache.is_filling
+        is_any_costly = any(map(is_costly, dataset.features.values()))
+        if is_filled or view.transform is not None or not is_any_costly:
+            return
+        self._is_decoding_noted = True
+        remedies = ["frame_cache= decodes them once per dataset"]
+        if cache is not None:
+            remedies = ["a larger limit of frame_cache"]
+        if planner.limit_in is None and (limit := planner.limit_to_stay(num_shards)):
+            remedies.insert(0, f"memory_limit={limit} ({format_size(limit)}) keeps them in memory")
+        count = max(last.frames_decoded, last.video_frames_decoded)
+        _logger.info(
+            "%s: each epoch decodes frames again, %d in the last one; %s",
+            *(shown_place(dataset.url), count, ", or ".join(remedies)),
+        )
