@@ -126,6 +126,7 @@ class Comparison:
     def _ceiling(self, *, cold: bool) -> Mapping[str, float]:
         job = {
             "clip_nbytes": self._workload.base.clip_len * self._recordings.frame_nbytes(),
+            "source_nbytes": self._recordings.num_frames * self._recordings.frame_nbytes(),
             "threads": len(os.sched_getaffinity(0)),
             "seconds": _CEILING_SECONDS,
             "probe": str(probe_file(self._suite.folder / "probe")) if cold else "",

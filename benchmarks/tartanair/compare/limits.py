@@ -22,23 +22,28 @@ __all__ = ["bound", "copy_rate", "disk_rate", "measure", "probe_file"]
 
 _BLOCK = 8 << 20
 _BATCH_BYTES = 256 << 20
+_SOURCE_BYTES = 1 << 30
 _PROBE_BYTES = 1 << 30
 
 
-def measure(clip_nbytes: int, threads: int, seconds: float, probe: str = "") -> dict[str, Any]:
+def measure(
+    clip_nbytes: int, source_nbytes: int, threads: int, seconds: float, probe: str = ""
+) -> dict[str, Any]:
     """The limits by name, the disk's only with a `probe` file."""
-    limits = {"copy": copy_rate(clip_nbytes, threads=threads, seconds=seconds)}
+    source = min(_SOURCE_BYTES, source_nbytes)
+    copied = copy_rate(clip_nbytes, threads=threads, seconds=seconds, source_nbytes=source)
+    limits = {"copy": copied}
     if probe and (rate := disk_rate(Path(probe))):
         limits["disk"] = rate
     return limits
 
 
 def copy_rate(
-    clip_nbytes: int, *, threads: int, seconds: float = 2.0, source_nbytes: int = 1 << 30
+    clip_nbytes: int, *, threads: int, seconds: float = 2.0, source_nbytes: int = _SOURCE_BYTES
 ) -> float:
     """Bytes per second of copying shuffled clips from memory into reused, touched batches."""
     source = np.ones(max(source_nbytes, 2 * clip_nbytes), np.uint8)
-    clips = max(1, _BATCH_BYTES // clip_nbytes)
+    clips = max(1, min(_BATCH_BYTES, source_nbytes) // clip_nbytes)
     batches = [np.ones((clips, clip_nbytes), np.uint8) for _ in range(threads)]
     rngs = [np.random.default_rng(number) for number in range(threads)]
     deadline = time.perf_counter() + seconds
