@@ -32,6 +32,7 @@ EPOCHS = 3
 REPEATS = 5
 TOGETHER = 4
 BATCH = 8
+_TIMEOUT = 600  # seconds: a process may end without an answer
 
 
 @dataclass(frozen=True)
@@ -115,6 +116,7 @@ def _memory() -> tuple[float, float]:
 def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
     """Read all epochs, and wait for the other processes with the frames in memory."""
     torch.set_num_threads(1)
+    _ = seqrecord.SeqRecordPipe, seqrecord.FrameCache  # their import is not part of an epoch
     try:
         own, shared = _memory()
         seconds, totals = list[float](), list[int]()
@@ -151,7 +153,7 @@ def measure(job: Job, processes: int = 1, epochs: int = EPOCHS) -> list[Reading]
     ]
     for child in children:
         child.start()
-    readings = [answers.get() for _ in children]
+    readings = [answers.get(timeout=_TIMEOUT) for _ in children]
     for child in children:
         child.join()
     for reading in readings:
