@@ -371,7 +371,7 @@ def find_rows(
 ) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64], npt.NDArray[np.int64]]:
     """Find clips in rings: origin, first row and number of rows of the ring; int64[n] each.
 
-    Clip `i` starts at frame `start[i]` of run `run[i]`; all of its frames are resident. Runs ascend
+    Clip `i` starts at frame `start[i]` of run `run[i]`; all its frames are resident. Runs ascend
     over rings and within each. Frame `f` is in row `first + (origin + f // step) % number`.
     """
     spans = [(s.run, s.first, s.origin, r.first_row, r.num_rows) for r in rings for s in r.spans]

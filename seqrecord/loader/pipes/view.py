@@ -6,7 +6,7 @@
     arrays       what a frame is, as stored, as resident rows, and in batches
     columns      what batches have beside features
 
-`make_view` makes one of a location and options.
+`make_view` makes a view from a location and options.
 """
 
 from __future__ import annotations

@@ -265,7 +265,7 @@ class ClipStats:
         return max(1, -(-self.num_clips // num_shards) * self.spec.stride + between)
 
     def reread(self, num_shards: int) -> tuple[float, float]:
-        """Fraction of all frames read twice for each cursor of every shard, and for all of them.
+        """Fraction of all frames read twice for each cursor of every shard, and for all cursors.
 
         In each shard but the first, one cursor begins at any frame: behind a keyframe, or inside a
         run.

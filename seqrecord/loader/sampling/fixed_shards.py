@@ -105,7 +105,7 @@ def _united(
     stop: IntArray,
     chunks: ChunkGrid | None,
 ) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Merge overlapping frames of each shard; frames in one of `chunks` become one interval.
+    """Merge overlapping frames of each shard; frames of a chunk become one interval.
 
     A decoder decodes a chunk from the first to the last used frame.
     """

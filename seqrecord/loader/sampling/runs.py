@@ -96,7 +96,7 @@ class Window:
                 last.
             reach: frames to look back, and ahead; only with `pad`.
             whole: clips may use any frame of their episode; only with `pad`.
-            are_used: each clip uses all of these frames, or its episode's first or last frame.
+            are_used: each clip uses all these frames, or its episode's first or last frame.
         """
         union = np.unique(np.concatenate(offsets))
         begin, end = int(union[0]) - reach[0], int(union[-1]) + reach[1]
@@ -123,7 +123,7 @@ class Window:
     def users(
         self, first: IntArray, last: IntArray, num_frames: IntArray
     ) -> tuple[IntArray, IntArray]:
-        """The least and the greatest start of clips that may use one of the frames `[first, last]`
+        """The least and the greatest start of clips that may use frames in `[first, last]`
         of episodes of `num_frames`; int64[n] each.
         """
         # Windows that extend beyond an episode use its first or last frame, and look around from

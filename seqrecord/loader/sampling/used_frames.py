@@ -1,7 +1,7 @@
 """The frames that clips use of a group, without frames between them. Pure integers.
 
 Cursors keep one interval of frames of a run, in which a row is found by adding. Of a chunk, they
-load the frames from the first to the last one that clips of the run use. Frames between, which no
+load the frames from the first to the last that clips of the run use. Frames between, which no
 clip uses, have a row and are neither read nor decoded::
 
     clips of frames s and s + 4        s       e
@@ -41,7 +41,7 @@ class RunFrames:
         runs: the runs.
         num_frames: length of each episode, int64[episodes].
         window: how far clips reach.
-        frames: the frames of clips. Default: all from the first to the last one of a row.
+        frames: the frames of clips. Default: all from the first to the last frame of a row.
     """
 
     runs: Runs
