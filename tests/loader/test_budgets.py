@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
@@ -17,6 +20,7 @@ from torch.utils.data import DataLoader
 from seqrecord import Budget, MaxFrames, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import ClipError, MemoryLimitError, StateError
 from seqrecord.loader.sampling.budgets import ClipCosts, Stream, arrange
+from tests.kit.command_line import main
 from tests.kit.datasets import columns, write_dataset
 
 EPISODES = 12
@@ -156,6 +160,26 @@ def test_each_list_comes_once_within_the_budget(records: Path, form: str, ranks:
         assert len(numbers) == 1
         assert rows == expected
         assert decoded == EPISODES * FRAMES or ranks > 1
+
+
+def test_few_lengths_in_a_rank_fill_padded_batches(records: Path) -> None:
+    """Windows have many batches although each rank has two episodes: few are padded or short."""
+    rows = [(e, [s % 40]) for e in range(12) if e % 4 for s in range(300)]
+    rows += [(e, [*range(s, s + 20)]) for e in range(0, 12, 4) for s in range(40)] * 2
+    table = {"episode": [f"e{e}" for e, _ in rows], "frames": [f for _, f in rows]}
+    frames, padded, numbers = 0, 0, list[int]()
+    for rank in range(6):
+        pipe = SeqRecordPipe(
+            records, samples=table, ragged="pad", batch_size=Budget(100), rank=(rank, 6)
+        )
+        shapes = [(lengths_of(batch), batch["x"].shape) for batch in pipe]
+        frames += sum(sum(lengths) for lengths, _ in shapes)
+        padded += sum(shape[0] * shape[1] for _, shape in shapes)
+        numbers.append(len(shapes))
+    assert frames == sum(len(f) for _, f in rows)
+    assert padded <= 1.06 * frames
+    assert len({*numbers}) == 1
+    assert sum(numbers) * 100 <= 1.35 * frames  # 14 batches of a rank: one is 7 %
 
 
 def test_shares_have_equal_costs(records: Path) -> None:
@@ -348,6 +372,21 @@ def test_budgets_that_exclude_other_arguments(records: Path) -> None:
     named = {**lists(), "cu_seqlens": lists()["tokens"]}
     with pytest.raises(ClipError, match="cu_seqlens"):
         SeqRecordPipe(records, samples=named, batch_size=Budget(40))
+
+
+def test_info_predicts_the_use(records: Path, tmp_path: Path) -> None:
+    table = tmp_path / "samples.parquet"
+    pq.write_table(pa.table(lists()), table)
+    arguments = ["info", str(records), "--samples", str(table), "--budget"]
+    result = CliRunner().invoke(main, [*arguments, "{size: 60, cost: tokens}", "--json"])
+    assert result.exit_code == 0, result.output
+    values = json.loads(result.output)
+    pipe = SeqRecordPipe(records, samples=str(table), batch_size=Budget(60, "tokens"))
+    assert values["batches"] == len(pipe)
+    total = sum(lists()["tokens"])
+    assert values["budget_used"] == pytest.approx(total / 60 / len(pipe), abs=1e-3)
+    result = CliRunner().invoke(main, [*arguments, "40"])
+    assert "\n  budget_used: " in result.output
 
 
 def test_the_log_has_the_use_of_the_budget(records: Path, caplog: pytest.LogCaptureFixture) -> None:

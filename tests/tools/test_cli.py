@@ -292,6 +292,7 @@ WRONG_USE = [
         "info {dataset} --samples --clip-len 2 --batch-size 4",
         "--batch-size cannot be combined with --samples",
     ),
+    ("info {dataset} --budget 48", "--budget requires --samples"),
     ("info {dataset} key --samples", "--samples cannot be combined with KEY or --episodes"),
     ("nothing", "No such command 'nothing'"),
     ("write", "Missing option '--src'"),

@@ -18,7 +18,8 @@ from seqrecord.loader.pipes.columns import CU_SEQLENS, FRAMES_IS_PAD, LISTED_FRA
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.budgets import ClipCosts
+from seqrecord.loader.sampling.budgets import WINDOW_BATCHES, ClipCosts
+from seqrecord.loader.sampling.interleaving import FIRST_ROUND
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
 from seqrecord.store.clips.frames import ClipKeys
@@ -202,6 +203,20 @@ class EpochCosts:
                 samples = self.view.samples.samples_in(epoch)
                 self._made[epoch] = self.costs.of_epoch(samples, max_rows)
         return self._made[epoch]
+
+    @property
+    def first_round(self) -> int:
+        """The clips of an epoch's first round, at most: with a budget those of a window."""
+        costs = self.of(0)
+        return FIRST_ROUND if costs is None else max(FIRST_ROUND, WINDOW_BATCHES * costs.mean_rows)
+
+    @property
+    def window_frames(self) -> int:
+        """The frames of a window of lists of frames; 0 for other clips."""
+        costs = self.of(0)
+        if costs is None or self.view is None or self.view.excerpts is None:
+            return 0
+        return ceil(WINDOW_BATCHES * costs.mean_rows * float(costs.frames.mean()))
 
     def describe(self) -> dict[str, Any] | None:
         """The arguments that determine batches, as JSON; of a function, a hash of its values."""

@@ -33,7 +33,7 @@ from seqrecord.loader.sampling.plan import Plan, PlannedOrder, order_of
 from seqrecord.loader.sampling.runs import Intervals, Shard
 from seqrecord.store.clips.tables import ClipTable
 from seqrecord.store.processes.forks import cached_property
-from seqrecord.store.reading.dataset import DatasetLike
+from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.text import shown_place
 from seqrecord.store.units import format_size, parse_size, raise_if
 
@@ -259,6 +259,8 @@ class Planner:
             self.staying_frames(num_shards, segments),
             self.view.dataset.url,
             clips,
+            first_round=self.costs.first_round,
+            window_frames=self.costs.window_frames,
         )
         if not segments:
             self._requests[num_shards] = request
@@ -398,6 +400,15 @@ def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:
             raise
     again = of_selected(options)
     return Planner.of(make_view(view.dataset, again, excerpt_frames=SMALLEST), options)
+
+
+def predict_use(dataset: Dataset, options: LoaderOptions) -> dict[str, Any]:
+    """The batches of epoch 0 in one process with a budget, and their use of it; reads no frame."""
+    plan = plan_clips(dataset, options).plan(0, Shard())
+    uses: dict[str, Any] = {"batches": plan.num_batches}
+    if (use := plan.budget_use) is not None:
+        uses |= {"budget_used": round(use.used, 3), "padding": round(use.padding, 3)}
+    return uses
 
 
 def of_selected(options: LoaderOptions) -> LoaderOptions:

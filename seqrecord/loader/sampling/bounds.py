@@ -297,6 +297,7 @@ class BlockSizes:
     irregular_line: int
     line: int  # the greatest distance of two lines
     before: IntArray  # frames of so many first blocks
+    are_even: bool = False  # all blocks of a cursor, the first ones too, are of its length's part
 
     @classmethod
     def of(cls, stats: ClipStats, settings: PlanSettings) -> BlockSizes:
@@ -352,7 +353,9 @@ class BlockSizes:
         """
         num_small, full = len(self.first), num_rounds - len(self.first)
         frames_before = self.before[np.minimum(rounds, num_small)]
-        if full < 2:  # the first blocks shrink, so that the last one is no smaller than others
+        if (
+            full < 2 or self.are_even
+        ):  # the first blocks shrink, so that the last one is no smaller than others
             whole = int(self.before[min(num_rounds, num_small)]) + max(0, full) * self.full
             frames_before = frames_before + np.maximum(rounds - num_small, 0) * self.full
             return _proportion(lengths, frames_before, whole)

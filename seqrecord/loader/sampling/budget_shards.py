@@ -10,6 +10,8 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TypeAlias
 
+import numpy as np
+
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.budgets import (
@@ -22,6 +24,9 @@ from seqrecord.loader.sampling.budgets import (
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import CursorShares, Runs
 from seqrecord.store.clips.tables import ClipTable, IntArray
+
+_UNEVEN = 0.01  # of the mean number of batches, beside one
+_WEIGHT = 1 << 8  # of a cost of 1
 
 StreamOf: TypeAlias = Callable[[Runs, IntArray, IntArray, int], Stream]
 """The stream of the clips `[start, stop)` of a sequence, int64[cursors] each, in a shard."""
@@ -97,6 +102,27 @@ class BudgetShards:
         if self.settings.is_even:
             counts = [min(counts) if self.settings.drops else max(counts)] * len(counts)
         self.num_batches, self._samples = counts, self.sequence.all_samples
+
+    @property
+    def most_batches(self) -> int:
+        """The batches of the shard with most of them."""
+        return max(len(arrangement.ends) for arrangement in self.natural)
+
+    def weights(self) -> IntArray | None:
+        """The parts of batches that clips take where they are, int64[clips], if shards of equal
+        costs differ in their batches: in a shard of few lengths, these may not fill a budget.
+        """
+        start, stop, repeated = self.shares
+        numbers = np.array([len(arrangement.ends) for arrangement in self.natural])
+        if repeated.any() or np.ptp(numbers) <= max(1, _UNEVEN * numbers.mean()):
+            return None
+        cost = self.costs.shared(self._samples)
+        paid = np.append(0, np.cumsum(cost))
+        sums = paid[stop[:, -1]] - paid[start[:, 0]]
+        parts = numbers / np.maximum(sums, 1) * (paid[-1] / numbers.sum())
+        of_clips = np.repeat(parts, stop[:, -1] - start[:, 0])
+        weights: IntArray = np.maximum(np.rint(cost * of_clips * _WEIGHT), 1).astype(np.int64)
+        return weights
 
     def arrangement(self, shard: int) -> Arrangement:
         """The batches of a shard."""

@@ -16,10 +16,10 @@ All shards have equally many batches: a shard with fewer divides its largest one
 
 from __future__ import annotations
 
-from bisect import bisect_left, insort
+from bisect import bisect_left, bisect_right, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappush, heapreplace
+from heapq import heapify, heappop, heappush, heapreplace
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import IntArray
 
 WINDOW_BATCHES = 16  # of a window: 97 % of a packed budget of 4 longest rows, with 4 batches 93 %
+_PADDED_WINDOW = 4  # times as many where padded. 1: 15 % of padding for 3 (3 lengths in a shard)
+_BATCH_COST = 0.5  # of a budget: padding that is worth one more batch
 _PART_BITS = 8  # of a fraction of a cost
 _BIN_BITS = 32  # of the number of an open batch, beside its room
 
@@ -168,7 +170,8 @@ def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -
         return Arrangement(cost, cost)
     if key is None:
         return Arrangement(np.arange(len(cost)), _in_order(cost, costs))
-    bounds = _windows(stream.rounds, cost, costs.budget)
+    size = costs.budget * WINDOW_BATCHES * (_PADDED_WINDOW if costs.pads else 1)
+    bounds = _windows(stream.rounds, cost, size)
     batch, batches = (_padded if costs.pads else _packed)(cost, bounds, costs)
     hashes = hash64(key_of(Purpose.BATCH_ORDER, key), np.arange(len(batches.window)))
     order = np.lexsort((hashes, ~batches.continues, batches.window))
@@ -190,11 +193,11 @@ class _Batches(NamedTuple):
         return cls(ended, begun < ended)
 
 
-def _windows(rounds: IntArray, cost: IntArray, budget: int) -> list[int]:
+def _windows(rounds: IntArray, cost: IntArray, size: int) -> list[int]:
     """The bounds of windows: of rounds, or of equal parts of a round."""
     before = np.append(0, np.cumsum(cost))
     totals = np.diff(before[rounds])
-    number = np.maximum(1, np.rint(totals / (WINDOW_BATCHES * budget)).astype(np.int64))
+    number = np.maximum(1, np.rint(totals / size).astype(np.int64))
     bounds = [rounds[-1:]]
     for begin, total, parts in zip(
         rounds[:-1].tolist(), totals.tolist(), number.tolist(), strict=True
@@ -282,13 +285,40 @@ def _padded(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArr
             continued = np.s_[place : place + room]
             order, values = np.delete(order, continued), np.delete(values, continued)
         place = 0
-        while place < len(values):
-            room = min(costs.budget // int(values[place]), costs.max_rows)
-            batch_of[begin + order[place : place + room]] = number
+        for stop in _cuts(values, costs):
+            batch_of[begin + order[place:stop]] = number
             first_window.append(window)
             last_window.append(window)
-            if len(values) - place < room and window < last:
-                rest = number, int(values[place]), len(values) - place
+            room = min(costs.budget // int(values[place]), costs.max_rows)
+            if stop == len(values) and stop - place < room and window < last:
+                rest = number, int(values[place]), stop - place
                 last_window[number] = window + 1
-            place, number = place + room, number + 1
+            place, number = stop, number + 1
     return batch_of, _Batches.of(first_window, last_window)
+
+
+def _cuts(values: IntArray, costs: ClipCosts) -> list[int]:
+    """The ends of padded batches of clips with falling costs, int64[n].
+
+    A batch is full, or ends where costs change: at the least sum of padded costs and of
+    `_BATCH_COST` budgets for each batch.
+    """
+    changes = [*(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
+    numbers, best = values.tolist(), {0: (0.0, -1)}  # cost to a place, and the place before it
+    reached = [0]
+    while (place := heappop(reached)) < len(numbers):
+        value, spent = numbers[place], best[place][0] + _BATCH_COST * costs.budget
+        full = min(place + min(costs.budget // value, costs.max_rows), len(numbers))
+        change = changes[max(0, bisect_right(changes, full) - 1)]
+        for stop in {full, change} if place < change <= full else {full}:
+            total = spent + value * (stop - place)
+            if stop not in best:
+                heappush(reached, stop)
+            elif best[stop][0] <= total:
+                continue
+            best[stop] = total, place
+    ends, place = list[int](), len(numbers)
+    while place > 0:
+        ends.append(place)
+        place = best[place][1]
+    return ends[::-1]

@@ -209,11 +209,20 @@ class EpochLayout:
 
     @property
     def sizes(self) -> BlockSizes:
-        """The block sizes of all cursors."""
-        return BlockSizes.of(self.stats, self.settings)
+        """The block sizes of all cursors.
 
-    def share_out(self, table: ClipTable, shards: IntArray) -> tuple[Runs, CursorShares]:
-        """The ordered runs, and the cursors' shares of `shards`."""
+        With a budget, rounds have equal parts of all cursors. Otherwise a cursor of few long lists
+        ends first, and with it the long lists: a correlation of .6 of length and batch for .1.
+        """
+        sizes = BlockSizes.of(self.stats, self.settings)
+        return sizes if self.costs is None else replace(sizes, are_even=True)
+
+    def share_out(
+        self, table: ClipTable, shards: IntArray, weights: IntArray | None = None
+    ) -> tuple[Runs, CursorShares]:
+        """The ordered runs, and the cursors' shares of `shards`; with a budget, of equal
+        `weights` of the clips of the runs, int64[clips], by default of their costs.
+        """
         settings, runs = self.settings, Runs.of(table)
         # One round of all clips shuffles all copies, of frames that are loaded once.
         in_one_round = settings.first_block_frames >= self.stats.whole_block()
@@ -242,7 +251,7 @@ class EpochLayout:
             shares = shares_by_cost(
                 runs,
                 cuts,
-                self.costs.shared(runs.all_samples),
+                self.costs.shared(runs.all_samples) if weights is None else weights,
                 self.num_shards,
                 settings.cursors,
                 num_shares=settings.shares,
@@ -267,9 +276,15 @@ class EpochLayout:
         costs, count = self.costs, self.num_shards
         assert costs is not None
 
-        def make() -> BudgetShards:
-            sequence, shares = self.share_out(table, np.arange(count))
+        def divided(weights: IntArray | None) -> BudgetShards:
+            sequence, shares = self.share_out(table, np.arange(count), weights)
             return BudgetShards.of(table, self.settings, costs, sequence, shares, stream_of, key)
+
+        def make() -> BudgetShards:
+            shards = divided(None)
+            if (weights := shards.weights()) is None:
+                return shards
+            return min(shards, divided(weights), key=lambda shards: shards.most_batches)
 
         shards: BudgetShards = costs.once((id(table), self.settings, count, key), make)
         return shards

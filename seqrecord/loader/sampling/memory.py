@@ -198,8 +198,10 @@ class MemoryRequest:
     """The memory needs of clips, in each of `num_shards` shards of an epoch.
 
     Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
-    `None`. `frames_in_memory` frames of each group may stay in memory if they all fit, and `stay`
-    if so. Errors have `url`, and `what` as the user of the memory.
+    `None`. The first round has at most about `first_round` clips, and `window_frames` frames if
+    batches of lists of frames have a budget. `frames_in_memory` frames of each group may stay in
+    memory if they all fit, and `stay` if so. Errors have `url`, and `what` as the user of the
+    memory.
     """
 
     stats: ClipStats
@@ -212,6 +214,8 @@ class MemoryRequest:
     url: str = ""
     what: str = "these clips"
     stay: bool = False
+    first_round: int = FIRST_ROUND
+    window_frames: int = 0
     interleaving: Interleaving = field(init=False)
 
     def __post_init__(self) -> None:
@@ -339,9 +343,9 @@ class MemoryRequest:
 
         Then blocks as long as `shuffle_buffer` clips per round (`None`: any number) and `max_held`
         allow, with room in `max_arena` bytes for the loads of the next round. The first round has
-        at most `FIRST_ROUND` clips, or as many as a batch needs to be mixed.
+        at most `first_round` clips, or as many as a batch needs to be mixed.
 
-        A shard of at most `FIRST_ROUND` clips is also one round, which reads nothing twice, unless
+        A shard of at most `first_round` clips is also one round, which reads nothing twice, unless
         cuts give it more episodes.
         `max_held` is at least `least_held`.
         """
@@ -354,7 +358,7 @@ class MemoryRequest:
             fits = interleaving.num_clips <= buffer and self.cursor_bytes(block) <= max_held
             # Without cuts, shares of cursors have no more episodes, and neighbours in a batch.
             spreads = interleaving.runs and (interleaving.cuts or not fits)
-            if fits and interleaving.num_clips <= FIRST_ROUND and not spreads:
+            if fits and interleaving.num_clips <= self.first_round and not spreads:
                 settings = replace(settings, num_shares=None)
                 return self._resident(_one_cursor(settings, block))
             cursors = self._default_cursors(buffer, max_held)
@@ -409,7 +413,12 @@ class MemoryRequest:
         usual = -(-interleaving.num_clips * stride // cursors) + stats.window.span  # of a cursor
         longest = -(-stats.whole_block() // (self.num_shards * cursors))
         apart = interleaving.apart(cursors)
-        first_frames = max(FIRST_ROUND * stride // cursors, apart)
+        first_frames = max(self.first_round * stride // cursors, apart)
+        if self.window_frames and self.num_cursors is None:
+            # Lists are cut at episodes only. For 272 cursors, of which 3 had clips, windows had 7
+            # clips: twice as many padded batches.
+            cursors = min(cursors, 1 + -(-stats.num_episodes // self.num_shards))
+            first_frames = max(first_frames, -(-self.window_frames // cursors))
         if apart > 1 and usual < 2 * first_frames:  # the rest would be too short
             first_frames = max(first_frames, stats.whole_block())
         needed = interleaving.block(cursors)

@@ -68,6 +68,12 @@ _MIX_FILES = (".yaml", ".yml", ".json")
     "files, such as '{every: 4}', with --clip-len.",
 )
 @click.option(
+    "--budget",
+    metavar="BUDGET",
+    help="With --samples: the expected use of batches of this budget, such as 48 or "
+    "'{size: 4096, cost: tokens, padded: true}'.",
+)
+@click.option(
     "--state",
     metavar="FILE",
     help="JSON file with a loader's state: show the rows of --batch in its run.",
@@ -93,6 +99,7 @@ def info(
     features: list[str] | None,
     split: str | None,
     samples: str | None,
+    budget: str | None,
     state: str | None,
     as_json: bool,
     joining: dict[str, Any],
@@ -125,6 +132,8 @@ def info(
         ("--batch-size requires --clip-len", batch_size and clip_len is None),
         ("--batch-size cannot be combined with KEY or --episodes", batch_size and is_listing),
         ("--batch-size cannot be combined with --samples", batch_size and samples is not None),
+        ("--budget requires --samples, of a dataset",
+         budget is not None and (samples is None or is_mix or state is not None)),
         ("--samples cannot be combined with KEY or --episodes",
          not is_mix and samples is not None and is_listing),
     )  # fmt: skip
@@ -143,7 +152,7 @@ def info(
         with open_dataset(
             path, features=features, storage_options=storage_options, **joining
         ) as dataset:
-            _show_samples(dataset, samples, clip_len, as_json=as_json)
+            _show_samples(dataset, samples, clip_len, budget, as_json=as_json)
         return
     clip = None if clip_len is None else ClipSpec(clip_len)
     with opened_joined(path, joining, storage_options, features=features) as (data, options):
@@ -220,22 +229,35 @@ def _predicted_memory(dataset: Dataset, clip_len: int, batch_size: int) -> int:
     return predict_memory(dataset, LoaderOptions(clip_len=clip_len, batch_size=batch_size))
 
 
-def _show_samples(dataset: Dataset, samples: str, clip_len: int | None, *, as_json: bool) -> None:
+def _show_samples(
+    dataset: Dataset, samples: str, clip_len: int | None, budget: str | None, *, as_json: bool
+) -> None:
     # Imported late: torch takes seconds.
     from seqrecord.loader.mixing.file_values import python_value
     from seqrecord.loader.mixing.yaml_file import yaml_value
     from seqrecord.loader.pipes.make_view import make_view
-    from seqrecord.loader.pipes.options import ClipOptions, check_option
+    from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions, check_option
+    from seqrecord.loader.pipes.planning import predict_use
 
     value = check_option("samples", python_value("samples", yaml_value(samples or "null")))
     first_part = value[0] if isinstance(value, list) else value
     has_frames = not callable(first_part) and "frames" in column_names(first_part)
     options = ClipOptions(clip_len=None if has_frames else clip_len or 1, samples=value)
     table = make_view(dataset, options).samples.samples_in(0)
+    uses = dict[str, Any]()
+    if budget is not None:
+        given = yaml_value(budget)
+        size = python_value("batch_size", given if isinstance(given, dict) else {"size": given})
+        uses = predict_use(
+            dataset,
+            LoaderOptions(clip_len=options.clip_len, samples=options.samples, batch_size=size),
+        )
     if as_json:
-        click.echo(json.dumps({"num_samples": len(table), "first": table.head()}, indent=1))
+        values = {"num_samples": len(table), "first": table.head(), **uses}
+        click.echo(json.dumps(values, indent=1))
     else:
-        click.echo("\n".join(_sample_lines(dataset.url, table)))
+        lines = [*_sample_lines(dataset.url, table)]
+        click.echo("\n".join([*lines, *(f"  {name}: {use}" for name, use in uses.items())]))
 
 
 def _sample_lines(name: str, samples: Samples) -> Iterator[str]:
