@@ -206,7 +206,7 @@ class EpochCosts:
 
     @property
     def first_round(self) -> int:
-        """The clips of an epoch's first round, at most: with a budget those of a window."""
+        """The most clips of an epoch's first round; with a budget, of a window."""
         costs = self.of(0)
         return FIRST_ROUND if costs is None else max(FIRST_ROUND, WINDOW_BATCHES * costs.mean_rows)
 

@@ -120,6 +120,7 @@ def info(
     """
     is_mix, is_listing = Path(path).suffix in _MIX_FILES and Path(path).is_file(), key or episodes
     _check_place(state, place, (is_listing, versions, clip_len, features))
+    _check_budget(budget, samples, [is_mix, state])
     check_usage(
         ("a mix file takes only --clip-len, --split, --samples, --json",
          is_mix and any((is_listing, versions, features, storage_options, batch_size, joining))),
@@ -132,8 +133,6 @@ def info(
         ("--batch-size requires --clip-len", batch_size and clip_len is None),
         ("--batch-size cannot be combined with KEY or --episodes", batch_size and is_listing),
         ("--batch-size cannot be combined with --samples", batch_size and samples is not None),
-        ("--budget requires --samples, of a dataset",
-         budget is not None and (samples is None or is_mix or state is not None)),
         ("--samples cannot be combined with KEY or --episodes",
          not is_mix and samples is not None and is_listing),
     )  # fmt: skip
@@ -174,6 +173,12 @@ def _check_place(
         ("--state cannot be combined with KEY, --episodes, --versions, --clip-len or --features",
          state is not None and any(others)),
     )  # fmt: skip
+
+
+def _check_budget(budget: str | None, samples: str | None, others: Iterable[object]) -> None:
+    """Raise `UsageError` for `--budget` without `--samples` of a dataset."""
+    is_wrong = budget is not None and (samples is None or any(others))
+    check_usage(("--budget requires --samples, of a dataset", is_wrong))
 
 
 def _show_dataset(
