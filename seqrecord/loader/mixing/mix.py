@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
-from functools import partial
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -15,7 +14,7 @@ from torch.utils.data import IterableDataset
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.mixing.form import MixForm
-from seqrecord.loader.mixing.mix_loader import MixLoader
+from seqrecord.loader.mixing.mix_loader import MixLoader, MixParts
 from seqrecord.loader.mixing.mixed_batches import Join, joined_features
 from seqrecord.loader.mixing.mixed_rows import rows_of_mix
 from seqrecord.loader.mixing.planning import MixPlan, StoppingStrategy
@@ -30,8 +29,8 @@ from seqrecord.loader.mixing.summary import MixSummary
 from seqrecord.loader.mixing.weights import (
     Proportions,
     SourceSize,
+    Weighting,
     Weights,
-    WeightSchedule,
     by_epoch,
     excluded_always,
     excluded_sources,
@@ -42,7 +41,7 @@ from seqrecord.loader.pipes.loaders import EpochStream, StreamingLoader, loader_
 from seqrecord.loader.pipes.option_values import Budget, Vector
 from seqrecord.loader.pipes.options import MOST_THREADS, EngineOptions, LoaderOptions, one_of
 from seqrecord.loader.pipes.states import Clip
-from seqrecord.loader.sampling.shares import MOST_SLOTS, whole_shares
+from seqrecord.loader.sampling.shares import MOST_SLOTS
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.statistics.normalization import Normalization
 from seqrecord.store.units import MAX_INT, check, check_integer, check_seed, raise_if
@@ -150,6 +149,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         rank: as in `SeqRecordIterableDataset`.
         device: as in `SeqRecordIterableDataset`.
         output: as in `SeqRecordIterableDataset`.
+        normalization: as in `SeqRecordIterableDataset`, of all sources.
         engine: as in `SeqRecordIterableDataset`. `num_threads` applies to each source, so that a
             slow source can use every thread; at most 1,024 in all. `trace` and `video_decoder` are
             for the mix, except for video of sources with a `frame_transform`, which the host
@@ -177,14 +177,13 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         rank: tuple[int, int] | None = None,
         device: str | torch.device | None = None,
         output: str = "torch",
+        normalization: str | None = None,
         engine: EngineOptions | None = None,
     ) -> None:
         super().__init__()
         one_of("union", "intersection")("features", features)
         proportions = {"weights": weights, "alpha": alpha, "repeat": repeat, "choose": choose}
-        datasets, schedule, epoch_clips = _weighted(
-            sources, features, check_seed(seed), proportions
-        )
+        datasets, weighting = _weighted(sources, features, check_seed(seed), proportions)
         if isinstance(batch_size, Budget):
             batch_size = agreed_batch_size(datasets, batch_size)
         else:
@@ -197,6 +196,7 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
             rank=rank,
             device=device,
             output=output,
+            normalization=normalization,
             engine=engine,
         )
         for name in TUNING_OF_SOURCE:
@@ -214,12 +214,11 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
         check("single_source_batches", alternate, is_right, "True, False or None")
         problem = "repeat and choose determine the length of an epoch"
         expected = "no stopping_strategy; or weights"
-        raise_if(epoch_clips is not None and stop != "first_exhausted", problem, expected, stop)
+        has_clips = repeat is not None or choose is not None
+        raise_if(has_clips and stop != "first_exhausted", problem, expected, stop)
         form = MixForm(vectors, camera_padding_masks, number_tasks)
-        self._mix = MixLoader(
-            datasets, schedule, options, stop, features, alternate, form, epoch_clips
-        )
-        self._epochs = Epochs(self._mix)
+        parts = MixParts(datasets, weighting, options, stop, features, alternate, form)
+        self._epochs = Epochs(MixLoader(parts))
 
     @classmethod
     def from_file(
@@ -257,7 +256,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
         If weights change by epoch: in the current one, or between iterations in the next one.
         """
-        return self._mix.planner.schedule.shares(self._epochs.current)
+        epoch = self._epochs.current
+        loader = self._epochs.loader_in(epoch)
+        assert isinstance(loader, MixLoader)
+        return loader.planner.schedule.shares(epoch)
 
     @property
     def single_source_batches(self) -> bool:
@@ -312,6 +314,12 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
     ) -> Clip:
         return rows_of_mix(loader, plan, first, settings)
 
+    @property
+    def _mix(self) -> MixLoader:
+        loader = self._epochs.loader
+        assert isinstance(loader, MixLoader)
+        return loader
+
     def __repr__(self) -> str:
         mix = self._mix
         how = "batches" if mix.alternate else "clips"
@@ -326,11 +334,10 @@ class SeqRecordMix(EpochStream, IterableDataset[Clip]):
 
 def _weighted(
     sources: Any, join: Join, seed: int, proportions: Mapping[str, Any]
-) -> tuple[list[SourceDataset], WeightSchedule, int | None]:
+) -> tuple[list[SourceDataset], Weighting]:
     """The datasets of all sources with a weight above 0 in some epoch, and their weights.
 
-    Also returns the clips of an epoch, if chosen. Sizes are of the features that are read. Raises
-    `ClipError`.
+    Sizes are of the features that are read. Raises `ClipError`.
     """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
@@ -349,20 +356,26 @@ def _weighted(
     is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    schedule = _schedule(drawn, changes, partial(_counts_in, sizes, weights_at, others))
-    return drawn, schedule, weights.epoch_clips
+    parts = tuple((dataset.source, dataset.weight) for dataset in drawn)
+    names = {source for source, _ in parts}
+    weighting = Weighting(
+        tuple(dataset.name for dataset in drawn),
+        parts,
+        {name: size for name, size in sizes.items() if name not in names},
+        {name: clips for name, clips in _chosen_clips(sources).items() if name in names},
+        weights_at,
+        changes,
+        others,
+        MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn)),
+    )
+    return drawn, weighting
 
 
-def _schedule(
-    datasets: Sequence[SourceDataset],
-    changes: tuple[int, ...] | None,
-    counts_in: Callable[..., tuple[int, ...]],
-) -> WeightSchedule:
-    """The weights of datasets by epoch, from those of their sources by `_counts_in`."""
-    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(datasets))
-    parts = [(dataset.source, dataset.weight) for dataset in datasets]
-    names = tuple(dataset.name for dataset in datasets)
-    return WeightSchedule(names, partial(counts_in, parts, most), changes)
+def _chosen_clips(sources: Mapping[str, Any]) -> dict[str, int]:
+    """The clips of an epoch of the sources that are mixes and determine them."""
+    mixes = {name: source for name, source in sources.items() if isinstance(source, SeqRecordMix)}
+    clips = {name: mix._mix.planner.epoch_clips for name, mix in mixes.items()}
+    return {name: number for name, number in clips.items() if number is not None}
 
 
 def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dict[str, SourceSize]:
@@ -370,33 +383,9 @@ def _sizes(sources: Mapping[str, Any], datasets: Sequence[SourceDataset]) -> dic
     sizes = {name: SourceSize(0, 0) for name in sources}
     for dataset in datasets:
         sizes[dataset.source] += dataset.size
-    for name, source in sources.items():
-        if not isinstance(source, SeqRecordMix):
-            continue
-        if (epoch_clips := source._mix.planner.epoch_clips) is not None:
-            sizes[name] = replace(sizes[name], clips=epoch_clips)
+    for name, clips in _chosen_clips(sources).items():
+        sizes[name] = replace(sizes[name], clips=clips)
     return sizes
-
-
-def _counts_in(
-    sizes: Mapping[str, SourceSize],
-    weights_at: Callable[[int], Any],
-    others: Mapping[str, Any],
-    parts: Sequence[tuple[str, Fraction]],
-    most: int,
-    epoch: int,
-) -> tuple[int, ...]:
-    """Integers in the ratio of the weights of datasets in an epoch, with a sum of at most `most`.
-
-    `parts` has the source of each dataset, and its part of the source's weight. The weights of
-    sources follow from their `sizes`, from `weights` in the epoch, and from the `others` of the
-    mix's proportions.
-    """
-    weights = Proportions.of(sizes, weights=weights_at(epoch), **others).weights
-    by_dataset = [weights[source] * part for source, part in parts]
-    expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
-    raise_if(not any(by_dataset), "a mix draws from no source", expected, got)
-    return tuple(whole_shares(by_dataset, most))
 
 
 def _datasets(name: Any, source: Any) -> list[SourceDataset]:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import operator
 import threading
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from math import ceil
 from typing import Any
 
 from torch.utils.data import get_worker_info
 
+from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.engine.batches import Batch, Channel, OpenBatch
 from seqrecord.loader.engine.buffers import BufferNeeds
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import STAGES, EngineStats, bottleneck
+from seqrecord.loader.engine.vectors import VectorSteps
 from seqrecord.loader.mixing.form import MixForm
 from seqrecord.loader.mixing.memory import MixMemory, most_bytes
 from seqrecord.loader.mixing.mixed_batches import (
@@ -34,46 +37,77 @@ from seqrecord.loader.mixing.sources import (
     SourceStats,
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
-from seqrecord.loader.mixing.weights import WeightSchedule
+from seqrecord.loader.mixing.weights import Era, SourceSize, Weighting
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.memory import check_machine
+from seqrecord.loader.pipes.normalizations import steps_of_state
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.memory import CONSUMER
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.units import raise_if
+from seqrecord.store.units import MAX_INT, check_integer, raise_if
 
 _OWN = ("clips", "batches", "data_wait_seconds")  # statistics of the mix alone
 
 
+@dataclass(frozen=True)
+class MixParts:
+    """The parts of a mix.
+
+    Attributes:
+        datasets: the datasets of its sources.
+        weighting: their weights.
+        options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
+        stop: the end of an epoch.
+        join: see `features` of `SeqRecordMix`.
+        alternate: see `single_source_batches`.
+        form: vectors and further columns.
+        eras: earlier sizes of its datasets, and their sizes now; none: they have not grown.
+        steps: steps of vectors by dataset, in place of those of `form`.
+    """
+
+    datasets: Sequence[SourceDataset]
+    weighting: Weighting
+    options: LoaderOptions
+    stop: StoppingStrategy
+    join: Join
+    alternate: bool | None
+    form: MixForm
+    eras: tuple[Era, ...] = ()
+    steps: Mapping[str, VectorSteps] = field(default_factory=dict)
+
+    @property
+    def sizes(self) -> tuple[SourceSize, ...]:
+        """The size of each dataset."""
+        return tuple(dataset.size for dataset in self.datasets)
+
+    def with_growth(self, epoch: int, grown: Sequence[bool]) -> MixParts:
+        """The parts with another era, from an epoch on, in which these datasets have grown."""
+        eras = self.eras or (Era(0, self.sizes, (False,) * len(grown)),)
+        if eras[-1].epoch == epoch:  # it has grown twice before an epoch
+            grown = [a or b for a, b in zip(grown, eras[-1].grown, strict=True)]
+            eras = eras[:-1]
+        return replace(self, eras=(*eras, Era(epoch, self.sizes, tuple(grown))))
+
+
 class MixLoader:
     """Runs the planned epochs of a mix. Picklable. Implements `Loader`.
-
-    Args:
-        datasets: the datasets of its sources.
-        schedule: their weights by epoch.
-        options: arguments of the mix: batches, memory, seed, rank, device, threads, trace.
-        epoch_clips: clips of an epoch over all ranks; replaces `stop`.
 
     Raises `ClipError` for incompatible sources, and `MemoryLimitError`.
     """
 
     differs_by_epoch = True
 
-    def __init__(
-        self,
-        datasets: Sequence[SourceDataset],
-        schedule: WeightSchedule,
-        options: LoaderOptions,
-        stop: StoppingStrategy,
-        join: Join,
-        alternate: bool | None,
-        form: MixForm,
-        epoch_clips: int | None = None,
-    ) -> None:
+    def __init__(self, parts: MixParts) -> None:
+        datasets, options, join = parts.datasets, parts.options, parts.join
+        stop, alternate, form = parts.stop, parts.alternate, parts.form
+        eras = parts.eras or (Era(0, parts.sizes, (False,) * len(datasets)),)
+        eras = tuple(map(parts.weighting.with_clips, eras))
+        schedule, epoch_clips = parts.weighting.schedule(eras), eras[-1].epoch_clips
+        self.parts = parts
         assert options.most_clips is not None
         self.options, self.join, self.form = options, join, form
         self.batch_size = size = options.most_clips
@@ -81,6 +115,8 @@ class MixLoader:
         views = {dataset.name: dataset.view for dataset in datasets}
         features = joined_features(views, join)
         formed = form.views(views, shares, features)
+        for name, steps in parts.steps.items():
+            formed = {**formed, name: formed[name].with_vectors(steps)}
         differing = differing_shapes(views, formed, features, alternate, form.own_units)
         self.alternate = alternate = bool(alternate or differing)
         check_sizes(views)
@@ -105,7 +141,7 @@ class MixLoader:
         }
         self._sources = list(self.loaders.values())
         self.planners = tuple(source.planner for source in self._sources)
-        self.planner = MixPlanner(self.planners, schedule, options, stop, epoch_clips, alternate)
+        self.planner = MixPlanner(self.planners, schedule, options, stop, eras, alternate)
         numbered = dict(enumerate(self._sources))
         alike = [dict([item]) for item in numbered.items()] if alternate else [numbered]
         self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
@@ -123,7 +159,7 @@ class MixLoader:
     def shared_arguments(self, epoch: int) -> dict[str, Any]:
         """See `Loader`."""
         planner, frames = self.planner, self.options.frames_per_batch
-        clips = planner.epoch_clips
+        clips, eras = planner.epoch_clips, planner.eras
         return {
             "shares": planner.schedule.describe(epoch),
             "stopping_strategy": planner.stop if clips is None else f"{clips} clips",
@@ -132,6 +168,7 @@ class MixLoader:
             "features": self.join,
             "single_source_batches": self.alternate,
             **({"frames_per_batch": frames} if frames is not None else {}),
+            **({"eras": [era.to_json() for era in eras]} if len(eras) > 1 else {}),
         }
 
     # ---- plans and positions
@@ -167,9 +204,40 @@ class MixLoader:
         """See `Loader`: the excerpts of sources do not depend on the memory of the mix."""
         return self
 
-    def of_state(self, state: State) -> MixLoader:  # noqa: ARG002
+    def of_state(self, state: State) -> MixLoader:
         """See `Loader`."""
-        return self
+        if len(state.sources) != len(self.loaders):  # which is refused later
+            return self
+        datasets = [
+            dataset.of_state(source)
+            for dataset, source in zip(self.parts.datasets, state.sources, strict=True)
+        ]
+        is_same = all(map(operator.is_, datasets, self.parts.datasets))
+        eras = _saved_eras(state, len(datasets))
+        if is_same and len(eras) <= 1 and len(self.planner.eras) == 1:
+            return self
+        parts = replace(self.parts, datasets=datasets, eras=eras)
+        if eras:  # the last one is the present
+            parts = replace(parts, eras=(*eras[:-1], replace(eras[-1], sizes=parts.sizes)))
+        return MixLoader(parts)
+
+    def grown_since(self, earlier: MixLoader, epoch: int) -> MixLoader | None:
+        """See `Loader`."""
+        pairs = zip(self.parts.datasets, earlier.parts.datasets, strict=True)
+        grown = [dataset is not other for dataset, other in pairs]
+        if not any(grown):
+            return None
+        parts = replace(earlier.parts, datasets=self.parts.datasets)
+        parts = replace(parts, eras=tuple(earlier.planner.eras))
+        return MixLoader(parts.with_growth(epoch, grown))
+
+    def normalized_by(self, normalizations: Sequence[Json], choice: str | None) -> MixLoader:
+        """See `Loader`."""
+        pairs = zip(self._sources, normalizations, strict=True)
+        steps = {one.name: steps_of_state(one.view, saved, choice) for one, saved in pairs}
+        if all(steps[source.name] is source.view.vectors for source in self._sources):
+            return self
+        return MixLoader(replace(self.parts, steps=steps))
 
     def forget_frames(self) -> None:
         """See `Loader`."""
@@ -267,3 +335,22 @@ def _summed(own: dict[str, Any], sources: Mapping[str, Mapping[str, Any]]) -> di
     if own["data_wait_seconds"] < waits[slowest]:
         return {**total, "bottleneck": STAGES["consumer"]}
     return {**total, "bottleneck": f"source {slowest!r}: {sources[slowest]['bottleneck']}"}
+
+
+def _saved_eras(state: State, num_datasets: int) -> tuple[Era, ...]:
+    """The eras of a saved mix; none if its datasets have not grown. Raises `StateError`."""
+    eras = list[Era]()
+    try:
+        for epoch, clips, frames, grown in state.shared_arguments.get("eras", ()):
+            numbers = [check_integer("eras", n, least=0, most=MAX_INT) for n in (*clips, *frames)]
+            sizes = map(SourceSize, numbers[: len(clips)], numbers[len(clips) :])
+            first = eras[-1].epoch + 1 if eras else 0
+            epoch = check_integer("eras", epoch, least=first, most=MAX_INT if eras else 0)
+            eras.append(Era(epoch, tuple(sizes), tuple(map(bool, grown))))
+            if not len(clips) == len(frames) == len(grown) == num_datasets:
+                raise ValueError("a size for each dataset")
+    except (ClipError, TypeError, ValueError) as error:
+        expected, got = "epochs and sizes of each source", str(error)
+        problem = "the saved state: eras that no mix has saved"
+        raise StateError(problem, expected=expected, got=got) from error
+    return tuple(eras)

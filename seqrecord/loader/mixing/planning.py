@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence, Sized
 from dataclasses import dataclass, field
 from fractions import Fraction
-from itertools import islice, pairwise
 from typing import Literal, TypeAlias
 
 import numpy as np
 
-from seqrecord.loader.mixing.weights import Phase, WeightSchedule
+from seqrecord.loader.mixing.weights import Era, Phase, WeightSchedule, era_of
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
 from seqrecord.loader.sampling.plan import Plan
@@ -103,7 +102,7 @@ class MixPlanner:
         schedule: the weights of the sources by epoch.
         options: the arguments of the mix.
         stop: the end of an epoch.
-        epoch_clips: clips of an epoch over all ranks; replaces `stop`.
+        eras: the sizes of the sources; the last one is that of `planners`.
         alternate: whether each batch comes from a single source.
     """
 
@@ -111,11 +110,16 @@ class MixPlanner:
     schedule: WeightSchedule
     options: LoaderOptions
     stop: StoppingStrategy
-    epoch_clips: int | None
+    eras: Sequence[Era]
     alternate: bool
     _shares_by_key: dict[int, Shares] = field(default_factory=dict, repr=False)
     # Clips that each source has returned before each phase, by shards, workers and worker.
     _given: dict[tuple[int, int, int], list[IntArray]] = field(default_factory=dict, repr=False)
+
+    @property
+    def epoch_clips(self) -> int | None:
+        """Clips of an epoch over all ranks, if the mix determines it."""
+        return self.eras[-1].epoch_clips
 
     @property
     def batch_size(self) -> int:
@@ -161,24 +165,54 @@ class MixPlanner:
         known = self._given.setdefault(
             (shard.count, shard.workers, worker), [np.zeros(len(self.planners), np.int64)]
         )
-        for phase, following in islice(pairwise(phases), len(known) - 1, None):
-            num_slots = (following.epoch - phase.epoch) * self._count(shard, phase)
-            given = self._shares(phase, worker).given(num_slots // self.turn) * self.turn
-            known.append(known[-1] + given)
+        for number in range(len(known), len(phases)):
+            following = phases[number]
+            given = self._given_until(phases[:number], following.epoch, shard)
+            era = era_of(self.eras, following.epoch)
+            if era.epoch == following.epoch and era.has_growth:
+                starts = self._next_epochs(phases[:number], era, shard)
+                given = np.where(era.grown, starts, given)
+            known.append(given)
         return known[len(phases) - 1]
+
+    def _given_until(self, phases: Sequence[Phase], epoch: int, shard: Shard) -> IntArray:
+        """The clips that each source has returned to a shard when the last phase ends."""
+        phase = phases[-1]
+        num_slots = (epoch - phase.epoch) * self._count(shard, phase)
+        shares = self._shares(phase, shard.index % shard.workers)
+        total: IntArray = self._given_before(phases, shard)
+        return total + shares.given(num_slots // self.turn) * self.turn
+
+    def _next_epochs(self, phases: Sequence[Phase], era: Era, shard: Shard) -> IntArray:
+        """The first clips of the epochs that no worker of any rank has begun before an era.
+
+        A source that has grown begins there. Clips are numbered by its size in the era.
+        """
+        workers = Shard(0, shard.count // shard.workers).divided(shard.workers)
+        returned = [self._given_until(phases, era.epoch, worker) for worker in workers]
+        earlier, starts = era_of(self.eras, era.epoch - 1), list[int]()
+        for number, given in enumerate(np.max(returned, axis=0).tolist()):
+            epoch = -(-given // max(1, -(-earlier.sizes[number].clips // shard.count)))
+            if era is self.eras[-1]:
+                samples = self.planners[number].view.samples
+                starts.append(samples.clips_before(epoch, shard.count))
+            else:
+                starts.append(epoch * max(1, -(-era.sizes[number].clips // shard.count)))
+        return np.array(starts, np.int64)
 
     def _count(self, shard: Shard, phase: Phase) -> int:
         """The number of slots until sources have returned the clips of their first epochs."""
         stop, workers, size = self.stop, shard.workers, self.unit
-        if self.epoch_clips is not None:  # a number of batches on each rank
-            stop = max(1, self.epoch_clips // (shard.count // workers * self.batch_size))
+        era = era_of(self.eras, phase.epoch)
+        if era.epoch_clips is not None:  # a number of batches on each rank
+            stop = max(1, era.epoch_clips // (shard.count // workers * self.batch_size))
         if isinstance(stop, int):
             return size * ((stop + workers - 1 - shard.index % workers) // workers)
         # A source with n clips and a share p returns its last clip within n / p slots.
         total, slots = sum(phase.counts), list[Fraction]()
-        for planner, count in zip(self.planners, phase.counts, strict=True):
+        for source, count in zip(era.sizes, phase.counts, strict=True):
             if count:
-                num_clips = max(1, -(-planner.clips(0).num_clips // shard.count))
+                num_clips = max(1, -(-source.clips // shard.count))
                 slots.append(Fraction(num_clips * total, count))
         if stop == "first_exhausted":
             return size * max(1, int(min(slots) // size))

@@ -10,7 +10,7 @@ from fractions import Fraction
 from functools import partial
 from typing import Any
 
-from seqrecord.errors import ClipError
+from seqrecord.errors import ClipError, StateError
 from seqrecord.loader.engine.batches import Channel, OpenBatch
 from seqrecord.loader.engine.devices import Device
 from seqrecord.loader.engine.stats import EngineStats
@@ -22,11 +22,15 @@ from seqrecord.loader.pipes.clip_loader import ClipLoader
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import EngineOptions, LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
+from seqrecord.loader.pipes.states import SourceState
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.store.units import raise_if
 
-MIX_OPTIONS = ("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output")
+MIX_OPTIONS = (
+    *("batch_size", "last_batch", "seed", "memory_limit", "rank", "device", "output"),
+    "normalization",
+)
 """Options of the mix; sources must not set them."""
 
 MIX_TUNING = ("num_threads", "video_decoder", "trace")
@@ -80,6 +84,25 @@ class SourceDataset:
     def seed(self) -> int:
         """The seed of its order in the mix."""
         return self.view.samples.seed
+
+    def of_state(self, source: SourceState) -> SourceDataset:
+        """The dataset with the episodes and samples of a state: itself, unless it has grown.
+
+        Raises `StateError` for a dataset of a nested mix that has grown.
+        """
+        from seqrecord.loader.pipes.growth import view_of_state  # few resumes need it
+
+        view, options = view_of_state(self.view, self.options, source)
+        if view is self.view:
+            return self
+        if self.source != self.name:
+            raise StateError(
+                f"source {self.source!r} of a mix is a mix, and a dataset of it has grown",
+                file=view.dataset.url,
+                expected="its datasets as sources of the outer mix, from the first epoch on",
+                got=self.name,
+            )
+        return replace(self, view=view, options=options)
 
     def in_mix(self, features: Sequence[str] | None, seed: int) -> SourceDataset:
         """The dataset in a mix with this seed. Its seed depends on its name, too, and not on other

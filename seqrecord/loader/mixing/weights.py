@@ -7,7 +7,7 @@ import json
 import math
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from functools import partial
 from numbers import Rational, Real
@@ -16,6 +16,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 
 from seqrecord.errors import ClipError
+from seqrecord.loader.sampling.shares import whole_shares
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, check, check_integer, is_probability, raise_if
 
@@ -41,6 +42,33 @@ class SourceSize:
         return SourceSize(self.clips + other.clips, self.frames + other.frames)
 
 
+@dataclass(frozen=True)
+class Era:
+    """Consecutive epochs of a mix in which no dataset grows.
+
+    Attributes:
+        epoch: the first epoch.
+        sizes: the size of each dataset.
+        grown: which datasets have grown at its start: they begin their next epochs there.
+        epoch_clips: clips of an epoch over all ranks, if the mix determines it.
+    """
+
+    epoch: int
+    sizes: tuple[SourceSize, ...]
+    grown: tuple[bool, ...]
+    epoch_clips: int | None = None
+
+    @property
+    def has_growth(self) -> bool:
+        """Whether a dataset has grown at its start."""
+        return self.epoch > 0 and any(self.grown)
+
+    def to_json(self) -> list[Any]:
+        """Epoch, clips and frames of each dataset, and which have grown."""
+        clips, frames = ([getattr(n, name) for n in self.sizes] for name in ("clips", "frames"))
+        return [self.epoch, clips, frames, list(self.grown)]
+
+
 class Phase(NamedTuple):
     """Consecutive epochs of a mix with equal weights: `counts` of the datasets, from `epoch` on."""
 
@@ -56,18 +84,25 @@ class WeightSchedule:
         names: the datasets.
         counts_in: integers in the ratio of the weights of an epoch, for each dataset.
         changes: the epochs from which on weights differ, beginning with 0; `None`: any.
+        eras: the epochs at which datasets have grown, beginning with 0. They begin phases.
     """
 
     names: tuple[str, ...]
     counts_in: Callable[[int], tuple[int, ...]]
     changes: tuple[int, ...] | None = (0,)
+    eras: tuple[int, ...] = (0,)
     _phases: list[Phase] = field(default_factory=list, repr=False)
     _num_epochs: int = field(default=0, repr=False)  # that the phases cover
 
     @property
     def is_constant(self) -> bool:
         """Whether all epochs have the same weights."""
-        return self.changes == (0,)
+        return self.changes == (0,) == self.eras
+
+    @property
+    def _starts(self) -> tuple[int, ...] | None:
+        """The epochs at which phases may begin; `None`: any."""
+        return None if self.changes is None else tuple(sorted({*self.changes, *self.eras}))
 
     def phases(self, epoch: int) -> Sequence[Phase]:
         """The phases up to the one with an epoch, the last.
@@ -81,10 +116,10 @@ class WeightSchedule:
                 got=epoch,
             )
         candidates = range(self._num_epochs, epoch + 1)
-        for start in candidates if self.changes is None else self.changes:
+        for start in self._starts or candidates:
             if start in candidates:
                 counts = self.counts_in(start)
-                if not self._phases or self._phases[-1].counts != counts:
+                if start in self.eras or self._phases[-1].counts != counts:
                     self._phases.append(Phase(start, counts))
         self._num_epochs = max(self._num_epochs, epoch + 1)
         return self._phases[: bisect_right(self._phases, epoch, key=lambda phase: phase.epoch)]
@@ -98,7 +133,7 @@ class WeightSchedule:
         """The greatest share of each dataset, as parts of their sum: of all epochs, or, for a
         function, of epoch 0 and of equal weights. Constant weights are themselves.
         """
-        epochs = [self.shares(epoch) for epoch in self.changes or (0,)]
+        epochs = [self.shares(epoch) for epoch in self._starts or self.eras]
         if self.changes is None:
             epochs.append(dict.fromkeys(self.names, Fraction(1, len(self.names))))
         greatest = {name: max(shares[name] for shares in epochs) for name in self.names}
@@ -110,6 +145,63 @@ class WeightSchedule:
             return [list(pair) for pair in zip(self.names, self.counts_in(0), strict=True)]
         text = json.dumps([self.names, self.phases(epoch)])
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+@dataclass(frozen=True, eq=False)
+class Weighting:
+    """The weights of a mix by epoch, from its arguments and the sizes of its datasets. Picklable
+    if the user's function is.
+
+    Attributes:
+        names: the datasets.
+        parts: the source of each dataset, and its part of the source's weight.
+        other_sizes: the sizes of sources without a dataset.
+        source_clips: the clips of an epoch of sources that are mixes and determine them.
+        weights_at: the argument `weights`, of an epoch.
+        changes: see `WeightSchedule`.
+        others: the other arguments of `Proportions.of`.
+        max_slots: the greatest sum of integer weights.
+    """
+
+    names: tuple[str, ...]
+    parts: tuple[tuple[str, Fraction], ...]
+    other_sizes: Mapping[str, SourceSize]
+    source_clips: Mapping[str, int]
+    weights_at: Callable[[int], Any]
+    changes: tuple[int, ...] | None
+    others: Mapping[str, Any]
+    max_slots: int
+
+    def proportions(self, era: Era, epoch: int) -> Proportions:
+        """The weights of sources in an epoch. Raises `ClipError`."""
+        sizes = dict(self.other_sizes)
+        for (source, _), size in zip(self.parts, era.sizes, strict=True):
+            sizes[source] = sizes.get(source, SourceSize(0, 0)) + size
+        for source, clips in self.source_clips.items():
+            sizes[source] = replace(sizes[source], clips=clips)
+        return Proportions.of(sizes, weights=self.weights_at(epoch), **self.others)
+
+    def with_clips(self, era: Era) -> Era:
+        """The era with the clips of an epoch that `repeat` and `choose` determine."""
+        return replace(era, epoch_clips=self.proportions(era, era.epoch).epoch_clips)
+
+    def schedule(self, eras: Sequence[Era]) -> WeightSchedule:
+        """The weights of the datasets by epoch."""
+        counts_in = partial(self._counts_in, tuple(eras))
+        starts = tuple(era.epoch for era in eras)
+        return WeightSchedule(self.names, counts_in, self.changes, starts)
+
+    def _counts_in(self, eras: Sequence[Era], epoch: int) -> tuple[int, ...]:
+        weights = self.proportions(era_of(eras, epoch), epoch).weights
+        by_dataset = [weights[source] * part for source, part in self.parts]
+        expected, got = "a weight above 0 of some source", f"none in epoch {epoch}"
+        raise_if(not any(by_dataset), "a mix draws from no source", expected, got)
+        return tuple(whole_shares(by_dataset, self.max_slots))
+
+
+def era_of(eras: Sequence[Era], epoch: int) -> Era:
+    """The era of an epoch."""
+    return eras[max(0, bisect_right(eras, epoch, key=lambda era: era.epoch) - 1)]
 
 
 def by_epoch(weights: Any) -> tuple[Callable[[int], Any], tuple[int, ...] | None]:

@@ -27,11 +27,12 @@ from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
+from seqrecord.loader.pipes.normalizations import steps_of_state
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.run_memory import RunNotices, settle
 from seqrecord.loader.pipes.source_states import excerpt_frames
-from seqrecord.loader.pipes.states import Clip, Segments, State
+from seqrecord.loader.pipes.states import Clip, Json, Segments, State
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
 from seqrecord.loader.sampling.plan import Plan
@@ -132,6 +133,20 @@ class ClipLoader:
 
         planner = planner_of_state(self.planner, state.sources[0])
         return self if planner is self.planner else ClipLoader(planner)
+
+    def grown_since(self, earlier: ClipLoader, epoch: int) -> ClipLoader | None:  # noqa: ARG002
+        """See `Loader`."""
+        return None if earlier is self else self
+
+    def normalized_by(self, normalizations: Sequence[Json], choice: str | None) -> ClipLoader:
+        """See `Loader`."""
+        [saved], view = normalizations, self.view
+        steps = steps_of_state(view, saved, choice)
+        if steps is view.vectors:
+            return self
+        loader = ClipLoader(replace(self.planner, view=view.with_vectors(steps)))
+        loader._buffers = self._buffers
+        return loader
 
     def forget_frames(self) -> None:
         """See `Loader`."""

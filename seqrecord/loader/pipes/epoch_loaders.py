@@ -11,15 +11,16 @@ A dataset may grow between epochs::
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
+from seqrecord.loader.pipes.normalizations import saved_normalizations
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
-from seqrecord.loader.pipes.states import Segments, State
+from seqrecord.loader.pipes.states import Json, Segments, State
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shown_place
@@ -89,6 +90,14 @@ class Loader(Protocol):
         since, a loader of the first ones.
         """
 
+    def grown_since(self, earlier: Any, epoch: int) -> Loader | None:
+        """The loader of the epochs from `epoch` on, if `earlier`, by `of_state`, has fewer episodes
+        or samples.
+        """
+
+    def normalized_by(self, normalizations: Sequence[Json], choice: str | None) -> Loader:
+        """The loader after a state with normalizations of its sources; see `steps_of_state`."""
+
     def forget_frames(self) -> None:
         """Free the memory that is kept between runs."""
 
@@ -137,10 +146,20 @@ class EpochLoaders:
 
     def of_state(self, state: State, *, is_inside: bool) -> EpochLoaders:
         """The loaders after a state, which is inside its epoch or at the start."""
-        earlier = self.latest.of_state(state)
-        if earlier is self.latest:
-            return EpochLoaders(self.latest, state.since)
-        return EpochLoaders(self.latest, state.epoch + is_inside, earlier, state.since)
+        earlier, since = self.latest.of_state(state), state.epoch + is_inside
+        if (latest := self.latest.grown_since(earlier, since)) is None:
+            return EpochLoaders(earlier, state.since)
+        return EpochLoaders(latest, since, earlier, state.since)
+
+    def normalized_by(self, state: State) -> EpochLoaders:
+        """The loaders with the normalizations after a state. Raises `StateError`."""
+        saved = [source.normalization for source in state.sources]
+        latest = self.latest.normalized_by(saved, self.latest.options.normalization)
+        earlier = self.earlier
+        if earlier is not None:  # one normalization in all epochs; a mix has other shares in each
+            steps = [saved_normalizations(planner.view.vectors) for planner in latest.planners]
+            earlier = earlier.normalized_by(steps, "state")
+        return replace(self, latest=latest, earlier=earlier)
 
 
 def _size(planner: Planner) -> str:

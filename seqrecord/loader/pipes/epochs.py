@@ -16,6 +16,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.epoch_loaders import AnyPlan, EpochLoaders, Loader
 from seqrecord.loader.pipes.shared_rows import share_before_forks
+from seqrecord.loader.pipes.shared_states import SharedState
 from seqrecord.loader.pipes.source_states import check_source, saved_memory, source_state
 from seqrecord.loader.pipes.states import Clip, State, check_same
 from seqrecord.loader.pipes.worker_starts import WorkerStarts
@@ -43,6 +44,7 @@ class Epochs:
         self._num_made = 0  # iterations
         self._last: Run | None = None  # of the iteration that was begun last
         self._workers = WorkerStarts(self._position)
+        self._of_workers = SharedState()
         share_before_forks(self)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -51,13 +53,13 @@ class Epochs:
         if self._is_over:
             copied |= {"_is_begun": False, "_position": self._position.following}
         if get_spawning_popen() is None:
-            del copied["_workers"]
+            del copied["_workers"], copied["_of_workers"]
         return copied
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
         if "_workers" not in state:
-            self._workers = WorkerStarts(self._next)
+            self._workers, self._of_workers = WorkerStarts(self._next), SharedState()
         share_before_forks(self)
 
     @property
@@ -162,6 +164,7 @@ class Epochs:
         if (self._last is not None and self._last.is_open) or self._next.batch:
             expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
             raise StateError("set_samples inside an epoch", expected=expected, got=got)
+        self._of_workers.take()  # of other samples
         self._loaders = EpochLoaders(loader, self._next.epoch)
         self._go_to(self._next)  # the end of an epoch of other samples is no position
         self._workers.publish(self._position, is_new_state=True)
@@ -198,6 +201,8 @@ class Epochs:
         Raises `StateError` without `batches` if worker processes have the position.
         """
         self._follow_workers()
+        if not self._workers.in_worker:
+            self._use_of_workers()
         if self._buffering_pipe is not None and self._is_begun:
             raise _not_the_chains(
                 self._buffering_pipe, "the state after set_epoch(), between epochs"
@@ -233,6 +238,7 @@ class Epochs:
         Raises `StateError` for an epoch before its first one with the same episodes.
         """
         check_integer("epoch", epoch, least=0, most=MAX_INT)
+        self._use_of_workers()
         position = State.parse(self.shared_position(shard, at_end=True))
         first = self._loaders.first_epoch(epoch)
         if epoch < first:
@@ -277,24 +283,21 @@ class Epochs:
         saved, in_worker = State.parse(state), get_worker_info() is not None
         if not in_worker:
             saved.check_of_rank()
-        fit, loaders = saved.num_shards == shard.count, self._loaders_of(saved, shard)
+        loaders = self._loaders_of(saved, shard)
         loader = loaders.of_saved
         _check_arguments(loader, saved)
-        pairs = [*zip(loader.planners, saved.sources, strict=True)]
-        for planner, source in pairs:
+        for planner, source in zip(loader.planners, saved.sources, strict=True):
             check_source(planner, source, saved.segments, saved.epoch)
+        loaders = loaders.normalized_by(saved)
         if at_start and not in_worker:
             self._follow_workers()
             if not self._is_begun and self._workers.differs_from_set(saved.epoch):
                 if not (at_end and _is_at_end(loader, saved, shard)):
                     self._conflict = differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
-        if _has_batches_of(loader, saved):
-            plans = [saved_memory(planner, source, saved, fit=fit) for planner, source in pairs]
-            for (planner, _), of_source in zip(pairs, plans, strict=True):
-                planner.keep(of_source)
+        self._use(loaders, saved, shard)
         loaders.note()
-        self._loaders = loaders
+        self._of_workers.loaded(state)
         self._go_to(saved)
         self._is_assigned = in_worker
         if self._workers.in_worker and not self._workers.differs_from_set(saved.epoch):
@@ -381,6 +384,26 @@ class Epochs:
         loaders = EpochLoaders(self._in_excerpts_of(saved, shard))
         return loaders.of_state(saved, is_inside=is_inside)
 
+    def _use(self, loaders: EpochLoaders, saved: State, shard: Shard) -> None:
+        """Use the loaders of a saved state, with its settings."""
+        loader, fit = loaders.of_saved, saved.num_shards == shard.count
+        if _has_batches_of(loader, saved):
+            pairs = [*zip(loader.planners, saved.sources, strict=True)]
+            plans = [saved_memory(planner, source, saved, fit=fit) for planner, source in pairs]
+            for (planner, _), of_source in zip(pairs, plans, strict=True):
+                planner.keep(of_source)
+        self._loaders = loaders
+
+    def _use_of_workers(self) -> None:
+        """Use the loaders and settings of the state that a StatefulDataLoader has passed to its
+        workers, but not its position.
+        """
+        if (state := self._of_workers.take()) is not None:
+            saved, shard = State.parse(state), self.loader.planners[0].ranks.shard()
+            loaders = EpochLoaders(self._in_excerpts_of(saved, shard))
+            loaders = loaders.of_state(saved, is_inside=True).normalized_by(saved)
+            self._use(loaders, saved, shard)
+
     def _to_json(self, position: State) -> dict[str, Any]:
         """A position with the inputs of the order."""
         loader = self._loaders.at(position.epoch)
@@ -422,6 +445,7 @@ class Epochs:
     def _take_start(self) -> None:
         """In a worker process, go to the start that the training process has set."""
         check_fork()
+        self._use_of_workers()
         is_second = self._workers.take()
         if self._is_assigned:
             if self._workers.differs_from_set(self._position.epoch):

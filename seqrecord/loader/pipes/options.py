@@ -794,6 +794,10 @@ class LoaderOptions(ClipOptions):
             `LOCAL_RANK`, `NODE_RANK` and `WORLD_SIZE` (Lightning). Workers inherit the rank of
             their parent process and share its clips. Give it under Accelerate and JAX with several
             processes; see docs/ranks.md.
+        normalization: the numbers of `vectors` with `normalize` after a state is loaded that has
+            others, because its dataset has grown since, for example. Default: an error. "state":
+            those of the state, as the model was trained so far. "stored": those of the arguments
+            and of the dataset's statistics now. No effect before a state is loaded.
         engine: tuning of the execution, an `EngineOptions`.
     """
 
@@ -804,6 +808,7 @@ class LoaderOptions(ClipOptions):
     memory_limit: int | str | None = _checked(None, check_size)
     device: str | torch.device | None = _checked(None, _passes(_check_device))
     rank: tuple[int, int] | None = _checked(None, _check_rank)
+    normalization: str | None = _checked(None, one_of("stored", "state"))
     engine: EngineOptions | None = _checked(None, _is_a(EngineOptions, "…"))
 
     def __post_init__(self) -> None:

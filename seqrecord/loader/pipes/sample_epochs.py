@@ -221,6 +221,16 @@ class SampleEpochs:
         epoch = bisect_right(first_clips, clip) - 1
         return epoch, first_clips[epoch]
 
+    def clips_before(self, epoch: int, num_shards: int) -> int:
+        """The number of clips of a shard before an epoch; inverse of `epoch_of`."""
+        if not self.differs_by_epoch:
+            return epoch * -(-self.clips.num_clips // num_shards)
+        with self._calling.get():
+            first_clips = self._first_clips.setdefault(num_shards, [0])
+            while len(first_clips) <= epoch:
+                self._count(first_clips, first_clips[-1], num_shards)
+            return first_clips[epoch]
+
     def _count(self, first_clips: list[int], clip: int, num_shards: int) -> None:
         """Extend the first clips of epochs in a shard until one is behind a clip."""
         epochs = range(len(first_clips) - 1, _MOST_COUNTED)

@@ -63,6 +63,8 @@ class SourceState:
     """Settings of the rest of an epoch, after its segments."""
     excerpt_frames: int | None = None
     """The most frames of an excerpt of frame lists, if memory has divided them."""
+    normalization: Json = field(default_factory=dict)
+    """Mode, offset and scale of normalized features; see `normalizations`."""
 
 
 @dataclass(frozen=True)
