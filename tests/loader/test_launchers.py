@@ -73,6 +73,17 @@ def test_accelerate(path: str) -> None:
     assert [part["refused"] for part in found] == [11, 11] == [part["ways"] for part in found]
 
 
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_accelerate_resumes(path: str, ranks: int) -> None:
+    """A prepared loader as in docs/recipes.md; and ranks that read their own shards."""
+    job = ["-m", "tests.loader.rank_jobs.resume_with_accelerate", path]
+    found = finish([start([*TORCHRUN, str(ranks), *job])])
+    assert len(found) == ranks
+    for part in found:
+        assert part["resumed"] == part["whole"]
+        assert part["whole"][0] != part["whole"][1]
+
+
 def test_jax(path: str) -> None:
     pytest.importorskip("jax")
     script = ["-m", "tests.loader.rank_jobs.with_jax", path, f"127.0.0.1:{free_port()}"]

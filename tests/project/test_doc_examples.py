@@ -14,6 +14,7 @@ import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -64,8 +65,19 @@ def sequence_model(batch: Frame, hidden: torch.Tensor) -> tuple[torch.Tensor, to
     return hidden.sum(), hidden + 1
 
 
+ROLLOUTS = count()
+
+
 def loss_of(batch: Frame) -> float:
     return float(batch["action"].double().mean())
+
+
+def run_policy() -> Iterator[tuple[str, list[Frame], float]]:
+    """Two recordings of a policy: key, frames and reward."""
+    for _ in range(2):
+        number = next(ROLLOUTS)
+        rng = np.random.default_rng(number)
+        yield f"rollout/{number:03d}", [robot_frame(rng, step) for step in range(12)], 1.0
 
 
 def policy(image: torch.Tensor, state: torch.Tensor) -> torch.Tensor:
@@ -153,6 +165,12 @@ PAGES = [
     Page("docs/budgets.md", {"records": "robot"}),
     Page("docs/join.md", {"robot-records": "robot"}, has_torch=False),
     Page("docs/loss-spikes.md", {"robot-records": "robot"}, {"train": loss_of}),
+    Page(
+        "docs/rollouts.md",
+        {"robot-records": "robot"},
+        {"train": loss_of, "run_policy": run_policy},
+        has_torch=False,
+    ),
     Page("docs/derive.md", {"robot-records": "robot"}, has_torch=False),
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
