@@ -356,19 +356,24 @@ def _weighted(
     is_drawn = {name: changes != (0,) or bool(weight) for name, weight in weights.weights.items()}
     drawn = [one for one in datasets if one.name in used and is_drawn[one.source]]
     raise_if(not drawn, "a mix draws from no source", "a weight above 0", "none")
-    parts = tuple((dataset.source, dataset.weight) for dataset in drawn)
-    names = {source for source, _ in parts}
-    weighting = Weighting(
-        tuple(dataset.name for dataset in drawn),
-        parts,
-        {name: size for name, size in sizes.items() if name not in names},
-        {name: clips for name, clips in _chosen_clips(sources).items() if name in names},
-        weights_at,
-        changes,
-        others,
-        MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn)),
+    most = MOST_SLOTS if changes == (0,) else max(_MOST_CHANGING, 16 * len(drawn))
+    return drawn, _weighting(
+        drawn, sizes, _chosen_clips(sources), weights_at, changes, others, most
     )
-    return drawn, weighting
+
+
+def _weighting(
+    datasets: Sequence[SourceDataset],
+    sizes: Mapping[str, SourceSize],
+    clips: Mapping[str, int],
+    *arguments: Any,
+) -> Weighting:
+    """The weights of datasets, whose sources have these sizes and chosen clips."""
+    parts = tuple((dataset.source, dataset.weight) for dataset in datasets)
+    names = {source for source, _ in parts}
+    others = {name: size for name, size in sizes.items() if name not in names}
+    chosen = {name: number for name, number in clips.items() if name in names}
+    return Weighting(tuple(d.name for d in datasets), parts, others, chosen, *arguments)
 
 
 def _chosen_clips(sources: Mapping[str, Any]) -> dict[str, int]:

@@ -27,7 +27,6 @@ from seqrecord.loader.pipes.columns import PlanBatch, plan_columns
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.pipes.memory import resident_features
-from seqrecord.loader.pipes.normalizations import steps_of_state
 from seqrecord.loader.pipes.options import LoaderOptions, SamplesLike
 from seqrecord.loader.pipes.planning import Planner, of_selected, plan_clips
 from seqrecord.loader.pipes.run_memory import RunNotices, settle
@@ -141,6 +140,10 @@ class ClipLoader:
     def normalized_by(self, normalizations: Sequence[Json], choice: str | None) -> ClipLoader:
         """See `Loader`."""
         [saved], view = normalizations, self.view
+        if not view.vectors and not saved:
+            return self
+        from seqrecord.loader.pipes.normalizations import steps_of_state  # as with `vectors`
+
         steps = steps_of_state(view, saved, choice)
         if steps is view.vectors:
             return self

@@ -14,13 +14,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
+from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.normalizations import saved_normalizations
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
-from seqrecord.loader.pipes.states import Json, Segments, State
+from seqrecord.loader.pipes.source_states import check_source, saved_memory, source_state
+from seqrecord.loader.pipes.states import Json, Segments, State, check_same
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.text import counted, shown_place
@@ -131,6 +132,28 @@ class EpochLoaders:
         """The first epoch with the episodes and samples of the loader of an epoch."""
         return self.earlier_since if epoch < self.since and self.earlier else self.since
 
+    def run_of(self, epoch: int, position: State) -> State:
+        """The run at a position, with the inputs of the order of an epoch.
+
+        Raises `StateError` for an epoch before the first one with the same episodes.
+        """
+        first = self.first_epoch(epoch)
+        if epoch < first:
+            raise StateError(
+                f"epoch {epoch} had fewer episodes, or other samples",
+                expected=f"epoch {first} or later; or a state that was saved before it",
+                got=f"epoch {epoch}",
+            )
+        if self.at(epoch) is self.at(position.epoch):
+            return position
+        start = State(epoch, ranks=position.ranks, workers=position.workers)
+        return State.parse(self.to_json(start))
+
+    def with_saved_only(self) -> EpochLoaders:
+        """The loaders with the episodes of the loaded state in all epochs."""
+        is_grown = self.earlier is not None
+        return EpochLoaders(self.of_saved, self.earlier_since if is_grown else self.since)
+
     def note(self) -> None:
         """Log one warning if the data have grown since the loaded state."""
         if self.earlier is None:
@@ -144,12 +167,76 @@ class EpochLoaders:
                     f"epoch {self.since} is the first with all of them"
                 )
 
-    def of_state(self, state: State, *, is_inside: bool) -> EpochLoaders:
-        """The loaders after a state, which is inside its epoch or at the start."""
-        earlier, since = self.latest.of_state(state), state.epoch + is_inside
-        if (latest := self.latest.grown_since(earlier, since)) is None:
+    def of_state(self, state: State, num_shards: int, *, is_inside: bool) -> EpochLoaders:
+        """The loaders after a state, which is inside its epoch or at the start.
+
+        Raises `MemoryLimitError` if it needs excerpts of frame lists that do not fit.
+        """
+        loader, since = self._in_excerpts_of(state, num_shards), state.epoch + is_inside
+        earlier = loader.of_state(state)
+        if (latest := loader.grown_since(earlier, since)) is None:
             return EpochLoaders(earlier, state.since)
         return EpochLoaders(latest, since, earlier, state.since)
+
+    def _in_excerpts_of(self, state: State, num_shards: int) -> Loader:
+        """The loader with the excerpts of frame lists that a saved state has."""
+        loader = self.latest
+        if len(state.sources) != len(loader.planners):  # which is refused later
+            return loader
+        is_inside = bool(state.batch or state.segments)
+        try:
+            return loader.in_excerpts_of(state)
+        except MemoryLimitError:
+            # A whole epoch needs them only to have the saved order.
+            if is_inside or (state.num_shards == num_shards and has_batches_of(loader, state)):
+                raise
+        return loader
+
+    def check(self, state: State) -> None:
+        """Raise `StateError` for a state of another kind of loader, another mix, other clips or
+        another order.
+        """
+        loader = self.of_saved
+        arguments = {**state.shared_arguments, "sources": len(state.sources)}
+        now = {**loader.shared_arguments(state.epoch), "sources": len(loader.planners)}
+        problem = "the saved state is of another kind of loader, or of another mix"
+        check_same(problem, arguments, now, {**now, **arguments})
+        for planner, source in zip(loader.planners, state.sources, strict=True):
+            check_source(planner, source, state.segments, state.epoch)
+
+    def keep_settings(self, state: State, num_shards: int) -> None:
+        """Use the settings of a state in the epochs of its loader; with their memory, if it has as
+        many shards as there are now. Raises `MemoryLimitError` with the smallest sufficient limit.
+        """
+        loader, fit = self.of_saved, state.num_shards == num_shards
+        if has_batches_of(loader, state):
+            pairs = [*zip(loader.planners, state.sources, strict=True)]
+            plans = [saved_memory(planner, source, state, fit=fit) for planner, source in pairs]
+            for (planner, _), of_source in zip(pairs, plans, strict=True):
+                planner.keep(of_source)
+
+    def to_json(self, position: State) -> dict[str, Any]:
+        """A position with the inputs of the order."""
+        loader = self.at(position.epoch)
+        place = position.num_shards, position.epoch, position.segments
+        return replace(
+            position,
+            since=self.first_epoch(position.epoch),
+            shared_arguments=loader.shared_arguments(position.epoch),
+            sources=tuple(source_state(planner, *place) for planner in loader.planners),
+        ).to_json()
+
+    def returned(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
+        """The numbers of items that each worker of a rank has returned at a position, and has."""
+        return _returned(self.at(position.epoch), position, rank)
+
+    def is_at_end(self, state: State, shard: Shard) -> bool:
+        """Whether all batches of its epoch were delivered at a saved position of these ranks."""
+        is_same = (state.ranks, state.worker) == (shard.rank.count, None)
+        if not is_same or not has_batches_of(self.of_saved, state):
+            return False
+        returned, most = _returned(self.of_saved, state, shard.rank)
+        return returned == most
 
     def normalized_by(self, state: State) -> EpochLoaders:
         """The loaders with the normalizations after a state. Raises `StateError`."""
@@ -157,9 +244,26 @@ class EpochLoaders:
         latest = self.latest.normalized_by(saved, self.latest.options.normalization)
         earlier = self.earlier
         if earlier is not None:  # one normalization in all epochs; a mix has other shares in each
-            steps = [saved_normalizations(planner.view.vectors) for planner in latest.planners]
+            steps = [planner.view.normalizations for planner in latest.planners]
             earlier = earlier.normalized_by(steps, "state")
         return replace(self, latest=latest, earlier=earlier)
+
+
+def has_batches_of(loader: Loader, state: State) -> bool:
+    """Whether a state counts batches of the loader's size."""
+    sizes = [planner.settings.batch_size for planner in loader.planners]
+    return sizes == [source.settings.batch_size for source in state.sources]
+
+
+def _returned(loader: Loader, position: State, rank: Shard) -> tuple[list[int], list[int]]:
+    """See `EpochLoaders.returned`."""
+    from seqrecord.loader.sampling.elastic import items_of_workers
+
+    shards = rank.divided(position.workers)
+    plans = [loader.plan(position.epoch, one, position.segments) for one in shards]
+    most = [plan.num_batches for plan in plans]
+    others = rank.count > 1 and loader.options.last_batch == "keep"
+    return items_of_workers(most, position.batch, position.batch_size, others=others), most
 
 
 def _size(planner: Planner) -> str:

@@ -10,16 +10,19 @@ from typing import Any
 
 from torch.utils.data import get_worker_info
 
-from seqrecord.errors import ClipError, MemoryLimitError, SeqRecordError, StateError
+from seqrecord.errors import ClipError, SeqRecordError, StateError
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.pipes.distributed import warn_once
-from seqrecord.loader.pipes.epoch_loaders import AnyPlan, EpochLoaders, Loader
+from seqrecord.loader.pipes.epoch_loaders import (
+    AnyPlan,
+    EpochLoaders,
+    Loader,
+    has_batches_of,
+)
 from seqrecord.loader.pipes.shared_rows import share_before_forks
-from seqrecord.loader.pipes.shared_states import SharedState
-from seqrecord.loader.pipes.source_states import check_source, saved_memory, source_state
-from seqrecord.loader.pipes.states import Clip, State, check_same
-from seqrecord.loader.pipes.worker_starts import WorkerStarts
+from seqrecord.loader.pipes.states import Clip, State
+from seqrecord.loader.pipes.worker_starts import SharedState, WorkerStarts
 from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.processes.forks import check_fork
 from seqrecord.store.units import MAX_INT, check_integer
@@ -221,15 +224,15 @@ class Epochs:
         is_over = self._is_over and not at_end and get_worker_info() is None
         if batches is not None:
             position = _placed(replace(position, worker=None), batches, batch_size)
-            given, most = self._given(position, shard.rank)
+            given, most = self._loaders.returned(position, shard.rank)
             is_over = given == most
-        return self._to_json(position.following if is_over else position)
+        return self._loaders.to_json(position.following if is_over else position)
 
     def shared_position(self, shard: Shard, *, at_end: bool = False) -> dict[str, Any]:
         """The position as JSON; with workers, the start of the epoch that they have begun last."""
         self._follow_workers()
         if self._num_workers:
-            return self._to_json(self._here(shard))
+            return self._loaders.to_json(self._here(shard))
         return self.state(shard, at_end=at_end)
 
     def run_of(self, epoch: int, shard: Shard) -> State:
@@ -240,23 +243,11 @@ class Epochs:
         check_integer("epoch", epoch, least=0, most=MAX_INT)
         self._use_of_workers()
         position = State.parse(self.shared_position(shard, at_end=True))
-        first = self._loaders.first_epoch(epoch)
-        if epoch < first:
-            raise StateError(
-                f"epoch {epoch} had fewer episodes, or other samples",
-                expected=f"epoch {first} or later; or a state that was saved before it",
-                got=f"epoch {epoch}",
-            )
-        if self._loaders.at(epoch) is self._loaders.at(position.epoch):
-            return position
-        start = State(epoch, ranks=position.ranks, workers=position.workers)
-        return State.parse(self._to_json(start))
+        return self._loaders.run_of(epoch, position)
 
     def stay_with_state(self) -> None:
         """Use the episodes and samples of the loaded state in all epochs, to name its batches."""
-        loaders = self._loaders
-        if loaders.earlier is not None:
-            self._loaders = EpochLoaders(loaders.earlier, loaders.earlier_since)
+        self._loaders = self._loaders.with_saved_only()
 
     def load(
         self,
@@ -283,20 +274,20 @@ class Epochs:
         saved, in_worker = State.parse(state), get_worker_info() is not None
         if not in_worker:
             saved.check_of_rank()
-        loaders = self._loaders_of(saved, shard)
-        loader = loaders.of_saved
-        _check_arguments(loader, saved)
-        for planner, source in zip(loader.planners, saved.sources, strict=True):
-            check_source(planner, source, saved.segments, saved.epoch)
+        # Workers of a StatefulDataLoader load states of their own: one of them may be at the start.
+        is_inside = bool(saved.batch or saved.segments or get_worker_info() is not None)
+        loaders = self._loaders.of_state(saved, shard.count, is_inside=is_inside)
+        loaders.check(saved)
         loaders = loaders.normalized_by(saved)
         if at_start and not in_worker:
             self._follow_workers()
             if not self._is_begun and self._workers.differs_from_set(saved.epoch):
-                if not (at_end and _is_at_end(loader, saved, shard)):
+                if not (at_end and loaders.is_at_end(saved, shard)):
                     self._conflict = differing_epochs(saved.epoch, self._workers.start.epoch)
                 return
-        self._use(loaders, saved, shard)
+        loaders.keep_settings(saved, shard.count)
         loaders.note()
+        self._loaders = loaders
         self._of_workers.loaded(state)
         self._go_to(saved)
         self._is_assigned = in_worker
@@ -350,7 +341,7 @@ class Epochs:
         is_inside = position.is_saved and (position.batch or position.segments)
         is_same = (position.ranks, position.workers) == (rank.count, workers)
         loader = self._loaders.at(position.epoch)
-        if is_inside and not (is_same and _has_batches_of(loader, position)):
+        if is_inside and not (is_same and has_batches_of(loader, position)):
             position.check_of_rank()
             position = loader.after_change(position)
         return replace(position, ranks=rank.count, workers=workers)
@@ -365,7 +356,7 @@ class Epochs:
         position = self._continued(position, shard.rank, workers)
         batch, worker = position.batch, own if position.worker is None else position.worker
         if position.worker is None and batch:
-            given, most = self._given(position, shard.rank)
+            given, most = self._loaders.returned(position, shard.rank)
             behind = [i for i, n in enumerate(given) if n < min(most[i], max(given))]
             worker = (own + behind[0] if behind else own) % workers
             batch = given[worker]
@@ -373,62 +364,15 @@ class Epochs:
         loader = self._loaders.at(position.epoch)
         return position, loader.plan(position.epoch, shard, position.segments), worker, batch
 
-    def _given(self, position: State, rank: Shard) -> tuple[list[int], list[int]]:
-        """See `_given_of_workers`."""
-        return _given_of_workers(self._loaders.at(position.epoch), position, rank)
-
-    def _loaders_of(self, saved: State, shard: Shard) -> EpochLoaders:
-        """The loaders after a saved state."""
-        # Workers of a StatefulDataLoader load states of their own: one of them may be at the start.
-        is_inside = bool(saved.batch or saved.segments or get_worker_info() is not None)
-        loaders = EpochLoaders(self._in_excerpts_of(saved, shard))
-        return loaders.of_state(saved, is_inside=is_inside)
-
-    def _use(self, loaders: EpochLoaders, saved: State, shard: Shard) -> None:
-        """Use the loaders of a saved state, with its settings."""
-        loader, fit = loaders.of_saved, saved.num_shards == shard.count
-        if _has_batches_of(loader, saved):
-            pairs = [*zip(loader.planners, saved.sources, strict=True)]
-            plans = [saved_memory(planner, source, saved, fit=fit) for planner, source in pairs]
-            for (planner, _), of_source in zip(pairs, plans, strict=True):
-                planner.keep(of_source)
-        self._loaders = loaders
-
     def _use_of_workers(self) -> None:
         """Use the loaders and settings of the state that a StatefulDataLoader has passed to its
         workers, but not its position.
         """
         if (state := self._of_workers.take()) is not None:
             saved, shard = State.parse(state), self.loader.planners[0].ranks.shard()
-            loaders = EpochLoaders(self._in_excerpts_of(saved, shard))
-            loaders = loaders.of_state(saved, is_inside=True).normalized_by(saved)
-            self._use(loaders, saved, shard)
-
-    def _to_json(self, position: State) -> dict[str, Any]:
-        """A position with the inputs of the order."""
-        loader = self._loaders.at(position.epoch)
-        place = position.num_shards, position.epoch, position.segments
-        return replace(
-            position,
-            since=self._loaders.first_epoch(position.epoch),
-            shared_arguments=loader.shared_arguments(position.epoch),
-            sources=tuple(source_state(planner, *place) for planner in loader.planners),
-        ).to_json()
-
-    def _in_excerpts_of(self, saved: State, shard: Shard) -> Loader:
-        """The loader with the excerpts of frame lists that a saved state has."""
-        if len(saved.sources) != len(self.loader.planners):  # which is refused later
-            return self.loader
-        is_inside = bool(saved.batch or saved.segments)
-        try:
-            return self.loader.in_excerpts_of(saved)
-        except MemoryLimitError:
-            # A whole epoch needs them only to have the saved order.
-            if is_inside or (
-                saved.num_shards == shard.count and _has_batches_of(self.loader, saved)
-            ):
-                raise
-        return self.loader
+            loaders = self._loaders.of_state(saved, shard.count, is_inside=True)
+            self._loaders = loaders.normalized_by(saved)
+            self._loaders.keep_settings(saved, shard.count)
 
     # ---- with worker processes
 
@@ -455,40 +399,6 @@ class Epochs:
             self._go_to(self._workers.next_start(differs_by_epoch=self.loader.differs_by_epoch))
         if is_second:
             _warn_of_new_workers(self.loader)
-
-
-def _given_of_workers(loader: Loader, position: State, rank: Shard) -> tuple[list[int], list[int]]:
-    """The numbers of items that each worker of a rank has returned at a position, and has."""
-    from seqrecord.loader.sampling.elastic import items_of_workers
-
-    shards = rank.divided(position.workers)
-    plans = [loader.plan(position.epoch, one, position.segments) for one in shards]
-    most = [plan.num_batches for plan in plans]
-    others = rank.count > 1 and loader.options.last_batch == "keep"
-    return items_of_workers(most, position.batch, position.batch_size, others=others), most
-
-
-def _is_at_end(loader: Loader, saved: State, shard: Shard) -> bool:
-    """Whether all batches of its epoch were delivered at a saved position of these ranks."""
-    is_same = (saved.ranks, saved.worker) == (shard.rank.count, None)
-    if not is_same or not _has_batches_of(loader, saved):
-        return False
-    given, most = _given_of_workers(loader, saved, shard.rank)
-    return given == most
-
-
-def _check_arguments(loader: Loader, saved: State) -> None:
-    """Raise `StateError` for a state of another kind of loader, or of another mix."""
-    arguments = {**saved.shared_arguments, "sources": len(saved.sources)}
-    now = {**loader.shared_arguments(saved.epoch), "sources": len(loader.planners)}
-    problem = "the saved state is of another kind of loader, or of another mix"
-    check_same(problem, arguments, now, {**now, **arguments})
-
-
-def _has_batches_of(loader: Loader, state: State) -> bool:
-    """Whether a state counts batches of the loader's size."""
-    sizes = [planner.settings.batch_size for planner in loader.planners]
-    return sizes == [source.settings.batch_size for source in state.sources]
 
 
 def _placed(position: State, batches: int, batch_size: int | None) -> State:

@@ -259,7 +259,7 @@ class StreamingLoader(EpochStream):
         Groups of arguments: `clip_len` to `pad`, frames of a clip; `features` to
         `metadata`, features and episodes; `resize` to `output`, transforms and form; `seed`
         to `shuffle`, order; `batch_size` to `device`, batches and memory; `rank`,
-        distribution; `engine`, tuning.
+        distribution; `normalization`, after a state; `engine`, tuning.
 
         Args:
             location: local path or URL, or a dataset from `seqrecord.open`.

@@ -1,4 +1,4 @@
-"""The normalizations of a loader's vectors in its saved states.
+"""The normalization of vectors after a saved state is loaded.
 
 A dataset's statistics change when it grows, so its states have the numbers that a training uses.
 """
@@ -21,26 +21,13 @@ from seqrecord.store.units import raise_if
 _TOLERANCE = 1e-9  # of a scale: machines may add in another order
 
 
-def saved_normalizations(steps: VectorSteps) -> dict[str, Any]:
-    """The normalizations as JSON, by feature."""
-    return {
-        name: {
-            "mode": step.normalization.mode,
-            "offset": step.normalization.offset.tolist(),
-            "scale": step.normalization.scale.tolist(),
-        }
-        for name, step in steps.items()
-        if step.normalization is not None
-    }
-
-
 def steps_of_state(view: View, saved: Json, choice: str | None) -> VectorSteps:
     """The steps of vectors after a state with these normalizations.
 
     `choice` is the loader's argument `normalization`. Raises `StateError` without it if they
     differ, and with "state" if the state has other features or channels.
     """
-    current = saved_normalizations(view.vectors)
+    current = view.normalizations
     differing = [n for n in {**current, **saved} if not _are_equal(current.get(n), saved.get(n))]
     if not differing or choice == "stored":
         return view.vectors

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from seqrecord.errors import StateError
-from seqrecord.loader.pipes.normalizations import saved_normalizations
 from seqrecord.loader.pipes.planning import MemoryPlans, Planner
 from seqrecord.loader.pipes.states import Json, Segments, SourceState, State, check_same
 from seqrecord.loader.pipes.view import View
@@ -32,7 +31,7 @@ def source_state(
         rows=view.num_rows,
         rest=rest,
         excerpt_frames=excerpt_frames(planner),
-        normalization=saved_normalizations(view.vectors),
+        normalization=view.normalizations,
     )
 
 

@@ -212,6 +212,16 @@ class View:
         }
         return replace(self, batch_arrays=arrays, vectors=vectors)
 
+    @property
+    def normalizations(self) -> dict[str, Any]:
+        """Mode, offset and scale of normalized features, as JSON."""
+        steps = {name: step.normalization for name, step in self.vectors.items()}
+        return {
+            name: {"mode": n.mode, "offset": n.offset.tolist(), "scale": n.scale.tolist()}
+            for name, n in steps.items()
+            if n is not None
+        }
+
     def compute_statistics(self, **options: Any) -> Statistics:
         """Statistics of all frames of the selected episodes, after `frame_transform`."""
         return self.dataset.compute_statistics(

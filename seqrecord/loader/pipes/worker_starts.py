@@ -16,8 +16,9 @@ that it has finished its shard; new workers, if the slots of all workers show it
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import numpy as np
@@ -241,3 +242,49 @@ class WorkerStarts:
         slots = self._slots
         begun: npt.NDArray[Any] = slots[slots["generation"] == self._generation]
         return begun
+
+
+_MAX_BYTES = 1 << 15  # a state has 1 kB, of normalized vectors or sources of a mix more
+_NUM_BYTES, _NUMBER = 0, 1  # first integers of the row
+
+
+class SharedState:
+    """The state that DataLoader workers have loaded, for the workers after them. Picklable to start
+    a process, which shares the memory.
+
+    A StatefulDataLoader passes its state to its workers alone. The first worker writes it to
+    memory that the training process shares with all workers, so that new workers, which begin the
+    next epoch, have the same episodes, settings and normalization.
+    """
+
+    def __init__(self) -> None:
+        self._row = SharedRow(np.zeros(2 + _MAX_BYTES // 8, np.int64))
+        self._seen = 0  # number of the state that this process has last
+
+    def loaded(self, state: Mapping[str, Any]) -> None:
+        """Note a state that this process has loaded; the first worker shares it."""
+        row = self._row
+        if row.in_worker and this_worker()[0] == 0:
+            text = json.dumps(state).encode()
+            is_short = len(text) <= _MAX_BYTES
+            if is_short:
+                row.values[2:].view(np.uint8)[: len(text)] = np.frombuffer(text, np.uint8)
+            row.values[_NUM_BYTES] = len(text) if is_short else -1
+            row.values[_NUMBER] += 1  # last: it is complete
+        self._seen = int(row.values[_NUMBER])
+
+    def take(self) -> Any:
+        """The state that workers have loaded since this process took or loaded one, or `None`.
+
+        Raises `StateError` if it is too long for the shared memory.
+        """
+        values = self._row.values
+        if (number := int(values[_NUMBER])) == self._seen:
+            return None
+        if (num_bytes := int(values[_NUM_BYTES])) < 0:
+            raise StateError(
+                "the state of a StatefulDataLoader is too long for its next workers",
+                expected=f"persistent_workers=True, or a state of at most {_MAX_BYTES} bytes",
+            )
+        self._seen = number
+        return json.loads(bytes(values[2:].view(np.uint8)[:num_bytes]))
