@@ -130,7 +130,7 @@ class ClipLoader:
             return self
         from seqrecord.loader.pipes.growth import planner_of_state  # few resumes need it
 
-        planner = planner_of_state(self.planner, state.sources[0])
+        planner = planner_of_state(self.planner, *state.sources)
         return self if planner is self.planner else ClipLoader(planner)
 
     def grown_since(self, earlier: ClipLoader, epoch: int) -> ClipLoader | None:  # noqa: ARG002
@@ -144,8 +144,7 @@ class ClipLoader:
             return self
         from seqrecord.loader.pipes.normalizations import steps_of_state  # as with `vectors`
 
-        steps = steps_of_state(view, saved, choice)
-        if steps is view.vectors:
+        if (steps := steps_of_state(view, saved, choice)) is view.vectors:
             return self
         loader = ClipLoader(replace(self.planner, view=view.with_vectors(steps)))
         loader._buffers = self._buffers

@@ -28,8 +28,8 @@ def planner_of_state(planner: Planner, source: SourceState) -> Planner:
 def view_of_state(
     view: View, options: LoaderOptions, source: SourceState
 ) -> tuple[View, LoaderOptions]:
-    """The view and options of the episodes and samples of a state: those given, unless the data
-    have grown.
+    """The view and options of the episodes and samples of a state: unchanged, unless the data have
+    grown.
 
     Then they are those of the first episodes, or of the first rows of a table of samples. Whether
     these are the state's is checked as for other states, see `check_source`; here only if it is

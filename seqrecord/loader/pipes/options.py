@@ -795,9 +795,9 @@ class LoaderOptions(ClipOptions):
             their parent process and share its clips. Give it under Accelerate and JAX with several
             processes; see docs/ranks.md.
         normalization: the numbers of `vectors` with `normalize` after a state is loaded that has
-            others, because its dataset has grown since, for example. Default: an error. "state":
-            those of the state, as the model was trained so far. "stored": those of the arguments
-            and of the dataset's statistics now. No effect before a state is loaded.
+            others, because its dataset has grown since, for example. Default: an error. "state": as
+            in the state, and so as in the training so far. "stored": by the arguments and the
+            dataset's statistics now. No effect before a state is loaded.
         engine: tuning of the execution, an `EngineOptions`.
     """
 
