@@ -66,7 +66,7 @@ class MixParts:
         alternate: see `single_source_batches`.
         form: vectors and further columns.
         eras: earlier sizes of its datasets, and their sizes now; none: they have not grown.
-        steps: steps of vectors by dataset, in place of those of `form`.
+        steps: steps of vectors by dataset, which replace the ones of `form`.
     """
 
     datasets: Sequence[SourceDataset]

@@ -31,7 +31,7 @@ def view_of_state(
     """The view and options of the episodes and samples of a state: unchanged, unless the data have
     grown.
 
-    Then they are those of the first episodes, or of the first rows of a table of samples. Whether
+    Then they have the first episodes only, or the first rows of a table of samples. Whether
     these are the state's is checked as for other states, see `check_source`; here only if it is
     cheap.
     """

@@ -38,7 +38,7 @@ def steps_of_state(view: View, saved: Json, choice: str | None) -> VectorSteps:
             "appended",
             file=view.dataset.url,
             expected='normalization="state" of the loader, for the numbers of the state; or '
-            'normalization="stored", for those of its own arguments and the stored statistics',
+            'normalization="stored", for its own arguments and the stored statistics',
             got="; ".join(_described(name, saved, current) for name in differing),
         )
     steps = dict(view.vectors)
