@@ -97,7 +97,7 @@ def _of_starts(
     columns: Mapping[str, pa.Array],
     num_rows: int | None = None,
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of a table of starts that lack no feature; of one of `num_rows` segments."""
+    """The samples of a table of starts that lack no feature; `num_rows`: of segments."""
     spec, dilations = options.spec, None
     if "dilation" in columns:
         dilations = np.unique(columns["dilation"]).tolist()

@@ -48,7 +48,7 @@ def view_of_state(
         return view, options
     earlier = earlier.with_seed(view.samples.seed).with_vectors(view.vectors)
     fingerprint = source.episodes.get("dataset")
-    if isinstance(fingerprint, str):  # a state of this view is one of the data before they grew
+    if isinstance(fingerprint, str):  # a state of this view is as before the growth
         earlier = replace(earlier, saved_fingerprint=fingerprint)
     return earlier, first
 

@@ -85,7 +85,7 @@ def check_source(planner: Planner, state: SourceState, segments: Segments, epoch
 
 
 def _other_episodes(view: View, saved: Json) -> StateError:
-    """The error for other episodes, with the first one that differs."""
+    """The error for other episodes, with their first difference."""
     if saved.get("dataset") == view.identity["dataset"]:
         problem = "the saved state is of other episodes of this dataset"
     else:
