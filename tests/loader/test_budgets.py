@@ -369,6 +369,13 @@ def test_invalid_budgets(records: Path, budget: Any, match: str) -> None:
 def test_budgets_that_exclude_other_arguments(records: Path) -> None:
     with pytest.raises(ClipError, match="does not count padding"):
         SeqRecordPipe(records, samples=lists(), ragged="pad", batch_size=Budget(40, padded=False))
+    with pytest.raises(ClipError, match="a number of rows as batch_size"):
+        SeqRecordPipe(
+            records,
+            clip_len=4,
+            order="sequences",
+            batch_size=Budget(9, lambda columns: 1 + columns["start"] % 3),
+        )
     named = {**lists(), "cu_seqlens": lists()["tokens"]}
     with pytest.raises(ClipError, match="cu_seqlens"):
         SeqRecordPipe(records, samples=named, batch_size=Budget(40))

@@ -20,6 +20,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.budgets import WINDOW_BATCHES, ClipCosts
 from seqrecord.loader.sampling.interleaving import FIRST_ROUND
+from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
 from seqrecord.store.clips.frames import ClipKeys
@@ -266,6 +267,9 @@ def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, E
         return view, options.most_clips, NO_COSTS
     if costs.constant is not None:
         return view, costs.budget.rows(costs.constant), NO_COSTS
+    problem = f"rows of order={options.order!r} are of one cost each, and a budget is of samples"
+    is_wrong = find_order(options.order).has_rows
+    raise_if(is_wrong, problem, "a number of rows as batch_size, or another order")
     view = costs.with_drop(view)
     costs.check_names(view)
     epochs = EpochCosts(costs, view)
