@@ -1,7 +1,7 @@
 """Decoded frames that processes share: `python -m benchmarks.training.shared_frames`.
 
 Writes a small dataset of two cameras to a temporary folder and fills a frame cache. Then new
-processes, one alone and four together, each read all of it for three epochs: CPU seconds of the
+processes, one alone and four together, each read it for three epochs: CPU seconds of the
 first epoch and of the later ones, memory beside batches that no file has, and their proportional
 share of all memory (PSS) while the others still have theirs.
 """
@@ -46,7 +46,7 @@ class Job:
 
 @dataclass(frozen=True)
 class Reading:
-    """CPU seconds of epochs; MiB of own memory, and of PSS, beside those of the empty process."""
+    """CPU seconds of epochs; MiB of own memory, and of PSS, beside an empty process."""
 
     first_epoch: float
     later_epoch: float

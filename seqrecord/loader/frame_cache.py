@@ -1,6 +1,6 @@
 """Decoded frames on a local disk, for later epochs, processes and trainings.
 
-The files of `loader.frame_files` have the frames of the chunks of a record file::
+The files of `loader.frame_files` have the frames of a record file's chunks::
 
     place     what decoding depends on beside the page: shapes, codec, versions of libraries
     identity  of the page
@@ -210,7 +210,7 @@ class CachedFrames:
         self._cached_features[name] = cached_feature
 
     def covers(self, group: int, chunk: IntArray, frame: IntArray) -> bool:
-        """Whether all features of these frames of a group seem to be there."""
+        """Whether a group's features seem to be there for these frames."""
         return group in self._whole and all(
             (entry := self._entry(name, row)) is not None
             and self._cache.covers(entry, slot, part.stop - part.start)

@@ -130,7 +130,7 @@ class _Spot(NamedTuple):
     label: int
 
     def sums_offset(self, slot: int) -> int:
-        """Where the checksum of a slot of the chunk begins."""
+        """Where the checksum for a slot of the chunk begins."""
         return self.file.sums_start + 4 * (self.first_slot + slot)
 
     def offset(self, slot: int) -> int:
@@ -182,7 +182,7 @@ class FrameFiles:
         return self.folder.attempt(partial(self._locate, entry, slot, count), None)
 
     def covers(self, entry: FrameEntry, slot: int, count: int) -> bool:
-        """Whether all of these frames of a chunk are there, without a look at them."""
+        """Whether a chunk's frames are all there, without a look at them."""
 
         def covers() -> bool:
             with self._open_slots(entry, slot, count) as (_, _, sums):
@@ -362,7 +362,7 @@ class FrameFiles:
         return tables
 
     def _names(self, entry: FrameEntry, *, is_locked: bool = False) -> list[str]:
-        """Paths of the files of an entry's place and tag."""
+        """Paths of the files with an entry's place and tag."""
         folder = self.folder.folder_of(entry.place)
         with contextlib.suppress(FileNotFoundError, NotADirectoryError):
             if not is_folder(folder):
@@ -387,7 +387,7 @@ class _Listing(NamedTuple):
 
 
 class _Tables:
-    """The tables of the files of a place and tag: where chunks are, by identity.
+    """The tables of files with a place and tag: where chunks are, by identity.
 
     Callers hold the lock of `FrameFiles`.
     """

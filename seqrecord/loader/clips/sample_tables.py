@@ -78,7 +78,7 @@ _OWN = "values for batches", "numbers, texts, or lists of numbers", _is_own
 
 
 def column_names(samples: TableLike | None) -> frozenset[str]:
-    """The names of the columns of a table, if there is one.
+    """A table's column names, if there is one.
 
     `episode` and `start` stand for columns of other names with the same meaning.
     """
@@ -257,7 +257,7 @@ def read_frame_lists(
 
 
 def _from_arrow(read: Callable[[], Any]) -> Any:
-    """The result of a function of Arrow; raises `ClipError`."""
+    """The result of an Arrow function; raises `ClipError`."""
     try:
         return read()
     except (pa.ArrowException, OSError, TypeError, ValueError, OverflowError) as error:

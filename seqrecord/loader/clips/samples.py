@@ -1,6 +1,6 @@
 """Samples: the table of an epoch, as runs of clips with columns. Integers, without I/O.
 
-Columns are arrays, or functions that compute the values of the clips of a batch: so the default
+Columns are arrays, or functions that compute the values for a batch of clips: so the default
 table with built-in columns has no array per clip. A sample keeps its number, a row of the first
 table, where rows are left out::
 
@@ -159,7 +159,7 @@ class Samples:
         return found[row]
 
     def feature(self, name: str) -> npt.NDArray[Any]:
-        """A text or number of the frame `start` of each row, [rows]. The feature is read once.
+        """A text or number at the frame `start` of each row, [rows]. The feature is read once.
 
         Raises `ClipError` for a feature of another shape, or that some frames lack.
         """
@@ -168,7 +168,7 @@ class Samples:
     def with_columns(self, **columns: Any) -> Samples:
         """Add or replace columns: arrays [rows] or [rows, length], or lists of texts.
 
-        Batches have them, except `repeat`, the mean number of occurrences of a row in an epoch.
+        Batches have them, except `repeat`, a row's mean number of occurrences in an epoch.
         Raises `ClipError` for other types or lengths, and for columns that name frames.
         """
         added: dict[str, Column] = {}

@@ -46,7 +46,7 @@ def segments(table: TableLike) -> Segments:
 
 
 def segment_columns(segments: Segments, episodes: EpisodeNames) -> dict[str, pa.Array]:
-    """The columns of a table of segments, with the column `stop`. Raises `ClipError`."""
+    """The columns of a segment table, with the column `stop`. Raises `ClipError`."""
     columns = sample_columns(segments.table, episodes, of_spans=True)
     names = [name for name in _STOPS if name in columns]
     if len(names) != 1 or "start" not in columns:

@@ -107,7 +107,7 @@ def offsets_and_times(
 
 
 class Timestamps:
-    """Timestamps of one feature of a dataset, in seconds; implements `Clock`. Picklable.
+    """Timestamps of one feature, in seconds; implements `Clock`. Picklable.
 
     Read for each episode on demand, with a cache. Raises `ClipError` for a feature that is not a
     timestamp, and if timestamps of a selected episode are missing or do not ascend.

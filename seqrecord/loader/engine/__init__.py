@@ -1,1 +1,1 @@
-"""Executes plans in background threads, and ends all of them on every exit path."""
+"""Executes plans in background threads, and ends them on every exit path."""

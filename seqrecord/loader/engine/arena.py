@@ -158,7 +158,7 @@ class Arena:
         self._arrays[feature].take(rows, axis=0, out=out, mode="clip")
 
     def sizes(self, feature: str, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.int64]:
-        """Height and width of frames of variable shape in rows, int64[n]; int64[n, 2]."""
+        """Height and width of variable-shape frames in rows, int64[n]; int64[n, 2]."""
         sizes: npt.NDArray[np.int64] = self._arrays[feature].sizes(rows)
         return sizes
 
@@ -320,7 +320,7 @@ class FrameForm(ABC):
     """Whether rows for all frames take about as much memory as the frames."""
 
     stays_with_others: ClassVar[bool] = False
-    """Whether frames stay in memory if the other features do, since most are short."""
+    """Whether frames are resident if the other features are, since most are short."""
 
     rows: Callable[[ArraySpec, int], Any]
     """Makes memory for frames, given their number."""

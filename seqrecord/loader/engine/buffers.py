@@ -114,7 +114,7 @@ class ChunkBuffers:
 
 
 def shapes_of(needs: BufferNeeds, form: BatchForm) -> dict[str, tuple[int, ...]]:
-    """The shapes of features in a clip of a batch of this form."""
+    """The shapes of features in one clip, for batches of this form."""
     return {
         name: form.shape(name, needs.lengths[name], [side or 0 for side in spec.shape])
         for name, spec in stacked(needs.specs).items()

@@ -120,7 +120,7 @@ class ClipFunctions:
 
     def call(self, clip: dict[str, Any], row: Mapping[str, Any], seed: int) -> dict[str, Any]:
         """Call the functions with a clip and its columns. Raises `ClipError` if dtypes or shapes
-        differ from those of the first clip.
+        differ from the first clip's.
         """
         arrays = self._call({name: clip[name] for name in self.names}, row, seed)
         self._check(arrays)

@@ -290,7 +290,7 @@ class Crop:
             np.copyto(numbers, scaled, "unsafe")
 
     def change_lists(self, name: str, frames: list[Any], clips: Sequence[int]) -> list[Any]:
-        """Change the frames of variable shape of these clips, one clip after the other.
+        """Change these clips' variable-shape frames, one clip after the other.
 
         Features without a change are returned as they are.
         """
@@ -459,7 +459,7 @@ _NUMBERS = 4  # fx, fy, cx, cy
 
 @dataclass(frozen=True, eq=False)
 class ValuesChange(ABC):
-    """Base class of changes of numbers that belong to a window: `factor` and `offset` of n clips.
+    """Base class for changes to numbers of a window: `factor` and `offset` of n clips.
 
     Each is float64[n, numbers].
     """
@@ -494,7 +494,7 @@ class IntrinsicsChange(ValuesChange):
     """Changes stored intrinsics to intrinsics of n clips' windows; float64[n, 2], x and y.
 
     A pixel at x is at `factor * x + offset` in the batch. The factor is negative if mirrored;
-    focal lengths stay positive.
+    focal lengths are positive.
     """
 
     @classmethod
@@ -522,6 +522,6 @@ class IntrinsicsChange(ValuesChange):
 
 
 def whole_windows(frame: tuple[int, int], size: tuple[int, int], count: int) -> CropWindows:
-    """Windows of whole frames of this height and width, resized to `size`."""
+    """Windows of whole frames with this height and width, resized to `size`."""
     height, width = (np.full(count, side, np.int64) for side in frame)
     return replace(CropWindows.whole(height, width), size=size)

@@ -17,7 +17,7 @@ class GroupLoads:
 
     Attributes:
         names: the features of the group's rows; results, with a frame transform.
-        in_order: whether a decoder stays open between loads, as that of video does.
+        in_order: whether a decoder is kept open between loads, as for video.
         by_frame: whether loads of some frames read these alone, from a chunk store.
         is_direct: whether raw pages are read directly into rows.
         is_compact: whether the encoded chunk is smaller than its decoded frames.

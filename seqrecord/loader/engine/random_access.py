@@ -3,7 +3,7 @@
 A `FrameSet` is a store of frames for calls, as a `FrameStore` is for plans. Its policy says which
 frames to load into which rows, and from which rows clips are copied::
 
-    resident    a row for each frame of the selected episodes, which stays for later calls
+    resident    a row for each frame of the selected episodes, kept for later calls
     others      a row for each frame of the call
     direct      rows of the batch: a frame goes to its first place, and is copied to the others
 
@@ -66,7 +66,7 @@ class FrameSet:
         direct: the other features, which are loaded into the batch.
         frame_bytes: bytes of a frame.
         is_small: whether one thread loads all frames of a group.
-        resident: the arena of frames that stay, if they do.
+        resident: the arena of resident frames, if there are any.
     """
 
     dataset: Dataset
@@ -119,7 +119,7 @@ class RandomAccess:
         first_row: row of each episode's first frame in resident arenas, int64[episodes].
         made, lengths, vectors: see `Job`.
         transform: called once per frame. Then there is one set.
-        num_threads: limit of decoding threads, and of threads of a call.
+        num_threads: limit of decoding threads, and of a call's threads.
         shared: whether batches are sent to another process.
     """
 

@@ -252,7 +252,7 @@ def _give_back() -> None:
 def _forget_retired() -> None:
     """Unmap segments that were retired after their last release, and segments of ended owners.
 
-    Called for each new segment, so that mappings do not accumulate. Leased segments stay mapped
+    Called for each new segment, so that mappings do not accumulate. Leased segments are kept mapped
     until their release.
     """
     for key, memory in list(_mapped.items()):

@@ -7,7 +7,7 @@ The first word of a span's name is its category:
 - `gather`: copy from the arena into batches.
 - `device`: copy to the device.
 - `consumer`: user code between two batches.
-- `wait`: wait for one of these; `wait for batch` is the consumer's.
+- `wait`: wait for any of these; `wait for batch` is the consumer's.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NOTHING = nullcontext()
 
 
 class Trace:
-    """Records spans of any number of threads in one file; disabled without a path.
+    """Records spans from any number of threads in one file; disabled without a path.
 
     Times are seconds of `time.perf_counter`, which all processes of a machine share, so that traces
     of DataLoader workers align.

@@ -29,7 +29,7 @@ def tensor_of(array: npt.NDArray[Any]) -> torch.Tensor:
 
 
 def tensor_of_bits(bits: npt.NDArray[Any], dtype: np.dtype[Any]) -> torch.Tensor:
-    """Make a tensor on the memory of `bits`, which are `as_bits` of an array of this dtype.
+    """Make a tensor on the memory of `bits`: an array of this dtype, after `as_bits`.
 
     The tensor keeps the object `bits`. The view of an array does not keep that array: NumPy lets
     it refer to the array's base.

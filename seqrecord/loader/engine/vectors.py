@@ -1,6 +1,6 @@
 """Steps of vectors while gathering: normalization, and placement in a longer axis.
 
-The values of all clips of a source in a batch are one array, so a step takes a few calls of NumPy
+The values of a source's clips in a batch are one array, so a step takes a few calls of NumPy
 or torch per batch, whatever the number of clips::
 
     rows [clips, frames, D]  ->  (x - offset) / scale  ->  batch [clips, frames, size], 0 elsewhere
@@ -33,7 +33,7 @@ class VectorStep:
 
     Attributes:
         given: spec of a frame before the step.
-        places: index in batches of each of the D values of the last axis; `None`: as stored,
+        places: index in batches for each of the D values in the last axis; `None`: as stored,
             without a mask.
         size: length of the last axis in batches, if there are `places`.
         normalization: applied before the placement.

@@ -119,7 +119,7 @@ class _MixFile:
         files: this file is the last, nested in the others.
         fallbacks: `clip_len` and `batch_size` if there are none.
         defaults: keys for sources without their own, by name, of this file and of outer ones.
-        names: of the sources of all files so far.
+        names: of all files' sources so far.
     """
 
     make: Callable[..., Any]

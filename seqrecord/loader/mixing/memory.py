@@ -54,7 +54,7 @@ class MixMemory:
         return cls(options.memory_limit, batch_bytes, requests, weights)
 
     def division(self, num_workers: int) -> tuple[int, dict[str, int]]:
-        """The result of `share_out` for each of `num_workers` workers of a rank."""
+        """The result of `share_out` for a rank's `num_workers` workers."""
         if num_workers not in self._divisions:  # each source asks, several times
             limit, batch = self.limit, self.batch_bytes
             if limit is None:
@@ -65,7 +65,7 @@ class MixMemory:
 
 
 def most_bytes(planner: Planner, num_shards: int) -> int:
-    """The greatest memory of any epoch of a source with `num_shards` shards, in bytes."""
+    """The greatest memory of any epoch for a source with `num_shards` shards, in bytes."""
     fitted = planner.plan_memory(num_shards)
     held = resident_bounds(planner.clip_stats(), fitted.settings)
     return fitted.nbytes(fitted.memory(held))

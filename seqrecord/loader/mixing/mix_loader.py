@@ -180,7 +180,7 @@ class MixLoader:
         segments: Segments = (),
         *settings: PlanSettings | None,  # noqa: ARG002
     ) -> MixPlan:
-        """The plan of one shard of one epoch, the same on all ranks.
+        """The plan of one shard in one epoch, the same on all ranks.
 
         Epochs of a mix have no segments.
         """

@@ -45,12 +45,12 @@ Join: TypeAlias = Literal["union", "intersection"]
 
 @dataclass(frozen=True, eq=False)
 class MixedBatches:
-    """Batches with clips of some sources of a mix: features, extra columns and memory. Picklable.
+    """Batches with clips from some sources of a mix: features, extra columns and memory. Picklable.
 
     Attributes:
         sources: the sources by number.
-        specs: dtype and shape of a frame of each feature.
-        lengths: the number of frames of each feature in a clip.
+        specs: dtype and shape of a frame, by feature.
+        lengths: the number of frames in a clip, by feature.
         nested: the features that come as nested tensors.
         squeezed: the features without an axis of frames.
         joined: the extra columns of all sources.
@@ -195,7 +195,7 @@ class MixedBatches:
         batches: ShardBatches,
         number: int,
     ) -> OpenBatch:
-        """Begin batch `number` of `batches` with clips of these sources, int64[n].
+        """Begin batch `number` of `batches` with clips from these sources, int64[n].
 
         Missing features are 0.
         """
@@ -233,7 +233,7 @@ class MixedBatches:
     def columns_of(
         self, batch: Batch, batches: ShardBatches, number: int, *, counts: bool = False
     ) -> dict[str, Any]:
-        """The columns of batch `number` of `batches`, without columns made of features.
+        """The columns for batch `number` of `batches`, without columns made of features.
 
         `counts` counts window times without a frame.
         """
@@ -269,7 +269,7 @@ class MixedBatches:
 
 @dataclass(frozen=True, eq=False)
 class JoinedColumn:
-    """A column of some sources of a mix; `defaults` are values of clips of the other ones."""
+    """A column that only some sources of a mix have; clips of others get `defaults`."""
 
     column: ClipColumn
     defaults: Mapping[int, Any]
@@ -287,7 +287,7 @@ def _joined(
     sources: Mapping[int, SourceLoader],
     missing: Mapping[str, Collection[int]],
 ) -> list[JoinedColumn]:
-    """Columns of batches of all sources; `missing` has the numbers of sources without a feature."""
+    """Batch columns of all sources; `missing` has the numbers of sources without a feature."""
     joined = []
     for column in columns:
         name, defaults = column.name, dict[int, Any]()
@@ -315,7 +315,7 @@ def _by_source(batch: Batch) -> dict[tuple[int, int], list[int]]:
 
 
 def _frames_of(batches: ShardBatches, number: int) -> int | None:
-    """The frames of each clip of a batch, if they are drawn."""
+    """The number of frames in each clip of a batch, if drawn."""
     return None if batches.draws is None else int(batches.frames(np.array([number]))[0])
 
 

@@ -26,7 +26,7 @@ StoppingStrategy: TypeAlias = Literal["first_exhausted", "all_exhausted"] | int
 
 @dataclass(frozen=True)
 class MixPlan:
-    """The batches of one shard of one epoch: the source of each slot.
+    """The batches of one shard in one epoch: the source of each slot.
 
     The clips of a source are numbered over all epochs: each epoch of the mix continues at the end
     of the last one. The slots of the shard are numbered over all epochs of a phase, in which the
@@ -54,7 +54,7 @@ class MixPlan:
         )
 
     def sources(self, batch: int) -> IntArray:
-        """The source of each slot of a batch; int64[batch_size]."""
+        """The source of each slot in a batch; int64[batch_size]."""
         found = self.shares.sources(self._turns_before(batch), self._turns_before(batch + 1))
         return np.repeat(found, self.turn)
 
@@ -65,7 +65,7 @@ class MixPlan:
     def places(
         self, source: int, given: int, clips: Sized, first: int
     ) -> tuple[IntArray, IntArray]:
-        """Batch and slot of consecutive clips of a source, int64[n] each.
+        """Batch and slot of a source's consecutive clips, int64[n] each.
 
         `first` is the number of the first clip in an epoch of the source, and `given` the number of
         clips before that epoch.
@@ -73,7 +73,7 @@ class MixPlan:
         return self._find(source, np.arange(given + first, given + first + len(clips)))
 
     def _find(self, source: int, clips: IntArray) -> tuple[IntArray, IntArray]:
-        """Batch and slot of clips of a source by their numbers, int64[n] each."""
+        """Batch and slot of a source's clips by their numbers, int64[n] each."""
         if not len(clips):
             return clips, clips
         turn, clip = np.divmod(clips - self.given_before[source], self.turn)
@@ -138,7 +138,7 @@ class MixPlanner:
         return self.unit if self.alternate else 1
 
     def plan(self, epoch: int, shard: Shard) -> MixPlan:
-        """The plan of one shard of one epoch, the same on all ranks."""
+        """The plan of one shard in one epoch, the same on all ranks."""
         phases, seed = self.schedule.phases(epoch), self.options.seed
         worker = shard.index % shard.workers
         phase, num_slots = phases[-1], self._count(shard, phases[-1])
@@ -150,7 +150,7 @@ class MixPlanner:
         return MixPlan(shard, num_batches, batches, shares, self.turn, first, num_slots, given)
 
     def _shares(self, phase: Phase, worker: int) -> Shares:
-        """The sources of the slots of a phase."""
+        """The sources of a phase's slots."""
         place = (worker, phase.epoch) if phase.epoch else (worker,)
         key = key_of(Purpose.MIX_SOURCES, self.options.seed, *place)
         if key not in self._shares_by_key:

@@ -64,7 +64,7 @@ class SourceDataset:
         source: the name of the source that it is, or that is a mix with it.
         view: its clips.
         options: the options of the source.
-        weight: its part of the weight of its source.
+        weight: its part of its source's weight.
     """
 
     name: str
@@ -184,7 +184,7 @@ def agreed_batch_size(datasets: Sequence[SourceDataset], budget: Budget) -> int 
 
 @dataclass
 class SourceStats(EngineStats):
-    """Counters of one source of a mix; `clips` counts clips in batches."""
+    """Counters of one source in a mix; `clips` counts clips in batches."""
 
     duplicate_clips: int = 0  # of the epochs begun, that another shard gives too
     num_interleaved: int = 0  # places at a time, in the last of these epochs
@@ -192,7 +192,7 @@ class SourceStats(EngineStats):
 
 @dataclass(frozen=True, eq=False)
 class SourceRun:
-    """One iteration of a source of a mix: fills its slots of a plan's batches.
+    """One iteration of a source in a mix: fills its slots of a plan's batches.
 
     `clips` are its numbers of returned clips at the start and at the end.
     """

@@ -62,7 +62,7 @@ class TaskNumbers:
         return cls(numbers, of_episodes)
 
     def column(self, source: str, view: View, episode: IntArray, texts: Sequence[Any]) -> IntArray:
-        """The numbers of n clips of a source, by episode rows and the texts of the feature.
+        """The task numbers of n clips from a source, by episode rows and the feature's texts.
 
         Raises `ClipError` for a text that is not among the tasks.
         """

@@ -82,7 +82,7 @@ class WeightSchedule:
 
     Attributes:
         names: the datasets.
-        counts_in: integers in the ratio of the weights of an epoch, for each dataset.
+        counts_in: integers in the ratio of an epoch's weights, for each dataset.
         changes: the epochs from which on weights differ, beginning with 0; `None`: any.
         eras: the epochs at which datasets have grown, beginning with 0. They begin phases.
     """

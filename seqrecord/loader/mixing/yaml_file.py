@@ -1,7 +1,7 @@
 """Reads a YAML file of plain values, with the line of each key; no object is constructed.
 
-Scalars are those of JSON: `null`, `true`, `false`, integers and floats. Everything else is text:
-`no`, `0:16`, `007` and dates, which YAML 1.1 converts, stay as written.
+Scalars are JSON's: `null`, `true`, `false`, integers and floats. Everything else is text:
+`no`, `0:16`, `007` and dates, which YAML 1.1 converts, are kept as written.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ _BY_EPOCH = ("weights",)
 
 
 class YamlDict(dict[str, Any]):
-    """A mapping of a YAML file, with the line of each of its keys, from 1."""
+    """A mapping from a YAML file, with each key's line, from 1."""
 
     lines: dict[str, int]
 

@@ -78,7 +78,7 @@ _OF_OTHERS = {
     "chunk_size": "windows={feature: range(chunk_size)} for chunks of a feature, such as actions; "
     "clip_len=… for all features",
 }
-"""What to write for arguments of torch and of policies."""
+"""What to write for arguments of torch and policies."""
 
 
 def _unknown_argument(name: str, names: Collection[str]) -> Exception:

@@ -15,10 +15,10 @@ from seqrecord.loader.sampling.runs import Shard
 from seqrecord.store.units import MAX_INT, check_integer
 
 SourceSettings: TypeAlias = "Sequence[PlanSettings | None]"
-"""The settings of the plans of each dataset; `None`: the loader's."""
+"""The plan settings of each dataset; `None`: the loader's."""
 
 FillRows: TypeAlias = "Callable[[Any, int, int, SourceSettings], Clip]"
-"""Makes the columns of items `[first, last)` of a plan, each a list or a tensor."""
+"""Makes the columns for items `[first, last)` of a plan, each a list or a tensor."""
 
 
 class BatchNumber(NamedTuple):

@@ -42,7 +42,7 @@ class SampleCosts:
         budget: the argument.
         lengths: the number of frames of each row of lists that differ in length, int64[rows], or of
             any clip.
-        pads: whether a clip costs as much as the greatest one of its batch.
+        pads: whether a clip costs as much as the greatest in its batch.
         form: see `ClipCosts`.
         dropped: how many rows were too large in an epoch, if these are dropped.
     """
@@ -75,7 +75,7 @@ class SampleCosts:
         return int(self.lengths) if is_constant else None
 
     def values(self, samples: Samples) -> tuple[IntArray, IntArray]:
-        """The cost and the frames of each row of a table, int64[n] each.
+        """The cost and the frames of each table row, int64[n] each.
 
         Raises `ClipError` for costs that are no integers of at least 1.
         """
@@ -101,7 +101,7 @@ class SampleCosts:
         return values.astype(np.int64), frames
 
     def of_epoch(self, samples: Samples, max_rows: int | None = None) -> ClipCosts:
-        """The costs of the table of an epoch; `max_rows` is that of epoch 0.
+        """The costs of an epoch's table; `max_rows` is that of epoch 0.
 
         Raises `ClipError` for a row above the budget, unless it may come alone.
         """
@@ -171,7 +171,7 @@ class SampleCosts:
 
 @dataclass(frozen=True, eq=False)
 class EpochCosts:
-    """The costs of the samples of each epoch, if batches have a budget and clips differ in cost.
+    """The sample costs of each epoch, if batches have a budget and clips differ in cost.
     Picklable.
 
     Costs of epoch 0 and of the last epoch are kept.
@@ -191,7 +191,7 @@ class EpochCosts:
         return self.costs is not None
 
     def of(self, epoch: int) -> ClipCosts | None:
-        """The costs of the samples of an epoch. Raises `ClipError` for one above the budget."""
+        """The costs of an epoch's samples. Raises `ClipError` for one above the budget."""
         if self.costs is None or self.view is None:
             return None
         epoch = epoch if self.view.samples.is_random else 0

@@ -6,8 +6,8 @@ known. All values describe the frames in the batch, resized, cropped and mirrore
     stored pose -> world_from_camera -> mirrored (S T S) -> recentred -> inverse -> float32
     stored K    -> of the window     -> mirrored         ->                         float32
 
-A mirrored clip shows a mirrored world, S = diag(-1, 1, 1, 1): poses stay rotations, and points x
-of the world are at S x.
+A mirrored clip shows a mirrored world, S = diag(-1, 1, 1, 1): poses are rotations again, and points
+x of the world are at S x.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from seqrecord.store.clips.transforms import CropWindows
 from seqrecord.store.processes.forks import cached_property
 
 IS_MISSING = "_is_missing"
-"""End of the names of masks: values that the source or frame lacks, which are 0."""
+"""End of mask names: values that the source or frame lacks, which are 0."""
 
 OFFSET, SCALE, IS_METRIC = "camera_offset", "camera_scale", "is_metric"
 
@@ -177,7 +177,7 @@ class _Cameras:
 
     @classmethod
     def missing(cls, shape: tuple[int, ...]) -> _Cameras:
-        """Cameras of n clips of T frames of which nothing is known."""
+        """Cameras of n clips with T frames about which nothing is known."""
         poses, matrices = np.zeros((*shape, 4, 4)), np.zeros((*shape, 3, 3))
         models, coefficients = np.zeros(shape[0], np.int64), np.zeros((*shape, MAX_COEFFICIENTS))
         masks = (np.ones(shape, np.bool_) for _ in range(3))
@@ -207,7 +207,7 @@ class _Clips:
 
     @cached_property
     def _clips_of_row(self) -> dict[int, IntArray]:
-        """The numbers of the clips of each episode, by its row."""
+        """The clip numbers of each episode, by its row."""
         return {row: np.flatnonzero(self.rows == row) for row in self.of_row}
 
     @property
@@ -278,7 +278,7 @@ class _Clips:
 
     @contextmanager
     def _located(self, clips: IntArray, frames: IntArray, feature: str) -> Iterator[None]:
-        """Add the place of a pose of these clips, which errors number as `frame`."""
+        """Add the place of a pose for these clips, which errors number as `frame`."""
         try:
             yield
         except ClipError as error:
@@ -291,7 +291,7 @@ class _Clips:
     def _fill_lenses(
         self, cameras: _Cameras, image: ImageCamera, frames: IntArray, row: int
     ) -> None:
-        """Set K and distortion of the clips of an episode."""
+        """Set K and distortion for an episode's clips."""
         rig, clips, shape = self.of_row[row][image.name], self._clips_of_row[row], frames.shape[1]
         numbers = frames[clips].reshape(-1)
         if image.intrinsics is not None:

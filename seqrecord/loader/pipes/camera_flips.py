@@ -25,7 +25,7 @@ _XYZ = 3
 
 @dataclass(frozen=True, eq=False)
 class PointsChange(ValuesChange):
-    """From points of a world to points of the mirrored one: `factor` of the first of x, y, z."""
+    """From points of a world to the mirrored world: `factor` for x, y or z, by its number."""
 
     @staticmethod
     def apply(values: torch.Tensor, factor: torch.Tensor, offset: torch.Tensor) -> torch.Tensor:

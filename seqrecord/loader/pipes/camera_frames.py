@@ -2,7 +2,7 @@
 
 A camera's pose follows the window of its image, not that of its own feature, and may be missing
 where the image is not. So it is no part of a plan: its blocks of frames are read when a batch first
-needs them, and the last used ones stay in memory.
+needs them, and the last used ones are kept in memory.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class FrameValues:
         return self._dataset.contents.chunks.is_local
 
     def read_ahead(self, requests: Iterable[tuple[str, int, IntArray]]) -> None:
-        """Read the blocks of several calls of `find` from remote storage at once."""
+        """Read the blocks for several calls of `find` from remote storage at once."""
         memory = self._memory.get()
         keys = {
             (feature, row, int(number))
@@ -69,7 +69,7 @@ class FrameValues:
                 deque(pool.map(lambda key: self._block(*key), absent), maxlen=0)
 
     def find(self, feature: str, row: int, frames: IntArray) -> tuple[FloatArray, BoolArray]:
-        """The values of frames of the episode in this row of the index.
+        """The values of an episode's frames; the episode is a row of the index.
 
         `frames` is int64[T]. Returns float64 [T, …], and which frames have the feature, bool [T];
         the others are 0.
@@ -128,7 +128,7 @@ class MedianDepths:
         self._medians = PerProcess[dict[tuple[str, int, int], float]](dict)
 
     def find(self, feature: str, row: int, frame: int) -> float:
-        """The median of the depths above 0 of a frame of the episode in this row of the index.
+        """The median of the depths above 0 in a frame; the episode is a row of the index.
 
         NaN if the frame lacks the feature, or has no such depth.
         """

@@ -35,7 +35,7 @@ class RelativePose:
         metres = motion[..., :3, 3] * batch["camera_scale"][:, None, None]
 
     Args:
-        to: "first" (default): poses of all cameras of a clip in the first frame of the first image,
+        to: "first" (default): poses of a clip's cameras in the first frame of the first image,
             whose own pose is the identity; cameras keep their poses in each other's frame.
             "consecutive": the pose of each frame in the camera of the frame before it; the first
             frame has none.
@@ -78,7 +78,7 @@ class Camera:
         poses: features with the poses of images, by image, for datasets whose metadata does not
             tell. An image without poses by its metadata that is not named here has none. Features
             named here get columns even if they are no images, for example depth maps.
-        axes: axes of the cameras of stored poses, where the metadata does not tell, and of `poses`:
+        axes: camera axes of stored poses, where the metadata does not tell, and of `poses`:
             "opencv" (x right, y down, z forward), "opengl" (y up, z backward), "ned" (x forward, y
             right, z down) or "ros" (x forward, y left, z up). Poses are camera-to-world.
         relative: a `RelativePose`: poses relative to another frame of the clip. Batches have

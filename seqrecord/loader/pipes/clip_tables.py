@@ -42,7 +42,7 @@ _EXCERPTS = 4  # that fit into the memory limit, at least: a cursor may need par
 def samples_of_table(
     options: ClipOptions, dataset: Dataset, selected: IntArray
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of the table of a request, and the selected episodes that have some."""
+    """The samples in a request's table, and the selected episodes that have some."""
     if options.lists_frames:
         return _of_lists(options, dataset, selected)
     if isinstance(options.table, Segments):
@@ -61,7 +61,7 @@ def _names(dataset: Dataset) -> EpisodeNames:
 def _of_lists(
     options: ClipOptions, dataset: Dataset, selected: IntArray, most: int | None = None
 ) -> tuple[SelectedEpisodes, Samples]:
-    """The samples of a table of frame lists, in excerpts of at most `most` frames."""
+    """The samples in a table of frame lists, in excerpts of at most `most` frames."""
     names, missing = _names(dataset), dataset.contents.missing_frames()
     columns = sample_columns(options.table, names)
     selected, excerpts, row, own, lacking = read_frame_lists(
@@ -121,7 +121,7 @@ def _of_starts(
 def _of_episodes(
     options: ClipOptions, dataset: Dataset, selected: IntArray, columns: Mapping[str, pa.Array]
 ) -> tuple[SelectedEpisodes, Samples]:
-    """All clips of the episodes of a table, each with the columns of its episode."""
+    """All clips of a table's episodes, each with the columns of its episode."""
     index, names, count = dataset.contents.index, _names(dataset), len(columns["episode"])
     first = {"start": pa.array(np.zeros(count, np.int64))}  # a frame that every episode has
     reaches = np.zeros((len(index.num_frames), 2), np.int64)
@@ -144,7 +144,7 @@ def _of_episodes(
 
 
 def _of_episode(values: Values, row: IntArray, clips: ClipKeys) -> Values:
-    """The values of the episodes of clips; `row` is each episode's row in the table."""
+    """The values for the clips' episodes; `row` is each episode's row in the table."""
     return taken(values, row[clips.episode])
 
 

@@ -1,4 +1,4 @@
-"""Clips by number: which features stay in memory or are loaded together, and results for users."""
+"""Clips by number: which features are kept in memory or loaded together, and results for users."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ class ClipsByNumber:
 
     @property
     def resident(self) -> list[str]:
-        """The features whose frames stay in memory."""
+        """The features whose frames are kept in memory."""
         staying = (part.dataset.features for part in self._sets if part.resident is not None)
         return [*chain.from_iterable(staying)]
 
@@ -128,7 +128,7 @@ def _divided(values: torch.Tensor | RaggedFrames | list[Any], *, as_nested: bool
 def _frame_sets(view: View, memory_limit: int) -> Iterator[FrameSet]:
     """Divide the features of clips by how they are loaded.
 
-    `memory_limit` is the greatest number of bytes of resident frames; smallest features come first.
+    `memory_limit` is the limit of resident frames in bytes; smallest features come first.
     """
     arrays, dataset = view.arrays, view.dataset
     windows = view.clip_frames.by_window(arrays)

@@ -231,7 +231,7 @@ _of_worker: list[_MakePool] = []  # which keeps it to its end
 def batch_memory() -> _MakePool:
     """This process's memory for batches of single clips, with a pool for each kind of buffer.
 
-    It stays as long as a caller keeps a reference.
+    It exists as long as a caller keeps a reference.
     """
     return _memory.setdefault(os.getpid(), lru_cache(maxsize=_MOST_POOLS)(_new_pool))
 

@@ -1,7 +1,7 @@
 """The columns of batches beside features: episode, start, random parameters, padding, metadata.
 
 A loader's batches are a list of columns. Names, dtypes and shapes are known before the first batch;
-a column makes its values of the clips of a batch, and may write them to given memory::
+a column makes its values for a batch of clips, and may write them to given memory::
 
     [Column("episode", …), Column("start", …), …]  +  BatchClips  ->  {"episode": […], "start": …}
 """
@@ -45,10 +45,10 @@ _MOST_EPISODES = 1 << 14  # with metadata in memory
 LISTED_FRAMES = "frames"
 FRAMES_IS_PAD = "frames_is_pad"
 CU_SEQLENS = "cu_seqlens"
-"""Name of the mask of lists of frames that differ in length: true behind a shorter list."""
+"""Name of the mask if lists of frames differ in length: true behind a shorter list."""
 
 DIM_IS_PAD = "_dim_is_pad"
-"""End of the names of masks: values of the last axis that the source lacks."""
+"""End of mask names: values of the last axis that the source lacks."""
 
 _T = TypeVar("_T")
 _BatchT = TypeVar("_BatchT")
@@ -115,7 +115,7 @@ class Column(Generic[_BatchT]):
 def _as_rows(
     name: str, values: npt.NDArray[Any] | list[Any], rows: npt.NDArray[Any]
 ) -> npt.NDArray[Any]:
-    """The values with the dtype of rows of a larger batch.
+    """The values with the dtype of a larger batch.
 
     Raises `ClipError` if they do not fit: functions of samples may return another form of a column
     in each epoch.
@@ -288,7 +288,7 @@ class ClipColumns:
             distances: features with a column of distances, and its name.
             constants: the columns with the same values for all clips.
             metadata: names of metadata entries.
-            entries: names of features, and of columns of the order.
+            entries: names of features, and of the order's columns.
         """
         origin = [Column("episode", None, (), _keys), Column("start", _INT64, (), _starts)]
         if (lists := episodes.excerpts) is not None:
@@ -311,9 +311,9 @@ class ClipColumns:
     def in_table(
         self, samples: SampleValues | None, entries: Collection[str] = ()
     ) -> Sequence[ClipColumn]:
-        """The columns of batches of an epoch with these samples.
+        """The batch columns of an epoch with these samples.
 
-        Raises `ClipError` if samples have the name of another column, or of one of these entries.
+        Raises `ClipError` if samples have the name of another column or one of these entries.
         """
         fixed = [*self.origin, *self.constants, *self.metadata]
         if samples is None or not samples.columns:
@@ -452,7 +452,7 @@ class PlanBatch:
 
 
 def plan_columns(names: Sequence[str]) -> list[Column[PlanBatch]]:
-    """The columns of an order of clips: a flag for each clip, see `Plan.columns`."""
+    """The columns that an order adds: a flag for each clip, see `Plan.columns`."""
     return [Column(name, _BOOL, (), partial(_of_plan, name)) for name in names]
 
 

@@ -96,7 +96,7 @@ class CropSampler:
         draw_batch: DrawBatch | None,
         centers: FloatArray | None,
     ) -> CropWindows:
-        """The windows of n clips of a batch, by clip numbers and episode rows, int64[n] each."""
+        """The windows for n clips of a batch, by clip numbers and episode rows, int64[n] each."""
         sizes, smallest = None if self.sizes is None else self.sizes[episode], dict[str, str]()
         if sizes is not None and len(sizes):
             row = int(episode[np.argmin((sizes - self.crops.size).min(axis=1))])
@@ -339,7 +339,7 @@ class AugmentationSampler(NoDraws):
         or the first frame of the clip's row in `sharing`, so that all clips of a row get the
         same. If an epoch repeats clips, it also depends on their samples. If frame sizes vary,
         windows depend on the sizes of the episodes' frames, measured in `sources` at first.
-        `draw_at` makes the draws of the batch of clips, by their places.
+        `draw_at` makes the draws for the clips' batch, by their places.
         """
         shared_clips = clips
         if sharing is not None:
@@ -581,7 +581,7 @@ class StepSampler:
 
     Args:
         dilation: dilation of clips, unless the table has their own.
-        clip_len: greatest number of frames of a clip.
+        clip_len: greatest number of frames in a clip.
         span: number of frames to draw a clip's frames from; `None` if clips have no gaps.
     """
 
@@ -601,7 +601,7 @@ class StepSampler:
         """The steps of n clips.
 
         All sets of frames are equally likely; they depend on seed, epoch, sample and the number of
-        frames. `frames_at` returns the number of frames of clips by their places, if it is drawn
+        frames. `frames_at` returns each clip's number of frames by its place, if it is drawn
         for each batch.
         """
         dilation = np.full(len(clips.start), self.dilation)

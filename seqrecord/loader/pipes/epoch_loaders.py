@@ -60,7 +60,7 @@ class Loader(Protocol):
         segments: Segments = (),
         *settings: PlanSettings | None,
     ) -> AnyPlan:
-        """The plan of one shard of one epoch, or of the rest of it after `segments`; with the
+        """The plan of one shard in one epoch, or for the rest of it after `segments`; with the
         `settings` of each dataset, whatever memory they need.
         """
 
@@ -129,7 +129,7 @@ class EpochLoaders:
         return self.of_saved if epoch < self.since else self.latest
 
     def first_epoch(self, epoch: int) -> int:
-        """The first epoch with the episodes and samples of the loader of an epoch."""
+        """The first epoch with the episodes and samples that an epoch's loader has."""
         return self.earlier_since if epoch < self.since and self.earlier else self.since
 
     def run_of(self, epoch: int, position: State) -> State:
@@ -267,7 +267,7 @@ def _returned(loader: Loader, position: State, rank: Shard) -> tuple[list[int], 
 
 
 def _size(planner: Planner) -> str:
-    """The number of episodes, or of rows of a table of samples."""
+    """The number of episodes, or of rows in a table of samples."""
     view = planner.view
     if view.num_rows is not None:
         return f"{view.num_rows:,} rows of samples"

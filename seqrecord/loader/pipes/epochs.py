@@ -146,7 +146,7 @@ class Epochs:
     def set_epoch(self, epoch: int, batches: int = 0, batch_size: int | None = None) -> None:
         """Set epoch and position of the next iteration; a running one does not change.
 
-        A pending position in this epoch stays if `batches` is 0. The call also applies to an
+        A pending position in this epoch is kept if `batches` is 0. The call also applies to an
         iteration that was created but not begun.
         """
         start = _placed(
@@ -192,13 +192,13 @@ class Epochs:
         """Return the position as JSON.
 
         After an epoch's end it is the start of the next epoch, unless `at_end` keeps it at the end.
-        A DataLoader worker stays at the end, because other workers may still run.
+        A DataLoader worker remains at the end, because other workers may still run.
 
         Args:
             shard: the shard of the next iteration.
-            batches: number of batches of the current epoch, over all workers of a rank; the
+            batches: number of batches in the current epoch, over all workers of a rank; the
                 position behind them.
-            batch_size: clips of each of these batches, if a DataLoader makes them.
+            batch_size: clips in each of these batches, if a DataLoader makes them.
             at_end: keep the position at the end of an epoch.
 
         Raises `StateError` without `batches` if worker processes have the position.
@@ -236,7 +236,7 @@ class Epochs:
         return self.state(shard, at_end=at_end)
 
     def run_of(self, epoch: int, shard: Shard) -> State:
-        """The run that has an epoch: the position, with the inputs of the order of that epoch.
+        """The run that has an epoch: the position, with the inputs of that epoch's order.
 
         Raises `StateError` for an epoch before its first one with the same episodes.
         """
@@ -262,14 +262,14 @@ class Epochs:
         The last call of `load` and `set_epoch` counts. With `at_start`, a loader around this one
         calls it as its iteration starts, after any call of the user: then, as in workers, the
         iteration raises `StateError` if `set_epoch` has set another epoch. With `at_end`, a state
-        at the end of its epoch is no position in it: the set epoch stays.
+        at the end of its epoch is no position in it: the set epoch is kept.
 
         This epoch and later ones use the settings of the state instead of settings derived from
         memory and defaults, except after a change of ranks or workers inside an epoch. `shard` is
         the shard of the next iteration.
 
         Raises `StateError` for an invalid state, or a state of another dataset or other settings,
-        and `MemoryLimitError` if its settings do not fit; the position then stays unchanged.
+        and `MemoryLimitError` if its settings do not fit; the position is then unchanged.
         """
         saved, in_worker = State.parse(state), get_worker_info() is not None
         if not in_worker:

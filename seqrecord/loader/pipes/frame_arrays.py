@@ -46,8 +46,8 @@ def bound_transform(
 ) -> tuple[Transform, bool, frozenset[str]]:
     """The `frame_transform`, bound to the dataset's units, with its results.
 
-    Also returns whether these may stay in memory, and the features that it leaves unchanged. It is
-    called twice with the first frame.
+    Also returns whether these may be kept in memory, and the features that it leaves unchanged. It
+    is called twice with the first frame.
     """
     from seqrecord.loader.clips.depth import DepthToMeters
 

@@ -120,7 +120,7 @@ class EpochStream:
             pipe.load_state_dict(pipe.state_dict())  # the next iteration continues
 
         Args:
-            batches: number of batches of the current epoch that the training has received from all
+            batches: number of batches in the current epoch that the training has received from all
                 workers of this rank. Required with DataLoader workers, whose positions this process
                 does not have. Batches skipped by `set_epoch(batches=…)` count; batches before a
                 change of ranks or workers do not.
@@ -137,8 +137,8 @@ class EpochStream:
         """Continue from a saved state in the next iteration.
 
         Only the frames in use at the saved position are read again. Settings that `memory_limit`
-        and defaults determined for the saved run stay in use, also in later epochs, so the run has
-        the order of the interrupted one.
+        and defaults determined for the saved run are used again, also in later epochs, so the run
+        has the order of the interrupted one.
 
         The number of ranks and workers may differ, also in the middle of an epoch, and so may
         `batch_size`: the remaining clips are then planned anew (see docs/ranks.md). A mix continues
@@ -165,12 +165,12 @@ class EpochStream:
           copied to a device; `peak_buffer_bytes`, the greatest size of decoded frames; `loads` of
           chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the
           storage.
-        - Time: seconds of work and of waiting in each stage, for decoding also by feature;
+        - Time: seconds of work and waiting in each stage, for decoding also by feature;
           `epoch_seconds`, from the first `next` on; `waiting_percent` of it in
           which the training waited for batches, including the first one; and the `bottleneck`, as
           text.
         - Memory: `memory_limit`, of a process without workers, in bytes; `features_resident`,
-          features whose frames stay in memory for later epochs; `features_redecoded`, features
+          features whose frames are kept in memory for later epochs; `features_redecoded`, features
           decoded anew in every epoch.
         - Skipped clips: `episodes_too_short`; `clips_incomplete`, with a frame that lacks a
           feature; `clips_outside`, with a window beyond the episode; `clips_dropped` by
@@ -208,7 +208,7 @@ class EpochStream:
                 an epoch it counts from 0 again, as `state_dict(batches=…)` does.
             rank: the rank, by default this process's; with the number of ranks, `(5, 8)`, if it is
                 not that of the run.
-            workers: number of DataLoader workers of a rank. Default: of the run, that is of a
+            workers: number of DataLoader workers in a rank. Default: of the run, that is of a
                 loaded state until an iteration begins, and of the iteration then.
             segment: number of the epoch's segment, if ranks or workers changed within the epoch of
                 a loaded state; by default the last one.
@@ -381,7 +381,7 @@ class SeqRecordPipe(StreamingLoader, IterDataPipe[Clip]):
     """
 
     def set_seed(self, seed: int) -> SeqRecordPipe:  # noqa: ARG002
-        """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` stays in use."""
+        """Called by a `DataLoader` at the start of an epoch; the pipe's own `seed` is used."""
         self._loader.planner.ranks.current()  # an error is better here than in a worker
         self._epochs.announce()
         if is_stateful():

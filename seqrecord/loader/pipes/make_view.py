@@ -106,7 +106,7 @@ def _open(location: DatasetLike, options: ClipOptions) -> tuple[Dataset, ClipOpt
 
 
 def _without_bad_clips(dataset: Dataset, options: ClipOptions) -> tuple[Dataset, ClipOptions]:
-    """Check the bad episodes of a table of samples, and remove them if that is allowed."""
+    """Check a sample table's bad episodes, and remove them if that is allowed."""
     bad = dataset.contents.bad
     from seqrecord.loader.clips.sample_tables import without_episodes
     from seqrecord.loader.clips.segments import Segments

@@ -56,7 +56,7 @@ def frames_of_epochs(view: View) -> dict[int, Intervals]:
 
 
 def all_bytes(view: View) -> Pieces:
-    """The bytes of all frames of the selected episodes."""
+    """The bytes of the selected episodes' frames."""
     contents = view.dataset.contents
     episode = view.episode_rows
     stop = contents.index.num_frames[episode].astype(np.int64)

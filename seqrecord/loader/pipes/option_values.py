@@ -126,7 +126,7 @@ TOO_LARGE = ("error", "alone", "drop")
 
 
 class BudgetColumns(Protocol):
-    """The columns of a table of samples, and `frames`, the number of frames of each row."""
+    """The columns of a sample table, and `frames`, each row's number of frames."""
 
     def __getitem__(self, name: str) -> Any: ...
 

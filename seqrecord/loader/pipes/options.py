@@ -63,7 +63,7 @@ _STEPS = {"dilate": "dilation", "reverse": "reverse", "subset": ""}
 
 
 SamplesLike: TypeAlias = "TableLike | SampleFunction | Sequence[TableLike | SampleFunction]"
-"""A table, a function of the table of an epoch, or a list of functions, first maybe a table."""
+"""A table, a function that changes an epoch's table, or a list, first maybe a table."""
 
 _Options = TypeVar("_Options")
 
@@ -85,7 +85,7 @@ def _satisfies(is_right: Callable[[Any], bool], expected: str) -> _Check:
 
 
 def _is_a(kind: type, arguments: str) -> _Check:
-    """Make a check for a value of a class of the package."""
+    """Make a check for a value of a class in the package."""
     expected = f"seqrecord.{kind.__name__}({arguments})"
     return lambda name, value: check(name, value, isinstance(value, kind), expected)
 
@@ -104,7 +104,7 @@ def _integer_from(least: int, most: int = MAX_INT) -> _Check:
 
 
 def _passes(function: Callable[[Any], object]) -> _Check:
-    """Make a check from a function that raises; the value stays unchanged."""
+    """Make a check from a function that raises; the value is unchanged."""
     return lambda _, value: (function(value), value)[1]
 
 
@@ -571,7 +571,7 @@ class ClipOptions:
 
     @property
     def dilates(self) -> bool:
-        """Whether frames of a clip of `clip_len` frames are apart, or may be."""
+        """Whether frames of a clip with `clip_len` frames are apart, or may be."""
         is_of_rows = self._columns & {"dilation", "frames"} == {"dilation"}
         return self.dilations != (1,) or is_of_rows
 
@@ -654,7 +654,7 @@ class DatasetOptions(ClipOptions):
     """Arguments of `SeqRecordMapDataset`.
 
     Args:
-        memory_limit: memory of each process for frames that stay, as bytes or text such as "512MiB"
+        memory_limit: memory of each process for resident frames, as bytes or text such as "512MiB"
             (default). Small raw features, encoded features and the results of a deterministic
             `frame_transform` stay in memory once read, as long as the object lives, if all frames
             of the selected episodes fit; smaller features come first. Other features are read again

@@ -206,7 +206,7 @@ class Planner:
     # ---- memory of epochs
 
     def plan_memory(self, num_shards: int, epoch: int = 0, segments: Segments = ()) -> MemoryPlan:
-        """Settings and memory of epochs with `num_shards` shards, or of the rest of one.
+        """Settings and memory for epochs with `num_shards` shards, or for the rest of one.
 
         Raises `MemoryLimitError` if the limit is too small.
         """
@@ -242,7 +242,7 @@ class Planner:
     def memory_request(
         self, num_shards: int = 1, epoch: int = 0, segments: Segments = ()
     ) -> MemoryRequest:
-        """The memory request of epochs with `num_shards` shards, or of the rest of one."""
+        """The memory request for epochs with `num_shards` shards, or for the rest of one."""
         if not segments and num_shards in self._requests:
             return self._requests[num_shards]
         clips, workers, tuning = "these clips", self.workers(num_shards), self.options.tuning
@@ -277,7 +277,7 @@ class Planner:
         return usual_limit(wanted, workers)
 
     def limit_to_stay(self, num_shards: int) -> int | None:
-        """A memory limit with which all frames stay, in bytes; `None` if they never do."""
+        """A memory limit with which all frames are resident, in bytes; `None` if they never are."""
         request = self.memory_request(num_shards)
         if not any(request.frames_in_memory):
             return None
@@ -292,12 +292,12 @@ class Planner:
         return not self._in_memory[False] and self.plan_memory(num_shards).in_memory is not None
 
     def workers(self, num_shards: int) -> int:
-        """The number of workers of a rank, from the number of shards."""
+        """The number of workers in a rank, from the number of shards."""
         ranks = 1 if num_shards == 1 else self.ranks.current().count
         return num_shards // ranks if num_shards % ranks == 0 else 1
 
     def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
-        """The clip numbers that determine settings: of all epochs, or of the rest of one."""
+        """The clip numbers that determine settings: for all epochs, or the rest of one."""
         if not segments:
             return self._all_clip_stats
         table = self.clips(epoch, segments)
@@ -338,7 +338,7 @@ class Planner:
         several shards without `settings`.
 
         If shards get other clips in every epoch, each would decode nearly all frames: then only
-        small ones stay. So they do on a device, unless its memory is limited.
+        small ones may. So they may on a device, unless its memory is limited.
         """
         is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         keeps_decoded = self.options.device is None or self.options.memory_limit is not None
@@ -379,7 +379,7 @@ class Planner:
     def staying_rows(
         self, shard: Shard, segments: Segments, settings: PlanSettings
     ) -> tuple[FrameRows, ...]:
-        """The rows of each group's frames of a shard that stay in memory."""
+        """The rows of each group's resident frames in a shard."""
         if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
             return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
         rows = FrameRows.of_episodes(self.view.episodes.num_frames, self.view.episode_rows)

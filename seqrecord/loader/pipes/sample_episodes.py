@@ -104,7 +104,7 @@ class SelectedEpisodes:
         return found
 
     def _read(self, feature: str) -> npt.NDArray[Any]:
-        """The values of all frames of the selected episodes."""
+        """The values of the selected episodes' frames."""
         dataset, problem = self.windows.dataset, "samples have no such value of each frame"
         scalars = [n for n, one in dataset.features.items() if one.value_kind.is_scalar(one)]
         features = ", ".join(scalars)

@@ -60,7 +60,7 @@ class _Epoch:
 
 @dataclass(frozen=True, eq=False)
 class SampleEpochs:
-    """The table of samples of each epoch, and its clips. Picklable.
+    """Each epoch's table of samples, and its clips. Picklable.
 
     A process calls the functions once per epoch. The table of epoch 0 and the last two are kept,
     and so are the numbers of clips before each epoch, by number of shards, as far as a mix came.
@@ -208,8 +208,8 @@ class SampleEpochs:
     def epoch_of(self, clip: int, num_shards: int) -> tuple[int, int]:
         """The epoch of a clip, and the number of the epoch's first clip.
 
-        Clips of each of `num_shards` equal shards are numbered over all epochs, as in a mix. Raises
-        `ClipError` for a clip behind 1,048,576 epochs that differ in clips.
+        Clips of each shard, of `num_shards` equal ones, are numbered over all epochs, as in a mix.
+        Raises `ClipError` for a clip behind 1,048,576 epochs that differ in clips.
         """
         if not self.differs_by_epoch:
             size = -(-self.clips.num_clips // num_shards)

@@ -1,4 +1,4 @@
-"""The saved state of the order of a planner's epochs, and its comparison with the planner."""
+"""The saved state of a planner's order, and its comparison with the planner."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _COMPARED = "shuffle", "seed", "last_batch", "order"
 def source_state(
     planner: Planner, num_shards: int, epoch: int = 0, segments: Segments = ()
 ) -> SourceState:
-    """The settings of the order of epochs with `num_shards` shards, and of the rest of one."""
+    """The order settings for epochs with `num_shards` shards, and for the rest of one."""
     rest = planner.plan_memory(num_shards, epoch, segments).settings if segments else None
     request = {**planner.request, "samples": _samples(planner, epoch)}
     settings = planner.plan_memory(num_shards).settings
@@ -36,7 +36,7 @@ def source_state(
 
 
 def excerpt_frames(planner: Planner) -> int | None:
-    """The most frames of an excerpt of frame lists; see `FrameLists`."""
+    """The most frames in an excerpt of frame lists; see `FrameLists`."""
     return None if planner.view.excerpts is None else planner.view.excerpts.most
 
 

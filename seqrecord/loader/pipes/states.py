@@ -49,7 +49,7 @@ Segments: TypeAlias = tuple[EpochSegment, ...]
 
 @dataclass(frozen=True)
 class SourceState:
-    """The inputs of the order of a dataset's clips."""
+    """The inputs that determine the order of a dataset's clips."""
 
     settings: PlanSettings
     """Settings of whole epochs."""
@@ -60,9 +60,9 @@ class SourceState:
     rows: int | None = None
     """The rows of a user's table of samples."""
     rest: PlanSettings | None = None
-    """Settings of the rest of an epoch, after its segments."""
+    """Settings for the rest of an epoch, after its segments."""
     excerpt_frames: int | None = None
-    """The most frames of an excerpt of frame lists, if memory has divided them."""
+    """The most frames in an excerpt of frame lists, if memory has divided them."""
     normalization: Json = field(default_factory=dict)
     """Mode, offset and scale of normalized features; see `normalizations`."""
 
@@ -72,7 +72,7 @@ class State:
     """A position, and, if saved, the inputs of the order.
 
     `batch` batches of `batch_size` items were delivered since the last of `segments`: by all
-    `workers` of each of `ranks` ranks together, which take turns; or by `worker` alone.
+    all `workers` of `ranks` ranks together, which take turns; or by `worker` alone.
     """
 
     epoch: int = 0
@@ -92,7 +92,7 @@ class State:
 
     @property
     def num_shards(self) -> int:
-        """The number of shards of the epoch."""
+        """The epoch's number of shards."""
         return self.ranks * self.workers
 
     @property

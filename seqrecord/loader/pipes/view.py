@@ -71,20 +71,20 @@ class View:
         windows: the frames of each stored feature.
         clip_frames: the frames of each feature in clips, before any draw.
         steps: sampler of dilations and directions.
-        stored_arrays: dtype and shape of a frame of each stored feature. The size of a variable
+        stored_arrays: dtype and shape of a frame, by stored feature. The size of a variable
             shape is that of the largest frame in the selected episodes.
-        arrays: … after `transform` or padding: of the rows of resident frames.
+        arrays: … after `transform` or padding: for the rows of resident frames.
         batch_arrays: … in batches, after crops, functions and `vectors`.
         transform: the `frame_transform`, bound to the dataset's units, with its results.
-        is_deterministic: whether its results may stay in memory.
+        is_deterministic: whether its results may be kept in memory.
         unchanged_features: features that it leaves unchanged.
         draws: sampler of `clip_transform` parameters.
         cameras: the columns of images' cameras, if requested.
         vectors: steps of features: normalization, placement.
-        lengths: the number of frames of each of these features in a clip.
+        lengths: the number of frames in a clip, for each of these features.
         nested: the features that come as nested tensors.
         squeezed: the features without a frame axis.
-        cut: the form of features of frame lists that differ in length; "pad" leaves all frames.
+        cut: the form of features if frame lists differ in length; "pad" leaves all frames.
         clip_episodes: keys and metadata of episodes.
         metadata: the metadata entries that are columns of batches.
         order_columns: the columns of batches that the order adds, see `Order.columns`.
@@ -131,7 +131,7 @@ class View:
 
     @property
     def num_rows(self) -> int | None:
-        """The rows of the table of samples; `None` without a table."""
+        """The rows in the table of samples; `None` without a table."""
         return self.samples.base.episodes.num_rows
 
     def with_seed(self, seed: int) -> View:
@@ -149,9 +149,9 @@ class View:
     def frames(
         self, epoch: int, frames_at: Callable[[IntArray], IntArray] | None = None
     ) -> ClipFrames:
-        """The frames of each feature of clips in an epoch.
+        """The frames of each feature in an epoch's clips.
 
-        `frames_at` returns the number of frames of clips by their places, if it is drawn for each
+        `frames_at` returns each clip's number of frames by its place, if it is drawn for each
         batch.
         """
         samples, draw = self.samples.samples_in(epoch), None
@@ -189,7 +189,7 @@ class View:
 
     @cached_property
     def _windows_of_groups(self) -> Sequence[Sequence[ClipWindow]]:
-        """The windows of each group of features; with a frame transform, of a single group."""
+        """The windows for each group of features; with a frame transform, for a single group."""
         groups, features = dict[int, dict[object, ClipWindow]](), self.dataset.features
         for name, window in self.clip_frames.windows.items():
             if self.transform is not None or name in features:  # no mask of another one
@@ -200,7 +200,7 @@ class View:
     # ---- arrays
 
     def array_before_step(self, feature: str) -> ArraySpec:
-        """Dtype and shape of a frame of a feature in batches, before its step of `vectors`."""
+        """Dtype and shape of a feature's frames in batches, before its step of `vectors`."""
         step = self.vectors.get(feature)
         return self.batch_arrays[feature] if step is None else step.given
 
@@ -223,7 +223,7 @@ class View:
         }
 
     def compute_statistics(self, **options: Any) -> Statistics:
-        """Statistics of all frames of the selected episodes, after `frame_transform`."""
+        """Statistics of the selected episodes' frames, after `frame_transform`."""
         return self.dataset.compute_statistics(
             episodes=self.episode_rows.tolist(),
             frame_transform=None if self.transform is None else self.transform.function,

@@ -190,7 +190,7 @@ class WorkerStarts:
             self._finished = self._generation, epoch
 
     def _is_finished(self, epoch: int) -> bool:
-        """Whether this worker has loaded a state at the end of an epoch of the start."""
+        """Whether this worker has loaded a state at an epoch's end since the start."""
         return self._finished == (self._generation, epoch)
 
     def watch(self, clips: Iterator[Clip], *, alone: bool) -> Iterator[Clip]:

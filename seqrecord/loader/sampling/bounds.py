@@ -55,7 +55,7 @@ class PlanSettings:
             "drop" clips that fill no batch. Or "keep" each clip in one shard.
         order: name of an `orders.Order`. If it has rows, there is one cursor for each, and the next
             four numbers are ignored.
-        num_cursors: number of cursors of a shard.
+        num_cursors: number of cursors in a shard.
         block_frames: approximate length of a block, see `BlockSizes`.
         run_frames: approximate length of a run; `None`: as long as possible.
         first_block_frames: approximate length of a cursor's first block; each next one is at most
@@ -64,9 +64,9 @@ class PlanSettings:
             its shard, and shares begin at chunks. Otherwise, in several shards, episodes are cut
             and spread over them (see `spreading`), and a shard has so many adjacent shares, which
             begin with runs. The cursors of one share begin anywhere in it: one of several cursors
-            has frames that stay in memory.
-        resident: all frames of a shard stay in memory: its clips are the same in every epoch, and
-            each epoch after the first is a full shuffle, see `fixed_shards`.
+            has resident frames.
+        resident: all frames of a shard are kept in memory: its clips are the same in every epoch,
+            and each epoch after the first is a full shuffle, see `fixed_shards`.
     """
 
     shuffle: bool = True
@@ -103,12 +103,12 @@ class PlanSettings:
 
     @property
     def shares(self) -> int:
-        """The number of shares of a shard."""
+        """The number of shares in a shard."""
         return min(self.num_shares or self.cursors, self.cursors)
 
     @property
     def cursors(self) -> int:
-        """The number of cursors of a shard: one without shuffling, except for rows."""
+        """The number of cursors in a shard: one without shuffling, except for rows."""
         return self.num_cursors if self.shuffle or find_order(self.order).has_rows else 1
 
 
@@ -185,7 +185,7 @@ class ClipStats:
         """Measure a clip table.
 
         Args:
-            windows: the window of each group of `episodes`. Default: whole clips.
+            windows: each group's window, as in `episodes`. Default: whole clips.
             any_clips: the numbers are valid for all epochs, each of which may lack some clips.
                 `table` is then that of `random_order.typical_table`, or has each clip at its
                 greatest multiplicity.
@@ -339,13 +339,13 @@ class BlockSizes:
         return np.where(chunk_frames > 0, self.lines[place], self.irregular_line)
 
     def rounds(self, length: int) -> int:
-        """The number of blocks of a cursor with this many counted frames."""
+        """The number of a cursor's blocks with this many counted frames."""
         if length <= self.before[-1]:
             return int(np.searchsorted(self.before, length))
         return len(self.first) - int((int(self.before[-1]) - length) // self.full)
 
     def begins(self, lengths: IntArray, rounds: IntArray, num_rounds: int) -> IntArray:
-        """The starts of blocks of cursors, in counted frames; int64[rounds, cursors].
+        """The starts of cursors' blocks, in counted frames; int64[rounds, cursors].
 
         `rounds` is [rounds, cursors] or [rounds, 1]; `lengths` are the counted frames of each
         cursor. In cursors of `num_rounds` rounds or fewer, no block exceeds its nominal length. The
@@ -380,7 +380,7 @@ def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:
 def cursor_bounds(
     stats: ClipStats, settings: PlanSettings, *, longest: int | None = None
 ) -> list[int]:
-    """The greatest number of frames of each group that one cursor keeps, in any shard of any epoch.
+    """The most frames that one cursor keeps, by group, in any shard of any epoch.
 
     `longest` is the greatest counted length of a cursor, if known.
     """
@@ -404,7 +404,7 @@ def cursor_bounds(
 
 
 def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
-    """The greatest number of frames of each group in memory, in any shard of any epoch.
+    """The most frames in memory, by group, in any shard of any epoch.
 
     A shard with less than a block per cursor may need a stride more per cursor.
     """

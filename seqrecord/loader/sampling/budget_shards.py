@@ -29,16 +29,16 @@ _UNEVEN = 0.01  # of the mean number of batches, beside one
 _WEIGHT = 1 << 8  # of a cost of 1
 
 StreamOf: TypeAlias = Callable[[Runs, IntArray, IntArray, int], Stream]
-"""The stream of the clips `[start, stop)` of a sequence, int64[cursors] each, in a shard."""
+"""The stream with the clips `[start, stop)` of a sequence, int64[cursors] each, in a shard."""
 
 
 @dataclass(eq=False)
 class BudgetShards:
-    """The batches of all shards of an epoch, or of the rest of one.
+    """The batches of all shards in an epoch, or in the rest of one.
 
     Attributes:
         sequence: all clips.
-        shares: the shares of the cursors of all shards.
+        shares: the cursors' shares in all shards.
         streams: the clips of each shard before they are arranged.
         natural: the batches of each shard, before all have the same number.
         num_batches: of each shard.
@@ -135,7 +135,7 @@ class BudgetShards:
         return order
 
     def lengths(self, shard: int) -> IntArray:
-        """The frames of the clips of a shard, in the order of its batches; int64[n]."""
+        """The frame counts of a shard's clips, in the order of its batches; int64[n]."""
         return self.costs.lengths(self._samples[self.clips(shard)])
 
     def use(self, shard: int) -> BudgetUse | None:

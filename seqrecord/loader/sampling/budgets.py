@@ -42,16 +42,16 @@ FORMS = ("stacked", "packed", "padded")
 
 @dataclass(frozen=True, eq=False)
 class ClipCosts:
-    """The costs of the samples of an epoch, and the budget of a batch.
+    """The costs of an epoch's samples, and the budget of a batch.
 
     Attributes:
         budget: the greatest cost of a batch: the sum of its clips, or with `pads` the greatest one
             times their number.
         pads: whether all clips of a batch count as the greatest one.
         max_rows: the most clips of a batch.
-        cost: of each row of the table of samples, int64[rows], at least 1 and at most `budget`.
-        frames: the number of frames of each row, int64[rows].
-        form: of the memory of batches, one of `FORMS`.
+        cost: of each row in the table of samples, int64[rows], at least 1 and at most `budget`.
+        frames: each row's number of frames, int64[rows].
+        form: how batches are stored, in `FORMS`.
         mean_rows: the clips of a full batch, on the average.
         most_rows: the clips of the largest batch, at most, in every epoch of costs like these.
         most_frames: … and its frames, padding included.
@@ -88,7 +88,7 @@ class ClipCosts:
         return self.most_rows if self.form == "stacked" else -(-self.most_frames // length)
 
     def lengths(self, sample: IntArray) -> IntArray:
-        """The numbers of frames of samples; int64[n] each."""
+        """The frame counts of samples; int64[n] each."""
         frames: IntArray = self.frames[sample // COPIES]
         return frames
 
@@ -164,7 +164,7 @@ class BudgetUse(NamedTuple):
 def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -> Arrangement:
     """Arrange a stream with these costs, int64[n], into batches.
 
-    `key` is of the order of batches; `None`: clips keep theirs.
+    `key` is for the order of batches; `None`: clips keep theirs.
     """
     if not len(cost):
         return Arrangement(cost, cost)
@@ -194,7 +194,7 @@ class _Batches(NamedTuple):
 
 
 def _windows(rounds: IntArray, cost: IntArray, size: int) -> list[int]:
-    """The bounds of windows: of rounds, or of equal parts of a round."""
+    """The bounds of windows: rounds, or equal parts of a round."""
     before = np.append(0, np.cumsum(cost))
     totals = np.diff(before[rounds])
     number = np.maximum(1, np.rint(totals / size).astype(np.int64))
@@ -208,7 +208,7 @@ def _windows(rounds: IntArray, cost: IntArray, size: int) -> list[int]:
 
 
 def _in_order(cost: IntArray, costs: ClipCosts) -> IntArray:
-    """The ends of batches of clips that keep their order."""
+    """The ends of batches whose clips keep their order."""
     ends, total, largest, count = list[int](), 0, 0, 0
     for place, value in enumerate(cost.tolist()):
         total, largest, count = total + value, max(largest, value), count + 1

@@ -329,7 +329,7 @@ def subset(*, of: int) -> BuiltIn:
     """Draw the `clip_len` frames of a clip from `of` neighbouring frames, without replacement.
 
     They ascend, `dilation` apart. Batches have the column `frames`, int64 [batch, T]; `start` is
-    the first of the `of` frames. A sample is skipped if one of these is missing. Without `windows`.
+    the first of the `of` frames. A sample is skipped if any is missing. Without `windows`.
 
     Example:
         some = seqrecord.samples.subset(of=5)

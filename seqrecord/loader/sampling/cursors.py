@@ -77,7 +77,7 @@ class _Rows(NamedTuple):
 class CursorSchedule(ABC):
     """Base class of cursor schedules: the clips of each cursor in each round.
 
-    `cursor`, int64[rows], is the cursor of each row of `runs`, ascending without gaps. `windows`
+    `cursor`, int64[rows], is the cursor for each row of `runs`, ascending without gaps. `windows`
     are the windows of the groups. A subclass defines the clips of blocks.
     """
 

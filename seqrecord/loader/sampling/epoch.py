@@ -75,7 +75,7 @@ _FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
 class EpochPlan(Plan):
-    """The plan of one shard of one epoch.
+    """The plan of one shard in one epoch.
 
     The order depends on the leading group, and on the group whose chunks limit cuts (see `Cuts`).
 
@@ -175,7 +175,7 @@ class EpochPlan(Plan):
 
 @dataclass(frozen=True, eq=False)
 class EpochLayout:
-    """The division of an epoch, or of a segment of it, among shards.
+    """The division of an epoch, or of its segment, among shards.
 
     `selected` are the selected episodes, `windows` the windows of the groups.
     """
@@ -272,7 +272,7 @@ class EpochLayout:
         )
 
     def arranged(self, table: ClipTable, stream_of: StreamOf, key: int) -> BudgetShards:
-        """The batches of all shards by a budget; `key` is of the order of batches."""
+        """The batches of all shards by a budget; `key` is for the order of batches."""
         costs, count = self.costs, self.num_shards
         assert costs is not None
 

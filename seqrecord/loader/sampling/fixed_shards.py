@@ -1,6 +1,6 @@
 """Fixed shards: the same clips in every epoch, and their full shuffle.
 
-While the frames of a shard stay in memory, it yields the clips of its plan of epoch 0 in every
+While the frames of a shard are resident, it yields the clips of its plan for epoch 0 in every
 epoch. Epoch 0 streams. Each later epoch is a random permutation of these clips; in several shards
 the clips of each run are at even distances::
 
@@ -38,7 +38,7 @@ def shuffled(settings: PlanSettings, epoch: int, shard: Shard, run_clips: IntArr
     """The order of a shard's clips in a later epoch, int64[clips], by the clips of its runs.
 
     The clips of each run are in random order, at even distances from a random place on: a shard of
-    few runs has clips of all of them in each batch. A single shard is shuffled as a whole.
+    few runs has clips of each in every batch. A single shard is shuffled as a whole.
     """
     key = key_of(Purpose.SHARD_ORDER, key_of_segment(settings, epoch, 0), shard.index, shard.count)
     number = permutation(key, int(run_clips.sum()))
@@ -126,7 +126,7 @@ def _united(
 
 
 class ShuffledPlan(EpochPlan):
-    """The plan of one shard of a later epoch: a full shuffle of its clips of epoch 0.
+    """The plan of one shard in a later epoch: a full shuffle of its clips of epoch 0.
 
     Rounds are slices of the shuffle. They load every chunk that their clips need, into a store with
     a row for each frame. Nothing is freed.

@@ -199,5 +199,5 @@ class Interleaving:
 
 
 def episodes_in_batch(episodes: float, size: int) -> float:
-    """Expected number of episodes in a batch of `size` clips of episodes of one length."""
+    """Expected number of episodes in a batch of `size` clips, if all episodes have one length."""
     return episodes * (1 - (1 - 1 / episodes) ** size)

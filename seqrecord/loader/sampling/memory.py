@@ -56,8 +56,8 @@ class FrameSizes:
         frames: a frame of each group in its arena.
         chunk: the largest chunk of any group during a read.
         batch: a batch.
-        staying: a frame of each group if all frames stay.
-        whole_chunk: a load if all frames stay, which decodes whole chunks.
+        staying: a frame of each group if all frames are resident.
+        whole_chunk: a load if all frames are resident, which decodes whole chunks.
     """
 
     frames: tuple[int, ...]
@@ -68,12 +68,12 @@ class FrameSizes:
 
     @property
     def of_staying(self) -> FrameSizes:
-        """The sizes if all frames stay."""
+        """The sizes if all frames are resident."""
         chunk = max(self.chunk, self.whole_chunk)
         return replace(self, frames=self.staying or self.frames, chunk=chunk)
 
     def held(self, frames: Sequence[int]) -> int:
-        """The bytes of `frames` frames of each group."""
+        """The bytes of `frames` frames, by group."""
         return sum(map(mul, frames, self.frames))
 
     def beside_arena(self, prefetch: int, loads: int) -> int:
@@ -170,7 +170,7 @@ class MemoryPlan:
         return Memory(rows, self.prefetch, self.max_loads, max(0, min(MAX_LOADS, ahead)))
 
     def with_all(self, frames: Sequence[int]) -> MemoryPlan:
-        """A copy with a row for each of `frames` frames of each group, which then stay in memory.
+        """A copy with rows for `frames` frames, by group, which are then resident.
 
         Reduces the number of loads at a time if necessary. Unchanged if the frames do not fit.
         """
@@ -186,7 +186,7 @@ class MemoryPlan:
 
 
 def usual_limit(nbytes: int, num_workers: int = 1) -> int:
-    """The default memory limit of each worker of a rank, in bytes.
+    """The default memory limit of each worker in a rank, in bytes.
 
     `wanted` bytes, at least `USUAL_LIMIT`; all workers together at most `MOST_OF_RANK`.
     """
@@ -195,7 +195,7 @@ def usual_limit(nbytes: int, num_workers: int = 1) -> int:
 
 @dataclass(frozen=True, eq=False)
 class MemoryRequest:
-    """The memory needs of clips, in each of `num_shards` shards of an epoch.
+    """The memory needs of clips, for an epoch with `num_shards` shards.
 
     Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
     `None`. The first round has at most about `first_round` clips, and `window_frames` frames if
@@ -304,7 +304,7 @@ class MemoryRequest:
 
     @property
     def limit_to_stay(self) -> int:
-        """A memory limit with which `frames_in_memory` frames stay, in bytes."""
+        """A memory limit with which `frames_in_memory` frames are resident, in bytes."""
         sizes = self.sizes.of_staying
         beside = self.sizes.beside_arena(PREFETCH, 0) + sizes.chunk
         return sizes.held(self.frames_in_memory) + _STAYING * sum(self.frames_in_memory) + beside
@@ -325,17 +325,17 @@ class MemoryRequest:
 
     @property
     def least_held(self) -> int:
-        """The smallest number of bytes of frames: of one cursor or, shuffled, of `num_cursors`."""
+        """The smallest number of bytes for frames: of one cursor or, shuffled, of `num_cursors`."""
         return self.cursor_bytes(1) * (self.num_cursors or 1 if self.settings.shuffle else 1)
 
     def default_settings(self, max_held: int, max_arena: int) -> PlanSettings:
         """The settings, with the last five derived from the size of an arena.
 
         First the cursors: two for each clip of a batch, so that the next batch comes from other
-        ones, as far as `max_held` bytes of frames allow, and as repeated reads at cuts stay below
+        ones, as far as `max_held` bytes of frames allow, and as repeated reads at cuts are below
         `REREAD_BY_CURSORS` of the epoch. If this mixes batches badly, repeated reads may reach
         `MOST_REREAD`. There are always at least `LEAST_CURSORS`, or as many as episodes of one
-        length. An explicit `num_cursors` is kept. If frames stay, extra cursors inside the shares
+        length. An explicit `num_cursors` is kept. If frames are resident, extra cursors in a share
         cost nothing.
 
         If such a batch would have fewer episodes than in a full shuffle of the shard, the shard is
@@ -498,7 +498,7 @@ class MemoryRequest:
     def _held_to_mix(self, settings: PlanSettings) -> list[int]:
         """Bytes of frames for each affordable way to mix batches well; most cursors first.
 
-        Blocks of `settings` with shares of their own may end at any frame, so they hold fewer.
+        If `settings` has shares of its own, its blocks may end at any frame, so they hold fewer.
         """
         if not (settings.shuffle and find_order(settings.order).is_mixed):
             return [self.least_held]

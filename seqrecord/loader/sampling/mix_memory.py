@@ -19,7 +19,7 @@ def share_out(
     requests: Mapping[str, MemoryRequest],
     weights: Mapping[str, float],
 ) -> tuple[int, dict[str, int]]:
-    """The number of batches of a mix that may be filled or wait, and the bytes of each source.
+    """How many batches of a mix may be filled or wait, and the bytes of each source.
 
     `batch` is the size of a batch in bytes; the rest is divided by weight. Raises
     `MemoryLimitError` if the minima of all sources do not fit.

@@ -36,7 +36,7 @@ class Order:
             memory.
         has_copies: a clip may come several times in an epoch.
         is_for_mixes: a source of a mix may have it.
-        shares_draws: the clips of a row of the clip table share random draws.
+        shares_draws: the clips in a row of the clip table share random draws.
     """
 
     name: ClassVar[str]

@@ -1,8 +1,8 @@
 """Passes: an epoch walks an episode once for each copy of its clips, at distant places.
 
 Copies of a clip in one round would fill batches with one episode. So each copy is in a run of its
-own, which reads its frames again unless they stay in memory. Shards get equally many runs of each
-kind, which is the number of copies of the episode. In a shard, the runs of each kind are at even
+own, which reads its frames again unless they are resident. Shards get equally many runs of each
+kind, which is the episode's number of copies. In a shard, the runs of each kind are at even
 distances in time, as are the runs of an episode. The cursor that ends first takes the next run. So
 at any time, the cursors' runs are a fair share of the epoch::
 
@@ -30,7 +30,7 @@ _LEAST = 2  # … and else. Fewer: equal shares, which are cut
 
 
 def num_passes(table: ClipTable) -> int:
-    """The number of passes of all episodes, or 0 for a table that has each clip once."""
+    """The number of passes over all episodes, or 0 for a table that has each clip once."""
     if table.samples is None or not table.repeats:
         return 0
     return len(_episodes(passes(Runs.of(table))))
@@ -65,7 +65,7 @@ def passes(runs: Runs) -> Runs:
 
 
 def copies(passes: Runs) -> IntArray:
-    """The number of copies of each episode, int64[episodes]; 0 for episodes without clips."""
+    """Each episode's number of copies, int64[episodes]; 0 for episodes without clips."""
     num_copies: IntArray = np.bincount(_episodes(passes)).astype(np.int64)
     return num_copies
 
@@ -92,7 +92,7 @@ def in_step(
     num_shards: int,
     num_cursors: int,
 ) -> tuple[Runs, IntArray | None]:
-    """The runs in the order of the cursors of one shard after the other, and the first clip of each
+    """The runs in the order of cursors, one shard after the other, and the first clip of each
     cursor, int64[shards, cursors]; `None` for too few runs for so many cursors.
 
     Args:
@@ -156,8 +156,8 @@ def _shards(
 ) -> IntArray:
     """The shard of each run, int64[runs].
 
-    Each shard has one of each `num_shards` runs of a kind, by place. The longest goes to the shard
-    with the fewest clips.
+    Each shard has one of `num_shards` successive runs of a kind, by place. The longest goes to the
+    shard with the fewest clips.
     """
     shard, totals = np.zeros(len(clips), np.int64), np.zeros(num_shards, np.int64)
     if num_shards == 1:
@@ -189,7 +189,7 @@ def _times(kind: IntArray, place: IntArray, key: int) -> npt.NDArray[np.float64]
 
 
 def _cursors(lengths: IntArray, num_cursors: int) -> IntArray:
-    """The cursor of each run, int64[runs], in the order of runs: the one that ends first takes it.
+    """The cursor of each run, int64[runs], in the order of runs: the first to end takes it.
 
     All cursors are at the same time of the epoch then, with runs of any lengths.
     """

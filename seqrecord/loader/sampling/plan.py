@@ -127,7 +127,7 @@ class Round:
 
 @dataclass(frozen=True)
 class GroupPlan:
-    """Properties of a group of features in all rounds.
+    """Properties of a feature group in all rounds.
 
     `group` is its number in the schema. At most `max_resident_frames` frames are in memory. With
     `in_pieces`, a cursor's loads of a chunk continue where the last one ended.
@@ -140,7 +140,7 @@ class GroupPlan:
 
 
 class Plan(ABC):
-    """The plan of one shard of one epoch: rounds of cursors, whose clips form one stream of
+    """The plan of one shard in one epoch: rounds of cursors, whose clips form one stream of
     batches.
 
     `windows` are the windows of the groups of `episodes`, how far clips reach; by default whole
@@ -247,7 +247,7 @@ class Plan(ABC):
         return self._first_clip(batch)
 
     def locate_clip(self, clip: int) -> tuple[int, int]:
-        """The round of a clip of this shard, and the number of clips before it in that round.
+        """The round of a clip in this shard, and the number of clips before it in that round.
 
         Clips are counted in emitted order. To resume, load `resident(round)`, continue with
         `rounds(round)`, and skip that number of clips.
@@ -426,7 +426,7 @@ class PlannedOrder(Order, ABC):
 
     @abstractmethod
     def plan_class(self, settings: PlanSettings, epoch: int, segment: int) -> type[Plan]:
-        """The class of plans of a segment of an epoch."""
+        """The class of plans for a segment of an epoch."""
 
     @abstractmethod
     def returned(

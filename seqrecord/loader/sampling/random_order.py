@@ -162,7 +162,7 @@ def _phases(starts: IntArray, count: IntArray, stride: int) -> IntArray:
 def typical_table(table: ClipTable, stride: int) -> ClipTable:
     """The table from which settings for every phase of a larger stride are derived.
 
-    Each row has the number of clips of its largest phase. Starts are meaningless.
+    Each row has the number of clips in its largest phase. Starts are meaningless.
     """
     times = stride // table.spec.stride
     spec = replace(table.spec, stride=stride)

@@ -18,7 +18,7 @@ in different episodes::
 Runs and shares begin at the first clip that uses no frame before a chunk, so that little is read
 twice. This moves clips between shards; only the share of each shard's last cursor begins elsewhere,
 to give the shard its exact number of clips. If raw frames are read one by one, and chunks are
-longer than clips, shares begin anywhere. If loaded frames stay, a share may have several cursors,
+longer than clips, shares begin anywhere. If frames are resident, a share may have several cursors,
 which begin anywhere in it. Video chunks decoded in pieces count whole: they begin at keyframes, and
 a start behind one has to decode all frames in between::
 
@@ -116,7 +116,7 @@ class Window:
         return np.maximum(begins - self.back, 0) if self.back else begins
 
     def stop(self, start: IntArray, last: IntArray) -> IntArray:
-        """The frame behind the last one that each clip uses, like `begin`."""
+        """The frame behind the last that each clip uses, like `begin`."""
         stops: IntArray = np.clip(start + (self.offset + self.span - self.ahead), 1, last + 1)
         return np.minimum(stops + self.ahead, last + 1) if self.ahead else stops
 
@@ -176,9 +176,9 @@ class Cuts:
         *,
         anywhere: bool = False,
     ) -> Cuts:
-        """Cuts of rows of these episodes, int64[rows], with the windows of the table's groups.
+        """Cuts of these episodes' rows, int64[rows], with the windows of the table's groups.
 
-        Cutting `anywhere` costs nothing if all loaded frames stay in memory.
+        Cutting `anywhere` costs nothing if all loaded frames are resident.
         """
         place = cut_group(episodes)
         grid = episodes.groups[place]
@@ -201,7 +201,7 @@ class Cuts:
         """Cuts that decode nothing twice but the frames that two clips share.
 
         They are at the units of the group that is decoded in the longest ones; chunks of at most
-        `uncut_frames` frames stay whole, because a cut chunk is read twice.
+        `uncut_frames` frames are not cut, because a cut chunk is read twice.
         """
         place = unit_group(episodes, episode)
         grid = episodes.groups[place].whole_chunks
@@ -249,7 +249,7 @@ def unit_group(episodes: EpisodeLayout, selected: IntArray) -> int:
 
 
 def units_of(grid: ChunkGrid, episodes: IntArray) -> IntArray:
-    """Frames of the longest decoding unit of each of some episodes, int64[n]."""
+    """Frames in the longest decoding unit of some episodes, int64[n]."""
     grid = grid.whole_chunks
     unit = 1 if grid.by_frame else grid.unit_frames
     return np.full_like(episodes, unit) if unit else grid.max_chunk_frames[episodes]
@@ -261,7 +261,7 @@ class Runs:
 
     Row `i` has `count[i]` clips of `episode[i]`, from `first_start[i]` on every `stride` frames, in
     run `run[i]`: the samples from `first_sample[i]` on, see `ClipTable`. A run with incomplete
-    clips has several rows, and frames loaded for one row stay for the next one. Columns are
+    clips has several rows, and frames loaded for one row are kept for the next one. Columns are
     int64[n]; `run` is ascending.
 
     Raises `ClipError` for a run number of 2^31 or more, because it exceeds a frame's key.
@@ -304,7 +304,7 @@ class Runs:
 
     @property
     def run_clips(self) -> IntArray:
-        """The number of clips of each run; int64[runs]."""
+        """Each run's number of clips; int64[runs]."""
         return np.bincount(self.run, self.count).astype(np.int64)
 
     @property
@@ -446,9 +446,9 @@ def shuffle_runs(
     """The same clips in runs of about `run_frames` frames, in an order drawn from `key`.
 
     Runs are cut at chunks, see `Cuts`, at places that `key` moves by up to a quarter of a run;
-    shorter runs stay whole. The order begins inside a run, so that the `num_shares` shares, which
+    shorter runs are not cut. The order begins inside a run, so that the `num_shares` shares, which
     have fixed bounds, begin elsewhere for another key; with `run_frames=None` only this run is cut.
-    It stays whole if each share gets the same number of whole runs.
+    It is not cut if each share gets the same number of whole runs.
     """
     total = runs.num_clips
     if not total:
@@ -505,7 +505,7 @@ class Shard:
         return Shard(self.index // self.workers, self.count // self.workers)
 
     def divided(self, workers: int) -> list[Shard]:
-        """The shards of the workers of a rank, this shard."""
+        """The shards of a rank's workers, this shard."""
         first_index, count = self.index * workers, self.count * workers
         return [Shard(first_index + i, count, workers) for i in range(workers)]
 
@@ -524,7 +524,7 @@ class Intervals(NamedTuple):
 
 
 class CursorShares(NamedTuple):
-    """The shares of the cursors of some shards: clips `[start, stop)`, int64[shards, cursors] each.
+    """The shares of some shards' cursors: clips `[start, stop)`, int64[shards, cursors] each.
 
     A share may be empty. `repeated`, int64[shards], is the number of clips at the end of a shard's
     last share that belong to another shard too.
@@ -547,13 +547,12 @@ def shares_of(
     begins: IntArray | None = None,
     at_runs: bool = False,
 ) -> CursorShares:
-    """The shares of the cursors of shards `index`, int64[shards], of `count`.
+    """The cursors' shares in shards `index`, int64[shards], of `count`.
 
     All shards together cover the sequence. Shares begin at chunks, see `Cuts`, unless they are
-    shorter than chunks. If runs stay whole, a shard's shares are consecutive, and all but the first
-    one begin at runs, as with `at_runs`; or at the clips `begins`, int64[shards, cursors] of all
-    shards. If a shard
-    has fewer shares than cursors, the cursors divide them anywhere.
+    shorter than chunks. If runs are not cut, a shard's shares are consecutive, and all but the
+    first one begin at runs, as with `at_runs`; or at the clips `begins`, int64[shards, cursors] of
+    all shards. If a shard has fewer shares than cursors, the cursors divide them anywhere.
     Shards have the same number of clips, or differ by one. With `fill` all have the same number: a
     shard with one clip less repeats a clip of the next shard::
 
@@ -619,7 +618,7 @@ def shares_by_cost(
     begins: IntArray | None = None,
     at_runs: bool = False,
 ) -> CursorShares:
-    """The shares of the cursors of all `count` shards, of about equal costs.
+    """The cursors' shares in all `count` shards, with about equal costs.
 
     `cost`, int64[clips], are the costs of the sequence's clips. A shard's shares are consecutive;
     all but the first begin at chunks or runs, or at the clips `begins`, as in `shares_of`.
@@ -657,7 +656,7 @@ def shares_by_cost(
 
 
 def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
-    """The starts of the shares of shards `index`, or the ends of the shares before them.
+    """The starts of the shares in shards `index`, or the ends of the shares before them.
 
     Returns int64[shards, cursors]. Shares are as equal as the shards' numbers of clips allow.
     """

@@ -73,7 +73,7 @@ def between(share: npt.NDArray[np.float64], low: IntArray, high: IntArray) -> In
 
 
 class SampleFunction(Protocol):
-    """A function of the table of an epoch."""
+    """A function that changes an epoch's table."""
 
     def __call__(self, samples: Samples, epoch: int, rng: SampleRandom, /) -> Samples: ...
 
@@ -117,7 +117,7 @@ class BuiltIn:
 
 
 def checked(result: Any, samples: Samples) -> Samples:
-    """The result of a function of samples. Raises `ClipError`."""
+    """The result of a function in `samples`. Raises `ClipError`."""
     if isinstance(result, Samples) and result.episodes is samples.episodes:
         return result
     raise ClipError(

@@ -26,7 +26,7 @@ Otherwise no episode is cut: the longest episodes are assigned first, each to th
     shard 1, row 1          |----F----|
     shard 0, row 1          |---B---|
 
-In a shard, no row has more clips than the row before it, so row b stays row b when others have
+In a shard, no row has more clips than the row before it, so row b is still row b when others have
 ended.
 """
 
@@ -52,14 +52,14 @@ from seqrecord.store.text import counted, repr_of
 
 
 class SequencePlan(Plan):
-    """The plan of one shard of one epoch, in which each row of a batch follows an episode.
+    """The plan of one shard in one epoch, in which each row of a batch follows an episode.
 
     `settings` come from `SequenceOrder`. With `shuffle`, seed and epoch determine the order of
     episodes; otherwise it is that of `table`.
 
     All shards have the same numbers of batches and clips, and only the last batch may be smaller: a
     shard with one clip less repeats a clip of another one. For this, sequences are cut, `num_cut`
-    of them at the start of a row of this shard. With `last_batch="drop"` every batch is full, and
+    of them where a row of this shard starts. With `last_batch="drop"` every batch is full, and
     no clip is repeated.
 
     With `last_batch="keep"` every clip is in exactly one shard, and no sequence is cut. Rows end at
@@ -243,7 +243,7 @@ SEQUENCES = SequenceOrder()
 
 
 def count_unused_frames(table: ClipTable, num_frames: IntArray) -> int:
-    """The number of frames of the selected episodes that are in no clip.
+    """The number of frames in the selected episodes that are in no clip.
 
     `num_frames`, int64, has the length of every episode. Assumes that clips with common frames are
     in one row of `table`; this is wrong only for overlapping clips with a `dilation` above 1.
@@ -263,7 +263,7 @@ def rows_of(
 ) -> tuple[Runs, IntArray, IntArray]:
     """The ordered clips of all episodes, and the bounds of rows.
 
-    Row `b` of shard `shards[i]` of `count` has the clips `[start[i, b], stop[i, b])`: no more than
+    Row `b` in shard `shards[i]` of `count` has the clips `[start[i, b], stop[i, b])`: no more than
     the row before it.
     """
     runs, num_rows = Runs.of(table), settings.batch_size or 1
@@ -293,7 +293,7 @@ def _equal_rows(
 def _whole_rows(
     runs: Runs, shards: IntArray, num_shards: int, num_rows: int
 ) -> tuple[Runs, IntArray, IntArray]:
-    """Bounds of rows of whole episodes, and the runs in the order of rows."""
+    """Bounds of rows with whole episodes, and the runs in the order of rows."""
     clips = np.zeros(int(runs.run[-1]) + 1 if len(runs) else 0, np.int64)
     np.add.at(clips, runs.run, runs.count)
     count = min(num_shards * num_rows, len(clips))  # others are empty

@@ -57,11 +57,11 @@ class BatchDraws:
 
 @dataclass(eq=False)
 class ShardBatches:
-    """The batches of one shard of one epoch.
+    """The batches of one shard in one epoch.
 
     Args:
         size: clips of a batch, without `frames_per_batch`.
-        key: of all draws of the epoch.
+        key: for all draws of the epoch.
         worker: number of the shard's worker on its rank, of `workers`.
         frames_of_clips: with a budget, of all clips of the shard, in the order of its batches;
             int64[n].
@@ -115,14 +115,14 @@ class ShardBatches:
         return float(self.uniform(purpose, np.array([batch]))[0])
 
     def frames(self, batch: IntArray) -> IntArray:
-        """The frames of each clip of batches, int64[n]."""
+        """The number of frames in each clip of batches, int64[n]."""
         assert self.draws is not None
         low, high = self.draws.least, self.draws.most
         frames: IntArray = low + (self.uniform(_FRAMES, batch) * (high - low + 1)).astype(np.int64)
         return frames
 
     def lengths(self, batch: int) -> IntArray:
-        """The frames of the clips of a batch of a budget, int64[clips]."""
+        """The frame counts of the clips in a batch with a budget, int64[clips]."""
         assert self.frames_of_clips is not None
         return self.frames_of_clips[self.first_clip(batch) : self.first_clip(batch + 1)]
 
@@ -151,7 +151,7 @@ class ShardBatches:
         return batch, clip - np.append(0, ends)[batch]
 
     def count(self, num_clips: int) -> int:
-        """The number of batches of so many clips; the last one may be smaller."""
+        """The number of batches with so many clips; the last one may be smaller."""
         return int(self.find(np.array([num_clips - 1]))[0][0]) + 1 if num_clips else 0
 
     def whole(self, num_clips: IntArray) -> IntArray:
@@ -177,7 +177,7 @@ class ShardBatches:
 
 @dataclass(frozen=True, eq=False)
 class DrawsByPlace:
-    """The draws of the batches of clips, by `Clips.place`.
+    """The draws for the clips' batches, by `Clips.place`.
 
     `batch_at` maps places to batches, int64[n] each.
     """

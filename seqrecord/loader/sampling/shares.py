@@ -1,6 +1,6 @@
-"""Shares: the source of each slot of a mix, as a pure function of weights and a key.
+"""Shares: the source of each slot in a mix, as a pure function of weights and a key.
 
-After every slot, the number of slots of each source differs from its share by less than one. So its
+After every slot, each source's number of slots differs from its share by less than one. So its
 slot number `j`, from 0, is in a window: with a share `p`, at slot `floor(j / p)` or later, and
 before slot `ceil((j + 1) / p)`::
 
@@ -166,7 +166,7 @@ def _window(number: IntArray, count: IntArray, total: int) -> tuple[IntArray, In
 
 
 def _by_deadlines(counts: Sequence[int]) -> IntArray:
-    """The source of each of `sum(counts)` slots: the one whose window ends first."""
+    """The sources of `sum(counts)` slots: the one whose window ends first."""
     total = sum(counts)
     order = np.empty(total, np.int64)
     num_slots = [0] * len(counts)

@@ -8,7 +8,7 @@ far as decodes allow::
     cut                 |-A1-|-A2-|-A3-|-B1-|-B2-|-B3-|--C--|
     in 3 shards         |-A2-|-B1-| |-A1-|-B3-|--C--| |-A3-|-B2-|
 
-A shard has adjacent runs, and each of its cursors begins with one of them. A cut decodes the frames
+A shard has adjacent runs, and each of its cursors begins with a run. A cut decodes the frames
 twice that clips on both sides of it share. A shard also begins inside a run, where a decoder begins
 in the middle of a unit on the average::
 
@@ -57,7 +57,7 @@ class Spreading:
         return max(0, min(wanted, self.max_cuts(budget)))
 
     def num_runs(self, cuts: int) -> float:
-        """The mean number of runs of a shard after so many cuts."""
+        """The mean number of runs in a shard after so many cuts."""
         return (self.stats.even_episodes + cuts) / self.num_shards
 
     def run_frames(self, cuts: int) -> int | None:
@@ -80,7 +80,7 @@ def spread_runs(
 ) -> Runs:
     """The same clips in shorter runs, so that equal shares have clips of many episodes.
 
-    There is a cut per `run_frames` of the `num_frames` frames of all episodes: it divides a run
+    There is a cut per `run_frames` of all `num_frames` frames: it divides a run
     evenly, at decoding units, see `Cuts`. The parts of a run are at even distances in the sequence,
     in an order drawn from `key`.
     """

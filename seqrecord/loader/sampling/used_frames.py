@@ -92,14 +92,14 @@ class RunFrames:
         return Intervals(*(np.concatenate((rows[solid], more)) for rows, more in columns))
 
     def between(self, low: IntArray, high: IntArray) -> IntArray:
-        """Keys of the frames of clips `[low, high)`, numbered over all runs, int64[n] each: unique
+        """Keys of the frames in clips `[low, high)`, numbered over all runs, int64[n] each: unique
         and ascending by run.
         """
         owner, offset = ragged_arange(np.maximum(high - low, 0))
         return self._unique(low[owner] + offset, by_run=True)
 
     def _unique(self, clips: IntArray, *, by_run: bool) -> IntArray:
-        """Keys of the frames of clips, by run or by episode, ascending."""
+        """Keys of the clips' frames, by run or by episode, ascending."""
         parts = [np.zeros(0, np.int64), *self._keys(clips, by_run=by_run)]
         return np.unique(np.concatenate(parts))
 
