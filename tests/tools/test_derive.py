@@ -132,6 +132,23 @@ def test_a_frame_per_sample(records: Path) -> None:
         assert_latents([frame], [np.stack([one["image"] for one in clip])])
 
 
+def test_the_entry_of_a_derived_source_is_kept(records: Path) -> None:
+    derive(records, Encoder())
+    latents, means = records.parent / "latents", records.parent / "means"
+
+    def mean(batch: dict[str, Any]) -> dict[str, Any]:
+        return {"mean": batch["latent"].float().mean(dim=1)}
+
+    for _ in range(2):
+        seqrecord.derive(latents, mean, means, features=["latent"], batch_size=4)
+    with seqrecord.open(latents) as source, seqrecord.open(means) as dataset:
+        for key, episode in dataset.episodes.items():
+            entry = episode.metadata["derived_from"]
+            assert entry["features"] == ["latent"]
+            assert entry["derived_from"] == source.episodes[key].metadata["derived_from"]
+    assert seqrecord.check_derived(latents, mean, means, features=["latent"]).is_current
+
+
 def test_all_clips_by_default(records: Path) -> None:
     derive(records, Encoder(), clip_len=4, stride=2)
     lengths = {key: len(frames) for key, frames in stored(records).items()}

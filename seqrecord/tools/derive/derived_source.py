@@ -181,6 +181,8 @@ class DerivedSource:
             fps = float(contents.index.fps[number]) or None
             metadata = contents.index.episode_metadata(number)
             metadata = {n: v for n, v in metadata.items() if n not in _OF_FEATURES}
+            if DERIVED_FROM in metadata:  # of a derived source, or the user's own
+                entry = {**entry, DERIVED_FROM: metadata[DERIVED_FROM]}
             infos.append(
                 EpisodeInfo(
                     key,

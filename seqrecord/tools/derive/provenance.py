@@ -8,6 +8,7 @@ Each episode's metadata has an entry `derived_from`::
     clips                                               arguments that choose and prepare clips
     rows                                                digest of the samples, if `per` is "sample"
     packages                                            versions, for information
+    derived_from                                        the source's own entry, if it has one
 """
 
 from __future__ import annotations
