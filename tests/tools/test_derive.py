@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import socket
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -431,3 +435,33 @@ def test_a_kill_loses_no_finished_episode(records: Path, tmp_path: Path, last_ca
     num_finished = sum(length <= 4 * (last_call - 1) for length in np.cumsum([*LENGTHS.values()]))
     assert len(report["skipped"]) >= num_finished - 1
     assert_means(out)
+
+
+@pytest.mark.slow
+def test_ranks_of_a_launcher_share_a_command(records: Path, tmp_path: Path) -> None:
+    (tmp_path / "encoders_of_ranks.py").write_text(
+        "def means(batch):\n    return {'mean': batch['image'].float().mean(dim=(1, 2, 3))}\n"
+    )
+    command = [sys.executable, "-m", "seqrecord", "derive", str(records)]
+    command += ["encoders_of_ranks:means", "-o", str(tmp_path / "means"), "--features", "image"]
+    with socket.socket() as server:
+        server.bind(("127.0.0.1", 0))
+        port = server.getsockname()[1]
+    folders = os.pathsep.join([str(Path.cwd()), os.environ.get("PYTHONPATH", "")])
+    shared = {**os.environ, "PYTHONPATH": folders, "WORLD_SIZE": "2"}
+    shared |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    ranks = [
+        subprocess.Popen(
+            command,
+            cwd=tmp_path,
+            env={**shared, "RANK": str(rank), "LOCAL_RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+    outputs = [rank.communicate(timeout=120)[0] for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0]
+    assert "3 episodes written" in outputs[0]
+    assert outputs[1] == ""
+    assert_means(tmp_path / "means")

@@ -24,6 +24,7 @@ from seqrecord.tools.cli.timing import loader_arguments, parse_arguments
 from seqrecord.tools.derive.derive import check_derived
 from seqrecord.tools.derive.derive import derive as derive_values
 from seqrecord.tools.derive.provenance import Derivation
+from seqrecord.tools.derive.ranks import launched_group
 
 
 def _imported(name: str) -> Callable[..., Any]:
@@ -108,6 +109,7 @@ def derive(
     The function gets a dict of tensors [B, …] and the options --argument, and returns a dict of
     values for B rows. With --samples, --clip-len or windows, a row is a sample; else a frame. The
     same command continues after an interruption, and updates the values when PATH has changed.
+    Under torchrun, all ranks share the work.
     """
     call = _imported(function)
     clips = {**arguments, **({} if clip_len is None else {"clip_len": clip_len})}
@@ -127,7 +129,10 @@ def derive(
         if not state.is_current:
             raise SystemExit(1)
         return
-    with ProgressBar("frames", speed=True, quiet=quiet) as bar:
+    with (
+        launched_group() as is_first,
+        ProgressBar("frames", speed=True, quiet=quiet or not is_first) as bar,
+    ):
         report = derive_values(
             path,
             call,
@@ -138,6 +143,8 @@ def derive(
             progress=bar,
             **shared,
         )
+    if not is_first:
+        return
     if as_json:
         click.echo(json.dumps({"written": report.written, "skipped": report.skipped}, indent=1))
     elif not quiet:

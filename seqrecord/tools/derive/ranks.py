@@ -11,8 +11,10 @@ Jobs travel without their source, which every rank has, with a function that nee
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, TypeVar
@@ -25,6 +27,8 @@ from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.store.originals.protocol import Source
 
 _PATIENCE = timedelta(days=30)  # of ranks that wait for the slowest one
+
+_ADDRESS = {"RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT"}  # variables of torchrun
 
 _Result = TypeVar("_Result")
 
@@ -45,6 +49,25 @@ def rank_group() -> Any | None:
             got=f"{count} ranks without a process group",
         )
     return None
+
+
+@contextmanager
+def launched_group() -> Iterator[bool]:
+    """Make the process group of a launcher, such as torchrun, and destroy it at the end.
+
+    Without several ranks in the environment, or with a group, nothing is done. Yields whether this
+    is the first rank.
+    """
+    is_launched = os.environ.keys() >= _ADDRESS and os.environ["WORLD_SIZE"] != "1"
+    if not is_launched or not dist.is_available() or dist.is_initialized():
+        yield True
+        return
+    # Of the host: ranks exchange jobs and reports, no tensors.
+    dist.init_process_group("gloo", timeout=_PATIENCE)
+    try:
+        yield dist.get_rank() == 0
+    finally:
+        dist.destroy_process_group()
 
 
 class RankWorkers(Workers):
