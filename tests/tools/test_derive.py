@@ -153,6 +153,19 @@ def test_the_entry_of_a_derived_source_is_kept(records: Path) -> None:
     assert seqrecord.check_derived(latents, mean, means, features=["latent"]).is_current
 
 
+def test_a_frame_cache_gets_the_decoded_inputs(tmp_path: Path) -> None:
+    frames = {key: [{"image": frame["image"]} for frame in FRAMES[key]] for key in FRAMES}
+    records = tmp_path / "records"
+    write_dataset(records, frames, codecs="jpeg")
+    cache = seqrecord.FrameCache(tmp_path / "cache", "64MiB")
+    derive(records, Encoder(), frame_cache=cache)
+    pipe = seqrecord.SeqRecordPipe(records, clip_len=1, batch_size=4, frame_cache=cache)
+    assert sum(len(batch["start"]) for batch in pipe) >= sum(LENGTHS.values())
+    stats = pipe.stats()
+    assert stats["frames_decoded"] == 0
+    assert stats["frames_from_cache"] == sum(LENGTHS.values())
+
+
 def test_all_clips_by_default(records: Path) -> None:
     derive(records, Encoder(), clip_len=4, stride=2)
     lengths = {key: len(frames) for key, frames in stored(records).items()}
