@@ -238,8 +238,7 @@ def _resources() -> set[tuple[str, object]]:
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             target = str(link.readlink())
-            if "/pym-" not in target:  # multiprocessing keeps its shared memory for later use
-                found.add(("fd", f"{link.name} {target}"))
+            found.add(("fd", f"{link.name} {target}"))
     for file in Path("/dev/shm").iterdir():
         # torch_PID_…: of this process, or of an ended process that did not remove it.
         if (match := re.match(r"torch_(\d+)_", file.name)) is not None:

@@ -48,7 +48,7 @@ from seqrecord import (
     StateError,
 )
 from tests.kit.clip_data import make_loader, names
-from tests.kit.processes import run_code
+from tests.kit.processes import run_code, run_python
 
 pytestmark = [
     pytest.mark.timeout(300),
@@ -385,7 +385,7 @@ def test_a_loader_without_workers_opens_no_shared_memory(path: Path) -> None:
 
 
 _LIMITED = """
-resource.setrlimit(resource.RLIMIT_FSIZE, (4096, 4096))
+resource.setrlimit(resource.RLIMIT_FSIZE, (1024, 1024))
 for name, make in kinds.items():
     data = make()
     assert len(list(Loader(data) if name == "node" else loading(data, 0))) > 10
@@ -394,13 +394,31 @@ for name, make in kinds.items():
             next(iter(loading(data, 1)))
     except SeqRecordError as error:
         assert type(error) is ResourceError, repr(error)
-        assert "/dev/shm" in str(error) and "num_workers=0" in str(error), error
+        assert "file descriptors" in str(error) and "num_workers=0" in str(error), error
     else:
         assert name == "node", name
 """
 
 
+_TOGETHER = """
+if __name__ == "__main__":
+    for method in "fork", "forkserver", "spawn":
+        pipes = [make_loader(path, SeqRecordPipe, features=["id"], seed=n) for n in range(3)]
+        together = pipes[0].zip(*pipes[1:])
+        batches = DataLoader(together, None, num_workers=2, multiprocessing_context=method)
+        assert len(list(batches)) > 3, method
+"""
+
+
+@pytest.mark.slow
+def test_several_loaders_in_one_worker(path: Path, tmp_path: Path) -> None:
+    """Each has shared memory of its own, which a process passes to one that it starts."""
+    script = tmp_path / "together.py"
+    script.write_text(_PREPARED.format(path=str(path), method=None) + _TOGETHER)
+    run_python(script)
+
+
 @pytest.mark.parametrize("method", ["fork", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_no_shared_memory_is_an_error_with_workers_only(path: Path, method: str) -> None:
-    """Files of a page at most, as in a small /dev/shm: semaphores fit into it, and no row."""
+    """Files of less than a page: semaphores fit into them, and no row."""
     run_code(_PREPARED.format(path=str(path), method=method) + _LIMITED)

@@ -8,12 +8,13 @@ that is no worker, such as a rank.
 
 from __future__ import annotations
 
+import mmap
 import os
+import tempfile
 import weakref
 from collections.abc import Callable
 from multiprocessing.context import get_spawning_popen
-from multiprocessing.reduction import ForkingPickler
-from multiprocessing.sharedctypes import RawArray
+from multiprocessing.reduction import DupFd
 from typing import Any, Protocol
 
 import numpy as np
@@ -25,12 +26,42 @@ from seqrecord.store.processes.forks import at_fork
 from seqrecord.store.storage.open_files import with_descriptor
 
 
+class _Memory:
+    """Memory behind a file descriptor, which it closes at its end.
+
+    Each has a file of its own. `RawArray` puts several into one, whose descriptor a process that
+    spawns refuses to pass twice (`bad value(s) in fds_to_keep`).
+    """
+
+    def __init__(self, nbytes: int, descriptor: int | None = None) -> None:
+        if descriptor is None:
+            descriptor = with_descriptor(_new_file)
+        weakref.finalize(self, os.close, descriptor)
+        self._descriptor, self._nbytes = descriptor, nbytes
+        os.ftruncate(descriptor, max(nbytes, mmap.PAGESIZE))
+        self.values: IntArray = np.frombuffer(mmap.mmap(descriptor, nbytes), np.int64)
+
+    def for_started_process(self, popen: Any) -> tuple[Any, int]:
+        """A descriptor that `popen` passes to the process that it starts, and the size."""
+        descriptor = with_descriptor(lambda: os.dup(self._descriptor))  # see the class
+        weakref.finalize(popen, os.close, descriptor)
+        return DupFd(descriptor), self._nbytes
+
+
+def _new_file() -> int:
+    """A descriptor of a file in memory; elsewhere than on Linux, of one without a name."""
+    if hasattr(os, "memfd_create"):
+        return os.memfd_create("positions")
+    with tempfile.TemporaryFile() as file:
+        return os.dup(file.fileno())
+
+
 class SharedRow:
     """See the module. Picklable."""
 
     def __init__(self, values: IntArray) -> None:
         self._values = values
-        self._memory: dict[int, Any] = {}  # by the process that has allocated it
+        self._memory: dict[int, _Memory] = {}  # by the process that has allocated it
         self._owner = os.getpid()
         self._error: OSError | None = None  # of the allocation before a fork
         share_before_forks(self)
@@ -67,38 +98,36 @@ class SharedRow:
         values = self._values if self.in_worker else self.values
         if not self._memory and not self.in_worker:
             # No tensor: torch shares one under a lock that another thread may have during a fork.
-            made = with_descriptor(lambda: RawArray("q", len(values)))
+            made = _Memory(values.nbytes)
             memory = self._memory.setdefault(self._owner, made)  # another thread may be faster
-            shared: IntArray = np.frombuffer(memory, np.int64)
-            shared[:] = values
-            self._values = shared
+            memory.values[:] = values
+            self._values = memory.values
 
     def __reduce__(self) -> tuple[Callable[..., SharedRow], tuple[Any, ...]]:
-        if get_spawning_popen() is None:
+        popen = get_spawning_popen()
+        if popen is None:
             return SharedRow, (self.values.copy(),)
         try:
             self._share()
+            descriptor, nbytes = self._memory[self._owner].for_started_process(popen)
         except OSError as error:
             raise _no_memory(self._values.nbytes, error) from error
-        # torch pickles a DataPipe alone, which would copy the memory.
-        memory = ForkingPickler.dumps(self._memory[self._owner])
-        return _in_started_process, (bytes(memory), self._owner)
+        return _in_started_process, (descriptor, nbytes, self._owner)
 
 
-def _in_started_process(memory: bytes, owner: int) -> SharedRow:
+def _in_started_process(descriptor: Any, nbytes: int, owner: int) -> SharedRow:
     """The row of a pickle for a process that starts."""
-    shared = ForkingPickler.loads(memory)
-    row = SharedRow(np.frombuffer(shared, np.int64))
-    row._memory, row._owner = {owner: shared}, owner
+    memory = _Memory(nbytes, descriptor.detach())
+    row = SharedRow(memory.values)
+    row._memory, row._owner = {owner: memory}, owner
     return row
 
 
 def _no_memory(nbytes: int, error: OSError | None) -> ResourceError:
     return ResourceError(
         "no shared memory for DataLoader workers",
-        expected=f"{nbytes} bytes in /dev/shm or the folder of temporary files, writable (for "
-        "example docker run --shm-size=1g); or num_workers=0, for this loader has threads of its "
-        "own",
+        expected=f"{nbytes} bytes of memory, and two file descriptors; or num_workers=0, for this "
+        "loader has threads of its own",
         got=error or "a process that was forked in an unusual way",
     )
 
