@@ -544,6 +544,35 @@ def test_a_stateful_loader_saves_the_place_in_the_epoch(
             assert order(resumed) == epochs[2]
 
 
+def test_a_state_inside_an_epoch_has_its_order(root: Path) -> None:
+    """Other data and arguments are refused there, and taken at the start of an epoch."""
+    options: Any = {"batch_size": 4, "seed": 2}
+    sampler = PlannedSampler(dataset(root), **options)
+    iteration = iter(sampler)
+    numbers = [next(iteration) for _ in range(9)]
+    state = json.loads(json.dumps(iteration.state_dict()))
+    assert state == {"epoch": 0, "start_index": 9, "order": state["order"]}
+    resumed = PlannedSampler(dataset(root), **options)
+    resumed.load_state_dict(state)
+    assert numbers + list(resumed) == list(PlannedSampler(dataset(root), **options))
+    fewer = dataset(root, episodes=[0, 1])
+    for other in (
+        PlannedSampler(fewer, **options),
+        PlannedSampler(dataset(root), **options, drop_last_frames=1),
+        PlannedSampler(dataset(root), **options, num_workers=2),
+        PlannedSampler(dataset(root), **options, samples=[samples.one_per_episode()]),
+        PlannedSampler(dataset(root), batch_size=4, seed=3),
+    ):
+        with pytest.raises(StateError, match=r"inside an epoch of another order.*expected.*got"):
+            other.load_state_dict(state)
+        begun = iter(other)
+        begun.load_state_dict(state)
+        with pytest.raises(StateError, match="inside an epoch of another order"):
+            next(begun)
+        other.load_state_dict({**state, "start_index": 0})
+        assert len(list(other)) == len(other)
+
+
 @pytest.mark.parametrize("first", [0, pytest.param(5, marks=pytest.mark.slow)])
 def test_ranks_and_workers_get_disjoint_parts(root: Path, first: int) -> None:
     """Batches are dealt out as by Accelerate and DataLoader, from batch `first` on."""

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
+import json
 from collections.abc import Iterator
 from dataclasses import asdict, replace
-from functools import partial
+from functools import cached_property, partial
 from itertools import chain, count, islice
 from typing import Any
 
@@ -18,6 +20,7 @@ from seqrecord.loader.pipes.source_states import source_state
 from seqrecord.loader.sampling.sample_functions import SampleFunctions
 from seqrecord.robots.lerobot.items import PlannedDataset
 from seqrecord.robots.lerobot.planned import Order, PlannedIndex, Share
+from seqrecord.store.text import repr_of
 from seqrecord.store.units import MAX_INT, check_integer, check_seed
 
 _turns = count()
@@ -119,15 +122,44 @@ class PlannedSampler(Sampler[int]):
         """Set the epoch of the next iteration."""
         self._epoch = self._set_epoch = check_integer("epoch", epoch, least=0, most=MAX_INT)
 
-    def state_dict(self) -> dict[str, int]:
+    def state_dict(self) -> dict[str, Any]:
         """Return the start of the next iteration: `epoch`, and `start_index`, the number of items
-        before it.
+        before it; inside an epoch also `order`, a digest of the dataset and the arguments.
         """
-        return {"epoch": self._epoch, "start_index": self._start}
+        return self.position(self._epoch, self._start)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Set the start of the next iteration; arguments and dataset must be the same."""
-        self._epoch, self._start = _position_in(state)
+        """Set the start of the next iteration. Raises `StateError` inside an epoch if dataset and
+        arguments differ; states without `order`, such as LeRobot's own, are not compared.
+        """
+        epoch, start = _position_in(state)
+        if error := self.differing_order(state, start):
+            raise error
+        self._epoch, self._start = epoch, start
+
+    def position(self, epoch: int, start: int) -> dict[str, Any]:
+        """The state of a position; see `state_dict`."""
+        state: dict[str, Any] = {"epoch": epoch, "start_index": start}
+        return {**state, "order": self._order_digest} if start else state
+
+    def differing_order(self, state: dict[str, Any], start: int) -> StateError | None:
+        """The error if a state is inside an epoch of another order."""
+        saved_order = state.get("order") if start else None
+        if saved_order in (None, self._order_digest):
+            return None
+        return StateError(
+            "the state is inside an epoch of another order",
+            file=self._planner.name,
+            expected="the dataset, arguments and numbers of ranks and workers of the saved run; or "
+            'the start of an epoch, {"epoch": E, "start_index": 0}, also after an append',
+            got=f"a state with order {repr_of(saved_order)} instead of {self._order_digest}",
+        )
+
+    @cached_property
+    def _order_digest(self) -> str:
+        """A digest of all that determines an epoch's order, 32 hexadecimal digits."""
+        text = json.dumps(self._inputs(0, 0), sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
     def __iter__(self) -> PlannedIteration:
         """Iterate over one epoch; the next iteration begins the next one, even if this one is
@@ -208,17 +240,17 @@ class PlannedIteration(Iterator[int]):
     def _place(self) -> tuple[int, int]:
         return self._position or _position_in(self._sampler.state_dict())
 
-    def state_dict(self) -> dict[str, int]:
-        """Return the position: `epoch`, and `start_index`, the number of items before it."""
-        epoch, start = self._place()
-        return {"epoch": epoch, "start_index": start}
+    def state_dict(self) -> dict[str, Any]:
+        """Return the position, as `PlannedSampler.state_dict`."""
+        return self._sampler.position(*self._place())
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        """Continue at a position. The first `next` raises `StateError` if `set_epoch` of the
-        sampler has set another epoch, and the position is inside one.
+        """Continue at a position. The first `next` raises `StateError` if the position is inside an
+        epoch, and `set_epoch` of the sampler has set another one, or the order differs.
         """
         epoch, start = self._position = _position_in(state)
-        self._error, self._numbers = self._sampler.resume(epoch, start), None
+        error = self._sampler.resume(epoch, start)
+        self._error, self._numbers = error or self._sampler.differing_order(state, start), None
 
 
 def _position_in(state: dict[str, Any]) -> tuple[int, int]:
