@@ -238,7 +238,8 @@ def _resources() -> set[tuple[str, object]]:
     for link in Path("/proc/self/fd").iterdir():
         with contextlib.suppress(OSError):
             target = str(link.readlink())
-            found.add(("fd", f"{link.name} {target}"))
+            if "memfd:positions" not in target:  # of loaders that have had workers, as they live
+                found.add(("fd", f"{link.name} {target}"))
     for file in Path("/dev/shm").iterdir():
         # torch_PID_…: of this process, or of an ended process that did not remove it.
         if (match := re.match(r"torch_(\d+)_", file.name)) is not None:

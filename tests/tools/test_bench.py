@@ -17,6 +17,7 @@ import torch
 
 import seqrecord
 from seqrecord import (
+    Budget,
     ClipError,
     EngineOptions,
     FeatureSpec,
@@ -343,7 +344,7 @@ def test_the_command(dataset: Path) -> None:
 LOADER: list[tuple[list[Any], dict[str, Any]]] = [
     (["windows={pose: {start: -1, stop: 2}}", "pad=edge"], {"pad": "edge", "num_frames": 60}),
     (["resize={image_left: [16, 8]}", "clip_len=2"], {"resize": "{'image_left': (16, 8)}"}),
-    (["clip_len=[2, 4]", "batch_size={frames: 8}"], {"batch_size": {"frames": 8}}),
+    (["clip_len=[2, 4]", "batch_size={size: 8}"], {"batch_size": vars(Budget(8))}),
     (["engine={num_cursors: 1, num_threads: 1}", "clip_len=4"], {"num_threads": 1}),
 ]
 

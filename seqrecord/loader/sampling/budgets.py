@@ -26,7 +26,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
+from seqrecord.loader.sampling.random_order import hash64
 from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import IntArray
 
@@ -173,7 +173,7 @@ def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -
     size = costs.budget * WINDOW_BATCHES * (_PADDED_WINDOW if costs.pads else 1)
     bounds = _windows(stream.rounds, cost, size)
     batch, batches = (_padded if costs.pads else _packed)(cost, bounds, costs)
-    hashes = hash64(key_of(Purpose.BATCH_ORDER, key), np.arange(len(batches.window)))
+    hashes = hash64(key, np.arange(len(batches.window)))
     order = np.lexsort((hashes, ~batches.continues, batches.window))
     rank = np.empty_like(order)
     rank[order] = np.arange(len(order))
