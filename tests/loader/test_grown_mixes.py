@@ -194,3 +194,14 @@ def test_a_changed_source_is_refused(paths: dict[str, Path]) -> None:
     seqrecord.edit.rename_episodes(paths["new"], {"e1": "other"})
     with pytest.raises(StateError, match=r"number 1 is the first that differs.*episode: other"):
         make(paths, **options).load_state_dict(state)
+
+
+def test_a_changed_source_is_named_before_the_shares_that_follow_its_size(
+    paths: dict[str, Path],
+) -> None:
+    state = saved(make(paths), 2)
+    seqrecord.edit.trim_episodes(paths["old"], ["e2"], slice(1, None))
+    append(paths["new"], 3, 2)
+    with pytest.raises(StateError, match="number 2 is the first that differs") as caught:
+        make(paths).load_state_dict(state)
+    assert str(paths["old"]) in str(caught.value)
