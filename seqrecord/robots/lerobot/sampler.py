@@ -157,7 +157,7 @@ class PlannedSampler(Sampler[int]):
 
     @cached_property
     def _order_digest(self) -> str:
-        """A digest of all that determines an epoch's order, 32 hexadecimal digits."""
+        """A digest of the inputs that determine an epoch's order, 32 hexadecimal digits."""
         text = json.dumps(self._inputs(0, 0), sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
