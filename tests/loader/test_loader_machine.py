@@ -50,7 +50,8 @@ def test_loaders(
     chosen = settings(
         max_examples=max(2, usual.max_examples // share),
         stateful_step_count=steps,
-        # Without shrinking, which takes minutes: the slow test shrinks.
-        phases=[Phase.generate] if steps == 8 else usual.phases,
+        # Without shrinking, which takes up to 300 s: by then faulthandler_timeout ends the process,
+        # and the failed example is lost.
+        phases=[Phase.generate],
     )
     run_state_machine_as_test(machine, settings=chosen)
