@@ -157,6 +157,9 @@ class Fork:
     With `sign` it gets this signal before its `at`-th call, from 0, of the functions `calls`, pairs
     of owner and name; by default these change the disk. A `with` block ends with its end: it is
     killed if it still runs.
+
+    torch computes in one thread there, as in a worker of its loader: OpenMP's threads are not
+    forked, and the first large operation would wait for them.
     """
 
     def __init__(
@@ -173,6 +176,8 @@ class Fork:
             return
         code = 1
         try:
+            if "torch" in sys.modules:
+                sys.modules["torch"].set_num_threads(1)
             if sign:
                 _signal_at(at, sign, calls)
             work()

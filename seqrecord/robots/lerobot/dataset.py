@@ -172,11 +172,6 @@ class LeRobotDataset(PlannedDataset):
         self.planner = ClipPlanner(clips.dataset, clips.options, self.first_items, self._items)
         self._reader = PerProcess(partial(PlannedReader, self.planner))
 
-    @property
-    def features(self) -> dict[str, dict[str, Any]]:
-        """`meta.features`, and the features of companions."""
-        return {**super().features, **self._joined}
-
     def _open(
         self, root: str | PathLike[str] | None, login: dict[str, Any], skip_bad: bool
     ) -> Dataset:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Mapping, Sequence
-from types import SimpleNamespace
+from types import MappingProxyType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -72,6 +72,7 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
     planner: ItemPlanner
 
     _numbers: Episodes
+    _joined: Mapping[str, dict[str, Any]] = MappingProxyType({})  # features of companions
     _images: Mapping[str, bool]  # the images that are transformed, and whether they stay uint8
     _depths: Mapping[str, str | bool | None]  # their units, see `depth_in`
     _redecoded: Collection[str]  # images that an item by number decodes anew
@@ -101,9 +102,8 @@ class PlannedDataset(TorchDataset[dict[str, Any]]):
 
     @property
     def features(self) -> dict[str, dict[str, Any]]:
-        """`meta.features`."""
-        features: dict[str, dict[str, Any]] = self.meta.features
-        return features
+        """`meta.features`, and the features of joined datasets."""
+        return {**self.meta.features, **self._joined}
 
     @property
     def num_frames(self) -> int:
