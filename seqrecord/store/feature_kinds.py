@@ -287,10 +287,9 @@ def pixel_kind(name: str, dtype: np.dtype[Any], shape: Sequence[int | None]) -> 
     if len(shape) not in (2, 3) or dtype.kind not in "biuf":
         return None
     words = _words(name)
+    kinds = {*map(_KIND_OF_WORD.get, words)}
     channels = shape[2] if len(shape) == 3 else 1
-    for kind in _WORDS:
-        if not any(_KIND_OF_WORD.get(word) == kind for word in words):
-            continue
+    for kind in filter(kinds.__contains__, _WORDS):
         if kind in ("mask", "segmentation"):
             return kind if channels in (1, 3, 4, None) else None
         min_channels = {"flow": 2, "normals": 3}.get(kind, 1)

@@ -259,19 +259,20 @@ def image_poses(
     """
     convention, is_requested = _convention(metadata), feature is not None
     declared = metadata.get(CAMERA_POSES)
-    if feature is None and isinstance(declared, Mapping) and declared.get(image) in pose_features:
-        return ImagePoses(declared[image], AXES["opencv"])
     if feature is None:
+        if isinstance(declared, Mapping) and declared.get(image) in pose_features:
+            return ImagePoses(declared[image], AXES["opencv"])
         feature = _pose_feature(image, convention, pose_features, images)
-    if feature is None and (may_lack or not pose_features):
-        return None
-    if feature is None:
-        expected = "" if convention is None else f"a feature {convention.features(image)[0]}; or "
-        how = "" if convention is not None else ', axes="opencv"'
-        expected += f'camera=Camera(poses={{"{image}": "…"}}{how}), the feature of its poses; or '
-        expected += "poses={} for none"
-        got = f"features of poses: {', '.join(sorted(pose_features))}"
-        raise _refused(image, expected, got)
+        if feature is None:
+            if may_lack or not pose_features:
+                return None
+            expected, how = "", ', axes="opencv"'
+            if convention is not None:
+                expected, how = f"a feature {convention.features(image)[0]}; or ", ""
+            expected += f'camera=Camera(poses={{"{image}": "…"}}{how}), the feature of its poses; '
+            expected += "or poses={} for none"
+            got = f"features of poses: {', '.join(sorted(pose_features))}"
+            raise _refused(image, expected, got)
     if axes is not None and (convention is None or is_requested):
         return ImagePoses(feature, AXES[axes])
     if convention is None and _OPTICAL.fullmatch(feature):

@@ -179,22 +179,20 @@ def place_names(names: Collection[str]) -> list[str]:
 
     Raises `ClipError` if they name no episode, or contradict each other.
     """
-    stops = [name for name in STOP_NAMES if name in names]
-    frames = [name for name in FRAME_NAMES if name in names]
-    of_spans = [*(["start"] if "start" in names else []), *stops]
-    others = [name for name in (*EPISODE_NAMES, INDEX) if name in names]
-    problem = ""
-    if not others:
+    places = (EPISODE_NAMES, (INDEX,), FRAME_NAMES, ("start",), STOP_NAMES)
+    episodes, index, frames, starts, stops = (
+        [name for name in place if name in names] for place in places
+    )
+    problem, is_span = "", bool(starts or stops)
+    if not (episodes or index):
         problem = "the table names no episodes"
-    elif of_spans and (len(stops) != 1 or "start" not in names):
+    elif is_span and not len(starts) == len(stops) == 1:
         problem = "a span needs start and one of stop and end"
-    elif of_spans and (frames or INDEX in others):
+    elif is_span and (frames or index):
         problem = "the table has columns for spans and for single frames"
-    elif of_spans and not {*others} - {INDEX}:
-        problem = "the table names no episodes"
     if problem:
         raise ClipError(problem, expected=_EXPECTED, got=", ".join(names)[:200])
-    return [*others, *frames, *of_spans]
+    return [*episodes, *index, *frames, *starts, *stops]
 
 
 def sample_places(names: Collection[str]) -> dict[str, str]:

@@ -134,11 +134,13 @@ class Episode:
         arrays: dict[str, Any] = {
             name: spec.value_kind.allocate(spec, len(numbers)) for name, spec in specs.items()
         }
-        for group in {spec.group for spec in specs.values()}:
+        names_by_group: dict[int, set[str]] = {}
+        for name, spec in specs.items():
+            names_by_group.setdefault(spec.group, set()).add(name)
+        for group, names in names_by_group.items():
             table, raw = self._index.groups[group], reader.raw[group]
             rows = table.chunks_of(self._number, numbers)
             chunk_frames = numbers - table.first_frame[rows]
-            names = {name for name, spec in specs.items() if spec.group == group}
             direct_arrays = {name: arrays[name] for name in raw.specs if name in names}
             page_names = names - direct_arrays.keys()
             is_read = np.full(len(rows), bool(direct_arrays))

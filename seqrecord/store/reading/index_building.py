@@ -96,9 +96,9 @@ def build_index(
                 "record files with the same id: one is a copy", file=path, got=first_path
             )
     paths = sorted(footers, key=lambda path: (path not in committed, footers[path].file_id))
-    in_dataset = np.array([path in committed for path in paths], bool)
-    sorted_footers = [footers[path] for path in paths]
-    complete = _complete_rows(sorted_footers, schema, edits.frames, int(in_dataset.sum()))
+    num_committed = len(footers.keys() & {*committed})  # these files come first
+    sorted_footers = [*map(footers.__getitem__, paths)]
+    complete = _complete_rows(sorted_footers, schema, edits.frames, num_committed)
     for uid in edits.deleted:
         complete.pop(uid, None)
     for uid in (edits.keys.keys() | edits.metadata.keys() | edits.frames.keys()) & complete.keys():
@@ -112,8 +112,9 @@ def build_index(
     left_out = frozenset(left_out)
 
     def rank(uid: str) -> tuple[bool, str]:
-        files = (group.files for group in complete[uid].groups)
-        return uid in left_out or not all(in_dataset[numbers].all() for numbers in files), uid
+        groups = complete[uid].groups
+        is_committed = all((group.files < num_committed).all() for group in groups)
+        return uid in left_out or not is_committed, uid
 
     winners: dict[str, str] = {}
     for uid in sorted(complete, key=rank):
@@ -126,18 +127,15 @@ def build_index(
     episodes = [complete[uid] for uid in winners.values()]
     episodes.sort(key=lambda rows: (rows.episode.ordinal, rows.episode.uid))
     names = tuple(dict.fromkeys((*splits, *edits.names)))
-    episode_splits = [edits.splits.get(rows.episode.uid) for rows in episodes]
-    index, file_numbers = _index_of(schema, episodes, episode_splits, names)
+    index, file_numbers = _index_of(schema, episodes, edits.splits, names)
     file_numbers = [*file_numbers, *_length_files(episodes, file_numbers)]
     file_numbers += _discard_files(sorted_footers, file_numbers, edits.deleted | complete.keys())
     return BuiltIndex(
         index=index,
-        files=tuple(paths[number] for number in file_numbers),
+        files=tuple(map(paths.__getitem__, file_numbers)),
         next_ordinal=episodes[-1].episode.ordinal + 1,
         duplicates=tuple(
-            DuplicateEpisode(
-                uid, rows.episode.key, frozenset(paths[number] for number in rows.pieces)
-            )
+            DuplicateEpisode(uid, rows.episode.key, frozenset(map(paths.__getitem__, rows.pieces)))
             for uid, rows in complete.items()
             if winners[rows.episode.key] != uid
         ),
@@ -164,10 +162,13 @@ def complete_episodes(
 def _index_of(
     schema: Schema,
     episodes: Sequence[_EpisodeRows],
-    splits: Sequence[str | None],
+    splits: Mapping[str, str],
     names: Sequence[str],
 ) -> tuple[Index, list[int]]:
-    """Build the index. Also returns the numbers of its files, in order of use."""
+    """Build the index. Also returns the numbers of its files, in order of use.
+
+    `splits` are split names by uid.
+    """
     parts = [rows.episode for rows in episodes]
     keys, metadata = [part.key for part in parts], [part.metadata for part in parts]
     check_text(*(sum(len(text.encode()) for text in texts) for texts in (keys, metadata)))
@@ -190,7 +191,7 @@ def _index_of(
         metadata=text_column(metadata),
         num_frames=np.array([part.num_frames for part in parts], np.int64),
         fps=np.array([part.fps or 0 for part in parts], np.float64),
-        split=np.array([place[name] for name in splits], np.uint16),
+        split=np.array([place[splits.get(part.uid)] for part in parts], np.uint16),
         groups=groups,
         time_spans=_time_spans_of(schema, parts),
     )

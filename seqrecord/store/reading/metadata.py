@@ -43,6 +43,7 @@ from seqrecord.store.format.manifest import (
     EDITS,
     IndexFile,
     Manifest,
+    check_record_path,
     check_size,
     read_manifest,
     read_named,
@@ -395,7 +396,12 @@ class DamagedFile:
 def readable_footers(
     storage: Storage, sizes: Mapping[str, int]
 ) -> tuple[dict[str, Footer], dict[str, FormatError]]:
-    """Return the footers of intact record files, and the errors of damaged ones."""
+    """Return the footers of intact record files, and the errors of damaged ones.
+
+    Raises `FormatError` for a path that is not a record file's.
+    """
+    for path in sizes:
+        check_record_path(storage, path)
 
     def read(path: str) -> Footer | FormatError:
         try:

@@ -174,7 +174,10 @@ class Summary:
         lengths = f"{self.shortest_episode:,} to {self.longest_episode:,} frames"
         if self.shortest_episode == self.longest_episode:
             lengths = counted(self.longest_episode, "frame")
-        has_groups = len(self.groups) > 1
+        frames = f"{self.num_frames:,}"
+        groups = [(f"group {group.number}", str(group)) for group in self.groups]
+        if len(groups) == 1:
+            frames, groups = f"{frames} in {groups[0][1]}", []
         splits = [f"{name} {count:,}" for name, count in self.splits.items()]
         splits.append(f"none {self.num_episodes - sum(self.splits.values()):,}")
         facts = [
@@ -182,9 +185,9 @@ class Summary:
             ("splits", ", ".join(splits) if self.splits else None),
             *(("derived", f"{count:,} by {text}") for text, count in self.derivations.items()),
             ("joined with", ", ".join(self.companions) or None),
-            ("frames", f"{self.num_frames:,}" + ("" if has_groups else f" in {self.groups[0]}")),
-            *((f"group {group.number}", str(group)) for group in self.groups if has_groups),
-            ("fps", self.fps and _span_text(self.fps)),
+            ("frames", frames),
+            *groups,
+            ("fps", _span_text(self.fps)),
             (
                 "measured fps",
                 self.measured_fps
@@ -235,7 +238,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         groups=tuple(
             _group(number, group)
             for number, group in enumerate(index.groups)
-            if any(name in reader.features for name in group.schema)
+            if reader.features.keys() & group.schema.keys()
         ),
         splits={
             name: int(np.count_nonzero(index.split == number))
@@ -281,8 +284,8 @@ def _measured_rates(index: Index) -> list[float]:
     return [float(rate) for rate in rates if type(rate) in (int, float) and 0 < rate < MAX_INT]
 
 
-def _span_text(span: tuple[float, float]) -> str:
-    return " to ".join(f"{fps:g}" for fps in sorted({*span}))
+def _span_text(span: tuple[float, float] | None) -> str | None:
+    return None if span is None else " to ".join(f"{fps:g}" for fps in sorted({*span}))
 
 
 def _inventories(reader: Dataset) -> tuple[Inventory, ...]:

@@ -102,8 +102,8 @@ def moments_of(pixels: npt.NDArray[Any]) -> list[Moments]:
                 rows = [reduce(total, row) for reduce, total, row in threes]
             columns[width] = rows
     lows, highs, *sums = (
-        _by_channel(reduce, np.concatenate([rows[i] for rows in columns.values()]), channels)
-        for i, reduce in enumerate(_REDUCTIONS)
+        _by_channel(reduce, np.concatenate(blocks), channels)
+        for reduce, *blocks in zip(_REDUCTIONS, *columns.values(), strict=True)
     )
     about = zip(pixels.T, non_finite.T, np.stack(sums, 1), shift.tolist(), lows, highs, strict=True)
     return [_channel_moments(*of_channel) for of_channel in about]

@@ -20,7 +20,6 @@ from seqrecord.store.format.manifest import (
     CopiedFiles,
     Manifest,
     RecordFile,
-    check_record_path,
 )
 from seqrecord.store.format.references import stored_list_ids
 from seqrecord.store.reading.index_building import build_index, complete_episodes
@@ -267,8 +266,6 @@ def _reindex(
             counted(len(gone), "record file"),
             ", ".join(f"{storage.url}/{path}" for path in gone[:3]),
         )
-    for path in sizes:
-        check_record_path(storage, path)
     footers, errors = readable_footers(storage, sizes)
     if not footers:
         raise next(iter(errors.values()))

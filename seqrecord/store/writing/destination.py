@@ -20,7 +20,7 @@ from seqrecord.errors import (
 )
 from seqrecord.store.format.footer import RECORDS, Footer
 from seqrecord.store.format.index import Index
-from seqrecord.store.format.manifest import MANIFEST, CopiedFiles, Manifest, check_record_path
+from seqrecord.store.format.manifest import MANIFEST, CopiedFiles, Manifest
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.metadata import (
     DamagedFile,
@@ -98,8 +98,6 @@ class Destination:
         if mode == "append":
             _warn_of_ignored(storage, loose)
         is_resumed = mode == "resume" and (loose or unfinished)
-        for path in loose if is_resumed else ():
-            check_record_path(storage, path)
         try:
             self._index = _checked_index(storage, manifest, sizes) if manifest else None
             resumed_sizes = {path: sizes[path] for path in (*files, *loose)} if is_resumed else {}

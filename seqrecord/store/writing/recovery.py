@@ -6,6 +6,7 @@ import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from itertools import chain
 
 from seqrecord.errors import ChecksumError, FormatError, NotFoundError, SeqRecordError
 from seqrecord.store.checksum import Buffer
@@ -62,7 +63,7 @@ def recover(
     for upload in unfinished:
         for note in _notes(storage, upload, damaged):
             by_uid.setdefault(note.part.uid, []).append(note)
-    candidates = complete([note for notes in by_uid.values() for note in notes])
+    candidates = complete([*chain.from_iterable(by_uid.values())])
     writers: dict[Schema, ChunkWriter] = {}
     for uid, notes in by_uid.items():
         part = candidates.get(uid)

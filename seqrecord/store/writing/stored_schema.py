@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -78,7 +79,7 @@ def stored_schema(
     """
     descriptions = descriptions or {}
     requested = _new_schema(schema, descriptions)
-    is_grouped = requested.num_groups > 1 or any("group" in x for x in descriptions.values())
+    is_grouped = requested.num_groups > 1 or "group" in set[str]().union(*descriptions.values())
     if dataset_schema is None:
         grouped = _number_groups(apply_codecs(requested, codecs), by_size=not is_grouped)
         grouped.check_groups()
@@ -102,8 +103,9 @@ def stored_schema(
                     expected=old,
                     got=new,
                 )
-    groups = [spec.group for spec in _number_groups(existing, by_size=False).values()]
-    new_groups = [spec.group for spec in _number_groups(requested, by_size=False).values()]
+    group_of = attrgetter("group")
+    groups = [*map(group_of, _number_groups(existing, by_size=False).values())]
+    new_groups = [*map(group_of, _number_groups(requested, by_size=False).values())]
     if is_grouped and groups != new_groups:
         raise SchemaError(
             "dataset has other groups of features; leave them out to keep its own",
@@ -111,8 +113,8 @@ def stored_schema(
             got=new_groups,
         )
     if codecs is not None:
-        chains = [spec.codec for spec in apply_codecs(requested, codecs).values()]
-        if chains != [spec.codec for spec in existing.values()]:
+        chains = map(attrgetter("codec"), apply_codecs(requested, codecs).values())
+        if [*chains] != [*map(attrgetter("codec"), existing.values())]:
             raise SchemaError("dataset has other codecs; leave them out to keep its own")
     return dataset_schema
 
