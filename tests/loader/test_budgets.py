@@ -354,9 +354,14 @@ def test_last_batch_of_ranks(records: Path) -> None:
         (lambda: Budget(8, padded=1), "padded of a Budget"),  # type: ignore[arg-type]
         (lambda: Budget(8, max_rows=0), "max_rows of a Budget"),
         (lambda: Budget(8, too_large="split"), "too_large of a Budget"),
-        (lambda: Budget(99, "missing"), "no such column"),
+        (lambda: Budget(99, "missing"), "expected: frames or .* or tokens or text; got: missing"),
+        (lambda: Budget(99, lambda columns: columns["token"]), "expected: frames or .*tokens"),
         (lambda: Budget(99, lambda columns: columns["tokens"] - 1), "integer of at least 1"),
-        (lambda: Budget(99, lambda columns: columns["tokens"][:2]), "not numbers"),
+        (lambda: Budget(99, lambda columns: columns["tokens"][:2]), r"shape \[336\].*shape \[2\]"),
+        (lambda: Budget(99, lambda columns: 7), r"shape \[336\].*shape \[\]"),
+        (lambda: Budget(99, lambda columns: [[7], [7, 8]]), "not numbers.* got: ValueError"),
+        (lambda: Budget(99, lambda columns: [[7]] * 336), r"shape \[336\].*shape \[336, 1\]"),
+        (lambda: Budget(99, lambda columns: columns["tokens"][:0]), r"shape \[0\]"),
         (lambda: Budget(99, "text"), "not numbers"),
     ],
 )

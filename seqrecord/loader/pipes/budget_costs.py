@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -25,7 +24,7 @@ from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.sample_functions import BuiltIn, SampleRandom
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import IntArray
-from seqrecord.store.text import repr_of, shown_place
+from seqrecord.store.text import counted, repr_of, shown_place
 from seqrecord.store.units import MAX_INT, raise_if
 
 _MOST_COST = 1 << 31
@@ -85,15 +84,22 @@ class SampleCosts:
         cost, name = self.budget.cost, repr_of(self.budget.cost, 50)
         if cost == "frames":
             return frames, frames
-        values: Any = (
-            samples[cost] if isinstance(cost, str) else cost(_Columns(samples, {"frames": frames}))
-        )
-        values = np.asarray(values)
+        columns = _Columns(samples, frames)
+        costs: Any = columns[cost] if isinstance(cost, str) else cost(columns)
         expected = f"{len(row)} integers from 1 to {_MOST_COST - 1}"
-        if values.dtype.kind not in "iuf" or values.shape != (len(row),):
-            got = f"{values.dtype} {[*values.shape]}"
-            problem = f"the costs of a Budget are not numbers: {name}"
-            raise ClipError(problem, expected=expected, got=got)
+        problem = f"the costs of a Budget are not numbers: {name}"
+        try:
+            values: Any = np.asarray(costs)
+        except ValueError as error:  # lists of several lengths
+            raise ClipError(problem, expected=expected, got=f"ValueError: {error}") from error
+        if values.dtype.kind not in "iuf":
+            raise ClipError(problem, expected=expected, got=f"{values.dtype} {[*values.shape]}")
+        if values.shape != (len(row),):
+            raise ClipError(
+                f"the costs of a Budget are not one number for each row: {name}",
+                expected=f"shape [{len(row)}], for {counted(len(row), 'row')}",
+                got=f"shape {[*values.shape]}",
+            )
         wrong = ~((values >= 1) & (values < _MOST_COST) & (values % 1 == 0))
         for place in np.flatnonzero(wrong)[:1].tolist():
             problem = f"a cost of a Budget is no integer of at least 1, {_place(samples, place)}"
@@ -294,13 +300,18 @@ def fit_columns(
 
 @dataclass(frozen=True, eq=False)
 class _Columns:
-    """See `BudgetColumns`."""
+    """See `BudgetColumns`. Raises `ClipError` for an unknown name."""
 
     samples: Samples
-    computed: Mapping[str, IntArray]
+    frames: IntArray
 
     def __getitem__(self, name: str) -> Any:
-        return self.computed[name] if name in self.computed else self.samples[name]
+        if name == "frames":
+            return self.frames
+        names = ("frames", *self.samples.names)
+        is_wrong = name not in names
+        raise_if(is_wrong, "a Budget refers to no column of samples", " or ".join(names), name)
+        return self.samples[name]
 
 
 def _place(samples: Samples, place: int) -> str:
