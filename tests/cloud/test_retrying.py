@@ -29,11 +29,11 @@ from seqrecord.errors import (
     StorageError,
     TransientError,
 )
-from seqrecord.storage import ByteRange, LocalStorage, Storage, open_storage
-from seqrecord.store.storage.parallel import ParallelStorage
+from seqrecord.storage import ByteRange, FsspecStorage, LocalStorage, Storage, open_storage
 from tests.kit.datasets import write_small
 from tests.kit.faults import CountingStorage, FailAt, FailTransiently, Fault, FaultyStorage
 from tests.kit.processes import busy_threads, in_fork, wait_for
+from tests.kit.services.places import as_remote
 from tests.kit.services.web_server import WebFolder
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
 
@@ -93,7 +93,7 @@ class TestFailingStorage(StorageContract):
     def make(folder: Path) -> Storage:
         fault = FailTransiently(1, 0.34, ("read", "size", "list", "remove", "create"))
         retrier = Retrier(sleep=lambda _: None)
-        return ParallelStorage(RetryingStorage(faulty(folder, fault), retrier=retrier))
+        return as_remote(RetryingStorage(faulty(folder, fault), retrier=retrier))
 
 
 # Delays
@@ -301,7 +301,7 @@ def test_counters_add_up_and_copies_start_at_zero(tmp_path: Path) -> None:
 
 def test_counters_of_threads_and_forked_processes(tmp_path: Path) -> None:
     """A child has its own locks, slots and counters: the parent's may be locked during the fork."""
-    storage = ParallelStorage(
+    storage = as_remote(
         RetryingStorage(LocalStorage(tmp_path), requests_per_second=1e9), max_requests=1
     )
     put(storage, PATH, DATA)
@@ -315,6 +315,22 @@ def test_counters_of_threads_and_forked_processes(tmp_path: Path) -> None:
 
     with busy_threads(lambda: get(storage, PATH, 0, 10), 3):
         assert all(in_fork(reads) for _ in range(5))
+
+
+def test_a_closed_storage_ends_the_retries_of_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
+    retrier = Retrier(deadline=90)
+    store = FsspecStorage("memory", "gone", shown="memory://gone", retrier=retrier)
+    monkeypatch.setattr(store, "upload", Mock(side_effect=busy(300)))
+    upload = store.create("file")
+    upload.write(bytes(9 << 20))
+    with ThreadPoolExecutor(1) as pool:
+        sending = pool.submit(upload.commit)
+        wait_for(lambda: retrier.counters()["retries"] > 0)
+        began = time.monotonic()
+        store.close()
+        with pytest.raises(StorageError):
+            sending.result()
+    assert time.monotonic() - began < 30
 
 
 # Rates and quotas
@@ -515,7 +531,7 @@ def test_each_piece_is_retried_separately(tmp_path: Path) -> None:
     )
     put(counting, PATH, DATA)
     retrying = RetryingStorage(counting, retrier=Retrier(sleep=lambda _: None))
-    storage = ParallelStorage(retrying, max_bytes=8000, max_gap=100, max_requests=4)
+    storage = as_remote(retrying, max_bytes=8000, max_gap=100, max_requests=4)
     for _ in range(20):
         assert get(storage, PATH, 0, 64_000) == DATA[:64_000]
     counters = storage.counters()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import pickle
 import shutil
 from collections.abc import Callable
@@ -14,7 +15,6 @@ import pytest
 import seqrecord
 from seqrecord import FrameCache, SeqRecordPipe
 from seqrecord.errors import JoinError
-from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.tiny import read_all
@@ -29,19 +29,16 @@ def original(tmp_path: Path) -> Path:
 
 
 def write_progress(path: Path, source: Path) -> Frames:
-    """Write a number for each frame of a dataset, with the identities of its episodes."""
+    """Derive the number of each frame from any of its features; returns the numbers."""
     with seqrecord.open(source) as dataset:
-        lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
-        identities = {
-            key: {"derived_from": episode_identity(dataset, number)}
-            for number, key in enumerate(dataset.episodes)
-        }
-    frames = {
-        key: columns(progress=np.arange(length, dtype="f4") + 100 * number)
-        for number, (key, length) in enumerate(lengths.items())
-    }
-    write_dataset(path, frames, metadata=identities)
-    return frames
+        features = [*dataset.features][:1]
+    numbers = itertools.count()
+
+    def number(_: Any) -> Any:
+        return {"progress": np.array([next(numbers)], "f4")}
+
+    seqrecord.derive(source, number, path, features=features)
+    return read_all(path)
 
 
 def check_joined(frames: Frames, *parts: Frames) -> None:

@@ -8,6 +8,7 @@ from itertools import accumulate
 from typing import cast
 
 import numpy as np
+import numpy.typing as npt
 from hypothesis import strategies as st
 
 from seqrecord import ClipSpec
@@ -69,11 +70,26 @@ class Case:
         return [start + i * self.spec.dilation for i in range(self.spec.length)]
 
 
-def episode_table(num_frames: Sequence[int], chunk_frames: Sequence[int]) -> EpisodeLayout:
-    """Episodes with consecutive chunks."""
-    lengths, sizes = np.array(num_frames, np.int64), np.array(chunk_frames, np.int64)
-    chunks = -(-lengths // sizes)
-    return EpisodeLayout(lengths, (ChunkGrid(sizes, np.cumsum(chunks) - chunks),))
+def episode_table(num_frames: Sequence[int], *chunk_frames: Sequence[int]) -> EpisodeLayout:
+    """Episodes with consecutive chunks, whose lengths are given by group and episode."""
+    lengths = np.array(num_frames, np.int64)
+    grids = []
+    for group, sizes in enumerate(np.array(chunk_frames, np.int64)):
+        chunks = -(-lengths // sizes)
+        grids.append(ChunkGrid(sizes, np.cumsum(chunks) - chunks, group))
+    return EpisodeLayout(lengths, tuple(grids))
+
+
+def layout_of(num_frames: npt.ArrayLike, *grids: ChunkGrid, leading: int = 0) -> EpisodeLayout:
+    """Episodes with the chunks of each group."""
+    return EpisodeLayout(np.array(num_frames, np.int64), grids, leading)
+
+
+def clips_of(
+    spec: ClipSpec, episodes: EpisodeLayout, missing: MissingFrames | None = None
+) -> ClipTable:
+    """The clips of all episodes."""
+    return enumerate_clips(spec, episodes, np.arange(len(episodes)), missing)
 
 
 def grid_of(chunks: Sequence[Sequence[int]], group: int = 0) -> ChunkGrid:

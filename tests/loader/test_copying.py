@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable
-from concurrent.futures import Executor, Future
+from concurrent.futures import Executor, Future, ThreadPoolExecutor
 from functools import partial
 from typing import Any
 
@@ -16,8 +16,6 @@ from hypothesis import strategies as st
 from seqrecord.loader.engine.batches import Copy
 from seqrecord.loader.engine.stats import Trace
 from seqrecord.loader.engine.workers import Copies
-from seqrecord.store.processes.threads import ThreadPool
-from tests.kit.processes import own_threads
 
 PATIENCE = 60  # seconds
 
@@ -130,7 +128,7 @@ def test_time_of_overlapping_copies_counts_once() -> None:
 
 
 def test_threads_copy_concurrently_and_report_errors() -> None:
-    with ThreadPool(2, "copy-test") as threads:
+    with ThreadPoolExecutor(2) as threads:
         copies, done = copies_by(threads), list[str]()
         meeting = threading.Barrier(3, timeout=PATIENCE)
 
@@ -144,19 +142,3 @@ def test_threads_copy_concurrently_and_report_errors() -> None:
         with pytest.raises(ValueError, match="no such row"):
             copies.wait()
     assert done == []
-    assert own_threads("copy-test") == []
-
-
-def test_copies_not_begun_are_dropped() -> None:
-    begun, may_continue, made = threading.Event(), threading.Event(), list[int]()
-
-    def first() -> None:
-        begun.set()
-        assert may_continue.wait(PATIENCE)
-        made.append(0)
-
-    with ThreadPool(1, "copy-test") as threads:
-        copies_by(threads).copy([Copy(1, first), Copy(1, lambda: made.append(1))])
-        assert begun.wait(PATIENCE)
-        threading.Timer(0.05, may_continue.set).start()
-    assert made == [0]

@@ -24,10 +24,10 @@ from seqrecord import (
 )
 from seqrecord.errors import ResourceError
 from seqrecord.storage import LocalStorage, Storage
-from seqrecord.store.storage.parallel import ParallelStorage
 from tests.kit.clip_data import check_clip, expected_frame, no_leaks, possible_clips
 from tests.kit.faults import FaultyStorage
 from tests.kit.made_source import MadeSource
+from tests.kit.services.places import as_remote
 
 pytestmark = pytest.mark.timeout(120)  # a deadlock fails
 
@@ -77,7 +77,7 @@ def failing(limit: Limit, do: Callable[[], None], *, least: int) -> list[int]:
 
 def on_network(path: Path) -> Storage:
     """A storage treated as remote, with several requests at a time."""
-    return ParallelStorage(
+    return as_remote(
         FaultyStorage(LocalStorage(path), lambda *_: None), max_gap=0, max_bytes=1 << 14
     )
 

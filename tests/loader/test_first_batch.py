@@ -18,7 +18,6 @@ from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 from seqrecord.loader.engine.stores import first_uses
 from seqrecord.loader.sampling.plan import Clips, Loads
 from seqrecord.loader.sampling.runs import Window
-from seqrecord.store.clips.grids import MAX_OWNERS
 from tests.kit.video_data import moving
 
 CHUNK = 8  # frames
@@ -131,7 +130,7 @@ starts = st.tuples(st.integers(0, 2), st.integers(0, 30))  # of three runs
     st.lists(st.tuples(starts, st.integers(1, 6)), max_size=8),
     st.tuples(st.integers(-9, 9), st.integers(1, 9), st.integers(1, 3)),
     st.sampled_from(((0, 0), (5, 0), (0, 5))),
-    st.sampled_from((0, (1 << 23) - 1, MAX_OWNERS - 3)),
+    st.sampled_from((0, (1 << 23) - 1, (1 << 31) - 3)),
 )
 @example([(0, 1), (0, 0)], [((0, 0), 1)], (-5, 2, 1), (0, 0), 0)  # before the episode's start
 @example([(0, 29), (0, 30)], [((0, 30), 6)], (9, 1, 1), (0, 0), 0)  # after its end

@@ -16,13 +16,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from crc32c import crc32c
 from PIL import Image
 
 import seqrecord
 from seqrecord import FrameCache, FrameTransform, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import delete_episodes, trim_episodes
 from seqrecord.storage import LocalStorage
-from seqrecord.store.checksum import crc32c
 from tests.kit.faults import CountingStorage
 from tests.kit.frame_files import damage as change_byte
 from tests.kit.frame_files import frame_files, slots_start

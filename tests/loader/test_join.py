@@ -20,7 +20,6 @@ from seqrecord import (
     SeqRecordPipe,
     edit,
 )
-from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.datasets import columns, noise, write_dataset
 
 Frames = dict[str, list[dict[str, Any]]]
@@ -49,11 +48,9 @@ def opening(tmp_path: Path) -> tuple[Callable[[], seqrecord.Dataset], Path, Path
     source, latents, whole = (tmp_path / name for name in ("source", "latents", "whole"))
     jpeg = "jpeg:quality=95"
     write_dataset(source, frames_of("image", "step"), chunk_frames=4, codecs={"image": jpeg})
-    with seqrecord.open(source) as dataset:
-        identities = {
-            key: {"derived_from": episode_identity(dataset, number)}
-            for number, key in enumerate(dataset.episodes)
-        }
+    seqrecord.derive(source, lambda rows: rows, tmp_path / "steps", features=["step"])
+    with seqrecord.open(tmp_path / "steps") as steps:
+        identities = {key: episode.metadata for key, episode in steps.episodes.items()}
     write_dataset(
         latents,
         frames_of("latent", "mask", "text"),

@@ -16,8 +16,6 @@ from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.random_order import epoch_sizes, phase_of_epoch, times_in_epoch
-from seqrecord.store.clips.grids import ChunkGrid
-from seqrecord.store.clips.tables import EpisodeLayout, enumerate_clips
 from tests.loader.clip_cases import Case, cases, episode_table, listed_clips
 
 
@@ -70,8 +68,7 @@ def test_phases_without_clips_have_no_epoch() -> None:
 @pytest.mark.parametrize("stride", [4, 1000, 999_983])
 def test_phases_of_a_large_dataset_are_fast(stride: int) -> None:
     lengths = [1015] * 10_000
-    episodes = episode_table(lengths, [8] * len(lengths))
-    every = enumerate_clips(ClipSpec(16), episodes, np.arange(len(lengths)))
+    every = Case.of(ClipSpec(16), lengths, 8).table
     began = time.thread_time()  # without time spent waiting for a core
     phase = phase_of_epoch(every.first_start, every.count, stride, epoch=12345, seed=0)
     assert time.thread_time() - began < 1
@@ -117,9 +114,7 @@ def test_sizes_of_weighted_epochs_match_counting(
 
 
 def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:
-    episodes = EpisodeLayout(
-        np.array([100_000]), (ChunkGrid(np.array([16]), np.zeros(1, np.int64)),)
-    )
+    episodes = episode_table([100_000], [16])
     spec = ClipSpec(4)
     none = np.zeros(100, np.int64)
     table = listed_clips(spec, 1, none, np.arange(100) * 1000, none + 1)
@@ -132,11 +127,7 @@ def test_sparse_clips_of_a_long_episode_read_few_chunks() -> None:
 def test_peak_memory_counts_frames_between_distant_clips() -> None:
     """Clips 60 frames apart share chunks of 100 frames in the second group, kept in memory."""
     count = 200
-    grids = (
-        ChunkGrid(np.array([4]), np.zeros(1, np.int64)),
-        ChunkGrid(np.array([100]), np.zeros(1, np.int64), 1),
-    )
-    episodes = EpisodeLayout(np.array([60 * count]), grids)
+    episodes = episode_table([60 * count], [4], [100])
     none = np.zeros(count, np.int64)
     table = listed_clips(ClipSpec(1), 1, none, 60 * np.arange(count), none + 1)
     settings = PlanSettings(

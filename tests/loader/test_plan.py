@@ -16,8 +16,8 @@ from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
-from tests.golden.make_plan_v1 import CASES, GOLDEN, plan_rounds
 from tests.loader.clip_cases import Case
+from tests.loader.golden_plans import CASES, GOLDEN, plan_rounds
 from tests.loader.plan_cases import Request, requests, shards
 
 
@@ -211,7 +211,7 @@ def test_the_order_does_not_depend_on_episodes_that_are_not_selected() -> None:
 
 
 def test_the_order_is_that_of_version_1() -> None:
-    """See `tests/golden/make_plan_v1.py`."""
+    """See `tests.loader.golden_plans.py`."""
     golden = json.loads(GOLDEN.read_text())["plans"]
     assert len(golden) == len(CASES)
     for case in golden:

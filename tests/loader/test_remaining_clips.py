@@ -19,10 +19,9 @@ from seqrecord.loader.sampling.elastic import find_remaining, items_of_workers
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.fixed_shards import ShuffledPlan
 from seqrecord.loader.sampling.plan import Plan
-from seqrecord.loader.sampling.runs import Shard
+from seqrecord.loader.sampling.runs import Runs, Shard, remaining_table
 from seqrecord.loader.sampling.sequences import SequencePlan
-from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
-from tests.loader.clip_cases import episode_table, listed_clips
+from tests.loader.clip_cases import Case, episode_table, listed_clips
 from tests.loader.plan_cases import LAYOUTS, Engine, Request, requests, sequence_settings
 
 Clips = Counter[tuple[int, int, int]]
@@ -32,7 +31,7 @@ SETTINGS = PlanSettings(num_cursors=3, block_frames=8, batch_size=4)
 
 
 def plans_of(
-    table: ClipTable, episodes: EpisodeLayout, segment: EpochSegment, *, epoch: int, number: int = 0
+    table: Any, episodes: Any, segment: EpochSegment, *, epoch: int, number: int = 0
 ) -> list[Plan]:
     """Plans of all shards of a segment, rank by rank."""
     kind: Any = SequencePlan if segment.settings.order == "sequences" else EpochPlan
@@ -68,7 +67,7 @@ def delivered(plans: Sequence[Plan], segment: EpochSegment) -> tuple[Clips, bool
     return found, given == most
 
 
-def clips_of(table: ClipTable) -> Clips:
+def clips_of(table: Any) -> Clips:
     columns = table.locate(np.arange(table.num_clips))[:3]
     return Counter(zip(*(column.tolist() for column in columns), strict=True))
 
@@ -152,8 +151,8 @@ def test_clips_listed_several_times(
 
 
 def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:
-    episodes = episode_table([20_000] * 8, [8] * 8)
-    table = enumerate_clips(ClipSpec(16), episodes, np.arange(8))
+    case = Case.of(ClipSpec(16), [20_000] * 8, 8)
+    table, episodes = case.table, case.episodes
     settings = replace(SETTINGS, num_cursors=8, run_frames=None)
     rest = find_remaining(table, episodes, [EpochSegment(4, 1, 1000, 1, settings)], epoch=0)
     assert rest.num_clips == table.num_clips - 4 * 1000 * 4
@@ -163,8 +162,8 @@ def test_remaining_clips_are_pieces_and_a_round_of_single_clips() -> None:
 
 
 def test_impossible_segments_are_refused() -> None:
-    episodes = episode_table([100], [8])
-    table = enumerate_clips(ClipSpec(3), episodes, np.arange(1))
+    case = Case.of(ClipSpec(3), [100], 8)
+    table, episodes = case.table, case.episodes
     # A finished epoch has no remaining clips, not even those dropped by `last_batch="drop"`.
     over = EpochSegment(2, 1, 12, 1, replace(SETTINGS, last_batch="drop"))
     assert find_remaining(table, episodes, [over], epoch=0).num_clips == 0
@@ -189,3 +188,20 @@ def test_workers_take_turns(most: list[int], batches: int, size: int) -> None:
             items_of_workers(most, batches, size)
     else:
         assert items_of_workers(most, batches, size) == turns(most, batches, size)
+
+
+def test_pieces_of_two_episodes_are_not_joined() -> None:
+    """Nor pieces between which a sample is left out."""
+    table = Case.of(ClipSpec(1, stride=1 << 30), [], 8).table
+    pieces = [(1, 4 << 30, 1, 0, 4), (0, 2 << 30, 2, 0, 2), (0, 0, 2, 0, 0), (1, 5 << 30, 1, 0, 6)]
+    given = np.array(pieces, np.int64).T * np.array([[1], [1], [1], [1], [table.sample_step]])
+    left = Runs(1 << 30, *given)
+    found = remaining_table(table, left)
+    columns = (
+        found.episode,
+        found.first_start,
+        found.count,
+        found.first_sample // table.sample_step,
+    )
+    starts = [0, 4 << 30, 5 << 30]
+    assert [column.tolist() for column in columns] == [[0, 1, 1], starts, [4, 1, 1], [0, 4, 6]]

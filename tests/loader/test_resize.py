@@ -18,6 +18,7 @@ from seqrecord import (
     FeatureSpec,
     RandomCrop,
     Resize,
+    Schema,
     SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
@@ -28,7 +29,6 @@ from seqrecord import (
 from seqrecord.errors import ClipError, SchemaError, StateError
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
-from seqrecord.store.schema import Schema
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.command_line import run
 from tests.kit.faults import CountingStorage

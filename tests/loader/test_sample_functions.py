@@ -50,8 +50,8 @@ from seqrecord.samples import (
     subset,
     where,
 )
-from seqrecord.store.clips.tables import ClipTable
 from tests.kit.clip_data import LENGTHS, minimum_memory, names, possible_clips
+from tests.loader.clip_cases import Case
 from tests.loader.resume_contract import check_resume
 
 Clip = tuple[str, int]
@@ -697,9 +697,8 @@ def test_functions_of_each_episode(numbered: Dataset) -> None:
 
 
 def test_functions_of_all_rows_have_a_limit() -> None:
-    one = np.ones(1, np.int64)
-    clips = ClipTable(ClipSpec(3), one - 1, one - 1, one - 1, one * (MOST_ROWS + 1))
-    samples = Samples(clips, cast(SampleEpisodes, None))
+    clips = Case.of(ClipSpec(3), [MOST_ROWS + 3], 64)
+    samples = Samples(clips.table, cast(SampleEpisodes, None))
     for function in (turned, where(lambda samples: samples["start"] > 2)):
         with pytest.raises(ClipError, match=r"too many rows.*per_episode.*20,000,001 rows, of"):
             called([function], samples, 0, 0)

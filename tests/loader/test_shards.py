@@ -6,12 +6,13 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from benchmarks.tartanair.shuffle_quality import default_settings
-from seqrecord import ClipSpec
+from seqrecord import ClipError, ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.fixed_shards import ShuffledPlan, shard_frames, shuffled
@@ -19,21 +20,20 @@ from seqrecord.loader.sampling.interleaving import MOST_REREAD
 from seqrecord.loader.sampling.memory import FrameSizes, MemoryRequest
 from seqrecord.loader.sampling.plan import Plan, Round
 from seqrecord.loader.sampling.runs import Cuts, Runs, Shard, Window, cut_group, shares_of
-from seqrecord.store.clips.grids import ChunkGrid
-from seqrecord.store.clips.tables import EpisodeLayout, IntArray, enumerate_clips
-from tests.loader.clip_cases import Case, cases, grid_of
+from tests.loader import clip_cases
+from tests.loader.clip_cases import Case, cases, episode_table, grid_of, layout_of
 
 COUNTS = [700, 435, 801, 1022]  # clips of episodes
 
 
 def shares(
     counts: list[int], num_shards: int, num_cursors: int, chunk: int, **more: Any
-) -> list[tuple[IntArray, IntArray]]:
+) -> list[tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]]:
     """Begins and ends of the cursors of the last three shards."""
     number = np.arange(len(counts))
     zero = np.zeros_like(number)
     runs = Runs(1, number, zero, np.array(counts, np.int64), number, zero)
-    chunks = ChunkGrid(np.full(len(runs), chunk), np.zeros(len(runs), np.int64))
+    chunks = episode_table(counts, [chunk] * len(counts)).leading_grid
     found = []
     for i in range(num_shards - 3, num_shards):
         cuts = Cuts(chunks, runs.last_start, 0)
@@ -88,6 +88,14 @@ def test_clips_snap_to_the_first_of_their_chunk_and_run(offset: int, expected: l
     assert Runs(2, *columns).snap(np.arange(6), cuts).tolist() == expected
 
 
+def test_the_limit_of_runs() -> None:
+    zero, limit = np.zeros(1, np.int64), 1 << 31
+    assert Runs(1, zero, zero, zero + 1, zero + limit - 1, zero).num_clips == 1
+    with pytest.raises(ClipError, match="more runs") as caught:
+        Runs(1, zero, zero, zero + 1, zero + limit, zero)
+    assert (caught.value.expected, caught.value.got) == ("at most 2147483648", 2147483649)
+
+
 def test_slices_have_separate_runs() -> None:
     # Clips 0 to 3 and 4 to 5 of a run, and 6 to 8 of another.
     runs = Runs(2, *np.array([(0, 1, 4, 0, 0), (0, 11, 2, 0, 9), (1, 0, 3, 1, 20)]).T)
@@ -105,9 +113,9 @@ def test_slices_have_separate_runs() -> None:
 PIECE = 32  # frames
 
 
-def table_of(episodes: list[list[int]]) -> EpisodeLayout:
+def table_of(episodes: list[list[int]]) -> Any:
     lengths = np.array([sum(gops) for gops in episodes])
-    table = EpisodeLayout(lengths, (grid_of(episodes).in_pieces(lengths, PIECE),))
+    table = layout_of(lengths, grid_of(episodes).in_pieces(lengths, PIECE))
     return table.with_leading(0, np.arange(len(lengths)))
 
 
@@ -158,7 +166,7 @@ def test_few_frames_are_decoded_twice(
 ) -> None:
     table = table_of(episodes)
     spec = ClipSpec(16 if window.length else 1)
-    clips = enumerate_clips(spec, table, np.arange(len(episodes)))
+    clips = clip_cases.clips_of(spec, table)
     decoded = 0
     for seed in range(4):
         settings = default_settings(
@@ -181,7 +189,7 @@ def test_few_frames_are_decoded_twice(
 def test_cuts_between_distant_clips_cost_nothing_with_any_shards() -> None:
     """Many shards of a short epoch begin between keyframes; any number of cursors is free."""
     table = table_of([gops(1000, 250)] * 2)
-    stats = ClipStats.of(enumerate_clips(ClipSpec(8, 8), table, np.arange(2)), table)
+    stats = ClipStats.of(clip_cases.clips_of(ClipSpec(8, 8), table), table)
     assert stats.reread(8)[0] == 0 < stats.reread(8)[1]
     settings = default_settings(
         stats, PlanSettings(batch_size=8), shuffle_buffer=16, max_held=4000, num_shards=2
@@ -198,23 +206,23 @@ def test_runs_are_cut_at_the_longest_chunks_in_pieces() -> None:
     ]
     windows = [Window(offset, 4, 1, 0) for offset in (0, -3, -2)]
     episodes = np.array([1, 0])
-    table = EpisodeLayout(lengths, (images, *videos))
+    table = layout_of(lengths, images, *videos)
     assert cut_group(table) == 2
     cuts = Cuts.of(episodes, table, windows)
     assert (cuts.offset, cuts.last.tolist()) == (-2, [89, 399])
     begin, end = cuts.chunks(np.array([1, 1, 0]), np.array([201, 202, 88]))
     assert (begin.tolist(), end.tolist()) == ([0, 202, 0], [202, 402, 92])
     # Without pieces it is the leading group.
-    assert cut_group(EpisodeLayout(lengths, (images, images), 1)) == 1
+    assert cut_group(layout_of(lengths, images, images, leading=1)) == 1
     assert cut_group(replace(table, groups=(images, videos[0]), leading=0)) == 1
 
 
 @pytest.mark.parametrize("lengths", [(3717, 434, 927), (40, 2000)])
 def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) -> None:
     """With 1,024 frames per chunk, a cut costs one frame less than a clip."""
-    grid = ChunkGrid(np.full(len(lengths), 1024), np.arange(len(lengths)), by_frame=True)
-    table = EpisodeLayout(np.array(lengths), (grid,))
-    clips = enumerate_clips(ClipSpec(16), table, np.arange(len(lengths)))
+    grid = episode_table(lengths, [1024] * len(lengths)).leading_grid
+    table = layout_of(lengths, replace(grid, by_frame=True))
+    clips = clip_cases.clips_of(ClipSpec(16), table)
     stats = ClipStats.of(clips, table)
     assert stats.cut_frames == 15
     settings = PlanSettings(num_cursors=8, block_frames=64, first_block_frames=16)
@@ -228,8 +236,8 @@ def test_raw_frames_of_long_chunks_are_cut_anywhere(lengths: tuple[int, ...]) ->
 
 
 def test_chunks_no_longer_than_clips_are_not_cut() -> None:
-    grid = ChunkGrid(np.array([8, 16]), np.array([0, 20]), by_frame=True)
-    table = EpisodeLayout(np.array([100, 100]), (grid,))
+    grid = episode_table([100, 100], [8, 16]).leading_grid
+    table = layout_of([100, 100], replace(grid, by_frame=True))
     cuts = Cuts.of(np.array([0, 1]), table, [Window(0, 16, 1, 16)])
     first, stop = cuts.chunks(np.array([0, 1]), np.array([20, 20]))
     assert (first.tolist(), stop.tolist()) == ([16, 16], [24, 32])
@@ -316,7 +324,7 @@ def test_each_batch_of_a_later_epoch_has_clips_of_all_runs() -> None:
         assert (counts[:, :2] > 0).all()
 
 
-def in_batch(counts: IntArray, size: int) -> float:
+def in_batch(counts: npt.NDArray[np.int64], size: int) -> float:
     """Expected number of episodes in a batch of a full shuffle, from the clips of each episode."""
     total = counts.sum() - np.arange(size)
     without = np.maximum(total - counts[:, None], 0) / total
@@ -343,7 +351,7 @@ def test_shards_of_resident_frames_have_many_episodes(
 ) -> None:
     """A batch has nearly as many as in a shuffle of the dataset, or of evenly cut shards."""
     table, spec = table_of(episodes), ClipSpec(length)
-    clips = enumerate_clips(spec, table, np.arange(len(episodes)))
+    clips = clip_cases.clips_of(spec, table)
     num_frames = int(table.num_frames.sum())
     request = MemoryRequest(
         ClipStats.of(clips, table),

@@ -14,8 +14,7 @@ from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.runs import Cuts, Runs, Window
 from seqrecord.loader.sampling.spreading import Spreading, spread_runs
-from seqrecord.store.clips.tables import EpisodeLayout
-from tests.loader.clip_cases import Case, cases, grid_of
+from tests.loader.clip_cases import Case, cases, grid_of, layout_of
 from tests.loader.plan_cases import rows
 
 
@@ -93,7 +92,7 @@ def test_uneven_episodes_count_by_their_frames() -> None:
     """A hundred tiny episodes beside ten long ones hardly add to the episodes of a batch."""
     lengths = [20] * 90 + [1000] * 10
     grid = replace(grid_of([[n] for n in lengths]), unit_frames=1)
-    table = EpisodeLayout(np.array(lengths), (grid,))
+    table = layout_of(lengths, grid)
     case = Case.of(ClipSpec(16), lengths, 1000)
     stats = ClipStats.of(case.table, table)
     assert 13 < stats.even_episodes < 14

@@ -10,7 +10,7 @@ import threading
 import time
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import CancelledError, Future
+from concurrent.futures import Future
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -27,19 +27,15 @@ from seqrecord import (
     SeqRecordWriter,
     StorageError,
 )
-from seqrecord.cloud.retrying import Retrier, RetryingStorage
 from seqrecord.errors import TransientError
 from seqrecord.loader.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.loader.engine.run import Scheduler
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.storage import FsspecStorage, LocalStorage, Storage
-from seqrecord.store.processes.threads import ThreadPool
-from seqrecord.store.storage.base import StorageWrapper
-from seqrecord.store.storage.parallel import ParallelStorage
-from seqrecord.store.storage.ranges import ByteRange, check_wanted, unwanted_if
+from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper, unwanted_if
 from tests.kit.clip_data import effective_arguments, no_leaks
 from tests.kit.faults import Fault, FaultyStorage
 from tests.kit.processes import own_threads, run_code
+from tests.kit.services.places import as_remote
 
 # Waiting for a failing request takes DEADLINE, so an end within SOON has not waited, even on a busy
 # machine; both are within the time limit of tests.
@@ -87,7 +83,7 @@ class FailingReads:
 
 def failing(path: Path, fault: Fault, **settings: int) -> Storage:
     faulty = FaultyStorage(LocalStorage(path), fault)
-    return ParallelStorage(RetryingStorage(faulty, retrier=Retrier(DEADLINE)), **settings)
+    return as_remote(faulty, DEADLINE, **settings)
 
 
 @contextmanager
@@ -157,7 +153,7 @@ class FailingFrom(StorageWrapper):
 
 def test_an_error_does_not_wait_for_retried_loads(path: Path) -> None:
     gone = FailingFrom(LocalStorage(path))
-    storage = ParallelStorage(RetryingStorage(gone, retrier=Retrier(DEADLINE)))
+    storage = as_remote(gone, DEADLINE)
 
     def transform(frame: dict[str, Any]) -> dict[str, Any]:
         if gone.start == FailingFrom.start:  # creating a pipe transforms a frame
@@ -338,51 +334,10 @@ def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
         stopped.set()
 
     faulty = FaultyStorage(LocalStorage(tmp_path), counts)
-    pieces = ParallelStorage(faulty, max_requests=1, max_bytes=1000)
+    pieces = as_remote(faulty, max_requests=1, max_bytes=1000)
     with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="no longer needed"):
         pieces.read_ranges(*call)
     assert reads == [0]
-
-
-# Uploads
-
-
-def test_a_closed_storage_ends_the_retries_of_an_upload(monkeypatch: pytest.MonkeyPatch) -> None:
-    def takes_nothing(*_: object) -> None:
-        raise transient()
-
-    retrier = Retrier(deadline=DEADLINE)
-    store = FsspecStorage("memory", "gone", shown="memory://gone", retrier=retrier)
-    monkeypatch.setattr(store, "upload", takes_nothing)
-    upload = store.create("file")
-    upload.write(bytes(9 << 20))
-    pool = ThreadPool(1, "test")
-    sending = pool.submit(upload.commit)
-    while not retrier.counters()["retries"]:
-        time.sleep(0.01)
-    with soon():
-        store.close()
-        with pytest.raises(StorageError):
-            sending.result()
-        pool.shutdown()
-
-
-# unwanted_if
-
-
-def test_nested_conditions_all_apply_until_their_block_ends() -> None:
-    inner, outer = threading.Event(), threading.Event()
-    with unwanted_if(outer.is_set):
-        with unwanted_if(inner.is_set):
-            check_wanted("file")
-            inner.set()
-            with pytest.raises(StorageError, match="no longer needed; file: file"):
-                check_wanted("file")
-        check_wanted("file")
-        outer.set()
-        with unwanted_if(lambda: False), pytest.raises(StorageError):
-            check_wanted("file")
-    check_wanted("file")
 
 
 # ---- exit of the interpreter
@@ -502,62 +457,3 @@ threading.Thread(target=train).start()
 
 def test_a_thread_that_outlives_the_main_thread_continues(chunks: Path) -> None:
     assert run_code(_USER_THREAD, chunks).stdout.split() == ["40", "40"]
-
-
-# The pool
-
-
-def test_a_pool_drops_queued_tasks_and_waits_for_running_ones() -> None:
-    begun, may_continue, done = threading.Event(), threading.Event(), []
-
-    def work(number: int) -> int:
-        begun.set()
-        assert may_continue.wait(PATIENCE)
-        done.append(number)
-        return number
-
-    with ThreadPool(1, "some") as pool:
-        futures = [pool.submit(work, number) for number in range(5)]
-        assert begun.wait(PATIENCE)
-        threading.Timer(0.05, may_continue.set).start()
-    assert done == [0]
-    assert futures[0].result() == 0
-    for future in futures[1:]:
-        with pytest.raises(CancelledError):
-            future.result()
-    with pytest.raises(RuntimeError):
-        pool.submit(work, 9)
-    assert own_threads("some") == []
-
-
-def test_a_pool_runs_all_tasks_in_up_to_its_number_of_threads() -> None:
-    seen: set[str] = set()
-
-    def work(number: int) -> int:
-        seen.add(threading.current_thread().name)
-        return number * number
-
-    all_are_inside = threading.Barrier(4)
-    with ThreadPool(4, "some") as pool:
-        assert pool.submit(work, 2).result() == 4
-        futures = [pool.submit(work, number) for number in range(1000)]
-        assert [future.result() for future in futures] == [n * n for n in range(1000)]
-        for _ in range(20):
-            futures = [pool.submit(all_are_inside.wait, PATIENCE) for _ in range(4)]
-            assert sorted(future.result() for future in futures) == [0, 1, 2, 3]
-    assert seen <= {f"some_{i}" for i in range(4)}
-
-
-def test_a_pool_raises_errors_of_tasks() -> None:
-    def work(error: Any) -> None:
-        raise error
-
-    with ThreadPool(2, "some") as pool:
-        for error in (ZeroDivisionError("mine"), KeyboardInterrupt()):
-            with pytest.raises(type(error)):
-                pool.submit(work, error).result()
-        assert pool.submit(len, "after").result() == 5
-    pool = ThreadPool(2, "some")
-    futures = [pool.submit(len, "ab") for _ in range(50)]
-    pool.shutdown()
-    assert [future.result() for future in futures] == [2] * 50

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from seqrecord import NotFoundError, StorageError
 from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.storage.parallel import ParallelStorage
-from seqrecord.store.storage.ranges import check_wanted, coalesce, plan
+from seqrecord.store.storage.ranges import check_wanted, coalesce, plan, unwanted_if
 from tests.kit.processes import own_threads
 from tests.store.storage_contract import DATA, PATH, StorageContract, get, put
 
@@ -257,3 +257,21 @@ def test_examples() -> None:
     for bad in (ByteRange(-1, 3), ByteRange(4, 3)):
         with pytest.raises(ValueError, match="not a byte range"):
             coalesce([ByteRange(0, 1), bad], max_gap=0, max_length=1)
+
+
+# Reads that are no longer needed
+
+
+def test_nested_conditions_all_apply_until_their_block_ends() -> None:
+    inner, outer = threading.Event(), threading.Event()
+    with unwanted_if(outer.is_set):
+        with unwanted_if(inner.is_set):
+            check_wanted("file")
+            inner.set()
+            with pytest.raises(StorageError, match="no longer needed; file: file"):
+                check_wanted("file")
+        check_wanted("file")
+        outer.set()
+        with unwanted_if(lambda: False), pytest.raises(StorageError):
+            check_wanted("file")
+    check_wanted("file")

@@ -11,10 +11,11 @@ from typing import Any
 import pytest
 
 from seqrecord.cloud.objects.storage import ObjectStorage
-from seqrecord.cloud.retrying import RetryingStorage
+from seqrecord.cloud.retrying import Retrier, RetryingStorage
 from seqrecord.cloud.whole import WholeFileStorage
 from seqrecord.storage import Storage, StorageWrapper, open_storage
 from seqrecord.store.storage.base import UploadLimits
+from seqrecord.store.storage.parallel import ParallelStorage
 from tests.kit.services import Azurite, Moto
 from tests.kit.services.gcs_stub import GcsStub
 from tests.kit.services.web_server import WebFolder
@@ -67,6 +68,16 @@ class Place:
     def hasty(self, host: str = "", **more: Any) -> Storage:
         """The same as `open`, `with_short_waits`."""
         return with_short_waits(self.open(host, **more))
+
+
+def as_remote(storage: Storage, deadline: float | None = None, **settings: int) -> Storage:
+    """Treat a storage as a remote one: with concurrent requests, repeated for `deadline` seconds.
+
+    Without a `deadline` no request is repeated. `settings` are those of `ParallelStorage`.
+    """
+    if deadline is not None:
+        storage = RetryingStorage(storage, retrier=Retrier(deadline))
+    return ParallelStorage(storage, **settings)
 
 
 def with_short_waits(storage: Storage) -> Storage:

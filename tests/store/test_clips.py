@@ -10,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from seqrecord import ClipError, ClipSpec
-from seqrecord.loader.sampling.runs import Runs, remaining_table
 from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.grids import (
     MAX_FRAMES,
@@ -107,7 +106,7 @@ def test_every_nth_start(case: Case, n: int, phase: int) -> None:
 
 @pytest.mark.parametrize(("stride", "n"), [(4, 6), (6, 4), (6, 9), (10, 15), (3, 6), (6, 3)])
 def test_every_nth_start_of_each_remainder(stride: int, n: int) -> None:
-    table = enumerate_clips(ClipSpec(2, stride), episode_table([70, 33], [8, 8]), np.arange(2))
+    table = Case.of(ClipSpec(2, stride), [70, 33], 8).table
     starts = {(0, s) for s in range(0, 69, stride)} | {(1, s) for s in range(0, 32, stride)}
     for phase in range(n):
         found = table.with_stride(n, phase)
@@ -154,7 +153,7 @@ def test_refuses_values_out_of_range() -> None:
     for selected in ([1, 0], [0, 0], [-1], [2]):
         with pytest.raises(IndexError, match="ascending rows in"):
             enumerate_clips(ClipSpec(2), episode_table([9, 9], [4, 4]), np.array(selected))
-    table = enumerate_clips(ClipSpec(2), episode_table([9], [4]), np.arange(1))
+    table = Case.of(ClipSpec(2), [9], 4).table
     for position in (-1, 8):
         with pytest.raises(IndexError, match=r"outside \[0, 8\)"):
             table.locate(np.array([position]))
@@ -223,24 +222,6 @@ def test_search_keys_may_be_out_of_range(place: tuple[int, int], owner: int, fra
     assert (key_of(place) > sought) == (place > (owner, frame))
 
 
-def test_limits_of_datasets_and_plans_fit_into_keys() -> None:
+def test_limits_of_datasets_fit_into_keys() -> None:
     assert MAX_EPISODES <= MAX_OWNERS
     assert MAX_EPISODE_FRAMES <= MAX_FRAMES
-    zero, one = np.zeros(1, np.int64), np.ones(1, np.int64)
-    assert Runs(1, zero, zero, one, zero + MAX_OWNERS - 1, zero).num_clips == 1
-    with pytest.raises(ClipError, match="more runs") as caught:
-        Runs(1, zero, zero, one, zero + MAX_OWNERS, zero)
-    assert (caught.value.expected, caught.value.got) == ("at most 2147483648", 2147483649)
-
-
-def test_pieces_of_two_episodes_are_not_joined() -> None:
-    """Nor pieces between which a sample is left out."""
-    zero = np.zeros(0, np.int64)
-    table = ClipTable(ClipSpec(1, stride=1 << 30), zero, zero, zero, zero)
-    pieces = [(1, 4 << 30, 1, 0, 4), (0, 2 << 30, 2, 0, 2), (0, 0, 2, 0, 0), (1, 5 << 30, 1, 0, 6)]
-    given = np.array(pieces, np.int64).T * np.array([[1], [1], [1], [1], [COPIES]])
-    left = Runs(1 << 30, *given)
-    found = remaining_table(table, left)
-    columns = (found.episode, found.first_start, found.count, found.first_sample // COPIES)
-    starts = [0, 4 << 30, 5 << 30]
-    assert [column.tolist() for column in columns] == [[0, 1, 1], starts, [4, 1, 1], [0, 4, 6]]

@@ -1,4 +1,4 @@
-"""The golden order: `plan_v1.json` has arguments and rounds of plans of version 1.
+"""The golden order: `tests/golden/plan_v1.json` has arguments and rounds of plans of version 1.
 
 After a release, never make it again: another order for the same arguments breaks every run resumed
 by a later version.
@@ -11,16 +11,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from seqrecord import ClipSpec
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
-from seqrecord.store.clips.tables import enumerate_clips
-from tests.loader.clip_cases import episode_table
+from tests.loader.clip_cases import clips_of, episode_table
 
-GOLDEN = Path(__file__).parent / "plan_v1.json"
+GOLDEN = Path(__file__).parents[1] / "golden" / "plan_v1.json"
 CASES = range(9)  # plans in it: with and without shuffle, of one and several shards, by frame, …
 
 
@@ -29,7 +26,7 @@ def plan_rounds(case: Mapping[str, Any]) -> list[dict[str, Any]]:
     episodes = episode_table(case["num_frames"], case["chunk_frames"])
     grid = replace(episodes.leading_grid, by_frame=case.get("by_frame", False))
     episodes = replace(episodes, groups=(grid,))
-    table = enumerate_clips(ClipSpec(**case["spec"]), episodes, np.arange(len(episodes)))
+    table = clips_of(ClipSpec(**case["spec"]), episodes)
     settings = dict(case["settings"])
     settings["num_cursors"] = settings.pop("open_episodes")  # the file keeps the old name
     kinds = {(False, True): "repeat", (True, True): "drop", (False, False): "keep"}
