@@ -32,7 +32,7 @@ from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.batches import ClipRows
 from seqrecord.loader.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
-from seqrecord.loader.sampling.used_frames import UsedFrames
+from seqrecord.loader.sampling.used_frames import LoadFrames
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import frame_keys, search_keys
 from seqrecord.store.clips.tables import IntArray
@@ -385,8 +385,8 @@ def find_rows(
 class Load:
     """One row of a plan's `Loads`, with its group. Immutable by convention.
 
-    Its frames are `step` apart; clips need the frames in `used`, or all. `first_use` is the index
-    of the first clip of its round that needs it.
+    Its frames are `step` apart; clips need those in `used`, or all. `first_use` is the index of the
+    first clip of its round that needs it.
     """
 
     group: int
@@ -398,13 +398,14 @@ class Load:
     count: int
     first_use: int = 0
     step: int = 1
-    used: UsedFrames | None = field(default=None, compare=False)
+    used: IntArray | None = field(default=None, compare=False)
 
     @property
     def frames(self) -> IntArray:
         """The frames that clips need, int64[n]."""
-        frames = np.arange(self.first, self.first + self.count * self.step, self.step)
-        return frames if self.used is None else frames[self.used.contain(self.run, frames)]
+        if self.used is not None:
+            return self.used
+        return np.arange(self.first, self.first + self.count * self.step, self.step)
 
 
 class RowLoad(NamedTuple):
@@ -454,13 +455,13 @@ def loads_of_round(current: Round, groups: Sequence[GroupPlan], num_frames: IntA
 
 
 def each_load(
-    group: GroupPlan, loads: Loads, first_uses: Sequence[int], used: UsedFrames | None
+    group: GroupPlan, loads: Loads, first_uses: Sequence[int], used: LoadFrames | None
 ) -> list[Load]:
     """Convert `loads` of a group to objects."""
     columns = (loads.cursor, loads.run, loads.episode, loads.chunk, loads.first, loads.count)
-    shared = repeat(group.window.frame_step, len(loads)), repeat(used, len(loads))
+    steps, used = repeat(group.window.frame_step, len(loads)), used or [None] * len(loads)
     lists = (column.tolist() for column in columns)
-    rows: Iterator[Any] = zip(*lists, first_uses, *shared, strict=True)
+    rows: Iterator[Any] = zip(*lists, first_uses, steps, used, strict=True)
     return [Load(group.group, *row) for row in rows]
 
 

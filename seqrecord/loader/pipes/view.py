@@ -326,4 +326,5 @@ class View:
 
 def _frames_of(windows: Sequence[ClipWindow], frames: ClipFrames, clips: ClipKeys) -> IntArray:
     """The frames of clips in these windows, int64[n, T]."""
-    return np.concatenate([window.frames_of_clips(clips, frames) for window in windows], axis=1)
+    parts = [window.frames_of_clips(clips, frames) for window in windows]
+    return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]

@@ -17,7 +17,7 @@ from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.loader.sampling.orders import Order, find_order
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
 from seqrecord.loader.sampling.shard_batches import BatchDraws, DrawsByPlace, ShardBatches
-from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, UsedFrames
+from seqrecord.loader.sampling.used_frames import LoadFrames, RunFrames, SampleFrames
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import ragged_arange
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
@@ -56,7 +56,7 @@ class Loads(_Columns):
     row `chunk[i]` of the group's chunk table, for run `run[i]` of cursor `cursor[i]`. A cursor may
     have frames of several runs, even the same frames for two of them. Runs are numbered over all
     cursors, equally in all groups. Frames that no clip uses have a place but need not be decoded:
-    see `UsedFrames`.
+    see `used_frames`.
     """
 
     run: IntArray
@@ -105,12 +105,12 @@ class Frees(_Columns):
 class GroupRound:
     """A round of one group: `loads`, and `frees` after its clips are emitted.
 
-    `used` are the frames that clips use; `None` if they use all.
+    `used` are the frames of loads that clips use; `None` if they use all.
     """
 
     loads: Loads
     frees: Frees
-    used: UsedFrames | None = None
+    used: LoadFrames | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -270,14 +270,14 @@ class Plan(ABC):
         window, frames = self._windows[group], self._frames[group]
         return RunFrames(self._planned_runs(), self._episodes.num_frames, window, frames).intervals
 
-    def used_frames(self, group: int, loads: Loads, index: int) -> UsedFrames | None:
+    def used_frames(self, group: int, loads: Loads, index: int) -> LoadFrames | None:
         """The frames of loads that clips from round `index` on use; `None` if they use all."""
         if not len(loads) or (frames := self._frames_of_runs[group]).has_holes is None:
             return None
         clip, end = self._cursors.first_clips(np.array([[index]]))[0], self._cursors.end
         last = loads.first + (loads.count - 1) * self._windows[group].frame_step
         bounds = clip[loads.cursor], end[loads.cursor]
-        return UsedFrames(frames, loads.run, loads.first, last, *bounds)
+        return frames.in_loads(loads.run, loads.first, last, *bounds)
 
     def most_loaded(self) -> tuple[int, ...]:
         """For each group, the most frames that any cursor loads in the epoch. Plans all rounds."""
@@ -366,7 +366,8 @@ class Plan(ABC):
             rounds, loads = self._loads(i, blocks, blocks.loaded_before, blocks.loaded)
             frees, used = self._frees(i, blocks), self.used_frames(i, loads, start)
             parts = _by_round(rounds, loads, marks), _by_round(*frees, marks)
-            groups.append(list(map(GroupRound, *parts, repeat(used))))
+            used_parts = repeat(None) if used is None else _parts(rounds, used, marks)
+            groups.append(list(map(GroupRound, *parts, used_parts)))
         clips_at = (self._before[start : stop + 1] - self._before[start]).tolist()
         for i, (rows, *of_groups) in enumerate(zip(pairwise(clips_at), *groups, strict=True)):
             yield Round(start + i, clips.rows(*rows), tuple(of_groups))
@@ -457,3 +458,8 @@ def _by_round(rounds: IntArray, columns: _Rows, marks: IntArray) -> Iterator[_Ro
     """The rows of each round between two marks; `rounds` is ascending."""
     at = np.searchsorted(rounds, marks).tolist()
     return (columns.rows(*rows) for rows in pairwise(at))
+
+
+def _parts(rounds: IntArray, used: LoadFrames, marks: IntArray) -> Iterator[LoadFrames]:
+    at = np.searchsorted(rounds, marks).tolist()
+    return (used[begin:end] for begin, end in pairwise(at))

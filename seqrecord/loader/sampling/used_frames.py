@@ -14,7 +14,7 @@ Clips near each other leave out no frame: `Window.solid`. Only frames of other r
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -23,14 +23,17 @@ import numpy.typing as npt
 
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
 from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.grids import frame_keys, ragged_arange, split_keys
+from seqrecord.store.clips.grids import frame_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
-_CLIPS_AT_ONCE = 1 << 15
+_CLIPS_AT_ONCE = 1 << 13  # whose arrays are small: 1 << 15 take half as long again
 
 SampleFrames: TypeAlias = Callable[[ClipKeys], IntArray]
 """Returns the frames of a group in clips, int64[n, T]."""
+
+LoadFrames: TypeAlias = list[IntArray | None]
+"""The frames of each load that clips use, int64[n], ascending; `None` for all."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -82,76 +85,79 @@ class RunFrames:
         if self.has_holes is None:
             return Intervals(runs.episode, begin, stop)
         row = np.flatnonzero(self.has_holes[runs.run])
-        owner, offset = ragged_arange(runs.count[row])
-        keys = self._unique(runs.first_clip[row][owner] + offset, by_run=False)
-        opens = np.flatnonzero(np.diff(keys, prepend=-2) != 1)
-        episode, first = split_keys(keys[opens])
-        _, last = split_keys(keys[np.append(opens[1:], len(keys)) - 1])
+        selected, owner = np.unique(runs.episode[row], return_inverse=True)
+        low, owners = runs.first_clip[row], np.zeros_like(selected)
+        clips = low, low + runs.count[row], owner
+        place, shift = self._used(*clips, owners, self.num_frames[selected])
+        opens = np.flatnonzero(np.diff(place, prepend=-2) != 1)
+        episode = np.searchsorted(shift, place[opens], side="right") - 1
+        first_frame = place[opens] - shift[episode]
+        last_frame = place[np.append(opens[1:], len(place)) - 1] - shift[episode]
         solid = np.flatnonzero(~self.has_holes[runs.run])
-        columns = (runs.episode, episode), (begin, first), (stop, last + 1)
+        columns = (
+            (runs.episode, selected[episode]),
+            (begin, first_frame),
+            (stop, last_frame + 1),
+        )
         return Intervals(*(np.concatenate((rows[solid], more)) for rows, more in columns))
 
-    def between(self, low: IntArray, high: IntArray) -> IntArray:
-        """Keys of the frames in clips `[low, high)`, numbered over all runs, int64[n] each: unique
-        and ascending by run.
+    def in_loads(
+        self, run: IntArray, first: IntArray, last: IntArray, low: IntArray, high: IntArray
+    ) -> LoadFrames | None:
+        """The frames of loads that clips use, `None` for all.
+
+        Loads have the frames `[first, last]` of `run`, for clips `[low, high)` of it that are to
+        come, numbered over all runs; int64[loads] each.
         """
-        owner, offset = ragged_arange(np.maximum(high - low, 0))
-        return self._unique(low[owner] + offset, by_run=True)
+        if self.has_holes is None or not (loads := np.flatnonzero(self.has_holes[run])).size:
+            return None
+        loads = loads[np.argsort(run[loads], kind="stable")]
+        is_new = np.diff(run[loads], prepend=-1) != 0
+        opens, owner = np.flatnonzero(is_new), np.cumsum(is_new) - 1
+        begin = np.minimum.reduceat(first[loads], opens)
+        end = np.maximum.reduceat(last[loads], opens)
+        runs, opens = self.runs, loads[opens]
+        # Only these clips may use the frames of a run's loads.
+        num_frames = self.num_frames[runs.episode[np.searchsorted(runs.run, run[opens])]]
+        low_start, high_start = self.window.users(begin, end, num_frames)
+        low = np.maximum(runs.clips_from(run[opens], low_start), low[opens])
+        high = np.minimum(runs.clips_from(run[opens], high_start + 1), high[opens])
+        place, shift = self._used(low, high, np.arange(len(low)), begin, end + 1)
+        counts = np.diff(np.searchsorted(place, shift + begin), append=len(place))
+        frames = place - np.repeat(shift, counts)
+        ends = np.full((2, len(run)), -1)  # of loads whose frames are looked up
+        ends[0, loads] = np.searchsorted(place, first[loads] + shift[owner])
+        ends[1, loads] = np.searchsorted(place, last[loads] + shift[owner], side="right")
+        return [None if i < 0 else frames[i:j] for i, j in zip(*ends.tolist(), strict=True)]
 
-    def _unique(self, clips: IntArray, *, by_run: bool) -> IntArray:
-        """Keys of the clips' frames, by run or by episode, ascending."""
-        parts = [np.zeros(0, np.int64), *self._keys(clips, by_run=by_run)]
-        return np.unique(np.concatenate(parts))
+    def _used(
+        self, low: IntArray, high: IntArray, owner: IntArray, begin: IntArray, stop: IntArray
+    ) -> tuple[IntArray, IntArray]:
+        """The frames `[begin, stop)` of owners, int64[owners] each, that clips use: their places,
+        ascending, and what is added to an owner's frames to get places, int64[owners].
 
-    def _keys(self, clips: IntArray, *, by_run: bool) -> Iterator[IntArray]:
+        The clips are `[low, high)`, numbered over all runs, of `owner`; int64[n] each. Places of
+        frames of two owners are not consecutive.
+        """
         assert self.frames is not None, "runs without holes have no frames to look up"
-        for i in range(0, len(clips), _CLIPS_AT_ONCE):
-            number = clips[i : i + _CLIPS_AT_ONCE]
-            row, start = self.runs.find(number)
-            episode, place = self.runs.episode[row], np.zeros_like(start)
-            keys = ClipKeys(episode, start, self.runs.samples(row, number), place)
-            owner = self.runs.run[row] if by_run else episode
-            yield np.unique(frame_keys(owner[:, None], self.frames(keys)))
-
-
-@dataclass(frozen=True, eq=False)
-class UsedFrames:
-    """The frames of loads that clips use; found when first needed.
-
-    Loads have the frames `[first, last]` of `run`, for clips `[low, high)` of it that are to come,
-    numbered over all runs; int64[loads] each.
-    """
-
-    frames: RunFrames
-    run: IntArray
-    first: IntArray
-    last: IntArray
-    low: IntArray
-    high: IntArray
-
-    def contain(self, run: int, frames: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether clips use these frames of a run, bool[n]."""
-        has_holes = self.frames.has_holes
-        if has_holes is None or not has_holes[run]:
-            return np.ones(len(frames), np.bool_)
-        keys = frame_keys(np.full_like(frames, run), frames)
-        place = np.searchsorted(self._keys, keys)
-        is_used: npt.NDArray[np.bool_] = self._keys[np.minimum(place, len(self._keys) - 1)] == keys
-        return is_used
-
-    @cached_property
-    def _keys(self) -> IntArray:
-        """Keys of the used frames; -1 in place of none."""
-        of, runs = self.frames, self.frames.runs
-        assert of.has_holes is not None
-        order = np.argsort(self.run, kind="stable")
-        order = order[of.has_holes[self.run[order]]]
-        run, begins = np.unique(self.run[order], return_index=True)
-        first = np.minimum.reduceat(self.first[order], begins)
-        last = np.maximum.reduceat(self.last[order], begins)
-        num_frames = of.num_frames[runs.episode[np.searchsorted(runs.run, run)]]
-        low_start, high_start = of.window.users(first, last, num_frames)
-        low, high = runs.clips_from(run, low_start), runs.clips_from(run, high_start + 1)
-        low = np.maximum(low, self.low[order][begins])
-        keys = of.between(low, np.minimum(high, self.high[order][begins]))
-        return keys if len(keys) else np.full(1, -1)
+        room = stop - begin + 2  # with a margin on both sides, for frames outside
+        shift = np.cumsum(room) - room + 1 - begin
+        is_used = np.zeros(int(room.sum()), np.bool_)
+        ends = np.cumsum(np.maximum(high - low, 0))
+        first_clip = high - ends
+        num_clips = int(ends[-1]) if len(ends) else 0
+        for i in range(0, num_clips, _CLIPS_AT_ONCE):
+            number = np.arange(i, min(i + _CLIPS_AT_ONCE, num_clips))
+            part = np.searchsorted(ends, number, side="right")
+            clips = first_clip[part] + number
+            row, start = self.runs.find(clips)
+            keys = ClipKeys(
+                self.runs.episode[row], start, self.runs.samples(row, clips), np.zeros_like(start)
+            )
+            part = owner[part]
+            places = self.frames(keys) + shift[part][:, None]
+            np.maximum(places, (begin + shift - 1)[part][:, None], out=places)
+            np.minimum(places, (stop + shift)[part][:, None], out=places)
+            is_used[places] = True
+        is_used[begin + shift - 1] = is_used[stop + shift] = False
+        return np.flatnonzero(is_used), shift
