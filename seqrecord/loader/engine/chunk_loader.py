@@ -14,7 +14,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol, runtime_checkable
 
 import numpy as np
 import numpy.typing as npt
@@ -29,6 +30,7 @@ from seqrecord.loader.frame_cache import CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.pages import Chunk
 from seqrecord.store.reading.raw_frames import frame_runs
@@ -49,11 +51,41 @@ class BegunLoad:
     left: Sequence[IntArray]
 
 
+@runtime_checkable
+class CheckedFrames(Protocol):
+    """Target of loads that leave frames where they are."""
+
+    def load(self, chunk: IntArray, frame: IntArray) -> int:
+        """Check frames of episodes in rows of the chunk table; returns the bytes read."""
+
+
+@dataclass(frozen=True, eq=False)
+class FrameChecks:
+    """Checks frames where they are; errors name their chunk. Frames of group `counted` count."""
+
+    reader: ChunkReader
+    decoder: FrameDecoder
+    stats: EngineStats
+    counted: int | None
+
+    def check(self, target: CheckedFrames, group: int, chunk: IntArray, frame: IntArray) -> None:
+        """Check frames of a group, in rows of the chunk table; int64 [n] each."""
+        begin = perf_counter()
+        try:
+            nbytes = target.load(chunk, frame)
+        except Exception as error:
+            self.decoder.name(error, self.reader.chunk_at(group, int(chunk[0])))
+            raise
+        self.stats.note_fetch(begin, nbytes, int(chunk[0]))
+        self.stats.add(frames_decoded=len(frame) * (group == self.counted))
+
+
 class ChunkFetcher:
     """Reads pages of chunks into memory, and keeps chunks open between loads; thread-safe.
 
     Args:
         in_pieces: groups whose chunks stay open between loads of a cursor: long video chunks.
+        mapped: features whose pages are not read.
     """
 
     def __init__(
@@ -63,7 +95,9 @@ class ChunkFetcher:
         buffers: ChunkBuffers,
         stats: EngineStats,
         in_pieces: Collection[int],
+        mapped: Collection[str] = (),
     ) -> None:
+        self._mapped = mapped
         self._reader, self._index = dataset.contents.chunks, dataset.contents.index
         self._groups = sorted({spec.group for spec in dataset.features.values()})
         self._decoder, self._buffers, self._stats = decoder, buffers, stats
@@ -72,7 +106,8 @@ class ChunkFetcher:
 
     def read(self, chunk: Chunk, without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory, except features in `without`."""
-        begin, pages = perf_counter(), self._reader.pages(chunk)
+        begin = perf_counter()
+        pages = [page for page in self._reader.pages(chunk) if page.feature not in self._mapped]
         selected_pages = [page for page in pages if page.feature not in without]
         buffer = self._buffers.acquire(sum([page.buffer_bytes for page in selected_pages]))
         try:
@@ -173,6 +208,7 @@ class ChunkLoader:
         frames_stay: mark loaded rows for later epochs. Each load marks its own as it ends: an epoch
             may be left at any time.
         exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
+        mapped: mapped features by group, which loads to arenas leave out.
     """
 
     def __init__(
@@ -187,7 +223,9 @@ class ChunkLoader:
         in_pieces: Collection[int] = (),
         frames_stay: bool = False,
         exact: bool = False,
+        mapped: Mapping[int, Collection[str]] = MappingProxyType({}),
     ) -> None:
+        self._mapped = {group: frozenset(names) for group, names in mapped.items()}
         self._frames_stay = frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
@@ -211,7 +249,14 @@ class ChunkLoader:
         if self._cached is not None and leading not in self._cached.features:
             self._counted = min(self._cached.features, default=leading)
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
-        self._fetcher = ChunkFetcher(dataset, self._decoder, buffers.chunks, stats, in_pieces)
+        is_counted = self._mapped.get(leading) == self._groups[leading].names
+        self._checks = FrameChecks(
+            self._reader, self._decoder, stats, leading if is_counted else None
+        )
+        names = frozenset(name for names in self._mapped.values() for name in names)
+        self._fetcher = ChunkFetcher(
+            dataset, self._decoder, buffers.chunks, stats, in_pieces, names
+        )
         self.close = self._fetcher.close
 
     def __call__(self, items: Sequence[AssignedLoad], fetched: Fetched | None = None) -> None:
@@ -220,6 +265,11 @@ class ChunkLoader:
         The chunk of a single load may already be `fetched`.
         """
         loads, target = [item.load for item in items], items[0].target
+        if isinstance(target, CheckedFrames):
+            chunk, frame = _stored(self._clip_frames, items)
+            self._checks.check(target, loads[0].group, chunk, frame)
+            self._stats.add(loads=len(loads))
+            return
         still_open = self._fetcher.take(loads[0]) if len(items) == 1 else None
         if fetched is None:
             fetched = still_open
@@ -387,7 +437,9 @@ class ChunkLoader:
             row_load, cached_rows = self._read_cached(row_load)
             if not len(row_load.frame):
                 return fetched
+            mapped_names = self._mapped.get(group, frozenset())
             straight = {name for name, cached in cached_rows.items() if cached.there.all()}
+            straight |= mapped_names
             if self._transform is not None:
                 straight = set()  # it needs all features
             if self._groups[group].is_direct and fetched is None:

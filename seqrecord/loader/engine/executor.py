@@ -15,11 +15,12 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from itertools import pairwise, zip_longest
+from itertools import pairwise
 from time import perf_counter
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -42,17 +43,20 @@ from seqrecord.loader.engine.buffers import BufferNeeds, GroupRows
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.devices import Device
+from seqrecord.loader.engine.mapped_rows import MappedArena, MappedGroup
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import (
     BY_USE,
-    AllFrames,
     AssignedLoad,
     FrameRows,
     FrameStore,
+    GroupFrames,
     Load,
-    Rings,
+    ResidentFrames,
+    RingFrames,
     each_load,
     loads_of_round,
+    used_rows,
 )
 from seqrecord.loader.engine.workers import Loading, WorkerPool
 from seqrecord.loader.sampling.memory import CONSUMER, Memory
@@ -62,6 +66,7 @@ from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
+from seqrecord.store.processes.machine import usable_memory
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
@@ -146,8 +151,8 @@ class Executor:
         device: device of arenas and batches. Default: host.
         shared: whether the consumer sends batches to another process.
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
-        rows: for each group of the plan, if `memory` has a row for each frame. Frames then stay in
-            memory for the next iteration; see `AllFrames`.
+        rows: rows by group, of groups with a row for each frame. Frames then stay in memory for the
+            next iteration; see `ResidentFrames`. Raw frames of other groups are mapped if possible.
     """
 
     def __init__(
@@ -161,12 +166,16 @@ class Executor:
         *,
         shared: bool = False,
         decode_there: bool = False,
-        rows: Sequence[FrameRows] = (),
+        rows: Mapping[int, FrameRows] = MappingProxyType({}),
     ) -> None:
         self.job, self.memory = job, memory
         self._stats, self._num_threads, self._rows = stats, num_threads, rows
         decodes_there = decode_there and device is not None and job.frame_transform is None
-        needs = _needs(job, memory, device, rows, shared=shared, decodes_there=decodes_there)
+        self._mapped = mapped_arenas(job, rows) if device is None else {}
+        mapped_names = {group: arena.specs.keys() for group, arena in self._mapped.items()}
+        needs = _needs(
+            *(job, memory, device, rows, mapped_names), shared=shared, decodes_there=decodes_there
+        )
         try:
             self._buffers = cache.acquire(needs, device)
         except MemoryError as error:
@@ -212,28 +221,28 @@ class Executor:
                 cache.release(self._buffers)
 
     def _run(self, start: int, stop: int) -> None:
-        job, buffers, stats, groups = self.job, self._buffers, self._stats, self.job.plan.groups
+        job, buffers, stats = self.job, self._buffers, self._stats
         # Resident frames have a row each, so no chunk stays open.
-        in_pieces = {group.group for group in groups if group.in_pieces and not self._rows}
+        in_pieces = {
+            group.group
+            for group in job.plan.groups
+            if group.in_pieces and group.group not in self._rows
+        }
         loader = ChunkLoader(
             job.dataset,
             buffers,
-            groups[job.plan.leading].group,
+            job.plan.groups[job.plan.leading].group,
             job.frame_transform,
             self._num_threads,
             stats,
             job.clip_frames,
             in_pieces,
             frames_stay=bool(self._rows),
+            mapped={group: arena.specs.keys() for group, arena in self._mapped.items()},
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
-        store_inputs = job.plan, job.clip_frames, buffers.arenas
-        self._store: FrameStore
-        if self._rows:
-            self._store = AllFrames(*store_inputs, self._rows, whole_chunks(job))
-        else:
-            self._store = Rings(*store_inputs)
+        self._store = FrameStore(self._policies())
         self._copies = self._workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -250,6 +259,27 @@ class Executor:
         finally:
             loader.close()
             buffers.end()
+
+    def _policies(self) -> dict[int, list[GroupFrames]]:
+        """The policies of the store by group."""
+        job, policies = self.job, dict[int, list[GroupFrames]]()
+        plan, clip_frames = job.plan, job.clip_frames
+        chunks = whole_chunks(job) if self._rows else {}
+        grids = {grid.group: grid for grid in job.dataset.contents.episode_table.groups}
+        for place, (group, arena) in enumerate(zip(plan.groups, self._buffers.arenas, strict=True)):
+            of_group = policies.setdefault(group.group, [])
+            if (rows := self._rows.get(group.group)) is not None:
+                used = used_rows(plan.used(place), rows)
+                table = chunks.get(group.group)
+                of_group.append(ResidentFrames(group, clip_frames, arena, rows, used, table))
+            elif arena.specs:
+                of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors))
+            if (mapped := self._mapped.get(group.group)) is not None:
+                mapped.frames.forget_changed()
+                grid, step = grids[group.group], group.window.frame_step
+                touches = mapped.frames.nbytes > usable_memory() // 2
+                of_group.append(MappedGroup(mapped, clip_frames, grid, step, touches=touches))
+        return policies
 
     def _execute(self, start: int, end: int) -> None:
         """Execute the rounds of clips `[first, last)`."""
@@ -329,7 +359,7 @@ class Executor:
         if opened.frames is not None:
             sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
         for source in sources:
-            if isinstance(source.arena, Arena):
+            if isinstance(source.arena, (Arena, MappedArena)):
                 for name in source.features:
                     source.arena.check(name, source.rows)
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
@@ -436,7 +466,9 @@ class _RoundLoads:
         """Start the loads that clips before `stop` need, for the rows of these clips."""
         count = bisect_left(self._idle, stop, key=BY_USE)
         needed = {
-            id(item.target): np.zeros(item.target.num_rows, bool) for item in self._idle[:count]
+            id(item.target): np.zeros(item.target.num_rows, bool)
+            for item in self._idle[:count]
+            if item.target.num_rows
         }
         for source in sources:
             if (rows := needed.get(id(source.arena))) is not None:
@@ -501,23 +533,27 @@ def _needs(
     job: Job,
     memory: Memory,
     device: Device | None,
-    rows: Sequence[FrameRows],
+    rows: Mapping[int, FrameRows],
+    mapped: Mapping[int, Collection[str]],
     *,
     shared: bool,
     decodes_there: bool,
 ) -> BufferNeeds:
     """Memory requirements of a plan."""
     plan = job.plan
-    groups = tuple(
-        GroupRows(_of_group(job, group.group), num_rows, of_group.digest if of_group else "")
-        for group, num_rows, of_group in zip_longest(plan.groups, memory.num_rows, rows)
-    )
+    groups = []
+    for group, num_rows in zip(plan.groups, memory.num_rows, strict=True):
+        specs = _of_group(job, group.group, mapped.get(group.group, ()))
+        if (of_group := rows.get(group.group)) is not None:
+            groups.append(GroupRows(specs, of_group.num_rows, of_group.digest))
+        else:
+            groups.append(GroupRows(specs, num_rows if specs else 0))
     video: tuple[FeatureSpec, ...] = ()
     if decodes_there:
         features = job.dataset.features.values()
         video = tuple(spec for spec in features if page_kind(spec).decodes_in_order)
     return BufferNeeds(
-        groups,
+        tuple(groups),
         job.made,
         job.lengths,
         _most_clips(plan) * memory.together,
@@ -550,12 +586,35 @@ def _most_frames(plan: Plan) -> int | None:
     return max(costs.most_frames, batches.most_listed(pads=costs.form == "padded"))
 
 
-def _of_group(job: Job, group: int) -> Mapping[str, ArraySpec]:
-    """Specs of a group's frames, including masks; with a transform, of all its results."""
+def _of_group(job: Job, group: int, mapped: Collection[str]) -> Mapping[str, ArraySpec]:
+    """Specs of a group's frames, including masks, without `mapped` features; with a transform, of
+    all its results.
+    """
     if job.frame_transform is not None:
         return job.specs
     specs = job.dataset.features
-    return {n: s for n, s in job.specs.items() if specs[s.mask_of or n].group == group}
+    return {
+        n: s
+        for n, s in job.specs.items()
+        if specs[s.mask_of or n].group == group and n not in mapped
+    }
+
+
+def mapped_arenas(job: Job, rows: Mapping[int, FrameRows]) -> dict[int, MappedArena]:
+    """Arenas of the mapped features by group, except groups with a row for each frame.
+
+    None with a frame transform, which copies frames.
+    """
+    if job.frame_transform is not None:
+        return {}
+    contents, arenas = job.dataset.contents, {}
+    for group, frames in contents.mapped_frames.items():
+        if group in rows:
+            continue
+        arena = MappedArena.of(frames, contents.index.groups[group].first_frame)
+        if arena is not None:
+            arenas[group] = arena
+    return arenas
 
 
 def whole_chunks(job: Job) -> dict[int, GroupIndex]:

@@ -1,17 +1,20 @@
-"""Assigns arena rows to frames: rows for loads, rows of clips, and freed rows.
+"""Assigns rows to frames: rows for loads, rows of clips, and freed rows.
 
-Each group of features has an arena. `Rings` divides it into one ring of rows per cursor. Frames
-enter and leave a ring in order of their loads, so a row is found by counting::
+A `FrameStore` has a policy for each group of features. `RingFrames` divides the group's arena into
+one ring of rows per cursor. Frames enter and leave a ring in order of their loads, so a row is
+found by counting::
 
     ring of 8 rows        . . f f f f . .
     frames freed              ^ 2       ^ 6     frames loaded
 
-`AllFrames` has a row for each frame that clips of the shard may use, interval by interval, for all
-epochs. A row is found by adding, nothing is freed, and each frame is loaded once::
+`ResidentFrames` has a row for each frame that clips of the shard may use, interval by interval, for
+all epochs. A row is found by adding, nothing is freed, and each frame is loaded once::
 
     intervals     |    a    |   b   |      c      |
     rows          x x x . . x x . . . . x x x x x       x: loaded
     loads               - -     - -                     of a round: missing frames
+
+Frames that are mapped have no rows in an arena; see `loader.engine.mapped_rows`.
 """
 
 from __future__ import annotations
@@ -20,7 +23,8 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from enum import Enum
 from itertools import repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -30,7 +34,7 @@ import numpy.typing as npt
 
 from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.batches import ClipRows
-from seqrecord.loader.sampling.plan import Clips, GroupPlan, Loads, Plan, Round
+from seqrecord.loader.sampling.plan import Clips, Frees, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
 from seqrecord.store.clips.frames import ClipFrames
@@ -43,201 +47,246 @@ BY_USE = attrgetter("first_use")
 """Sorts loads."""
 
 
-class _Group:
-    """A group of features with its arena."""
-
-    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
-        self.number, self.window = plan.group, plan.window
-        self.arena, self.clip_frames = arena, clip_frames
-        self.feature_sets = clip_frames.by_window(arena.specs)
-        self.frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
-
-    def found(
-        self, clips: Clips, frame_step: int, origin: IntArray, first: IntArray, number: IntArray
-    ) -> Iterator[ClipRows[Any]]:
-        """Rows of clips, for each set of features with equal windows.
-
-        Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
-        """
-        for names in self.feature_sets:
-            frames = self.clip_frames.find(names[0], clips.keys).frames
-            place = (origin[:, None] + frames // frame_step) % number[:, None]
-            yield ClipRows(self.arena, np.add(first[:, None], place, dtype=np.int64), names)
-
-    def assigned(self, load: Load, frames: IntArray, rows: IntArray) -> AssignedLoad:
-        nbytes = len(rows) * self.frame_nbytes
-        return AssignedLoad(load.first_use, load, self.arena, frames, rows, nbytes)
-
-
-class FrameStore(ABC):
-    """Bookkeeping of the frames in arenas for one plan. Other threads load and copy."""
-
-    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
-        self._groups = {
-            group.group: _Group(group, clip_frames, arena)
-            for group, arena in zip(plan.groups, arenas, strict=True)
-        }
+class GroupFrames(ABC):
+    """Policy of a `FrameStore` for features of one group."""
 
     @property
     @abstractmethod
     def nbytes(self) -> int:
         """Bytes of resident frames and of loads in progress."""
 
-    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
-        """Yield rounds of a plan from `start` on.
+    @abstractmethod
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
+        """Assign rows to loads. Returns these, and the loads without room."""
 
-        A store may merge consecutive rounds, for fewer steps, if it frees no frame in between.
+    @abstractmethod
+    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+        """Yield the rows of clips, for each set of features with equal windows."""
+
+    @abstractmethod
+    def finish(self, frees: Frees) -> None:
+        """Free frames that no later clip needs."""
+
+    def missing(self, loads: Loads | None) -> Missing:  # noqa: ARG002
+        """Which of a plan's frames must be loaded, or of some `loads` of it."""
+        return Missing.ROUNDS
+
+
+class Missing(Enum):
+    """Frames that must be loaded before clips can be copied."""
+
+    NONE = "none"
+    SOME = "some, in one round as well as in several"
+    ROUNDS = "of each round, in its turn"
+
+
+class _ArenaFrames(GroupFrames):
+    """Base class of policies with an arena."""
+
+    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
+        self._window, self._arena, self._clip_frames = plan.window, arena, clip_frames
+        self._feature_sets = clip_frames.by_window(arena.specs)
+        self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
+
+    def _begin(self, clips: Clips) -> IntArray:
+        """First frame of each clip that has a row, int64 [clips]."""
+        last = self._clip_frames.num_frames[clips.episode] - 1
+        return self._window.begin(clips.start, last)
+
+    def _rows(
+        self, clips: Clips, frame_step: int, origin: IntArray, first: IntArray, number: IntArray
+    ) -> Iterator[ClipRows[Any]]:
+        """Rows of clips, for each set of features with equal windows.
+
+        Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
         """
-        return plan.rounds(start)
+        for names in self._feature_sets:
+            frames = self._clip_frames.find(names[0], clips.keys).frames
+            place = (origin[:, None] + frames // frame_step) % number[:, None]
+            yield ClipRows(self._arena, np.add(first[:, None], place, dtype=np.int64), names)
 
-    @abstractmethod
-    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
-        """Assign rows to loads. Loads without room remain in `waiting`."""
-
-    @abstractmethod
-    def find(self, clips: Clips) -> list[ClipRows[Any]]:
-        """Find the rows of clips, for each set of features with equal windows."""
-
-    @abstractmethod
-    def finish(self, done: Round) -> None:
-        """End a round: free frames that no later clip needs."""
+    def _assigned(self, load: Load, frames: IntArray, rows: IntArray) -> AssignedLoad:
+        nbytes = len(rows) * self._frame_nbytes
+        return AssignedLoad(load.first_use, load, self._arena, frames, rows, nbytes)
 
 
-class Rings(FrameStore):
-    """Frame store with a ring of rows per cursor. Frames are freed after their last clip."""
+class FrameStore:
+    """Bookkeeping of the frames of one plan. Other threads load and copy.
 
-    def __init__(self, plan: Plan, clip_frames: ClipFrames, arenas: Sequence[Any]) -> None:
-        super().__init__(plan, clip_frames, arenas)
-        self._rings: dict[int, list[Ring]] = {}  # by group
-        for group in self._groups.values():
-            rows = group.arena.num_rows // max(1, plan.num_cursors)
-            self._rings[group.number] = [
-                Ring(cursor * rows, rows, group.window.frame_step)
-                for cursor in range(plan.num_cursors)
-            ]
+    Args:
+        policies: by group number, in the plan's order; features of a group may have several.
+    """
+
+    def __init__(self, policies: Mapping[int, Sequence[GroupFrames]]) -> None:
+        self._policies = policies
+        self._all = [policy for of_group in policies.values() for policy in of_group]
 
     @property
     def nbytes(self) -> int:
-        return sum(
-            sum(ring.resident for ring in self._rings[number]) * group.frame_nbytes
-            for number, group in self._groups.items()
-        )
+        """Bytes of resident frames and of loads in progress."""
+        return sum(policy.nbytes for policy in self._all)
+
+    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
+        """Yield rounds of a plan from `start` on.
+
+        Merges consecutive rounds, for fewer steps, if no policy frees a frame in between.
+        """
+        if Missing.ROUNDS in {policy.missing(None) for policy in self._all}:
+            yield from plan.rounds(start)
+            return
+        for begin, end in plan.spans(start):
+            if all(policy.missing(None) is Missing.NONE for policy in self._all):
+                yield plan.merged(begin, end, loads=False)
+                continue
+            merged = plan.merged(begin, end)
+            missing = {
+                policy.missing(todo.loads)
+                for of_group, todo in zip(self._policies.values(), merged.groups, strict=True)
+                for policy in of_group
+            }
+            if Missing.ROUNDS in missing:
+                yield from plan.rounds(begin, end)
+            else:
+                yield merged if Missing.SOME in missing else replace(merged, groups=())
 
     def place(self, waiting: list[Load]) -> list[AssignedLoad]:
+        """Assign rows to loads. Loads without room remain in `waiting`."""
+        assigned: list[AssignedLoad] = []
+        late: list[Load] = []
+        for number, policies in self._policies.items():
+            loads = [load for load in waiting if load.group == number]
+            for policy in policies if loads else ():
+                parts, without_room = policy.place(loads)
+                assigned += parts
+                if without_room:  # they wait for all features of the group
+                    late += without_room
+                    waiting_ids = set(map(id, without_room))
+                    loads = [load for load in loads if id(load) not in waiting_ids]
+        waiting[:] = late
+        return assigned
+
+    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+        """Find the rows of clips, for each set of features with equal windows."""
+        return [rows for policy in self._all for rows in policy.find(clips)]
+
+    def finish(self, done: Round) -> None:
+        """End a round: free frames that no later clip needs."""
+        for policies, todo in zip(self._policies.values(), done.groups, strict=False):
+            for policy in policies:
+                policy.finish(todo.frees)
+
+
+class RingFrames(_ArenaFrames):
+    """Policy with a ring of rows per cursor. Frames are freed after their last clip."""
+
+    def __init__(
+        self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any, num_cursors: int
+    ) -> None:
+        super().__init__(plan, clip_frames, arena)
+        rows, step = arena.num_rows // max(1, num_cursors), plan.window.frame_step
+        self._rings = [Ring(cursor * rows, rows, step) for cursor in range(num_cursors)]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(ring.resident for ring in self._rings) * self._frame_nbytes
+
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
         late: list[Load] = []
         assigned: list[AssignedLoad] = []
-        full: set[tuple[int, int]] = set()
+        full: set[int] = set()
         for load in waiting:
-            ring = self._rings[load.group][load.cursor]
-            if (load.group, load.cursor) in full or not ring.has_room(load.count):
-                full.add((load.group, load.cursor))  # later loads of the cursor wait too
+            ring = self._rings[load.cursor]
+            if load.cursor in full or not ring.has_room(load.count):
+                full.add(load.cursor)  # later loads of the cursor wait too
                 late.append(load)
                 continue
             rows, frames = ring.load(load.run, load.first, load.count), load.frames
             if len(frames) < len(rows):
                 rows = rows[(frames - load.first) // load.step]
             if len(frames):
-                assigned.append(self._groups[load.group].assigned(load, frames, rows))
-        waiting[:] = late
-        return assigned
+                assigned.append(self._assigned(load, frames, rows))
+        return assigned, late
 
-    def find(self, clips: Clips) -> list[ClipRows[Any]]:
-        found: list[ClipRows[Any]] = []
-        for number, group in self._groups.items():
-            last = group.clip_frames.num_frames[clips.episode] - 1
-            begin = group.window.begin(clips.start, last)
-            rows = find_rows(self._rings[number], clips.run, begin)
-            found += group.found(clips, group.window.frame_step, *rows)
-        return found
+    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+        rows = find_rows(self._rings, clips.run, self._begin(clips))
+        return self._rows(clips, self._window.frame_step, *rows)
 
-    def finish(self, done: Round) -> None:
-        for rings, todo in zip(self._rings.values(), done.groups, strict=True):
-            frees = todo.frees
-            counts = np.bincount(frees.cursor, frees.count, len(rings)).astype(np.int64)
-            for ring, count in zip(rings, counts.tolist(), strict=True):
-                if count:
-                    ring.free(count)
+    def finish(self, frees: Frees) -> None:
+        counts = np.bincount(frees.cursor, frees.count, len(self._rings)).astype(np.int64)
+        for ring, count in zip(self._rings, counts.tolist(), strict=True):
+            if count:
+                ring.free(count)
 
 
-class AllFrames(FrameStore):
-    """Frame store with a row for every frame; merges rounds.
+class ResidentFrames(_ArenaFrames):
+    """Policy with a row for every frame.
 
     A load contains all frames of a chunk that the plan's clips use, for any cursor. Its frames stay
     for later epochs once it has ended, even if this epoch is left early (see `ChunkLoader`).
 
     Args:
-        rows: for each group of the plan.
-        chunks: chunk tables by group, except groups whose single frames are read equally fast.
+        rows: the rows of frames.
+        used: rows between the first and last frame of any clip of the plan; bool [rows].
+        chunks: chunk table, `None` for a group whose single frames are read equally fast.
     """
 
     def __init__(
         self,
-        plan: Plan,
+        plan: GroupPlan,
         clip_frames: ClipFrames,
-        arenas: Sequence[Any],
-        rows: Sequence[FrameRows],
-        chunks: Mapping[int, GroupIndex],
+        arena: Any,
+        rows: FrameRows,
+        used: npt.NDArray[np.bool_],
+        chunks: GroupIndex | None,
     ) -> None:
-        super().__init__(plan, clip_frames, arenas)
-        self._rows = {group.group: of for group, of in zip(plan.groups, rows, strict=True)}
-        self._chunks = chunks
-        # Rows that are loaded or being loaded.
-        self._asked = {number: g.arena.is_read.copy() for number, g in self._groups.items()}
-        self._counts = {n: int(np.count_nonzero(asked)) for n, asked in self._asked.items()}
-        self._used: dict[int, npt.NDArray[np.bool_]] = {}  # by clips of the plan
-        self._later: dict[int, npt.NDArray[np.bool_]] = {}
-        for place, group in enumerate(plan.groups):
-            self._used[group.group] = used_rows(plan.used(place), rows[place])
-            if (later := rows[place].later) is not None:
-                self._later[group.group] = used_rows(later, rows[place])
+        super().__init__(plan, clip_frames, arena)
+        self._frame_rows, self._used, self._chunks = rows, used, chunks
+        later = rows.later
+        self._later = None if later is None else used_rows(later, rows)
+        self._asked = arena.is_read.copy()  # rows that are loaded or being loaded
+        self._count = int(np.count_nonzero(self._asked))
 
     @property
     def nbytes(self) -> int:
-        return sum(self._counts[n] * group.frame_nbytes for n, group in self._groups.items())
+        return self._count * self._frame_nbytes
 
-    def rounds(self, plan: Plan, start: int) -> Iterator[Round]:
-        for begin, end in plan.spans(start):
-            is_full = all(self._asked[n][: len(used)][used].all() for n, used in self._used.items())
-            yield plan.merged(begin, end, loads=not is_full)
+    def missing(self, loads: Loads | None) -> Missing:  # noqa: ARG002
+        is_full = self._asked[: len(self._used)][self._used].all()
+        return Missing.NONE if is_full else Missing.SOME
 
-    def place(self, waiting: list[Load]) -> list[AssignedLoad]:
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
         assigned: list[AssignedLoad] = []
         for load in sorted(waiting, key=BY_USE):
             frames, rows = self._missing(load)
             if len(frames):
-                assigned.append(self._groups[load.group].assigned(load, frames, rows))
-            self._asked[load.group][rows] = True
-            self._counts[load.group] += len(rows)
-        waiting.clear()
-        return assigned
+                assigned.append(self._assigned(load, frames, rows))
+            self._asked[rows] = True
+            self._count += len(rows)
+        return assigned, []
 
     def _missing(self, load: Load) -> tuple[IntArray, IntArray]:
         """Missing frames of a load, or of its chunk, and their rows."""
         first, stop, step = load.first, load.first + load.count * load.step, load.step
-        if (chunks := self._chunks.get(load.group)) is not None:
+        if (chunks := self._chunks) is not None:
             begin = int(chunks.first_frame[load.chunk])
             first = begin + (first - begin) % step
             stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
-        frames, rows = self._rows[load.group].find(load.episode, np.arange(first, stop, step))
-        is_wanted = self._used[load.group][rows]
-        if load.group in self._later and is_wanted.any():
+        frames, rows = self._frame_rows.find(load.episode, np.arange(first, stop, step))
+        is_wanted = self._used[rows]
+        if self._later is not None and is_wanted.any():
             first, *_, last = np.flatnonzero(is_wanted)[[0, -1]].tolist()
             between = slice(first, last + 1)
-            is_wanted[between] |= self._later[load.group][rows[between]]
-        is_wanted &= ~self._asked[load.group][rows]
+            is_wanted[between] |= self._later[rows[between]]
+        is_wanted &= ~self._asked[rows]
         return frames[is_wanted], rows[is_wanted]
 
-    def find(self, clips: Clips) -> list[ClipRows[Any]]:
-        found: list[ClipRows[Any]] = []
-        for number, group in self._groups.items():
-            last = group.clip_frames.num_frames[clips.episode] - 1
-            shift = self._rows[number].shift(clips.episode, group.window.begin(clips.start, last))
-            nothing = np.zeros_like(shift)
-            found += group.found(clips, 1, shift, nothing, nothing + len(self._asked[number]))
-        return found
+    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+        shift = self._frame_rows.shift(clips.episode, self._begin(clips))
+        nothing = np.zeros_like(shift)
+        return self._rows(clips, 1, shift, nothing, nothing + len(self._asked))
 
-    def finish(self, done: Round) -> None:
-        """See `FrameStore`: nothing is freed."""
+    def finish(self, frees: Frees) -> None:
+        """See `GroupFrames`: nothing is freed."""
 
 
 def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:

@@ -210,7 +210,8 @@ class ClipLoader:
             device,
             shared=in_worker,
             decode_there=tuning.video_decoder == "torchcodec",
-            rows=settled.rows,
+            rows={g.group: rows for g, rows in zip(plan.groups, settled.rows, strict=False)}
+            or settled.small_rows,
         )
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:

@@ -13,6 +13,7 @@ from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.memory import FrameSizes
+from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.machine import local_ranks, process_memory, usable_memory
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunk_sizes import (
@@ -169,7 +170,7 @@ def _loads_of_results(view: View) -> _LoadSizes:
     return _LoadSizes([frame], [frame + opened], chunk, whole + decoder, beside)
 
 
-_SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
+SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
 
 
 def frames_in_memory(view: View) -> tuple[int, int]:
@@ -231,7 +232,12 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
     spec, gaps = dataset.features[feature], dataset.contents.index.group_of(feature).gaps
     nbytes = spec.value_kind.constant_nbytes(spec)
     is_alone = not dataset.contents.chunks.kinds[feature].decodes_in_order
-    return nbytes is not None and nbytes <= _SMALL and is_alone and not len(gaps)
+    return nbytes is not None and nbytes <= SMALL and is_alone and not len(gaps)
+
+
+def can_stay(spec: FeatureSpec) -> bool:
+    """Whether small frames of a feature can have a row each, and be decoded alone."""
+    return _has_rows(spec) and not page_kind(spec).decodes_in_order
 
 
 def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:

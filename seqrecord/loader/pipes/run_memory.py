@@ -5,18 +5,22 @@ notices of the work that more memory would save.
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping
 from dataclasses import replace
+from types import MappingProxyType
 from typing import NamedTuple
 
 from seqrecord.loader.engine.arena import FORMS
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
-from seqrecord.loader.pipes.memory import check_machine, spare_memory
+from seqrecord.loader.pipes.frame_arrays import bytes_by_group
+from seqrecord.loader.pipes.memory import SMALL, can_stay, check_machine, spare_memory
 from seqrecord.loader.pipes.needed import frames_of_epochs, needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.states import Segments
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.memory import MOST_CLIPS, Memory, MemoryPlan
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Shard
@@ -42,6 +46,8 @@ class RunMemory(NamedTuple):
         rows: the rows of frames that stay in memory, by group; none if frames are freed.
         store_bytes: memory for a store of remote chunks, beside `nbytes`.
         pieces: the bytes that the plan needs from that store.
+        small_rows: rows of resident small frames, by group, in the memory that mapped frames do
+            not need; see `_small_rows`.
     """
 
     memory: Memory
@@ -49,6 +55,7 @@ class RunMemory(NamedTuple):
     rows: tuple[FrameRows, ...] = ()
     store_bytes: int = 0
     pieces: Pieces | None = None
+    small_rows: Mapping[int, FrameRows] = MappingProxyType({})
 
 
 def settle(
@@ -67,6 +74,8 @@ def settle(
             later, groups = frames_of_epochs(planner.view), zip(rows, plan.groups, strict=True)
             rows = tuple(of_group.with_later(later.get(group.group)) for of_group, group in groups)
         settled = settled._replace(rows=rows)
+    elif not on_device:
+        settled = settled._replace(small_rows=_small_rows(planner.view, plan, memory))
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
         settled = _with_store(planner, fitted, plan, settled)
     if not on_device and planner.limit_in is None:
@@ -90,6 +99,31 @@ def _arenas(
         most = min(_MOST_TOGETHER, _MOST_BYTES_TOGETHER // clip)
         memory = replace(memory, together=fitted.clips_at_once(memory, most))
     return memory
+
+
+def _small_rows(view: View, plan: Plan, memory: Memory) -> dict[int, FrameRows]:
+    """Rows for all frames of groups with small ones, smallest groups first.
+
+    The plan has memory for mapped frames, which take none. Other small frames are resident in it:
+    then a later epoch loads nothing.
+    """
+    mapped, features = view.dataset.contents.mapped_frames, view.dataset.features
+    if not mapped or view.transform is not None or view.excerpts is not None:
+        return {}
+    places = {group.group: place for place, group in enumerate(plan.groups)}
+    room = sum(
+        memory.num_rows[places[group]] * sum(spec.nbytes for spec in frames.specs.values())
+        for group, frames in mapped.items()
+    )
+    rows = FrameRows.of_episodes(view.episodes.num_frames, view.episode_rows)
+    sizes = dict(zip(places, bytes_by_group(view.arrays, features), strict=True))
+    small_rows = {}
+    for group in sorted(places.keys() - mapped.keys(), key=sizes.__getitem__):
+        specs = [spec for spec in features.values() if spec.group == group]
+        room -= rows.num_rows * (sizes[group] + 1)
+        if room >= 0 and sizes[group] <= SMALL and all(map(can_stay, specs)):
+            small_rows[group] = rows
+    return small_rows
 
 
 def _with_store(planner: Planner, fitted: MemoryPlan, plan: Plan, settled: RunMemory) -> RunMemory:

@@ -109,6 +109,19 @@ def num_absent(gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any]) -> npt.NDAr
     return counts
 
 
+def absent_frames(
+    gaps: npt.NDArray[Any], num_frames: npt.NDArray[Any]
+) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64]]:
+    """Find the missing frames of gap rows: row, and bit of its word, int64 [n] each, ascending.
+
+    `num_frames` has an entry for each chunk.
+    """
+    room = num_frames[gaps["chunk"]].astype(np.int64) - WORD * gaps["word"].astype(np.int64)
+    is_absent = (_bits(gaps["present"]) == 0) & (np.arange(WORD) < room[:, None])
+    row, bit = np.nonzero(is_absent)
+    return row, bit
+
+
 def count_words(num_frames: npt.NDArray[Any]) -> int:
     """Count the bitmap words of one feature in all chunks together."""
     blocks = (num_frames[start : start + _BLOCK] for start in range(0, len(num_frames), _BLOCK))

@@ -27,6 +27,7 @@ from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
+from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords, Verify, mappable
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
@@ -85,7 +86,7 @@ class Contents:
     manifest: Manifest
     index: Index
     features: Schema
-    verify: bool = True
+    verify: Verify = True
     names: Mapping[str, str] = field(default_factory=dict)
     externals: ExternalFiles | None = None
     bad: BadEpisodes = field(default_factory=BadEpisodes)
@@ -121,9 +122,33 @@ class Contents:
         paths = [file.path for file in self.manifest.record_files]
         return ChunkReader(
             *(self.storage, paths, self.index, self.features),
-            verify=self.verify,
+            verify=bool(self.verify),
             externals=self.externals,
         )
+
+    @cached_property
+    def mapped_frames(self) -> Mapping[int, MappedFrames]:
+        """Raw frames that are mapped, by group; empty without any, or with `verify="always"`."""
+        chunks, groups = self.chunks, self.index.groups
+        features = {
+            number: specs
+            for number, raw in enumerate(chunks.raw)
+            if self.verify != "always" and (specs := mappable(raw, groups[number], self.features))
+        }
+        if not features:
+            return {}
+        is_used = np.zeros(len(self.manifest.record_files), np.bool_)
+        for number in features:
+            is_used |= np.bincount(groups[number].file, minlength=len(is_used)) > 0
+        files = {file.path: file.size for file in self.manifest.record_files}
+        zero_bytes = max(spec.nbytes for specs in features.values() for spec in specs.values())
+        records = MappedRecords.of(self.storage, files, is_used.tolist(), zero_bytes)
+        if records is None:
+            return {}
+        return {
+            n: MappedFrames(records, chunks.raw[n], groups[n], specs, verify=bool(self.verify))
+            for n, specs in features.items()
+        }
 
     @cached_property
     def statistics(self) -> Statistics:

@@ -14,6 +14,7 @@ from seqrecord.errors import ClipError, SchemaError, located
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import Contents, Episodes
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter
+from seqrecord.store.reading.mapped_frames import Verify, check_verify
 from seqrecord.store.reading.metadata import load, load_version
 from seqrecord.store.reading.notebook import MAX_ROWS, html_card
 from seqrecord.store.reading.resizing import Sizes, resized_schema
@@ -38,7 +39,7 @@ def open_packed(
     *,
     features: Sequence[str] | None = None,
     version: str | None = None,
-    verify: bool = True,
+    verify: Verify = True,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
@@ -59,6 +60,7 @@ def open_packed(
     Raises `NotFoundError` if the dataset, the version or one of its files is missing,
     `FormatError` for a damaged dataset and `SchemaError` for an unknown feature.
     """
+    check_verify(verify)
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     externals: ExternalFiles | None = None
     try:

@@ -20,6 +20,7 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.join_matching import Check, find_partners
 from seqrecord.store.reading.joined_index import Partners, companion_specs, joined_index
+from seqrecord.store.reading.mapped_frames import Verify
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.joined import JoinedStorage, joined_path
@@ -152,7 +153,7 @@ class Join:
             manifest=manifest,
             index=index,
             features=self._features(schema),
-            verify=any(member.verify for member in members),
+            verify=_joint_verify([member.verify for member in members]),
             names={},
             externals=self._externals(),
             join=self,
@@ -334,3 +335,8 @@ class JoinedFiles:
     def close(self) -> None:
         for part in self._parts:
             part.close()
+
+
+def _joint_verify(values: Sequence[Verify]) -> Verify:
+    """The strictest of several values of `verify`."""
+    return "always" if "always" in values else any(values)

@@ -26,6 +26,7 @@ from seqrecord.store.reading.joined_tables import (
     is_table,
     joined_table,
 )
+from seqrecord.store.reading.mapped_frames import Verify
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.opening import StorageLike
 from seqrecord.store.text import repr_of
@@ -45,7 +46,7 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
     *,
     features: Sequence[str] | None = None,
     version: str | None = None,
-    verify: bool = True,
+    verify: Verify = True,
     storage_options: Mapping[str, Any] | None = None,
     cache_dir: str | PathLike[str] | None = None,
     cache_limit: int | str | None = None,
@@ -68,7 +69,8 @@ def open(  # noqa: A001 - `seqrecord.open`, as `gzip.open`
         features: names of the features to read; default all. No bytes of others are read.
         version: id of an earlier version, from `Dataset.version` or `seqrecord info --versions`;
             default the current version.
-        verify: check the checksum of every page read.
+        verify: check the checksum of every page read. Raw frames of a local disk that are mapped
+            are checked once per process: `"always"` maps none and checks each read.
         storage_options: for the filesystem of `location`.
         cache_dir: local folder with a cache of a remote dataset. Processes may share it. Default
             none.
@@ -244,7 +246,7 @@ def _open(
     *,
     features: Sequence[str] | None = None,
     version: str | None = None,
-    verify: bool = True,
+    verify: Verify = True,
     **options: Any,
 ) -> Dataset:
     """Like `open`; selections of bad episodes are refused later, by `Dataset.find_episodes`.

@@ -201,7 +201,7 @@ class RawFrames:
     ) -> None:
         self._storage, self._paths, self._index = storage, paths, index
         self._table = table = index.groups[group]
-        self._verify, self._is_local = verify, is_local
+        self._verify, self.is_local = verify, is_local
         self._columns = [
             p for p, n in zip(table.features, table.schema, strict=True) if n in features
         ]
@@ -371,7 +371,7 @@ class RawFrames:
             if not exact:  # whole pages if faster than their parts
                 used_bytes = sum(stop - begin for begin, stop in bounds) * nbytes
                 min_saving = max(used_bytes, SPARED_REMOTE)
-                if self._is_local:
+                if self.is_local:
                     min_saving = (len(bounds) + 1) * PART_BYTES
                 if length - used_bytes < min_saving:
                     bounds = [(0, num_present)] * len(bounds)
@@ -445,7 +445,7 @@ class RawFrames:
         views = [table.view(np.uint8).data for table in tables.values()]
         for piece in pieces:
             piece.num_checked = 0
-        for block in _blocks(pieces, _BLOCK_BYTES if self._is_local else 1 << 62):
+        for block in _blocks(pieces, _BLOCK_BYTES if self.is_local else 1 << 62):
             between = sum(part for _, _, part in block if isinstance(part, int)) + padding
             scratch = pool.acquire(between)
             try:

@@ -131,8 +131,10 @@ class MappedFiles:
         weakref.finalize(reserved, _reserved_maps.pop, token, None).atexit = False
         return cls(memory, sizes, zeros, populate)
 
-    def map(self, number: int, path: str | os.PathLike[str]) -> None:
+    def map(self, number: int, path: str | os.PathLike[str], *, may_be_short: bool = False) -> None:
         """Map a file at its place. Replaces the file that was mapped there.
+
+        With `may_be_short`, `touch` raises the error of bytes that a shorter file lacks.
 
         Raises `StorageError` for a file that cannot be read, that is shorter than its size, or that
         is not on a local disk; see `can_map`.
@@ -144,7 +146,7 @@ class MappedFiles:
                 status = os.fstat(handle.fd)
                 if not _is_local(status.st_dev, name):
                     raise StorageError("cannot map a file of this file system", file=name)
-                if status.st_size < size:
+                if status.st_size < size and not may_be_short:
                     raise short_read(name, ByteRange(0, size), status.st_size)
                 if size:
                     place, length = int(self.places[number]), _whole_pages(size)
@@ -152,7 +154,8 @@ class MappedFiles:
             finally:
                 handle.close()
         self._sources[number] = _Source(
-            name, status.st_dev, status.st_ino, size, status.st_mtime_ns
+            *(name, status.st_dev, status.st_ino),
+            *(min(size, status.st_size), status.st_mtime_ns),
         )
 
     def is_mapped(self, number: int) -> bool:

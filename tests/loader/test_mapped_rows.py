@@ -1,0 +1,319 @@
+"""Raw frames that are copied from mapped record files: values, checks, damage, maps."""
+
+from __future__ import annotations
+
+import gc
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
+from seqrecord.errors import ChecksumError, ClipError, StorageError
+from seqrecord.store.storage.mapped_files import num_reserved_maps
+from tests.kit.clip_data import digests, no_leaks
+from tests.kit.processes import in_fork
+
+LENGTHS = (11, 3, 24, 1, 7)
+GAPS = {(0, 10), (1, 2), (2, 5), (2, 23)}  # frames without the flow
+FEATURES = ["image", "depth", "flow", "is_static", "pose"]
+
+
+def frame(episode: int, number: int) -> dict[str, Any]:
+    """Frames of odd and even sizes; the pose is small, and bools are not mapped."""
+    rng = np.random.default_rng([episode, number])
+    values = {
+        "image": rng.integers(0, 256, (75, 75, 3), np.uint8),  # 16,875 bytes
+        "depth": rng.random((64, 65), np.float32),
+        "flow": rng.random((50, 60, 2), np.float32).astype(np.float32),
+        "is_static": rng.random((130, 130)) < 0.5,
+        "pose": rng.random(7, np.float32),
+    }
+    if (episode, number) in GAPS:
+        del values["flow"]
+    return values
+
+
+def write(path: Path, **options: Any) -> Path:
+    with seqrecord.SeqRecordWriter(path, codecs="raw", **options) as writer:
+        for episode, length in enumerate(LENGTHS):
+            with writer.episode(f"e{episode}") as recording:
+                for number in range(length):
+                    recording.append(frame(episode, number))
+    return path
+
+
+@pytest.fixture(scope="module")
+def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Several record files, with chunks of a few frames."""
+    folder = tmp_path_factory.mktemp("mapped") / "records"
+    return write(folder, max_file_size=700_000, chunk_frames=4)
+
+
+def both(path: Path) -> list[Any]:
+    """The dataset with mapped frames, and without."""
+    return [seqrecord.open(path, verify=verify) for verify in (True, "always")]
+
+
+def reads(loader: Any) -> int:
+    return int(loader.stats()["bytes_read"])
+
+
+CASES: dict[str, dict[str, Any]] = {
+    "clips": {"clip_len": 3, "batch_size": 4, "features": ["image", "depth", "pose"]},
+    "without gaps": {"clip_len": 2, "batch_size": 5, "features": ["image", "flow"]},
+    "all features": {"clip_len": 2, "batch_size": 3, "stride": 2, "features": FEATURES},
+    "single clips": {"clip_len": 2, "features": ["depth"]},
+    "windows": {
+        "windows": {"image": (-4, 0, 1), "depth": range(3), "pose": range(-2, 3)},
+        "pad": "edge",
+        "batch_size": 4,
+    },
+    "latest": {
+        "windows": {"image": range(1), "flow": seqrecord.Latest([0])},
+        "batch_size": 4,
+    },
+    "reverse": {"clip_len": 3, "batch_size": 4, "features": ["image"], "dilation": 2},
+    "crop": {
+        "clip_len": 2,
+        "batch_size": 4,
+        "features": ["image", "pose"],
+        "clip_transform": [seqrecord.RandomCrop((40, 50)), seqrecord.HorizontalFlip()],
+    },
+    "function": {
+        "clip_len": 2,
+        "batch_size": 4,
+        "features": ["image", "pose"],
+        "frame_transform": lambda frame: {"half": frame["image"] // 2, "pose": frame["pose"]},
+    },
+    "resized": {
+        "clip_len": 2,
+        "batch_size": 4,
+        "features": ["image", "depth"],
+        "resize": {"image": (32, 32)},
+    },
+    "repeated samples": {
+        "clip_len": 2,
+        "batch_size": 4,
+        "features": ["image"],
+        "samples": {"episode": ["e2", "e0", "e2", "e2"], "start": [3, 1, 3, 20]},
+    },
+    "frames of a list": {
+        "features": ["image", "pose"],
+        "batch_size": 2,
+        "samples": {"episode": ["e2", "e0", "e2"], "frames": [[3, 20, 4], [1, 1, 9], [0, 1, 2]]},
+    },
+    "small memory": {
+        "clip_len": 2,
+        "batch_size": 2,
+        "features": ["image", "depth"],
+        "memory_limit": 1_200_000,
+    },
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_values_and_orders_equal(path: Path, case: str) -> None:
+    """Two epochs, and a resume in the middle of the second."""
+    mapped, copied = (SeqRecordPipe(data, **CASES[case], seed=3) for data in both(path))
+    wanted = [digests(copied) for _ in range(3)]
+    assert [digests(mapped) for _ in range(2)] == wanted[:2]
+    batches = iter(mapped)
+    begun = digests(next(batches) for _ in range(len(wanted[2]) // 2))
+    state = mapped.state_dict()
+    del batches
+    resumed = SeqRecordPipe(seqrecord.open(path), **CASES[case], seed=3)
+    resumed.load_state_dict(state)
+    assert begun + digests(resumed) == wanted[2]
+    assert mapped.stats()["memory_limit"] == copied.stats()["memory_limit"]
+
+
+def test_the_second_epoch_reads_nothing(path: Path) -> None:
+    settings: Any = {"clip_len": 2, "batch_size": 4, "features": ["image", "depth", "pose"]}
+    mapped, copied = (SeqRecordPipe(data, **settings) for data in both(path))
+    for number in range(2):
+        digests(mapped)
+        digests(copied)
+        assert (reads(mapped) > 0) == (number == 0)
+        assert reads(copied) > 0
+    assert mapped.stats()["peak_buffer_bytes"] < copied.stats()["peak_buffer_bytes"] / 10
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_without_checksums(path: Path, tmp_path: Path, verify: bool) -> None:
+    damaged = write(tmp_path / "records")
+    damage(damaged, 100_000)
+    pipe = SeqRecordPipe(seqrecord.open(damaged, verify=verify), clip_len=1, features=["image"])
+    if verify:
+        with pytest.raises(ChecksumError, match="image"):
+            list(pipe)
+    else:
+        assert len(list(pipe)) == sum(LENGTHS)
+
+
+def record_file(path: Path) -> Path:
+    [file] = (path / "records").glob("*.seqrec")
+    return file
+
+
+def damage(path: Path, offset: int) -> None:
+    with record_file(path).open("r+b") as file:
+        file.seek(offset)
+        byte = file.read(1)[0]
+        file.seek(offset)
+        file.write(bytes([byte ^ 255]))
+
+
+def pipe_of(path: Path) -> SeqRecordPipe:
+    return SeqRecordPipe(path, clip_len=1, batch_size=2, features=["image"])
+
+
+def test_a_file_that_is_shortened_while_mapped(tmp_path: Path) -> None:
+    """Before the epoch, during it, and after it: an error, never a signal."""
+    path = write(tmp_path / "records")
+    size = record_file(path).stat().st_size
+    pipe = pipe_of(path)
+    digests(pipe)
+    os.truncate(record_file(path), size // 2)
+    with pytest.raises(StorageError, match="ended early") as caught:
+        digests(pipe)
+    assert caught.value.file == str(record_file(path))
+    with pytest.raises(StorageError, match="ended early") as caught:
+        digests(pipe_of(path))
+    assert caught.value.episode is not None
+
+
+def test_a_file_that_is_shortened_during_an_epoch(tmp_path: Path) -> None:
+    path = write(tmp_path / "records")
+    pipe = pipe_of(path)
+    digests(pipe)
+    batches = iter(pipe)
+    next(batches)
+    os.truncate(record_file(path), 4096)
+    with pytest.raises(StorageError, match="ended early"):
+        digests(batches)
+
+
+def test_damage_after_an_epoch_is_found_in_the_next(tmp_path: Path) -> None:
+    path = write(tmp_path / "records")
+    pipe = pipe_of(path)
+    digests(pipe)
+    damage(path, 100_000)
+    with pytest.raises(ChecksumError, match="image"):
+        digests(pipe)
+
+
+def test_a_file_that_is_replaced_or_deleted_stays(tmp_path: Path) -> None:
+    path = write(tmp_path / "records")
+    pipe = pipe_of(path)
+    digests(pipe)
+    wanted = digests(pipe)
+    record_file(path).unlink()
+    pipe.set_epoch(1)
+    assert digests(pipe) == wanted
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers(path: Path, context: str) -> None:
+    settings: Any = {"clip_len": 2, "batch_size": 4, "features": ["image", "flow", "pose"]}
+    mapped, copied = (SeqRecordPipe(data, **settings) for data in both(path))
+    if context == "fork":
+        digests(mapped)  # maps and marks that workers inherit
+        mapped.set_epoch(0)
+    loaders = (
+        DataLoader(pipe, batch_size=None, num_workers=2, multiprocessing_context=context)
+        for pipe in (mapped, copied)
+    )
+    first, second = (digests(loader) for loader in loaders)
+    assert first == second
+
+
+def test_a_fork_after_marks_of_its_parent(path: Path) -> None:
+    """A fork has marks of frames that its parent checks later, but not the maps of their files."""
+    pipe = SeqRecordPipe(path, clip_len=1, batch_size=2, features=["image"], shuffle=False)
+    batches = iter(pipe)
+    next(batches)
+    assert in_fork(lambda: digests(pipe)) == digests(
+        SeqRecordPipe(path, clip_len=1, batch_size=2, features=["image"], shuffle=False)
+    )
+    del batches
+
+
+def test_map_style(path: Path) -> None:
+    for case in ("clips", "all features", "windows", "frames of a list"):
+        settings = {n: v for n, v in CASES[case].items() if n not in ("batch_size", "stride")}
+        mapped, copied = (SeqRecordMapDataset(data, **settings) for data in both(path))
+        for numbers in ([0], [1, 0, 1], list(range(len(mapped)))):
+            pairs = zip(mapped.__getitems__(numbers), copied.__getitems__(numbers), strict=True)
+            for clip, wanted in pairs:
+                assert clip.keys() == wanted.keys()
+                for name, value in clip.items():
+                    assert np.array_equal(value, wanted[name]), name
+
+
+def test_a_mix(path: Path, tmp_path: Path) -> None:
+    other = write(tmp_path / "records")
+    settings: Any = {"clip_len": 2, "features": ["image", "pose"]}
+    mixes = [
+        SeqRecordMix(
+            {name: SeqRecordPipe(data, **settings) for name, data in zip("ab", pair, strict=True)},
+            weights={"a": 2, "b": 1},
+            batch_size=5,
+        )
+        for pair in zip(both(path), both(other), strict=True)
+    ]
+    for _ in range(2):
+        mapped, copied = map(digests, mixes)
+        assert mapped == copied
+
+
+def maps_below(folder: Path) -> int:
+    gc.collect()
+    return Path("/proc/self/maps").read_text().count(str(folder))
+
+
+def test_no_map_and_no_descriptor_remains(path: Path) -> None:
+    before = num_reserved_maps()
+    with no_leaks():
+        pipe = SeqRecordPipe(path, clip_len=2, batch_size=4, features=["image", "depth"])
+        batch = next(iter(pipe))
+        assert maps_below(path) > 0
+        assert list(map(str, open_files(path))) == []
+        del pipe
+    assert maps_below(path / "records") == 0
+    assert num_reserved_maps() == before
+    assert torch.is_tensor(batch["image"])
+
+
+def open_files(folder: Path) -> Iterator[Path]:
+    for link in Path("/proc/self/fd").iterdir():
+        target = Path(os.path.realpath(link))
+        if target.is_relative_to(folder / "records"):
+            yield target
+
+
+def test_torch_keeps_its_number_of_threads(path: Path) -> None:
+    count = torch.get_num_threads()
+    digests(pipe_of(path))
+    assert torch.get_num_threads() == count
+
+
+def test_functions_cannot_write_to_files(path: Path) -> None:
+    def write_to(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+        clip["image"][:] = 0
+        return clip
+
+    settings: Any = {"clip_len": 1, "batch_size": 2, "features": ["image"]}
+    with pytest.raises(ValueError, match="read-only"):
+        list(SeqRecordPipe(path, **settings, clip_transform=write_to))
+
+
+def test_an_unknown_value_of_verify(path: Path) -> None:
+    with pytest.raises(ClipError, match=r'"always".*never'):
+        seqrecord.open(path, verify="never")  # type: ignore[arg-type]
