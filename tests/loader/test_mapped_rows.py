@@ -279,6 +279,7 @@ def maps_below(folder: Path) -> int:
 
 
 def test_no_map_and_no_descriptor_remains(path: Path) -> None:
+    gc.collect()  # of other tests
     before = num_reserved_maps()
     with no_leaks():
         pipe = SeqRecordPipe(path, clip_len=2, batch_size=4, features=["image", "depth"])
@@ -287,7 +288,7 @@ def test_no_map_and_no_descriptor_remains(path: Path) -> None:
         assert list(map(str, open_files(path))) == []
         del pipe
     assert maps_below(path / "records") == 0
-    assert num_reserved_maps() == before
+    assert num_reserved_maps() <= before
     assert torch.is_tensor(batch["image"])
 
 
