@@ -22,11 +22,12 @@ import numpy.typing as npt
 import torch
 
 from seqrecord.errors import ClipError
-from seqrecord.loader.engine.placed_rows import MIN_MAPPED_BYTES, PlacedRows
+from seqrecord.loader.engine.mapped_rows import PlacedRows
 from seqrecord.loader.engine.pools import BufferPool, page_aligned
 from seqrecord.loader.engine.tensors import tensor_of, torch_dtype
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec, mask_name
+from seqrecord.store.reading.mapped_frames import MIN_FRAME_BYTES
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.value_kinds import (
     BLOBS,
@@ -128,7 +129,7 @@ class Arena:
         For large frames of a fixed shape.
         """
         array = self._arrays[feature]
-        is_large = self.specs[feature].nbytes >= MIN_MAPPED_BYTES
+        is_large = self.specs[feature].nbytes >= MIN_FRAME_BYTES
         if not isinstance(array, np.ndarray) or not len(array) or not is_large:
             return None
         if (placed_rows := self._placed.get(feature)) is None:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from time import perf_counter
 from types import MappingProxyType
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -24,9 +24,10 @@ from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.buffers import Buffers, ChunkBuffers
 from seqrecord.loader.engine.decoding import Fetched, FrameDecoder, Transform
 from seqrecord.loader.engine.group_loads import GroupLoads
+from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
-from seqrecord.loader.frame_cache import CachedRows, FrameFolder
+from seqrecord.loader.frame_cache import CachedFrames, CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
 from seqrecord.store.clips.grids import run_bounds
 from seqrecord.store.clips.tables import IntArray
@@ -51,14 +52,6 @@ class BegunLoad:
     left: Sequence[IntArray]
 
 
-@runtime_checkable
-class CheckedFrames(Protocol):
-    """Target of loads that leave frames where they are."""
-
-    def load(self, chunk: IntArray, frame: IntArray) -> int:
-        """Check frames of episodes in rows of the chunk table; returns the bytes read."""
-
-
 @dataclass(frozen=True, eq=False)
 class FrameChecks:
     """Checks frames where they are; errors name their chunk. Frames of group `counted` count."""
@@ -68,7 +61,7 @@ class FrameChecks:
     stats: EngineStats
     counted: int | None
 
-    def check(self, target: CheckedFrames, group: int, chunk: IntArray, frame: IntArray) -> None:
+    def check(self, target: MappedArena, group: int, chunk: IntArray, frame: IntArray) -> None:
         """Check frames of a group, in rows of the chunk table; int64 [n] each."""
         begin = perf_counter()
         try:
@@ -80,12 +73,115 @@ class FrameChecks:
         self.stats.add(frames_decoded=len(frame) * (group == self.counted))
 
 
+@dataclass(frozen=True, eq=False)
+class CachedLoads:
+    """Reads frames of loads from the frame cache, if there is one, and adds decoded ones.
+
+    Errors name their chunk. Frames of group `counted` count. `groups` name all features of rows.
+    """
+
+    frames: CachedFrames | None
+    clip_frames: ClipFrames
+    groups: Mapping[int, GroupLoads]
+    reader: ChunkReader
+    decoder: FrameDecoder
+    stats: EngineStats
+    counted: int
+    are_mapped: bool
+
+    @classmethod
+    def of(
+        cls,
+        folder: FrameFolder | None,
+        dataset: Dataset,
+        transform: Transform | None,
+        leading: int,
+        clip_frames: ClipFrames,
+        groups: Mapping[int, GroupLoads],
+        decoder: FrameDecoder,
+        stats: EngineStats,
+    ) -> CachedLoads:
+        """The loads of a dataset's frames in a folder, or of results of a transform."""
+        frames = None if folder is None else folder.frames_of(dataset)
+        if transform is not None and frames is not None:
+            frames = frames.of_results(leading, transform.specs, transform.cache_key)
+        # Frames of one group are counted; its decoded ones too, unless another group leads.
+        counted = leading
+        if frames is not None and leading not in frames.features:
+            counted = min(frames.features, default=leading)
+        are_mapped = dataset.contents.verify != "always"
+        reader = dataset.contents.chunks
+        return cls(frames, clip_frames, groups, reader, decoder, stats, counted, are_mapped)
+
+    def cover(self, load: Load, frames: IntArray) -> bool:
+        """Whether these frames of a load seem to be there."""
+        if self.frames is None or load.group not in self.frames.features:
+            return False
+        stored = _stored_frames(self.clip_frames, load, frames)
+        return self.frames.covers(load.group, np.full_like(frames, load.chunk), stored)
+
+    def read(self, row_load: RowLoad) -> tuple[RowLoad, dict[str, CachedRows]]:
+        """Read frames, or place their rows in mapped files.
+
+        Returns the frames that are not there with all features, and what each feature has of them.
+        """
+        cached_rows: dict[str, CachedRows] = {}
+        group, chunk, frame, rows, out = row_load
+        if self.frames is None or not len(frame):
+            return row_load, cached_rows
+        begin = perf_counter()
+        try:
+            for name in self.frames.features.get(group, ()):
+                places = None
+                if self.are_mapped and isinstance(out, Arena):
+                    places = out.places(name)
+                if places is not None:
+                    places.reset(rows)
+                cached_rows[name] = self.frames.read(name, chunk, frame, out[name], rows, places)
+        except Exception as error:  # for example, an original has changed
+            self.decoder.name(error, self.reader.chunk_at(group, int(chunk[0])))
+            raise
+        count = 0
+        if cached_rows and group == self.counted:  # as decoded frames: once for all features
+            are_read = [rows_of_feature.read for rows_of_feature in cached_rows.values()]
+            count = int(np.logical_or.reduce(are_read).sum())
+        self.stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
+        if cached_rows.keys() != self.groups[group].names:
+            return row_load, cached_rows
+        uncached = ~np.logical_and.reduce([cached.there for cached in cached_rows.values()])
+        cached_rows = {name: cached.take(uncached) for name, cached in cached_rows.items()}
+        return row_load.take(uncached), cached_rows
+
+    def add(
+        self,
+        cached: Mapping[str, CachedRows],
+        names: Collection[str],
+        row_load: RowLoad,
+        fetched: Fetched | None = None,
+    ) -> None:
+        """Add decoded frames of these features if they are not there.
+
+        `fetched` are their pages, `None` for raw ones.
+        """
+        parts = () if fetched is None else (fetched, *fetched.others)
+        for name in cached.keys() & names:
+            assert self.frames is not None, "they were read"
+            _, chunk, frame, rows, out = row_load.take(~cached[name].there)
+            pages = [
+                (page, part.data[page.feature])
+                for part in parts
+                for page in part.pages
+                if page.feature in part.data
+            ]
+            self.frames.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)
+
+
 class ChunkFetcher:
     """Reads pages of chunks into memory, and keeps chunks open between loads; thread-safe.
 
     Args:
         in_pieces: groups whose chunks stay open between loads of a cursor: long video chunks.
-        mapped: features whose pages are not read.
+        mapped: see `ChunkLoader`.
     """
 
     def __init__(
@@ -95,7 +191,7 @@ class ChunkFetcher:
         buffers: ChunkBuffers,
         stats: EngineStats,
         in_pieces: Collection[int],
-        mapped: Collection[str] = (),
+        mapped: Mapping[int, MappedArena],
     ) -> None:
         self._mapped = mapped
         self._reader, self._index = dataset.contents.chunks, dataset.contents.index
@@ -106,8 +202,9 @@ class ChunkFetcher:
 
     def read(self, chunk: Chunk, without: Collection[str] = ()) -> Fetched:
         """Read pages of a chunk into memory, except features in `without`."""
-        begin = perf_counter()
-        pages = [page for page in self._reader.pages(chunk) if page.feature not in self._mapped]
+        begin, pages = perf_counter(), self._reader.pages(chunk)
+        if (mapped := self._mapped.get(chunk.group)) is not None:
+            pages = [page for page in pages if page.feature not in mapped.specs]
         selected_pages = [page for page in pages if page.feature not in without]
         buffer = self._buffers.acquire(sum([page.buffer_bytes for page in selected_pages]))
         try:
@@ -208,7 +305,7 @@ class ChunkLoader:
         frames_stay: mark loaded rows for later epochs. Each load marks its own as it ends: an epoch
             may be left at any time.
         exact: read only the slices of raw features that contain the frames; see `RawFrames.read`.
-        mapped: mapped features by group, which loads to arenas leave out.
+        mapped: rows of mapped features by group, which loads to other arenas leave out.
     """
 
     def __init__(
@@ -223,10 +320,9 @@ class ChunkLoader:
         in_pieces: Collection[int] = (),
         frames_stay: bool = False,
         exact: bool = False,
-        mapped: Mapping[int, Collection[str]] = MappingProxyType({}),
+        mapped: Mapping[int, MappedArena] = MappingProxyType({}),
     ) -> None:
-        self._mapped = {group: frozenset(names) for group, names in mapped.items()}
-        self._frames_stay = frames_stay
+        self._mapped, self._frames_stay = mapped, frames_stay
         self._dataset, self._reader = dataset, dataset.contents.chunks
         self.is_local, self.in_pieces = self._reader.is_local, in_pieces
         storage = dataset.contents.storage
@@ -240,22 +336,18 @@ class ChunkLoader:
         )
         self._buffers, self._stats, self._transform = buffers, stats, transform
         self._leading, self._clip_frames = leading, clip_frames
-        frame_cache = None if buffers.needs.decoded_there else FrameFolder.of(dataset)
-        self._cached = None if frame_cache is None else frame_cache.frames_of(dataset)
-        if transform is not None and self._cached is not None:
-            self._cached = self._cached.of_results(leading, transform.specs, transform.cache_key)
-        # Frames of one group are counted; its decoded ones too, unless another group leads.
-        self._counted = leading
-        if self._cached is not None and leading not in self._cached.features:
-            self._counted = min(self._cached.features, default=leading)
         self._decoder = FrameDecoder(dataset, leading, transform, num_threads, stats, clip_frames)
-        is_counted = self._mapped.get(leading) == self._groups[leading].names
-        self._checks = FrameChecks(
-            self._reader, self._decoder, stats, leading if is_counted else None
+        folder = None if buffers.needs.decoded_there else FrameFolder.of(dataset)
+        self._cache = CachedLoads.of(
+            *(folder, dataset, transform, leading, clip_frames, self._groups, self._decoder, stats)
         )
-        names = frozenset(name for names in self._mapped.values() for name in names)
+        # Frames of the leading group count once: where its other features are decoded, if any.
+        arena = mapped.get(leading)
+        is_mapped = arena is not None and arena.specs.keys() == self._groups[leading].names
+        counted = leading if is_mapped else None
+        self._checks = FrameChecks(self._reader, self._decoder, stats, counted)
         self._fetcher = ChunkFetcher(
-            dataset, self._decoder, buffers.chunks, stats, in_pieces, names
+            dataset, self._decoder, buffers.chunks, stats, in_pieces, mapped
         )
         self.close = self._fetcher.close
 
@@ -265,7 +357,7 @@ class ChunkLoader:
         The chunk of a single load may already be `fetched`.
         """
         loads, target = [item.load for item in items], items[0].target
-        if isinstance(target, CheckedFrames):
+        if isinstance(target, MappedArena):
             chunk, frame = _stored(self._clip_frames, items)
             self._checks.check(target, loads[0].group, chunk, frame)
             self._stats.add(loads=len(loads))
@@ -289,7 +381,7 @@ class ChunkLoader:
         remaining frames.
         """
         load = item.load
-        if self._is_cached(load, item.frames):
+        if self._cache.cover(load, item.frames):
             self([item])
             return BegunLoad(None, ())
         fetched = self._fetcher.take(load) or self._fetcher.read_chunk(load)
@@ -364,14 +456,7 @@ class ChunkLoader:
             if load.first != max(chunk.first_frame, 0):
                 return False
         frames = load.frames
-        return len(frames) > 0 and not self._is_cached(load, frames)
-
-    def _is_cached(self, load: Load, frames: IntArray) -> bool:
-        """Whether these frames of a load seem to be in the frame cache."""
-        if self._cached is None or load.group not in self._cached.features:
-            return False
-        stored = _stored_frames(self._clip_frames, load, frames)
-        return self._cached.covers(load.group, np.full_like(frames, load.chunk), stored)
+        return len(frames) > 0 and not self._cache.cover(load, frames)
 
     def joins(self, load: Load) -> bool:
         """Whether small loads like this one should share a thread."""
@@ -434,17 +519,17 @@ class ChunkLoader:
         """
         group, names = row_load.group, self._groups[row_load.group].names
         try:
-            row_load, cached_rows = self._read_cached(row_load)
+            row_load, cached_rows = self._cache.read(row_load)
             if not len(row_load.frame):
                 return fetched
-            mapped_names = self._mapped.get(group, frozenset())
             straight = {name for name, cached in cached_rows.items() if cached.there.all()}
-            straight |= mapped_names
+            if (mapped := self._mapped.get(group)) is not None:
+                straight |= mapped.specs.keys()
             if self._transform is not None:
                 straight = set()  # it needs all features
             if self._groups[group].is_direct and fetched is None:
                 straight |= self._read_raw(row_load, straight)
-                self._add_cached(cached_rows, straight, row_load)
+                self._cache.add(cached_rows, straight, row_load)
             if straight == names and not self._reader.raw[group].has_gaps:
                 count = len(row_load.frame) if group == self._leading else 0
                 self._stats.add(frames_decoded=count)
@@ -462,7 +547,7 @@ class ChunkLoader:
                 self._decoder.decode(fetched, part.frame, part.out, part.rows)
                 decoded = [name for name in cached_rows if name not in straight]
                 added = {name: cached_rows[name].take(index) for name in decoded}
-                self._add_cached(added, added, part, fetched)
+                self._cache.add(added, added, part, fetched)
         except BaseException:
             self._fetcher.release(fetched)
             raise
@@ -489,59 +574,6 @@ class ChunkLoader:
             raise
         self._stats.note_fetch(begin, nbytes, int(chunk[0]))
         return set(targets)
-
-    def _read_cached(self, row_load: RowLoad) -> tuple[RowLoad, dict[str, CachedRows]]:
-        """Read frames that are in the frame cache.
-
-        Returns the frames that are not there with all features, and what each feature has of them.
-        """
-        cached_rows: dict[str, CachedRows] = {}
-        group, chunk, frame, rows, out = row_load
-        if self._cached is None or not len(frame):
-            return row_load, cached_rows
-        begin = perf_counter()
-        try:
-            for name in self._cached.features.get(group, ()):
-                places = out.places(name) if isinstance(out, Arena) else None
-                if places is not None:
-                    places.reset(rows)
-                cached_rows[name] = self._cached.read(name, chunk, frame, out[name], rows, places)
-        except Exception as error:  # for example, an original has changed
-            self._decoder.name(error, self._reader.chunk_at(group, int(chunk[0])))
-            raise
-        count = 0
-        if cached_rows and group == self._counted:  # as decoded frames: once for all features
-            are_read = [rows_of_feature.read for rows_of_feature in cached_rows.values()]
-            count = int(np.logical_or.reduce(are_read).sum())
-        self._stats.add(frames_from_cache=count, fetch_seconds=perf_counter() - begin)
-        if cached_rows.keys() != self._groups[group].names:
-            return row_load, cached_rows
-        uncached = ~np.logical_and.reduce([cached.there for cached in cached_rows.values()])
-        cached_rows = {name: cached.take(uncached) for name, cached in cached_rows.items()}
-        return row_load.take(uncached), cached_rows
-
-    def _add_cached(
-        self,
-        cached: Mapping[str, CachedRows],
-        names: Collection[str],
-        row_load: RowLoad,
-        fetched: Fetched | None = None,
-    ) -> None:
-        """Add decoded frames of these features to the frame cache if they are not there.
-
-        `fetched` are their pages, `None` for raw ones.
-        """
-        parts = () if fetched is None else (fetched, *fetched.others)
-        for name in cached.keys() & names:
-            assert self._cached is not None, "it was asked"
-            _, chunk, frame, rows, out = row_load.take(~cached[name].there)
-            pages = [
-                (page, part.data[page.feature])
-                for part in parts
-                for page in part.pages
-                if page.feature in part.data
-            ]
-            self._cached.add(name, chunk, frame, out[name], rows, cached[name].entries, pages)
 
 
 def _stored_frames(clip_frames: ClipFrames, load: Load, frames: IntArray) -> IntArray:

@@ -15,7 +15,7 @@ from __future__ import annotations
 import weakref
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import pairwise
@@ -38,16 +38,16 @@ from seqrecord.loader.engine.batches import (
     OpenBatch,
     no_memory,
 )
-from seqrecord.loader.engine.buffer_cache import BufferCache
 from seqrecord.loader.engine.buffers import BufferNeeds, GroupRows
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
-from seqrecord.loader.engine.devices import Device
-from seqrecord.loader.engine.mapped_rows import MappedArena, MappedGroup
+from seqrecord.loader.engine.devices import BufferCache, Device
+from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import (
     BY_USE,
     AssignedLoad,
+    FileFrames,
     FrameRows,
     FrameStore,
     GroupFrames,
@@ -172,9 +172,8 @@ class Executor:
         self._stats, self._num_threads, self._rows = stats, num_threads, rows
         decodes_there = decode_there and device is not None and job.frame_transform is None
         self._mapped = mapped_arenas(job, rows) if device is None else {}
-        mapped_names = {group: arena.specs.keys() for group, arena in self._mapped.items()}
         needs = _needs(
-            *(job, memory, device, rows, mapped_names), shared=shared, decodes_there=decodes_there
+            *(job, memory, device, rows, self._mapped), shared=shared, decodes_there=decodes_there
         )
         try:
             self._buffers = cache.acquire(needs, device)
@@ -238,7 +237,7 @@ class Executor:
             job.clip_frames,
             in_pieces,
             frames_stay=bool(self._rows),
-            mapped={group: arena.specs.keys() for group, arena in self._mapped.items()},
+            mapped=self._mapped,
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
@@ -265,7 +264,6 @@ class Executor:
         job, policies = self.job, dict[int, list[GroupFrames]]()
         plan, clip_frames = job.plan, job.clip_frames
         chunks = whole_chunks(job) if self._rows else {}
-        grids = {grid.group: grid for grid in job.dataset.contents.episode_table.groups}
         for place, (group, arena) in enumerate(zip(plan.groups, self._buffers.arenas, strict=True)):
             of_group = policies.setdefault(group.group, [])
             if (rows := self._rows.get(group.group)) is not None:
@@ -276,9 +274,8 @@ class Executor:
                 of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors))
             if (mapped := self._mapped.get(group.group)) is not None:
                 mapped.frames.forget_changed()
-                grid, step = grids[group.group], group.window.frame_step
                 touches = mapped.frames.nbytes > usable_memory() // 2
-                of_group.append(MappedGroup(mapped, clip_frames, grid, step, touches=touches))
+                of_group.append(FileFrames(group, clip_frames, mapped, touches=touches))
         return policies
 
     def _execute(self, start: int, end: int) -> None:
@@ -465,13 +462,10 @@ class _RoundLoads:
     def begin(self, stop: int, sources: Sequence[ClipRows[Any]]) -> None:
         """Start the loads that clips before `stop` need, for the rows of these clips."""
         count = bisect_left(self._idle, stop, key=BY_USE)
-        needed = {
-            id(item.target): np.zeros(item.target.num_rows, bool)
-            for item in self._idle[:count]
-            if item.target.num_rows
-        }
+        targets = {id(item.target): item.target for item in self._idle[:count]}
+        needed = {key: np.zeros(target.num_rows, bool) for key, target in targets.items()}
         for source in sources:
-            if (rows := needed.get(id(source.arena))) is not None:
+            if source.arena.num_rows and (rows := needed.get(id(source.arena))) is not None:
                 rows[source.rows] = True
         self._add(self._workers.begin(self._idle[:count], needed))
         del self._idle[:count]
@@ -534,7 +528,7 @@ def _needs(
     memory: Memory,
     device: Device | None,
     rows: Mapping[int, FrameRows],
-    mapped: Mapping[int, Collection[str]],
+    mapped: Mapping[int, MappedArena],
     *,
     shared: bool,
     decodes_there: bool,
@@ -543,7 +537,7 @@ def _needs(
     plan = job.plan
     groups = []
     for group, num_rows in zip(plan.groups, memory.num_rows, strict=True):
-        specs = _of_group(job, group.group, mapped.get(group.group, ()))
+        specs = _of_group(job, group.group, mapped.get(group.group))
         if (of_group := rows.get(group.group)) is not None:
             groups.append(GroupRows(specs, of_group.num_rows, of_group.digest))
         else:
@@ -586,17 +580,17 @@ def _most_frames(plan: Plan) -> int | None:
     return max(costs.most_frames, batches.most_listed(pads=costs.form == "padded"))
 
 
-def _of_group(job: Job, group: int, mapped: Collection[str]) -> Mapping[str, ArraySpec]:
-    """Specs of a group's frames, including masks, without `mapped` features; with a transform, of
+def _of_group(job: Job, group: int, mapped: MappedArena | None) -> Mapping[str, ArraySpec]:
+    """Specs of a group's frames, including masks, without `mapped` ones; with a transform, of
     all its results.
     """
     if job.frame_transform is not None:
         return job.specs
-    specs = job.dataset.features
+    specs, mapped_names = job.dataset.features, () if mapped is None else mapped.specs
     return {
         n: s
         for n, s in job.specs.items()
-        if specs[s.mask_of or n].group == group and n not in mapped
+        if specs[s.mask_of or n].group == group and n not in mapped_names
     }
 
 
@@ -608,12 +602,12 @@ def mapped_arenas(job: Job, rows: Mapping[int, FrameRows]) -> dict[int, MappedAr
     if job.frame_transform is not None:
         return {}
     contents, arenas = job.dataset.contents, {}
-    for group, frames in contents.mapped_frames.items():
-        if group in rows:
+    for grid in contents.episode_table.groups:
+        frames = contents.mapped_frames.get(grid.group)
+        if frames is None or grid.group in rows:
             continue
-        arena = MappedArena.of(frames, contents.index.groups[group].first_frame)
-        if arena is not None:
-            arenas[group] = arena
+        if (arena := MappedArena.of(frames, grid)) is not None:
+            arenas[grid.group] = arena
     return arenas
 
 

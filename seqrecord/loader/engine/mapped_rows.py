@@ -1,19 +1,23 @@
-"""Frames that clips are copied from where they lie, in mapped files.
+"""Rows of frames that are copied from where they lie: in mapped files, or in an arena's memory.
 
-A row of a feature is an address, in units that divide all addresses of its frames. So the rows of a
-feature are one array [rows, …], whose rows overlap, and one call gathers frames of many files::
+A row has an address. Addresses are multiples of a unit from the lowest one on, so all rows of a
+feature are one array whose rows overlap, and one call gathers frames of many files::
 
     memory      | . . f f f f . . f f f f . . . |
     row 0         r r r r
     row 1           r r r r
     row 2             f f f f                       a frame
+
+`MappedArena` has raw frames in mapped record files. `PlacedRows` are rows of an arena that a load
+may place in files of the frame cache instead.
 """
 
 from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Callable, Iterator, Sequence
+import threading
+from collections.abc import Callable
 from functools import cache
 from typing import Any
 
@@ -21,17 +25,62 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.loader.engine.batches import ClipRows
-from seqrecord.loader.engine.stores import AssignedLoad, GroupFrames, Load, Missing
-from seqrecord.loader.sampling.plan import Clips, Frees, Loads
-from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
-from seqrecord.store.clips.tables import IntArray
+from seqrecord.store.clips.grids import ChunkGrid, IntArray
 from seqrecord.store.format.pages import ALIGNMENT
+from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.mapped_frames import MappedFrames
+from seqrecord.store.storage.mapped_files import MappedFiles
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
+_FEW_FILES = 4
 _MAX_NUMBERS = 1 << 62  # of an array whose rows overlap; NumPy and torch count them
+
+
+class OverlappingRows:
+    """All rows that may begin at multiples of a unit in `[start, stop)`; see the module.
+
+    Args:
+        owner: keeps the memory.
+        start, stop: addresses.
+        shape, dtype: of a row.
+
+    Attributes:
+        array: the rows, [rows, …]. Nobody may write to them.
+    """
+
+    def __init__(
+        self, owner: object, start: int, stop: int, shape: tuple[int, ...], dtype: np.dtype[Any]
+    ) -> None:
+        nbytes = math.prod(shape) * dtype.itemsize
+        self.start, self.stop, self._unit = start, stop, unit_of(nbytes)
+        num_rows = (stop - start - nbytes) // self._unit + 1
+        rows = np.asarray(_Memory(owner, start, (num_rows, nbytes), (self._unit, 1)))
+        self.array: npt.NDArray[Any] = rows.view(dtype).reshape(num_rows, *shape)
+        self._words = torch.from_numpy(rows).view(_WORDS[min(self._unit, 16)])
+
+    def find(self, offsets: IntArray) -> IntArray:
+        """Rows that begin at these offsets from the start."""
+        return offsets // self._unit
+
+    def gather(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """Copy rows, int64 [n], to `out` [n, …], which is contiguous. Without the GIL."""
+        if not len(rows):
+            return
+        # Not `numpy.take`: it would first copy an array whose rows overlap.
+        target = torch.from_numpy(out.reshape(len(rows), -1).view(np.uint8))
+        index = torch.from_numpy(np.ascontiguousarray(rows))
+        with _OneThread():
+            torch.index_select(self._words, 0, index, out=target.view(self._words.dtype))
+
+
+def unit_of(nbytes: int) -> int:
+    """Distance of rows of so many bytes."""
+    return math.gcd(ALIGNMENT, nbytes)
+
+
+def has_room(span: int, nbytes: int) -> bool:
+    """Whether an array can have all rows of `nbytes` in a span of addresses."""
+    return span // unit_of(nbytes) * nbytes <= _MAX_NUMBERS
 
 
 class MappedArena:
@@ -39,43 +88,39 @@ class MappedArena:
 
     Args:
         frames: the frames of a group.
-        first_frame: first frame of each chunk, int32 [chunks].
+        grid: the chunks of the group.
     """
 
     num_rows = 0  # with memory
 
-    def __init__(self, frames: MappedFrames, first_frame: npt.NDArray[np.integer]) -> None:
+    def __init__(self, frames: MappedFrames, grid: ChunkGrid) -> None:
         self.frames, self.specs = frames, frames.specs
-        self._first_frame = first_frame
-        self._units = {n: math.gcd(ALIGNMENT, s.nbytes) for n, s in frames.specs.items()}
-        self._arrays: dict[str, npt.NDArray[Any]] = {}
-        self._words: dict[str, torch.Tensor] = {}
+        self._grid, self._first_frame, memory = grid, frames.table.first_frame, frames.memory
+        start, stop = memory.ctypes.data, memory.ctypes.data + len(memory)
+        self._rows: dict[str, OverlappingRows] = {}
         for name, spec in frames.specs.items():
-            unit = self._units[name]
-            num_rows = (len(frames.memory) - spec.nbytes) // unit + 1
             shape: tuple[int, ...] = spec.shape  # type: ignore[assignment]
-            rows = np.asarray(_Memory(frames.memory, (num_rows, spec.nbytes), (unit, 1)))
-            self._arrays[name] = rows.view(spec.dtype).reshape(num_rows, *shape)
-            self._words[name] = torch.from_numpy(rows).view(_WORDS[min(unit, 16)])
+            self._rows[name] = OverlappingRows(memory, start, stop, shape, spec.dtype)
 
     @classmethod
-    def of(cls, frames: MappedFrames, first_frame: npt.NDArray[np.integer]) -> MappedArena | None:
+    def of(cls, frames: MappedFrames, grid: ChunkGrid) -> MappedArena | None:
         """Rows of these frames; `None` if they have too many addresses."""
-        nbytes = max(spec.nbytes for spec in frames.specs.values())
-        unit = min(math.gcd(ALIGNMENT, spec.nbytes) for spec in frames.specs.values())
-        if len(frames.memory) // unit * nbytes > _MAX_NUMBERS:
-            return None
-        return cls(frames, first_frame)
+        span = len(frames.memory)
+        is_possible = all(has_room(span, spec.nbytes) for spec in frames.specs.values())
+        return cls(frames, grid) if is_possible else None
 
     def __getitem__(self, feature: str) -> npt.NDArray[Any]:
         """Rows of a feature, [rows, …]. Nobody may write to them."""
-        return self._arrays[feature]
+        return self._rows[feature].array
+
+    def chunks(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """Rows of the chunk table with frames of episodes; int64 of one shape."""
+        return self._grid.row(episode, self._grid.place(episode, frame))
 
     def rows(self, feature: str, chunk: IntArray, frame: IntArray) -> IntArray:
         """Rows of frames of episodes, in rows of the chunk table; int64 of one shape."""
         places = self.frames.places(feature, chunk, frame - self._first_frame[chunk])
-        rows: IntArray = places // self._units[feature]
-        return rows
+        return self._rows[feature].find(places)
 
     def are_checked(self, chunk: IntArray, frame: IntArray) -> npt.NDArray[np.bool_]:
         """See `MappedFrames`; with frames of episodes."""
@@ -87,95 +132,90 @@ class MappedArena:
 
     def check(self, feature: str, rows: IntArray) -> None:
         """Raise `StorageError` if a file with these rows has become shorter."""
-        self.frames.records.check(rows * self._units[feature])
+        unit = unit_of(self.specs[feature].nbytes)
+        self.frames.records.check(rows * unit)
 
-    def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
-        """Copy rows, int64 [n], to `out` [n, …], which is contiguous. Without the GIL."""
-        if not len(rows):
-            return
-        # Not `numpy.take`: it would first copy an array whose rows overlap.
-        words = self._words[feature]
-        target = torch.from_numpy(out.reshape(len(rows), -1).view(np.uint8)).view(words.dtype)
-        with _OneThread():
-            torch.index_select(words, 0, torch.from_numpy(np.ascontiguousarray(rows)), out=target)
+    def gather(self, feature: str, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """See `OverlappingRows`."""
+        self._rows[feature].gather(rows, out)
 
 
-class MappedGroup(GroupFrames):
-    """Policy of a store: frames are copied from mapped files, and loads check them.
+class PlacedRows:
+    """The rows of a feature with frames of one shape; see the module.
+
+    Loads set the addresses of rows, which nobody gathers meanwhile. Thread-safe otherwise.
 
     Args:
-        grid: chunks of the group in the episodes of the index.
-        frame_step: distance of the frames of loads.
-        touches: whether loads touch checked frames again: the page cache may drop them.
+        array: the arena's memory, [rows, …].
     """
 
-    def __init__(
-        self,
-        arena: MappedArena,
-        clip_frames: ClipFrames,
-        grid: ChunkGrid,
-        frame_step: int,
-        *,
-        touches: bool,
-    ) -> None:
-        self._arena, self._clip_frames, self._grid = arena, clip_frames, grid
-        self._frame_step, self._touches = frame_step, touches
-        self._feature_sets = clip_frames.by_window(arena.specs)
+    def __init__(self, array: npt.NDArray[Any]) -> None:
+        self._array, self._nbytes = array, array[0].nbytes
+        begin = array.ctypes.data
+        self._addresses = begin + self._nbytes * np.arange(len(array))
+        self._files: dict[int, MappedFiles] = {}  # by address; they stay mapped
+        self._span = self._rows_between(begin, begin + array.nbytes)
+        self._lock = PerProcess(threading.Lock)
 
     @property
-    def nbytes(self) -> int:
-        return 0
+    def are_mapped(self) -> bool:
+        """Whether a row has ever been in a mapped file."""
+        return bool(self._files)
 
-    def missing(self, loads: Loads | None) -> Missing:
-        if self._touches:
-            return Missing.ROUNDS
-        if loads is None:
-            return Missing.SOME
-        owner, index = ragged_arange(loads.count)
-        frame = loads.first[owner] + index * self._frame_step
-        _, frame = self._clip_frames.stored_frames(loads.episode[owner], frame)
-        is_checked = self._arena.are_checked(loads.chunk[owner], frame).all()
-        return Missing.NONE if is_checked else Missing.ROUNDS
+    def reset(self, rows: IntArray) -> None:
+        """Place rows in the arena's memory."""
+        self._addresses[rows] = self._array.ctypes.data + self._nbytes * rows
 
-    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
-        nbytes = sum(spec.nbytes for spec in self._arena.specs.values())
-        assigned = []
-        for load in waiting:
-            frames = load.frames
-            if self._touches or not self._are_checked(load, frames):
-                place = load.first_use, load, self._arena, frames, np.arange(len(frames))
-                assigned.append(AssignedLoad(*place, len(frames) * nbytes))
-        return assigned, []
+    def place(self, rows: IntArray, addresses: IntArray, files: MappedFiles) -> bool:
+        """Place rows in a mapped file; whether that is possible."""
+        start, stop = files.memory.ctypes.data, files.memory.ctypes.data + len(files.memory)
+        with self._lock.get():
+            span = self._span
+            if not (span.start <= start and stop <= span.stop):
+                start, stop = min(span.start, start), max(span.stop, stop)
+                unit = unit_of(self._nbytes)
+                if start % unit != addresses[0] % unit or not has_room(stop - start, self._nbytes):
+                    return False
+                self._span = self._rows_between(start, stop)
+            self._files.setdefault(files.memory.ctypes.data, files)
+        self._addresses[rows] = addresses
+        return True
 
-    def _are_checked(self, load: Load, frames: IntArray) -> bool:
-        """Whether all frames of a load were checked."""
-        episode, chunk = np.full_like(frames, load.episode), np.full_like(frames, load.chunk)
-        _, stored_frames = self._clip_frames.stored_frames(episode, frames)
-        return bool(self._arena.are_checked(chunk, stored_frames).all())
+    def source(self, rows: IntArray) -> tuple[npt.NDArray[Any], IntArray]:
+        """An array, which nobody may write to, and the places of rows in it."""
+        span = self._span
+        return span.array, span.find(self._addresses[rows] - span.start)
 
-    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
-        for names in self._feature_sets:
-            frames = self._clip_frames.find(names[0], clips.keys).frames
-            episode, frames = self._clip_frames.stored_frames(clips.episode[:, None], frames)
-            episode = np.broadcast_to(episode, frames.shape)
-            chunk = self._grid.row(episode, self._grid.place(episode, frames))
-            for name in names:
-                yield ClipRows(self._arena, self._arena.rows(name, chunk, frames), [name])
+    def gather(self, rows: IntArray, out: npt.NDArray[Any]) -> None:
+        """See `OverlappingRows`."""
+        span = self._span
+        span.gather(span.find(self._addresses[rows] - span.start), out)
 
-    def finish(self, frees: Frees) -> None:
-        """See `GroupFrames`: nothing is freed."""
+    def check(self, rows: IntArray) -> None:
+        """Raise `StorageError` if a mapped file with any of these rows has become shorter."""
+        starts = np.sort(np.fromiter(self._files, np.int64))
+        if len(starts) > _FEW_FILES:  # else it takes less time to check all
+            numbers = np.unique(np.searchsorted(starts, self._addresses[rows], side="right") - 1)
+            starts = starts[numbers[numbers >= 0]]
+        for start in starts.tolist():
+            self._files[start].check([0])
+
+    def _rows_between(self, start: int, stop: int) -> OverlappingRows:
+        # Not this object, which has the rows.
+        owner = self._array, self._files
+        return OverlappingRows(owner, start, stop, self._array.shape[1:], self._array.dtype)
 
 
 class _Memory:
     """Memory for an array whose rows overlap; the array keeps `owner`."""
 
     def __init__(
-        self, owner: npt.NDArray[np.uint8], shape: tuple[int, ...], strides: tuple[int, ...]
+        self, owner: object, address: int, shape: tuple[int, ...], strides: tuple[int, ...]
     ) -> None:
-        self.owner = owner
+        self._owner = owner
         self.__array_interface__ = {
             # Not marked as read-only: torch would warn at each tensor.
-            "data": (owner.ctypes.data, False),
+            "data": (address, False),
             "typestr": "|u1",
             "shape": shape,
             "strides": strides,

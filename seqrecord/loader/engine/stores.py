@@ -14,7 +14,7 @@ all epochs. A row is found by adding, nothing is freed, and each frame is loaded
     rows          x x x . . x x . . . . x x x x x       x: loaded
     loads               - -     - -                     of a round: missing frames
 
-Frames that are mapped have no rows in an arena; see `loader.engine.mapped_rows`.
+`FileFrames` are copied from mapped files: they have no rows in an arena, and loads check them.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from itertools import repeat
+from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
 
@@ -34,11 +34,12 @@ import numpy.typing as npt
 
 from seqrecord.loader.engine.arena import FeatureRows
 from seqrecord.loader.engine.batches import ClipRows
+from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
 from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import frame_keys, search_keys
+from seqrecord.store.clips.grids import frame_keys, ragged_arange, search_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
@@ -119,7 +120,7 @@ class FrameStore:
 
     def __init__(self, policies: Mapping[int, Sequence[GroupFrames]]) -> None:
         self._policies = policies
-        self._all = [policy for of_group in policies.values() for policy in of_group]
+        self._all = [*chain.from_iterable(policies.values())]
 
     @property
     def nbytes(self) -> int:
@@ -150,12 +151,12 @@ class FrameStore:
                 yield merged if Missing.SOME in missing else replace(merged, groups=())
 
     def place(self, waiting: list[Load]) -> list[AssignedLoad]:
-        """Assign rows to loads. Loads without room remain in `waiting`."""
+        """Assign rows to loads, group by group. Loads without room remain in `waiting`."""
         assigned: list[AssignedLoad] = []
         late: list[Load] = []
-        for number, policies in self._policies.items():
-            loads = [load for load in waiting if load.group == number]
-            for policy in policies if loads else ():
+        for number, loads_of_group in groupby(waiting, attrgetter("group")):
+            loads = [*loads_of_group]
+            for policy in self._policies[number]:
                 parts, without_room = policy.place(loads)
                 assigned += parts
                 if without_room:  # they wait for all features of the group
@@ -167,7 +168,10 @@ class FrameStore:
 
     def find(self, clips: Clips) -> list[ClipRows[Any]]:
         """Find the rows of clips, for each set of features with equal windows."""
-        return [rows for policy in self._all for rows in policy.find(clips)]
+        sources: list[ClipRows[Any]] = []
+        for policy in self._all:
+            sources += policy.find(clips)
+        return sources
 
     def finish(self, done: Round) -> None:
         """End a round: free frames that no later clip needs."""
@@ -284,6 +288,65 @@ class ResidentFrames(_ArenaFrames):
         shift = self._frame_rows.shift(clips.episode, self._begin(clips))
         nothing = np.zeros_like(shift)
         return self._rows(clips, 1, shift, nothing, nothing + len(self._asked))
+
+    def finish(self, frees: Frees) -> None:
+        """See `GroupFrames`: nothing is freed."""
+
+
+class FileFrames(GroupFrames):
+    """Policy of a store: frames are copied from mapped files, and loads check them.
+
+    Args:
+        touches: whether loads touch checked frames again: the page cache may drop them.
+    """
+
+    def __init__(
+        self, plan: GroupPlan, clip_frames: ClipFrames, arena: MappedArena, *, touches: bool
+    ) -> None:
+        self._arena, self._clip_frames, self._touches = arena, clip_frames, touches
+        self._frame_step = plan.window.frame_step
+        self._feature_sets = clip_frames.by_window(arena.specs)
+
+    @property
+    def nbytes(self) -> int:
+        return 0
+
+    def missing(self, loads: Loads | None) -> Missing:
+        if self._touches:
+            return Missing.ROUNDS
+        if loads is None:
+            return Missing.SOME
+        owner, index = ragged_arange(loads.count)
+        frame = loads.first[owner] + index * self._frame_step
+        _, frame = self._clip_frames.stored_frames(loads.episode[owner], frame)
+        is_checked = self._arena.are_checked(loads.chunk[owner], frame).all()
+        return Missing.NONE if is_checked else Missing.ROUNDS
+
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
+        nbytes = sum(spec.nbytes for spec in self._arena.specs.values())
+        no_rows = np.empty(0, np.int64)  # loads of whole frames: a part would save no time
+        assigned = []
+        for load in waiting:
+            frames = load.frames
+            if self._touches or not self._are_checked(load, frames):
+                place = load.first_use, load, self._arena, frames, no_rows
+                assigned.append(AssignedLoad(*place, len(frames) * nbytes))
+        return assigned, []
+
+    def _are_checked(self, load: Load, frames: IntArray) -> bool:
+        """Whether all frames of a load were checked."""
+        episode, chunk = np.full_like(frames, load.episode), np.full_like(frames, load.chunk)
+        _, stored_frames = self._clip_frames.stored_frames(episode, frames)
+        return bool(self._arena.are_checked(chunk, stored_frames).all())
+
+    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+        for names in self._feature_sets:
+            frames = self._clip_frames.find(names[0], clips.keys).frames
+            episode, frames = self._clip_frames.stored_frames(clips.episode[:, None], frames)
+            episode = np.broadcast_to(episode, frames.shape)
+            chunk = self._arena.chunks(episode, frames)
+            for name in names:
+                yield ClipRows(self._arena, self._arena.rows(name, chunk, frames), [name])
 
     def finish(self, frees: Frees) -> None:
         """See `GroupFrames`: nothing is freed."""

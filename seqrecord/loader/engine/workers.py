@@ -122,7 +122,7 @@ class WorkerPool:
         parts, whole = list[tuple[AssignedLoad, npt.NDArray[np.bool_]]](), list[AssignedLoad]()
         last_load = {(item.load.group, item.load.cursor): item.load for item in placed}
         for item in placed:
-            load, is_needed = item.load, _needed_rows(needed, item)
+            load, is_needed = item.load, needed[id(item.target)][item.rows]
             is_piece = load.group in self._loader.in_pieces
             has_room = self._is_untouched and self._loader.is_compact(load)
             may_wait = has_room or self._num_open > 0
@@ -169,7 +169,7 @@ class WorkerPool:
         room = 0
         for item, size in zip(placed, sizes, strict=True):
             room -= size
-            if joined_items and (room < 0 or not _are_alike(item, joined_items[0])):
+            if joined_items and (room < 0 or item.target is not joined_items[0].target):
                 started.append(self._start(joined_items))
                 joined_items = []
             if not joined_items:
@@ -266,19 +266,6 @@ class WorkerPool:
         self._channel.check_open()
         with unwanted_if(lambda: self._left or self._channel.is_closed):
             return do(*arguments)
-
-
-def _needed_rows(
-    needed: Mapping[int, npt.NDArray[np.bool_]], item: AssignedLoad
-) -> npt.NDArray[np.bool_]:
-    """Which rows of a load waiting clips need; all, if the load is not to an arena."""
-    rows = needed.get(id(item.target))
-    return np.ones(len(item.rows), np.bool_) if rows is None else rows[item.rows]
-
-
-def _are_alike(item: AssignedLoad, previous: AssignedLoad) -> bool:
-    """Whether a thread can perform two loads together."""
-    return item.load.group == previous.load.group and item.target is previous.target
 
 
 @dataclass

@@ -17,9 +17,8 @@ import torch
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import FORMS, for_users
 from seqrecord.loader.engine.batches import Batch, BatchBuilder, BatchForm, OpenBatch
-from seqrecord.loader.engine.buffer_cache import BufferCache
 from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
-from seqrecord.loader.engine.devices import Device
+from seqrecord.loader.engine.devices import BufferCache, Device
 from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column

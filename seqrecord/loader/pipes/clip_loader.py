@@ -15,8 +15,7 @@ from torch.utils.data import get_worker_info
 from seqrecord.errors import ClipError
 from seqrecord.loader.engine.arena import for_users
 from seqrecord.loader.engine.batches import Batch
-from seqrecord.loader.engine.buffer_cache import BufferCache
-from seqrecord.loader.engine.devices import Device, device_class
+from seqrecord.loader.engine.devices import BufferCache, Device, device_class
 from seqrecord.loader.engine.executor import Executor, Job
 from seqrecord.loader.engine.run import Run
 from seqrecord.loader.engine.stats import EngineStats, Trace, trace_path
@@ -210,8 +209,7 @@ class ClipLoader:
             device,
             shared=in_worker,
             decode_there=tuning.video_decoder == "torchcodec",
-            rows={g.group: rows for g, rows in zip(plan.groups, settled.rows, strict=False)}
-            or settled.small_rows,
+            rows=settled.rows or settled.small_rows,
         )
 
     def job(self, plan: Plan, draws: DrawsByPlace | None = None) -> Job:

@@ -52,7 +52,7 @@ class RunMemory(NamedTuple):
 
     memory: Memory
     nbytes: int
-    rows: tuple[FrameRows, ...] = ()
+    rows: Mapping[int, FrameRows] = MappingProxyType({})
     store_bytes: int = 0
     pieces: Pieces | None = None
     small_rows: Mapping[int, FrameRows] = MappingProxyType({})
@@ -69,12 +69,14 @@ def settle(
     memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
-        rows = planner.staying_rows(plan.shard, segments, fitted.settings)
-        if planner.view.samples.differs_by_epoch:
-            later, groups = frames_of_epochs(planner.view), zip(rows, plan.groups, strict=True)
-            rows = tuple(of_group.with_later(later.get(group.group)) for of_group, group in groups)
+        is_later = planner.view.samples.differs_by_epoch
+        later = frames_of_epochs(planner.view) if is_later else {}
+        by_place = planner.staying_rows(plan.shard, segments, fitted.settings)
+        rows = dict[int, FrameRows]()
+        for group, of_group in zip(plan.groups, by_place, strict=True):
+            rows[group.group] = of_group.with_later(later.get(group.group)) if later else of_group
         settled = settled._replace(rows=rows)
-    elif not on_device:
+    elif not on_device and planner.view.dataset.contents.mapped_frames:
         settled = settled._replace(small_rows=_small_rows(planner.view, plan, memory))
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):
         settled = _with_store(planner, fitted, plan, settled)
@@ -108,7 +110,7 @@ def _small_rows(view: View, plan: Plan, memory: Memory) -> dict[int, FrameRows]:
     then a later epoch loads nothing.
     """
     mapped, features = view.dataset.contents.mapped_frames, view.dataset.features
-    if not mapped or view.transform is not None or view.excerpts is not None:
+    if view.transform is not None or view.excerpts is not None:
         return {}
     places = {group.group: place for place, group in enumerate(plan.groups)}
     room = sum(

@@ -28,7 +28,7 @@ from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
 from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords, Verify, mappable
-from seqrecord.store.schema import Schema
+from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of, shown_place
@@ -130,11 +130,10 @@ class Contents:
     def mapped_frames(self) -> Mapping[int, MappedFrames]:
         """Raw frames that are mapped, by group; empty without any, or with `verify="always"`."""
         chunks, groups = self.chunks, self.index.groups
-        features = {
-            number: specs
-            for number, raw in enumerate(chunks.raw)
-            if self.verify != "always" and (specs := mappable(raw, groups[number], self.features))
-        }
+        features = dict[int, dict[str, FeatureSpec]]()
+        for number, raw in enumerate(chunks.raw):
+            if self.verify != "always" and (specs := mappable(raw, groups[number], self.features)):
+                features[number] = specs
         if not features:
             return {}
         is_used = np.zeros(len(self.manifest.record_files), np.bool_)

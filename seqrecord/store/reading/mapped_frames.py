@@ -121,7 +121,7 @@ class MappedFrames:
         verify: bool,
     ) -> None:
         self.records, self.specs = records, specs
-        self._raw, self._table, self._verify = raw, table, verify
+        self._raw, self.table, self._verify = raw, table, verify
         self._columns = {name: table.schema.position(name) for name in specs}
         self._absent = {n: _absent_keys(table, column) for n, column in self._columns.items()}
         self._first = np.cumsum(table.num_frames, dtype=np.int64) - table.num_frames
@@ -141,7 +141,7 @@ class MappedFrames:
 
     def places(self, feature: str, chunk: IntArray, frame: IntArray) -> IntArray:
         """First byte of each frame in `memory`, int64 of the arrays' shape."""
-        table, column = self._table, self._columns[feature]
+        table, column = self.table, self._columns[feature]
         start = page_offsets(table.page_length[chunk])[..., column]
         start += table.offset[chunk].astype(np.int64)
         start += self.records.files.places[table.file[chunk]]
@@ -165,11 +165,11 @@ class MappedFrames:
         """Whether frames were checked, and their files are mapped; bool [n]."""
         # A fork shares marks, but not the files that its parent has mapped since.
         is_checked: npt.NDArray[np.bool_] = self._is_checked[self._first[chunk] + frame]
-        return is_checked & self.records.are_mapped[self._table.file[chunk]]
+        return is_checked & self.records.are_mapped[self.table.file[chunk]]
 
     def forget_changed(self) -> None:
         """Check frames again whose record file somebody has written to."""
-        table = self._table
+        table = self.table
         for number in self.records.changed():
             for row in np.flatnonzero(table.file == number).tolist():
                 first = int(self._first[row])
@@ -192,7 +192,7 @@ class MappedFrames:
 
     def _load_run(self, row: int, start: int, stop: int) -> int:
         """Load the frames `[start, stop)` of a chunk."""
-        table, files = self._table, self.records.files
+        table, files = self.table, self.records.files
         number, first = int(table.file[row]), int(self._first[row])
         self.records.map(number)
         starts, sums = self._raw.places(row)
@@ -222,7 +222,7 @@ class MappedFrames:
     def _num_sums(self, row: int, name: str, begin: int, end: int) -> int:
         """Checksums of slices with bytes `[begin, end)` of a page; none for a whole page."""
         column = self._columns[name]
-        if end - begin == int(self._table.page_length[row, column]):
+        if end - begin == int(self.table.page_length[row, column]):
             return 0
         size = self._raw.slice_bytes[column]
         return -(-end // size) - begin // size
@@ -241,7 +241,7 @@ class MappedFrames:
 
         `page` and `sums` are the offsets of the page and its checksums in the file.
         """
-        table, column, files = self._table, self._columns[name], self.records.files
+        table, column, files = self.table, self._columns[name], self.records.files
         length, number = int(table.page_length[row, column]), int(table.file[row])
         if length % self.specs[name].nbytes or end > length:
             return False
