@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +16,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import ChecksumError, ClipError, StorageError
+from seqrecord.storage import ByteRange, LocalStorage
 from seqrecord.store.storage.mapped_files import num_reserved_maps
 from tests.kit.clip_data import digests, no_leaks
 from tests.kit.processes import in_fork
@@ -276,6 +277,30 @@ def test_a_mix(path: Path, tmp_path: Path) -> None:
 def maps_below(folder: Path) -> int:
     gc.collect()
     return Path("/proc/self/maps").read_text().count(str(folder))
+
+
+class Inverted(LocalStorage):
+    """A storage whose record files have inverted bytes on the disk."""
+
+    def read_ranges(
+        self, path: str, ranges: Sequence[ByteRange], buffers: Sequence[memoryview]
+    ) -> None:
+        super().read_ranges(path, ranges, buffers)
+        if path.endswith(".seqrec"):
+            for buffer in buffers:
+                array = np.frombuffer(buffer, np.uint8)
+                np.invert(array, out=array)
+
+
+@pytest.mark.parametrize("verify", [True, False])
+def test_a_storage_that_reads_in_its_own_way_reads_frames(tmp_path: Path, verify: bool) -> None:
+    path = write(tmp_path / "records")
+    wanted = digests(pipe_of(path))
+    data = np.fromfile(record_file(path), np.uint8)
+    np.invert(data).tofile(record_file(path))
+    dataset = seqrecord.open(Inverted(path), verify=verify)
+    settings: Any = {"clip_len": 1, "batch_size": 2, "features": ["image"]}
+    assert digests(SeqRecordPipe(dataset, **settings)) == wanted
 
 
 def test_no_map_and_no_descriptor_remains(path: Path) -> None:

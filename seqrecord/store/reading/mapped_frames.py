@@ -28,7 +28,7 @@ from seqrecord.store.format.rows import WORD, absent_frames
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.raw_frames import FrameRun, RawFrames
 from seqrecord.store.schema import FeatureSpec, Schema
-from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.base import Storage, mapped_path_of
 from seqrecord.store.storage.mapped_files import MappedFiles, can_map
 from seqrecord.store.text import repr_of
 
@@ -67,7 +67,7 @@ class MappedRecords:
         """
         paths, sizes = [], []
         for (path, size), is_used in zip(files.items(), are_used, strict=True):
-            local_path = storage.local_path(path) if is_used else ""
+            local_path = mapped_path_of(storage, path) if is_used else ""
             if local_path is None or (is_used and not can_map(local_path)):
                 return None
             paths.append(local_path)

@@ -268,6 +268,15 @@ def reads_commit(storage: Storage) -> bool:
     return without_commit(url) != url
 
 
+def mapped_path_of(storage: Storage, path: str) -> str | None:
+    """Local path of a file that may be mapped instead of calls of `read_ranges`; `None` for a class
+    that reads in its own way.
+    """
+    method = getattr(storage, "mapped_path", None)
+    mapped_path: str | None = None if method is None else method(path)
+    return mapped_path
+
+
 def has_fixed_files(storage: Storage) -> bool:
     """Whether the storage's `place` names a commit, so that no file is ever replaced."""
     return getattr(storage, "has_fixed_files", False)

@@ -11,6 +11,7 @@ from seqrecord.store.storage.base import (
     StorageWrapper,
     has_fixed_files,
     identity_of,
+    mapped_path_of,
 )
 from seqrecord.store.storage.ranges import ByteRange
 
@@ -55,6 +56,10 @@ class JoinedStorage(StorageWrapper):
     def local_path(self, path: str) -> str | None:
         storage, inner_path = self.beneath(path)
         return storage.local_path(inner_path)
+
+    def mapped_path(self, path: str) -> str | None:
+        """See `mapped_path_of`."""
+        return mapped_path_of(*self.beneath(path))
 
     @property
     def has_fixed_files(self) -> bool:
