@@ -372,8 +372,12 @@ class LoaderMachine(RuleBasedStateMachine):
 
     def go(self, kind: str, place: Place, loaders: list[Any] | None = None) -> None:
         """Continue with these loaders."""
-        self.kind = kind = "pipe" if place.part.workers else kind  # others need each epoch
+        kind = "pipe" if place.part.workers else kind  # others need each epoch
+        self.kind = kind = "mix" if self.is_mix else kind
         self.place = place
+        self.loaded: tuple[str, Place] | None = (
+            None  # the state of a mix until its next epoch begins
+        )
         self.loaders = self.make(place.part, kind) if loaders is None else loaders
         self.iterators: list[Any] | None = None
         self.is_begun = False
@@ -445,6 +449,8 @@ class LoaderMachine(RuleBasedStateMachine):
     @rule(target=saved)
     def save(self) -> tuple[str, Place]:
         """All ranks have the same state, and saving changes nothing."""
+        if self.loaded and not self.is_begun:
+            return self.loaded
         in_workers = self.is_begun and self.place.part.workers
         taken = {"batches": self.place.batch} if in_workers else {}
         states = [json.dumps(loader.state_dict(**taken)) for loader in self.loaders]
@@ -507,6 +513,8 @@ class LoaderMachine(RuleBasedStateMachine):
             loader.load_state_dict(json.loads(state))
         if self.has_batches(place.part):
             self.go(kind, place, loaders)
+            if self.is_mix and place.part.epoch != old.epoch:
+                self.loaded = saved
         else:
             with pytest.raises(ClipError, match="leaves no batch at all"):
                 next(self.iterate(loaders[0], place.part))
@@ -532,6 +540,7 @@ class LoaderMachine(RuleBasedStateMachine):
         if self.is_begun:
             self.iterators = None
         self.is_begun = self.is_over = False
+        self.loaded = None
 
     @precondition(lambda self: self.takes_samples)
     @rule(samples=st.sampled_from(SAMPLES))
@@ -624,6 +633,11 @@ class MixMachine(LoaderMachine):
         self.common = case_of(common)
         self.sources = {n: case_of({**common, "episodes": f"{n}/*"}) for n in FOLDERS}
         assume(all(source.clips for source in self.sources.values()))
+        tables = [source for source in self.sources.values() if isinstance(source, TableCase)]
+        if all(source.lists_frames for source in tables):  # padded to the longest list of all
+            lists = [frames for source in tables for frames in source.used_lists]
+            for source in tables:
+                source.used_lists = lists
         options: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
         options |= {"weights": dict(zip(FOLDERS, weights, strict=True)), "stopping_strategy": end}
         self.go("mix", Place(Part(options | {"last_batch": "repeat", "shuffle": True}, 0, ranks)))

@@ -357,7 +357,7 @@ class TableCase(Case):
     @property
     def has_costs(self) -> bool:
         """Whether batches have a budget, and clips differ in cost."""
-        is_budget = isinstance(self.options["batch_size"], Budget)
+        is_budget = isinstance(self.options.get("batch_size"), Budget)
         return is_budget and self.lists_frames and self.is_uneven
 
     def check_costs(self, rank: Sequence[Mapping[str, Any]]) -> None:

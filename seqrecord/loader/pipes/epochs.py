@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from multiprocessing import current_process
 from multiprocessing.context import get_spawning_popen
@@ -158,15 +158,16 @@ class Epochs:
         self._is_assigned = get_worker_info() is not None  # for this worker's next iteration
         self._workers.publish(self._position, is_set=True)
 
-    def set_loader(self, loader: Loader) -> None:
-        """Use another loader from the next epoch on.
+    def set_loader(self, make: Callable[[], Loader]) -> None:
+        """Use the loader that `make` returns from the next epoch on.
 
-        Raises `StateError` inside an epoch.
+        Raises `StateError` inside an epoch, without a call of `make`, which plans.
         """
         self._follow_workers()
         if (self._last is not None and self._last.is_open) or self._next.batch:
             expected, got = "a call between epochs", f"a position in epoch {self._next.epoch}"
             raise StateError("set_samples inside an epoch", expected=expected, got=got)
+        loader = make()
         self._of_workers.take()  # of other samples
         self._loaders = EpochLoaders(loader, self._next.epoch)
         self._go_to(self._next)  # the end of an epoch of other samples is no position
