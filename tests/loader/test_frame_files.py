@@ -163,8 +163,12 @@ def test_frames_are_mapped(tmp_path: Path) -> None:
         sums = [
             sum(int(batch[name].sum()) for batch in pipe for name in CAMERAS) for _ in range(count)
         ]
-        assert pipe.stats()["features_resident"] == [*CAMERAS]
-        return sums, pipe.stats()["frames_from_cache"], own_bytes() - begin
+        stats = pipe.stats()
+        assert stats["features_resident"] == [*CAMERAS]
+        is_warm = cached is not None and count > 1
+        assert stats["frames_mapped"] == is_warm * size // (WIDE * WIDE * 3)
+        assert stats["planned_bytes"] - stats["private_bytes"] == is_warm * size
+        return sums, stats["frames_from_cache"], own_bytes() - begin
 
     plain, _, plain_bytes = in_fork(lambda: epochs(2, None))
     assert in_fork(lambda: epochs(1, folder))[:2] == (plain[:1], 0)

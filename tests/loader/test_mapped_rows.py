@@ -143,7 +143,13 @@ def test_the_second_epoch_reads_nothing(path: Path) -> None:
         digests(copied)
         assert (reads(mapped) > 0) == (number == 0)
         assert reads(copied) > 0
+        assert mapped.stats()["frames_mapped"] == 2 * 2 * mapped.stats()["clips"]
+        assert copied.stats()["frames_mapped"] == 0
     assert mapped.stats()["peak_buffer_bytes"] < copied.stats()["peak_buffer_bytes"] / 10
+    planned, private = (mapped.stats()[name] for name in ("planned_bytes", "private_bytes"))
+    assert {copied.stats()[name] for name in ("planned_bytes", "private_bytes")} == {planned}
+    batch = 4 * 2 * (75 * 75 * 3 + 64 * 65 * 4 + 7 * 4)
+    assert batch < private < planned
 
 
 @pytest.mark.parametrize("verify", [True, False])

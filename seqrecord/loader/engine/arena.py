@@ -143,11 +143,20 @@ class Arena:
             return placed_rows.source(rows)
         return self._arrays[feature], rows
 
-    def check(self, feature: str, rows: npt.NDArray[np.int64]) -> None:
-        """Raise `StorageError` if a mapped file with any of these rows has become shorter."""
+    @property
+    def mapped_bytes(self) -> int:
+        """Bytes of rows in mapped files, which take no memory of the arena."""
+        return sum(self.specs[n].nbytes * rows.num_mapped for n, rows in self._placed.items())
+
+    def check(self, feature: str, rows: npt.NDArray[np.int64]) -> int:
+        """Raise `StorageError` if a mapped file with any of these rows has become shorter.
+
+        Returns the number of rows in mapped files.
+        """
         placed_rows = self._placed.get(feature)
-        if placed_rows is not None and placed_rows.are_mapped:
-            placed_rows.check(rows)
+        if placed_rows is None or not placed_rows.are_mapped:
+            return 0
+        return placed_rows.check(rows)
 
     def gather(self, feature: str, rows: npt.NDArray[np.int64], out: npt.NDArray[Any]) -> None:
         """Copy rows, int64[n], of a feature with a fixed shape to `out` [n, …]. Without the GIL."""

@@ -101,7 +101,7 @@ class CachedLoads:
         decoder: FrameDecoder,
         stats: EngineStats,
     ) -> CachedLoads:
-        """The loads of a dataset's frames in a folder, or of results of a transform."""
+        """The loads of a dataset's frames from a folder, or of transformed ones."""
         frames = None if folder is None else folder.frames_of(dataset)
         if transform is not None and frames is not None:
             frames = frames.of_results(leading, transform.specs, transform.cache_key)
@@ -577,12 +577,12 @@ class ChunkLoader:
 
 
 def _stored_frames(clip_frames: ClipFrames, load: Load, frames: IntArray) -> IntArray:
-    """Stored numbers of frames of a load, int64[n]."""
+    """Stored numbers of a load's frames, int64[n]."""
     return clip_frames.stored_frames(np.full_like(frames, load.episode), frames)[1]
 
 
 def _stored(clip_frames: ClipFrames, items: Sequence[AssignedLoad]) -> tuple[IntArray, IntArray]:
-    """Chunk row and stored number of each frame of loads, int64[n] each."""
+    """Chunk row and stored number of each loaded frame, int64[n] each."""
     columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
     episode, chunk, count = np.array(columns, np.int64).T
     frames = np.concatenate([item.frames for item in items])

@@ -180,6 +180,7 @@ class Executor:
         except MemoryError as error:
             raise no_memory(error) from error
         self._kept = weakref.ref(cache)
+        stats.private_bytes = stats.planned_bytes - self._mapped_bytes()
         storage = job.dataset.contents.storage
         stats.watch(storage.counters, storage if isinstance(storage, ChunkStore) else None)
 
@@ -256,8 +257,22 @@ class Executor:
                         self._copies.wait()  # delivers begun batches, or raises a copy's error
                     raise
         finally:
+            stats.private_bytes = stats.planned_bytes - self._mapped_bytes()
             loader.close()
             buffers.end()
+
+    def _mapped_bytes(self) -> int:
+        """Bytes of planned rows that take no memory: their frames are in mapped files."""
+        nbytes = 0
+        groups = zip(self.job.plan.groups, self.memory.num_rows, self._buffers.arenas, strict=True)
+        for group, num_rows, arena in groups:
+            if not isinstance(arena, Arena):
+                continue
+            nbytes += arena.mapped_bytes
+            if self._mapped:  # arenas lack features, or have rows for more frames
+                specs = _of_group(self.job, group.group, None)
+                nbytes += sum(spec.nbytes for spec in specs.values()) * num_rows - arena.nbytes
+        return nbytes
 
     def _policies(self) -> dict[int, list[GroupFrames]]:
         """The policies of the store by group."""
@@ -355,10 +370,13 @@ class Executor:
         """Submit copies of clips to slots of a batch."""
         if opened.frames is not None:
             sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
+        num_mapped = 0
         for source in sources:
             if isinstance(source.arena, (Arena, MappedArena)):
                 for name in source.features:
-                    source.arena.check(name, source.rows)
+                    num_mapped += source.arena.check(name, source.rows)
+        if num_mapped:
+            self._stats.add(frames_mapped=num_mapped)
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
         begin, rows = perf_counter(), slots
         if opened.ends is not None:

@@ -1,7 +1,7 @@
-"""Rows of frames that are copied from where they lie: in mapped files, or in an arena's memory.
+"""Rows for frames that are copied from where they lie: in mapped files, or in an arena's memory.
 
 A row has an address. Addresses are multiples of a unit from the lowest one on, so all rows of a
-feature are one array whose rows overlap, and one call gathers frames of many files::
+feature are one array whose rows overlap, and one call gathers frames from many files::
 
     memory      | . . f f f f . . f f f f . . . |
     row 0         r r r r
@@ -74,7 +74,7 @@ class OverlappingRows:
 
 
 def unit_of(nbytes: int) -> int:
-    """Distance of rows of so many bytes."""
+    """Distance between rows with so many bytes."""
     return math.gcd(ALIGNMENT, nbytes)
 
 
@@ -114,11 +114,11 @@ class MappedArena:
         return self._rows[feature].array
 
     def chunks(self, episode: IntArray, frame: IntArray) -> IntArray:
-        """Rows of the chunk table with frames of episodes; int64 of one shape."""
+        """Rows of the chunk table that have frames of episodes; int64, all in one shape."""
         return self._grid.row(episode, self._grid.place(episode, frame))
 
     def rows(self, feature: str, chunk: IntArray, frame: IntArray) -> IntArray:
-        """Rows of frames of episodes, in rows of the chunk table; int64 of one shape."""
+        """Rows for frames of episodes, by rows of the chunk table; int64, all in one shape."""
         places = self.frames.places(feature, chunk, frame - self._first_frame[chunk])
         return self._rows[feature].find(places)
 
@@ -130,10 +130,10 @@ class MappedArena:
         """See `MappedFrames`; with frames of episodes."""
         return self.frames.load(chunk, frame - self._first_frame[chunk])
 
-    def check(self, feature: str, rows: IntArray) -> None:
-        """Raise `StorageError` if a file with these rows has become shorter."""
-        unit = unit_of(self.specs[feature].nbytes)
-        self.frames.records.check(rows * unit)
+    def check(self, feature: str, rows: IntArray) -> int:
+        """Raise `StorageError` if a file with these rows has become shorter; returns their number."""
+        self.frames.records.check(rows * unit_of(self.specs[feature].nbytes))
+        return rows.size
 
     def gather(self, feature: str, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See `OverlappingRows`."""
@@ -147,12 +147,16 @@ class PlacedRows:
 
     Args:
         array: the arena's memory, [rows, …].
+
+    Attributes:
+        num_mapped: the number of rows in mapped files.
     """
 
     def __init__(self, array: npt.NDArray[Any]) -> None:
         self._array, self._nbytes = array, array[0].nbytes
         begin = array.ctypes.data
         self._addresses = begin + self._nbytes * np.arange(len(array))
+        self.num_mapped = 0
         self._files: dict[int, MappedFiles] = {}  # by address; they stay mapped
         self._span = self._rows_between(begin, begin + array.nbytes)
         self._lock = PerProcess(threading.Lock)
@@ -164,6 +168,9 @@ class PlacedRows:
 
     def reset(self, rows: IntArray) -> None:
         """Place rows in the arena's memory."""
+        if self._files:
+            with self._lock.get():
+                self.num_mapped -= int(np.count_nonzero(self._in_files(rows)))
         self._addresses[rows] = self._array.ctypes.data + self._nbytes * rows
 
     def place(self, rows: IntArray, addresses: IntArray, files: MappedFiles) -> bool:
@@ -178,6 +185,7 @@ class PlacedRows:
                     return False
                 self._span = self._rows_between(start, stop)
             self._files.setdefault(files.memory.ctypes.data, files)
+            self.num_mapped += len(rows) - int(np.count_nonzero(self._in_files(rows)))
         self._addresses[rows] = addresses
         return True
 
@@ -191,14 +199,24 @@ class PlacedRows:
         span = self._span
         span.gather(span.find(self._addresses[rows] - span.start), out)
 
-    def check(self, rows: IntArray) -> None:
-        """Raise `StorageError` if a mapped file with any of these rows has become shorter."""
+    def check(self, rows: IntArray) -> int:
+        """Raise `StorageError` if a mapped file with any of these rows has become shorter.
+
+        Returns the number of rows in mapped files.
+        """
         starts = np.sort(np.fromiter(self._files, np.int64))
         if len(starts) > _FEW_FILES:  # else it takes less time to check all
             numbers = np.unique(np.searchsorted(starts, self._addresses[rows], side="right") - 1)
             starts = starts[numbers[numbers >= 0]]
         for start in starts.tolist():
             self._files[start].check([0])
+        return int(np.count_nonzero(self._in_files(rows)))
+
+    def _in_files(self, rows: IntArray) -> npt.NDArray[np.bool_]:
+        """Whether rows are in mapped files, not in the arena's memory."""
+        offsets = self._addresses[rows] - self._array.ctypes.data
+        is_mapped: npt.NDArray[np.bool_] = (offsets < 0) | (offsets >= self._array.nbytes)
+        return is_mapped
 
     def _rows_between(self, start: int, stop: int) -> OverlappingRows:
         # Not this object, which has the rows.

@@ -160,9 +160,12 @@ class EngineStats:
 
     `bytes_read` counts pages read from the storage. `frames_decoded` counts frames needed by clips,
     once per frame, without resident frames. `frames_from_cache` counts such frames that have
-    features from the frame cache. `video_frames_decoded` counts decoded frames of all videos,
+    features from the frame cache. `frames_mapped` counts copies from mapped files, for each
+    feature. `video_frames_decoded` counts decoded frames of all videos,
     including frames decoded only for others. `clips` and `batches` were delivered.
-    `peak_buffer_bytes` is the peak size of frames in arenas and open batches. `device_bytes` counts
+    `peak_buffer_bytes` is the peak size of frames in arenas and open batches. `planned_bytes` is
+    the greatest size that the plan may need, and `private_bytes` that size without the frames in
+    mapped files; for the frame cache, as the last iteration ended. `device_bytes` counts
     transfers to the device: each frame once, and the row numbers of clips. `loads_throttled` counts
     loads delayed to their round by lack of memory. A report adds `bytes_from_chunk_store`, which
     loads copied from memory in place of the storage, and `peak_chunk_store_bytes`, the peak size of
@@ -172,10 +175,13 @@ class EngineStats:
     bytes_read: int = 0
     frames_decoded: int = 0
     frames_from_cache: int = 0
+    frames_mapped: int = 0
     video_frames_decoded: int = 0
     clips: int = 0
     batches: int = 0
     peak_buffer_bytes: int = 0
+    planned_bytes: int = 0
+    private_bytes: int = 0
     device_bytes: int = 0
     loads: int = 0
     loads_throttled: int = 0

@@ -112,7 +112,7 @@ class _ArenaFrames(GroupFrames):
 
 
 class FrameStore:
-    """Bookkeeping of the frames of one plan. Other threads load and copy.
+    """Bookkeeping of a plan's frames. Other threads load and copy.
 
     Args:
         policies: by group number, in the plan's order; features of a group may have several.
@@ -379,7 +379,7 @@ class FrameRows:
 
     @classmethod
     def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
-        """Rows of all frames of `selected` episodes; `num_frames` has all episodes."""
+        """Rows of all frames in `selected` episodes; `num_frames` has all episodes."""
         return cls(Intervals(selected, np.zeros_like(selected), num_frames[selected]))
 
     def with_later(self, later: Intervals | None) -> FrameRows:

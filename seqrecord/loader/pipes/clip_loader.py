@@ -194,7 +194,7 @@ class ClipLoader:
         """
         on_device, in_worker = device is not None, get_worker_info() is not None
         settled = settle(self.planner, plan, segments, on_device=on_device, in_worker=in_worker)
-        self._frames_stay = bool(settled.rows)
+        self._frames_stay, stats.planned_bytes = bool(settled.rows), settled.nbytes
         self._notices.decoding(self.planner, plan.shard.count, stats, stay=self._frames_stay)
         if self._store is not None:
             self._store.begin(settled.store_bytes, settled.pieces or {})

@@ -160,7 +160,8 @@ class EpochStream:
         """Return statistics of the last iteration of this process.
 
         - Work: `bytes_read`; `frames_decoded`, without frames kept from earlier iterations;
-          `frames_from_cache`, frames with features read from `frame_cache`;
+          `frames_from_cache`, frames with features read from `frame_cache`; `frames_mapped`,
+          copies from mapped files, for each feature;
           `video_frames_decoded`, including reference frames; `clips`; `batches`; `device_bytes`,
           copied to a device; `peak_buffer_bytes`, the greatest size of decoded frames; `loads` of
           chunks, and `loads_throttled` by memory; `requests`, `retries` and other counts of the
@@ -169,7 +170,9 @@ class EpochStream:
           `epoch_seconds`, from the first `next` on; `waiting_percent` of it in
           which the training waited for batches, including the first one; and the `bottleneck`, as
           text.
-        - Memory: `memory_limit`, of a process without workers, in bytes; `features_resident`,
+        - Memory: `memory_limit`, of a process without workers, in bytes; `planned_bytes`, which
+          the plan may need; `private_bytes`, these without frames in mapped files;
+          `features_resident`,
           features whose frames are kept in memory for later epochs; `features_redecoded`, features
           decoded anew in every epoch.
         - Skipped clips: `episodes_too_short`; `clips_incomplete`, with a frame that lacks a

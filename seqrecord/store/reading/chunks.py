@@ -369,7 +369,7 @@ class ChunkReader:
 
 
 def _local_groups(storage: Storage, paths: Sequence[str], index: Index) -> list[bool]:
-    """Return which groups are on a local disk: those of a joined dataset may be on several."""
+    """Return which groups are on a local disk: a joined dataset may be on several."""
     local_groups = []
     for table in index.groups:
         is_local, path = False, paths[int(table.file[0])]

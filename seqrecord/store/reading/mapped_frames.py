@@ -282,8 +282,8 @@ def check_verify(verify: object) -> None:
 def mappable(raw: RawFrames, table: GroupIndex, features: Schema) -> dict[str, FeatureSpec]:
     """The features of a group that can be mapped.
 
-    Raw pages on a local disk, in their stored size, of frames of at least `MIN_FRAME_BYTES`. Not
-    bools: their bytes are checked when they are copied.
+    Raw pages on a local disk, in their stored size, whose frames have `MIN_FRAME_BYTES` or more.
+    Not bools: their bytes are checked when they are copied.
     """
     specs: dict[str, FeatureSpec] = {}
     for name in features:

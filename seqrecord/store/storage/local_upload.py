@@ -175,7 +175,7 @@ def local_errors(file: str, *, writing: bool = False) -> Iterator[None]:
 
 
 def read_notes(path: Path) -> list[tuple[int, bytes]]:
-    """Valid notes before the first incomplete line, without those removed by `rewind`."""
+    """Valid notes before the first incomplete line, without notes that `rewind` removed."""
     notes: list[tuple[int, bytes]] = []
     with contextlib.suppress(FileNotFoundError):
         handle = Handle(path, os.O_NOFOLLOW)
