@@ -131,7 +131,7 @@ class MappedArena:
         return self.frames.load(chunk, frame - self._first_frame[chunk])
 
     def check(self, feature: str, rows: IntArray) -> int:
-        """Raise `StorageError` if a file with these rows has become shorter; returns their number."""
+        """Raise `StorageError` if a file with rows has become shorter; returns their number."""
         self.frames.records.check(rows * unit_of(self.specs[feature].nbytes))
         return rows.size
 
