@@ -106,7 +106,8 @@ def test_resident_frames_do_not_change_epochs(apart: Path, options: dict[str, An
     del pipe
     other = resumed(make(least_limit(lambda limit: resumed(make(limit), state))), state)
     assert [digests(other) for _ in range(2)] == found
-    assert not few or other.stats()["bytes_read"] > 0
+    always_fits = isinstance(options.get("samples"), dict)  # a table of few frames
+    assert not few or always_fits or other.stats()["bytes_read"] > 0
 
 
 @pytest.mark.parametrize(

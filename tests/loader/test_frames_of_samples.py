@@ -171,6 +171,23 @@ def test_resident_epochs(path: Path, name: str) -> None:
         assert sum(decoded[1:]) < decoded[0]
 
 
+SPARSE = ["strides", "dilation", "coprime", "windows", "backwards", "padded", "table", "seconds"]
+
+
+@pytest.mark.parametrize("name", [*SPARSE, "clips", "function"])
+def test_frames_without_samples_take_no_memory(path: Path, name: str) -> None:
+    """Frames of all samples stay with a limit that is too small for all frames of the episodes."""
+    limit = LENGTH * EPISODES * (32 * 48 * 3 + 8) * 4 // 5
+    pipe = SeqRecordPipe(path, **options_of(name), rank=(0, 1), memory_limit=limit)
+    used = [frames_in(pipe) for _ in range(2)]
+    stats = pipe.stats()
+    assert stats["peak_buffer_bytes"] <= stats["planned_bytes"] <= limit
+    assert bool(stats["features_resident"]) == (name in SPARSE)
+    if name in SPARSE:
+        assert used[0] == used[1]
+        assert not stats["frames_decoded"]
+
+
 @pytest.mark.parametrize("name", ["strides", "windows", "table", "anchors", "seconds"])
 @pytest.mark.parametrize("limit", ["0", "1GiB"])
 def test_by_number(encoded: Path, name: str, limit: str) -> None:

@@ -284,8 +284,8 @@ def test_loads_contain_the_frames_of_the_shard(
     [frames], most = shard_frames(case.table, case.episodes, [window], settings, count, shards)
     rows = {
         (episode, frame)
-        for episode, begin, stop in zip(*(column.tolist() for column in frames), strict=True)
-        for frame in range(begin, stop)
+        for episode, begin, stop in zip(*(column.tolist() for column in frames[:3]), strict=True)
+        for frame in range(begin, stop, frames.step)
     }
     assert (len(rows),) == (frames.num_frames,) == most
     assert most <= shard_frames(case.table, case.episodes, [window], settings, count)[1]

@@ -7,8 +7,8 @@ found by counting::
     ring of 8 rows        . . f f f f . .
     frames freed              ^ 2       ^ 6     frames loaded
 
-`ResidentFrames` has a row for each frame that clips of the shard may use, interval by interval, for
-all epochs. A row is found by adding, nothing is freed, and each frame is loaded once::
+`ResidentFrames` has a row for each frame that clips of the shard may use in any epoch, interval by
+interval. A row is looked up, nothing is freed, and each frame is loaded once::
 
     intervals     |    a    |   b   |      c      |
     rows          x x x . . x x . . . . x x x x x       x: loaded
@@ -22,9 +22,10 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
+from functools import partial
 from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -89,22 +90,15 @@ class _ArenaFrames(GroupFrames):
         self._feature_sets = clip_frames.by_window(arena.specs)
         self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
 
-    def _begin(self, clips: Clips) -> IntArray:
-        """First frame of each clip that has a row, int64 [clips]."""
-        last = self._clip_frames.num_frames[clips.episode] - 1
-        return self._window.begin(clips.start, last)
-
-    def _rows(
-        self, clips: Clips, frame_step: int, origin: IntArray, first: IntArray, number: IntArray
-    ) -> Iterator[ClipRows[Any]]:
-        """Rows of clips, for each set of features with equal windows.
-
-        Frame `f` of clip `i` is in row `first[i] + (origin[i] + f // frame_step) % number[i]`.
-        """
+    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+        row_of = self._row_finder(clips)
         for names in self._feature_sets:
             frames = self._clip_frames.find(names[0], clips.keys).frames
-            place = (origin[:, None] + frames // frame_step) % number[:, None]
-            yield ClipRows(self._arena, np.add(first[:, None], place, dtype=np.int64), names)
+            yield ClipRows(self._arena, row_of(frames), names)
+
+    @abstractmethod
+    def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
+        """A function from frames of the clips, int64 [n, T], to their rows."""
 
     def _assigned(self, load: Load, frames: IntArray, rows: IntArray) -> AssignedLoad:
         nbytes = len(rows) * self._frame_nbytes
@@ -211,9 +205,11 @@ class RingFrames(_ArenaFrames):
                 assigned.append(self._assigned(load, frames, rows))
         return assigned, late
 
-    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
-        rows = find_rows(self._rings, clips.run, self._begin(clips))
-        return self._rows(clips, self._window.frame_step, *rows)
+    def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
+        last = self._clip_frames.num_frames[clips.episode] - 1
+        begin, step = self._window.begin(clips.start, last), self._window.frame_step
+        origin, first, number = (c[:, None] for c in find_rows(self._rings, clips.run, begin))
+        return lambda frames: np.add(first, (origin + frames // step) % number, dtype=np.int64)
 
     def finish(self, frees: Frees) -> None:
         counts = np.bincount(frees.cursor, frees.count, len(self._rings)).astype(np.int64)
@@ -245,8 +241,6 @@ class ResidentFrames(_ArenaFrames):
     ) -> None:
         super().__init__(plan, clip_frames, arena)
         self._frame_rows, self._used, self._chunks = rows, used, chunks
-        later = rows.later
-        self._later = None if later is None else used_rows(later, rows)
         self._asked = arena.is_read.copy()  # rows that are loaded or being loaded
         self._count = int(np.count_nonzero(self._asked))
 
@@ -275,19 +269,18 @@ class ResidentFrames(_ArenaFrames):
             begin = int(chunks.first_frame[load.chunk])
             first = begin + (first - begin) % step
             stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
-        frames, rows = self._frame_rows.find(load.episode, np.arange(first, stop, step))
+        frames = np.arange(first, stop, step)
+        rows = self._frame_rows.find(np.full_like(frames, load.episode), frames)
+        frames, rows = frames[rows >= 0], rows[rows >= 0]
         is_wanted = self._used[rows]
-        if self._later is not None and is_wanted.any():
+        if self._frame_rows.fills_gaps and is_wanted.any():
             first, *_, last = np.flatnonzero(is_wanted)[[0, -1]].tolist()
-            between = slice(first, last + 1)
-            is_wanted[between] |= self._later[rows[between]]
+            is_wanted[first : last + 1] = True
         is_wanted &= ~self._asked[rows]
         return frames[is_wanted], rows[is_wanted]
 
-    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
-        shift = self._frame_rows.shift(clips.episode, self._begin(clips))
-        nothing = np.zeros_like(shift)
-        return self._rows(clips, 1, shift, nothing, nothing + len(self._asked))
+    def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
+        return partial(self._frame_rows.find, clips.episode[:, None])
 
     def finish(self, frees: Frees) -> None:
         """See `GroupFrames`: nothing is freed."""
@@ -364,57 +357,56 @@ def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
 
 
 class FrameRows:
-    """Rows of the frames in intervals of episodes, interval by interval.
+    """Rows of the frames in intervals of episodes, in their order.
 
-    `later` are frames that clips of other epochs may use, where they cost little beside the frames
-    of an epoch, and much later: loads contain them, too, between the used frames of a chunk.
+    Args:
+        intervals: disjoint and ascending.
+        num_frames: length of each episode, int64[episodes].
+        fills_gaps: whether loads also contain the frames with rows between the frames of a chunk
+            that an epoch uses. Later epochs may use them, and they cost little beside the others.
     """
 
-    def __init__(self, intervals: Intervals, later: Intervals | None = None) -> None:
-        self._intervals, self.later = intervals, later
-        self._key = frame_keys(intervals.episode, intervals.begin)
-        count = intervals.stop - intervals.begin
-        self._shift = np.cumsum(count) - count - intervals.begin
+    def __init__(
+        self, intervals: Intervals, num_frames: IntArray, *, fills_gaps: bool = False
+    ) -> None:
+        self.fills_gaps = fills_gaps
+        selected = np.unique(intervals.episode)
+        self._first_place = first_rows(num_frames, selected)  # among all frames of these episodes
+        self._row: npt.NDArray[np.int32] | None = None  # at each place, -1 for none; `None`: all
         self.num_rows = intervals.num_frames
+        if self.num_rows < (num_places := int(num_frames[selected].sum())):
+            self._row = np.full(num_places, -1, np.int32)
+            self._row[self._places(*intervals.frames)] = np.arange(self.num_rows, dtype=np.int32)
 
     @classmethod
     def of_episodes(cls, num_frames: IntArray, selected: IntArray) -> FrameRows:
         """Rows of all frames in `selected` episodes; `num_frames` has all episodes."""
-        return cls(Intervals(selected, np.zeros_like(selected), num_frames[selected]))
-
-    def with_later(self, later: Intervals | None) -> FrameRows:
-        """The same rows, with frames for later epochs."""
-        return FrameRows(self._intervals, later)
+        intervals = Intervals(selected, np.zeros_like(selected), num_frames[selected])
+        return cls(intervals, num_frames)
 
     @cached_property
     def digest(self) -> str:
-        """Digest of the intervals."""
-        found = hashlib.sha256()
-        for column in self._intervals:
-            found.update(np.ascontiguousarray(column, "<i8").data)
-        return found.hexdigest()
+        """Digest of the frames with rows."""
+        digest = hashlib.sha256(np.ascontiguousarray(self._first_place, "<i8").data)
+        if self._row is not None:
+            digest.update(np.ascontiguousarray(self._row, "<i4").data)
+        return digest.hexdigest()
 
-    def shift(self, episode: IntArray, frame: IntArray) -> IntArray:
-        """Row minus frame number in the intervals of these frames, int64[n]."""
-        at = np.searchsorted(self._key, frame_keys(episode, frame), side="right") - 1
-        found: IntArray = self._shift[at]
-        return found
+    def find(self, episode: IntArray, frame: IntArray) -> IntArray:
+        """Rows of frames, -1 for a frame without a row; int64 arrays that broadcast."""
+        places = self._places(episode, frame)
+        return places if self._row is None else self._row[places].astype(np.int64)
 
-    def find(self, episode: int, frames: IntArray) -> tuple[IntArray, IntArray]:
-        """Frames of an episode with rows, and the rows; int64[n] each."""
-        key = frame_keys(np.full_like(frames, episode), frames)
-        at = np.maximum(np.searchsorted(self._key, key, side="right") - 1, 0)
-        owner, begin, stop = (column[at] for column in self._intervals)
-        some = (owner == episode) & (frames >= begin) & (frames < stop)
-        return frames[some], frames[some] + self._shift[at[some]]
+    def _places(self, episode: IntArray, frame: IntArray) -> IntArray:
+        places: IntArray = self._first_place[episode] + frame
+        return places
 
 
 def used_rows(used: Intervals, rows: FrameRows) -> npt.NDArray[np.bool_]:
     """Rows of the frames in some intervals; bool[rows]."""
-    shift = rows.shift(used.episode, used.begin)
-    bounds = used.begin, used.stop
-    ends = (np.bincount(shift + at, minlength=rows.num_rows + 1) for at in bounds)
-    return np.cumsum(np.subtract(*ends)[:-1]) > 0
+    is_used = np.zeros(rows.num_rows, np.bool_)
+    is_used[rows.find(*used.frames)] = True
+    return is_used
 
 
 class Ring:

@@ -18,7 +18,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import first_rows
 from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads
-from seqrecord.loader.pipes.memory import features_in_memory, frames_in_memory, spare_memory
+from seqrecord.loader.pipes.memory import features_in_memory, frames_may_stay, spare_memory
 from seqrecord.loader.pipes.needed import all_bytes
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.frames import ClipKeys
@@ -136,7 +136,7 @@ def _frame_sets(view: View, memory_limit: int) -> Iterator[FrameSet]:
     num_rows = int(stored_frames[view.episode_rows].sum())
     if view.transform is not None:  # it needs whole frames
         nbytes = sum(spec.nbytes for spec in arrays.values())
-        stays = frames_in_memory(view)[1] and num_rows * (1 + nbytes) <= memory_limit
+        stays = frames_may_stay(view)[1] and num_rows * (1 + nbytes) <= memory_limit
         arena = Arena(arrays, num_rows) if stays else None
         grids = dataset.contents.episode_table.groups[:1]  # a load of one brings all others
         yield FrameSet(dataset, grids, dict(enumerate(windows)), arrays, nbytes, resident=arena)

@@ -173,16 +173,15 @@ def _loads_of_results(view: View) -> _LoadSizes:
 SMALL = 64 << 10  # bytes of a frame: to copy a larger one costs more than to read it alone
 
 
-def frames_in_memory(view: View) -> tuple[int, int]:
-    """The numbers of frames that may stay in memory: if only small frames may, and if decoded ones
-    may too.
+def frames_may_stay(view: View) -> tuple[bool, bool]:
+    """Whether all frames may stay in memory: if only small frames may, and if decoded ones may too.
 
-    Each number is the frame count of the selected episodes, or 0. Decoded frames may stay if their
-    shapes are fixed and decoding or transforming costs more than copying. Large raw frames do not
-    stay: reading them again is a copy. Texts stay if the other features do.
+    Decoded frames may stay if their shapes are fixed and decoding or transforming costs more than
+    copying. Large raw frames do not stay: reading them again is a copy. Texts stay if the other
+    features do.
     """
     if view.excerpts is not None:  # whose places are no frames of chunks
-        return 0, 0
+        return False, False
     features, transform = view.dataset.features, view.transform
     arrays = [n for n, spec in features.items() if not FORMS[spec.value_kind].stays_with_others]
     are_small = transform is None and all(_is_small(view.dataset, name) for name in arrays)
@@ -192,8 +191,7 @@ def frames_in_memory(view: View) -> tuple[int, int]:
     else:
         may_stay &= all(map(_has_rows, features.values()))
         may_stay &= any(is_decoded(features[name]) for name in arrays)
-    count = int(view.episodes.num_frames[view.episode_rows].sum())
-    return count * are_small, count * (are_small or may_stay)
+    return are_small, are_small or may_stay
 
 
 def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:

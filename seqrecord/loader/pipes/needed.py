@@ -4,12 +4,14 @@ epochs need.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Intervals, Runs
-from seqrecord.loader.sampling.used_frames import RunFrames
+from seqrecord.loader.sampling.used_frames import RunFrames, united
 from seqrecord.store.reading.needed_bytes import UsedFrames, needed_bytes
 from seqrecord.store.storage.chunk_store import Pieces
 from seqrecord.store.storage.ranges import MAX_GAP
@@ -26,33 +28,44 @@ def needed_in(view: View, plan: Plan) -> Pieces:
     for place, group in enumerate(plan.groups):
         nbytes = sum(spec.nbytes for spec in features.values() if spec.group == group.group)
         if (group.window.frame_step - 1) * nbytes <= MAX_GAP:
-            used.append(UsedFrames(group.group, *plan.used(place)))
+            used.append(UsedFrames(group.group, *plan.used(place)[:3]))
     if view.transform is not None:  # it reads the chunks of all groups
-        frames = plan.used(0)
+        frames = plan.used(0)[:3]
         groups = sorted({spec.group for spec in features.values()})
         used = [UsedFrames(group, *frames, in_whole_pages=True) for group in groups]
     return _bytes_of(view, used)
 
 
-def frames_of_epochs(view: View) -> dict[int, Intervals]:
-    """The frames that samples of any epoch may have, of the groups that are video or remote: if
-    epochs choose others, a later one would decode the pictures between its own, or fetch the chunk,
-    again. By number of the group.
+def frames_of_epochs(view: View, max_clips: int) -> list[Intervals]:
+    """The frames that samples of any epoch may have, of each group: disjoint and ascending.
+
+    Of samples that differ by epoch, or more than `max_clips`, these are all frames within reach.
     """
-    intervals = dict[int, Intervals]()
-    runs, chunks = Runs.of(view.samples.base.clips), view.dataset.contents.chunks
+    is_fixed = view.has_fixed_frames and view.samples.clips.num_clips <= max_clips
+    frames = view.group_frames(0) if is_fixed else [None] * len(view.group_windows)
+    runs = Runs.of(view.samples.clips if is_fixed else view.samples.base.clips)
+    intervals = []
+    for window, frames_of_group in zip(view.group_windows, frames, strict=True):
+        if not is_fixed:  # epochs may have other strides, or begin elsewhere
+            window = replace(window, frame_step=1)
+        used = RunFrames(runs, view.episodes.num_frames, window, frames_of_group).intervals
+        intervals.append(united(np.zeros_like(used.episode), used)[1])
+    return intervals
+
+
+def groups_loaded_between(view: View) -> set[int]:
+    """The groups of which epochs that choose other samples than the next one load more frames: a
+    later one would decode the pictures between its own, or fetch the chunk, again.
+    """
+    chunks, groups = view.dataset.contents.chunks, {grid.group for grid in view.episodes.groups}
+    if not view.samples.differs_by_epoch or not chunks.is_local:
+        return groups if view.samples.differs_by_epoch else set()
     in_order = {
         view.dataset.features[name].group
         for name, kind in chunks.kinds.items()
         if kind.decodes_in_order
     }
-    if view.transform is not None and in_order:  # it needs whole frames
-        in_order = {grid.group for grid in view.episodes.groups}
-    for grid, window in zip(view.episodes.groups, view.group_windows, strict=True):
-        if grid.group in in_order or not chunks.is_local:
-            bounds = RunFrames(runs, view.episodes.num_frames, window).bounds
-            intervals[grid.group] = Intervals(runs.episode, *bounds)
-    return intervals
+    return groups if view.transform is not None and in_order else groups & in_order
 
 
 def all_bytes(view: View) -> Pieces:

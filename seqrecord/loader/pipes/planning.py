@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeAlias
 
@@ -14,16 +14,15 @@ from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.budget_costs import NO_COSTS, EpochCosts, with_budget
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.make_view import SMALLEST, make_view
-from seqrecord.loader.pipes.memory import (
-    frame_sizes,
-    frames_in_memory,
-)
+from seqrecord.loader.pipes.memory import frame_sizes, frames_may_stay
+from seqrecord.loader.pipes.needed import frames_of_epochs, groups_loaded_between
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.order_request import order_request
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
 from seqrecord.loader.sampling.memory import (
+    MOST_OF_RANK,
     FrameSizes,
     MemoryPlan,
     MemoryRequest,
@@ -289,7 +288,7 @@ class Planner:
     def decodes_once(self, num_workers: int) -> bool:
         """Whether persistent workers would decode each frame once for all epochs."""
         num_shards = self.ranks.current().count * num_workers
-        return not self._in_memory[False] and self.plan_memory(num_shards).in_memory is not None
+        return not self._may_stay[False] and self.plan_memory(num_shards).in_memory is not None
 
     def workers(self, num_shards: int) -> int:
         """The number of workers in a rank, from the number of shards."""
@@ -327,9 +326,16 @@ class Planner:
     # ---- frames that stay in memory
 
     @cached_property
-    def _in_memory(self) -> tuple[int, int]:
-        """See `frames_in_memory`."""
-        return frames_in_memory(self.view)
+    def _may_stay(self) -> tuple[bool, bool]:
+        """See `frames_may_stay`."""
+        return frames_may_stay(self.view)
+
+    @cached_property
+    def _frames_of_epochs(self) -> Sequence[Intervals]:
+        """See `frames_of_epochs`. Frames of more clips than can stay are not looked up."""
+        limit = self.options.memory_limit
+        most_bytes = MOST_OF_RANK if limit is None else parse_size(limit)
+        return frames_of_epochs(self.view, most_bytes // sum(self.sizes.of_staying.frames))
 
     def staying_frames(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
@@ -342,12 +348,12 @@ class Planner:
         """
         is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         keeps_decoded = self.options.device is None or self.options.memory_limit is not None
-        frames = self._in_memory[keeps_decoded and (is_fixed or num_shards == 1)]
-        if num_shards > 1 and frames and is_fixed:
-            if settings is not None:
-                return self._most_frames(num_shards, settings)
-            frames = -(-frames // num_shards)
-        return (frames,) * len(self.view.episodes.groups)
+        if not self._may_stay[keeps_decoded and (is_fixed or num_shards == 1)]:
+            return (0,) * len(self.view.episodes.groups)
+        if num_shards > 1 and is_fixed and settings is not None:
+            return self._most_frames(num_shards, settings)
+        parts = num_shards if is_fixed else 1
+        return tuple(-(-frames.num_frames // parts) for frames in self._frames_of_epochs)
 
     def _has_fixed_shards(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
@@ -363,7 +369,7 @@ class Planner:
     def _most_frames(self, num_shards: int, settings: PlanSettings) -> tuple[int, ...]:
         """Greatest frame counts of groups in any shard; for very many cursors, upper bounds."""
         if num_shards * settings.num_cursors > _MAX_CURSORS:
-            return (self._in_memory[True],) * len(self.view.episodes.groups)
+            return tuple(frames.num_frames for frames in self._frames_of_epochs)
         return self._shard_frames(num_shards, settings)[1]
 
     def _shard_frames(
@@ -374,16 +380,22 @@ class Planner:
 
         view, shards = self.view, None if shard is None else np.array([shard.index])
         table, windows = view.samples.clips, view.group_windows
-        return shard_frames(table, view.episodes, windows, settings, num_shards, shards)
+        frames = view.group_frames(0) if view.has_fixed_frames else None
+        place = table, view.episodes, windows, settings, num_shards, shards
+        return shard_frames(*place, frames)
 
     def staying_rows(
         self, shard: Shard, segments: Segments, settings: PlanSettings
-    ) -> tuple[FrameRows, ...]:
-        """The rows of each group's resident frames in a shard."""
+    ) -> dict[int, FrameRows]:
+        """The rows of resident frames in a shard, by group."""
+        view, frames = self.view, self._frames_of_epochs
         if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
-            return tuple(map(FrameRows, self._shard_frames(shard.count, settings, shard)[0]))
-        rows = FrameRows.of_episodes(self.view.episodes.num_frames, self.view.episode_rows)
-        return (rows,) * len(self.view.episodes.groups)
+            frames = self._shard_frames(shard.count, settings, shard)[0]
+        between, rows = groups_loaded_between(view), dict[int, FrameRows]()
+        for grid, intervals in zip(view.episodes.groups, frames, strict=True):
+            fills_gaps = grid.group in between
+            rows[grid.group] = FrameRows(intervals, view.episodes.num_frames, fills_gaps=fills_gaps)
+        return rows
 
 
 def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:

@@ -16,7 +16,7 @@ from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.frame_cache import FrameFolder, is_costly
 from seqrecord.loader.pipes.frame_arrays import bytes_by_group
 from seqrecord.loader.pipes.memory import SMALL, can_stay, check_machine, spare_memory
-from seqrecord.loader.pipes.needed import frames_of_epochs, needed_in
+from seqrecord.loader.pipes.needed import needed_in
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner, plan_clips
 from seqrecord.loader.pipes.states import Segments
@@ -69,13 +69,7 @@ def settle(
     memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
-        is_later = planner.view.samples.differs_by_epoch
-        later = frames_of_epochs(planner.view) if is_later else {}
-        by_place = planner.staying_rows(plan.shard, segments, fitted.settings)
-        rows = dict[int, FrameRows]()
-        for group, of_group in zip(plan.groups, by_place, strict=True):
-            rows[group.group] = of_group.with_later(later.get(group.group)) if later else of_group
-        settled = settled._replace(rows=rows)
+        settled = settled._replace(rows=planner.staying_rows(plan.shard, segments, fitted.settings))
     elif not on_device and planner.view.dataset.contents.mapped_frames:
         settled = settled._replace(small_rows=_small_rows(planner.view, plan, memory))
     if isinstance(planner.view.dataset.contents.storage, ChunkStore):

@@ -179,6 +179,11 @@ class View:
             group_windows.append(reach)
         return group_windows
 
+    @property
+    def has_fixed_frames(self) -> bool:
+        """Whether samples have the same frames in all epochs."""
+        return not self.samples.is_random and self.steps is None
+
     def group_frames(self, epoch: int) -> Sequence[SampleFrames]:
         """The functions that find the frames of an epoch's samples in each group of features.
 

@@ -25,8 +25,8 @@ from seqrecord.loader.sampling.epoch import EpochLayout, EpochPlan, key_of_segme
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupRound, Loads, Round
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
 from seqrecord.loader.sampling.runs import Intervals, Runs, Shard, Window
-from seqrecord.loader.sampling.used_frames import RunFrames
-from seqrecord.store.clips.grids import ChunkGrid, frame_keys, ragged_arange, split_keys
+from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames, united
+from seqrecord.store.clips.grids import frame_keys, ragged_arange, split_keys
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import cached_property
 
@@ -77,11 +77,13 @@ def shard_frames(
     settings: PlanSettings,
     num_shards: int,
     shards: IntArray | None = None,
+    frames: Sequence[SampleFrames | None] | None = None,
 ) -> tuple[list[Intervals], tuple[int, ...]]:
     """The frames of each group used in epoch 0 by the first of `shards`, and the greatest number of
     frames of each group in any of them.
 
-    `shards` are shard numbers, int64; by default all.
+    `shards` are shard numbers, int64; by default all. `frames` find the frames of clips in each
+    group, if these are equal in all epochs; by default, all within reach may be used.
     """
     layout = EpochLayout.of(table, episodes, windows, settings, num_shards)
     shards = np.arange(num_shards) if shards is None else shards
@@ -89,40 +91,13 @@ def shard_frames(
     rows, share = runs.slices(shares.start.ravel(), shares.stop.ravel())
     shard = share // max(1, shares.start.shape[1])
     intervals, max_counts = [], []
-    for grid, window in zip(episodes.groups, windows, strict=True):
-        bounds = RunFrames(rows, episodes.num_frames, window).bounds
-        used = _united(shard, rows.episode, *bounds, grid.stored_grid)
-        counts = np.bincount(used[0], used[3] - used[2], len(shards))
+    for window, frames_of_group in zip(windows, frames or [None] * len(windows), strict=True):
+        run_frames = RunFrames(rows, episodes.num_frames, window, frames_of_group)
+        shard_of, used = united(*run_frames.intervals_of(shard))
+        counts = np.bincount(shard_of, used.counts, len(shards))
         max_counts.append(int(counts.max(initial=0)))
-        intervals.append(Intervals(*(column[used[0] == 0] for column in used[1:])))
+        intervals.append(used.take(shard_of == 0))
     return intervals, tuple(max_counts)
-
-
-def _united(
-    shard: IntArray,
-    episode: IntArray,
-    begin: IntArray,
-    stop: IntArray,
-    chunks: ChunkGrid | None,
-) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Merge overlapping frames of each shard; frames of a chunk become one interval.
-
-    A decoder decodes a chunk from the first to the last used frame.
-    """
-    order = np.lexsort((begin, episode, shard))
-    shard, episode, begin, stop = (column[order] for column in (shard, episode, begin, stop))
-    owner = np.cumsum((np.diff(shard, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
-    reached = np.maximum.accumulate(frame_keys(owner, stop))
-    if not len(shard):
-        return shard, episode, begin, stop
-    apart = frame_keys(owner, begin)[1:] > reached[:-1]
-    if chunks is not None:
-        last_frame = split_keys(reached[:-1])[1] - 1
-        is_same = chunks.place(episode[:-1], last_frame) == chunks.place(episode[1:], begin[1:])
-        apart &= (owner[1:] != owner[:-1]) | ~is_same
-    openings = np.flatnonzero(np.append(True, apart))
-    stops = split_keys(reached[np.append(openings[1:], len(shard)) - 1])[1]
-    return shard[openings], episode[openings], begin[openings], stops
 
 
 class ShuffledPlan(EpochPlan):

@@ -34,6 +34,7 @@ from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of, permutation
@@ -511,16 +512,33 @@ class Shard:
 
 
 class Intervals(NamedTuple):
-    """Frames `[begin, stop)` of episodes, disjoint and ascending; int64[n] each."""
+    """Frames of episodes, every `step`-th one in `[begin, stop)`; int64[n] each."""
 
     episode: IntArray
     begin: IntArray
     stop: IntArray
+    step: int = 1
+
+    @property
+    def counts(self) -> IntArray:
+        """The number of frames in each interval, int64[n]."""
+        counts: IntArray = -(-(self.stop - self.begin) // self.step)
+        return counts
+
+    def take(self, index: npt.NDArray[np.bool_]) -> Intervals:
+        """The intervals of a mask, bool[n]."""
+        return Intervals(self.episode[index], self.begin[index], self.stop[index], self.step)
 
     @property
     def num_frames(self) -> int:
         """The number of frames in all intervals."""
-        return int((self.stop - self.begin).sum())
+        return int(self.counts.sum())
+
+    @property
+    def frames(self) -> tuple[IntArray, IntArray]:
+        """Episode and number of each frame, int64[frames] each."""
+        interval, place = ragged_arange(self.counts)
+        return self.episode[interval], self.begin[interval] + place * self.step
 
 
 class CursorShares(NamedTuple):

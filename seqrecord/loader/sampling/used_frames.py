@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
 from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.grids import frame_keys
+from seqrecord.store.clips.grids import frame_keys, split_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
@@ -81,25 +81,30 @@ class RunFrames:
     @cached_property
     def intervals(self) -> Intervals:
         """All used frames, in intervals that may overlap."""
-        runs, (begin, stop) = self.runs, self.bounds
+        return self.intervals_of(np.zeros_like(self.runs.run))[1]
+
+    def intervals_of(self, part: IntArray) -> tuple[IntArray, Intervals]:
+        """The used frames of parts of the rows, int64[rows], and the part of each interval."""
+        runs, step, (begin, stop) = self.runs, self.window.frame_step, self.bounds
         if self.has_holes is None:
-            return Intervals(runs.episode, begin, stop)
+            return part, Intervals(runs.episode, begin, stop, step)
         row = np.flatnonzero(self.has_holes[runs.run])
-        selected, owner = np.unique(runs.episode[row], return_inverse=True)
-        low, owners = runs.first_clip[row], np.zeros_like(selected)
-        clips = low, low + runs.count[row], owner
-        place, shift = self._used(*clips, owners, self.num_frames[selected])
-        opens = np.flatnonzero(np.diff(place, prepend=-2) != 1)
-        episode = np.searchsorted(shift, place[opens], side="right") - 1
-        first_frame = place[opens] - shift[episode]
-        last_frame = place[np.append(opens[1:], len(place)) - 1] - shift[episode]
-        solid = np.flatnonzero(~self.has_holes[runs.run])
-        columns = (
-            (runs.episode, selected[episode]),
-            (begin, first_frame),
-            (stop, last_frame + 1),
+        keys, owner = np.unique(frame_keys(part[row], runs.episode[row]), return_inverse=True)
+        parts, episodes = split_keys(keys)
+        clips = runs.first_clip[row], runs.first_clip[row] + runs.count[row], owner
+        place, shift = self._used(*clips, np.zeros_like(keys), self.num_frames[episodes])
+        owner = np.searchsorted(shift, place, side="right") - 1
+        opens = np.flatnonzero(
+            (np.diff(place, prepend=-1) != step) | (np.diff(owner, prepend=-1) != 0)
         )
-        return Intervals(*(np.concatenate((rows[solid], more)) for rows, more in columns))
+        owner, ends = owner[opens], np.append(opens[1:], len(place)) - 1
+        first_frame, last_frame = place[opens] - shift[owner], place[ends] - shift[owner]
+        solid = np.flatnonzero(~self.has_holes[runs.run])
+        part = np.concatenate((part[solid], parts[owner]))
+        episode = np.concatenate((runs.episode[solid], episodes[owner]))
+        begin = np.concatenate((begin[solid], first_frame))
+        stop = np.concatenate((stop[solid], last_frame + 1))
+        return part, Intervals(episode, begin, stop, step)
 
     def in_loads(
         self, run: IntArray, first: IntArray, last: IntArray, low: IntArray, high: IntArray
@@ -161,3 +166,20 @@ class RunFrames:
             is_used[places] = True
         is_used[begin + shift - 1] = is_used[stop + shift] = False
         return np.flatnonzero(is_used), shift
+
+
+def united(part: IntArray, intervals: Intervals) -> tuple[IntArray, Intervals]:
+    """Merge overlapping intervals of each part, int64[n]; they become disjoint and ascending."""
+    episode, begin, stop, step = intervals
+    is_next = (part[1:] == part[:-1]) & (episode[1:] == episode[:-1]) & (begin[1:] > stop[:-1])
+    is_next |= (part[1:] > part[:-1]) | ((part[1:] == part[:-1]) & (episode[1:] > episode[:-1]))
+    if is_next.all():  # as of frames that were looked up, of which there are many
+        return part, intervals
+    order = np.lexsort((begin, episode, part))
+    part, episode, begin, stop = (column[order] for column in (part, episode, begin, stop))
+    owner = np.cumsum((np.diff(part, prepend=-1) != 0) | (np.diff(episode, prepend=-1) != 0)) - 1
+    reached = np.maximum.accumulate(frame_keys(owner, stop))
+    apart = frame_keys(owner, begin)[1:] > reached[:-1]
+    openings = np.flatnonzero(np.append(True, apart)[: len(part)])
+    stops = split_keys(reached[np.append(openings[1:], len(part))[: len(openings)] - 1])[1]
+    return part[openings], Intervals(episode[openings], begin[openings], stops, step)
