@@ -155,7 +155,7 @@ class FrameLists(ClipWindow):
         apart = self.places - self.start[:, None]
         return np.arange(min(0, int(apart.min())), int(apart.max()) + 1)
 
-    def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:  # noqa: ARG002
         """See `ClipFrames.find`; returns places."""
         return WindowFrames(self.places[clips.row], self._is_pad(clips.row))
 

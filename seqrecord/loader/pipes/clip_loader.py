@@ -92,8 +92,7 @@ class ClipLoader:
 
     def set_shuffle(self, shuffle: bool) -> None:
         """Turn shuffling on or off for the next epochs."""
-        if bool(shuffle) != self.planner.settings.shuffle:
-            self.planner = self.planner.with_shuffle(bool(shuffle))
+        self.planner = self.planner.with_shuffle(bool(shuffle))
         self.planner.plan_memory(1)
 
     def with_samples(self, samples: SamplesLike | None) -> ClipLoader:

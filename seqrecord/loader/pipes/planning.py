@@ -17,7 +17,6 @@ from seqrecord.loader.pipes.make_view import SMALLEST, make_view
 from seqrecord.loader.pipes.memory import frame_sizes, frames_may_stay
 from seqrecord.loader.pipes.needed import frames_of_epochs, groups_loaded_between
 from seqrecord.loader.pipes.options import LoaderOptions
-from seqrecord.loader.pipes.order_request import order_request
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings
@@ -111,7 +110,9 @@ class Planner:
         return {**self.__dict__, "options": options, "_remaining": {}, "_requests": {}}
 
     def with_shuffle(self, shuffle: bool) -> Planner:
-        """A copy with or without a shuffled order."""
+        """The planner with or without a shuffled order."""
+        if shuffle == self.settings.shuffle:
+            return self
         settings = replace(self.settings, shuffle=shuffle)
         given = self.limit_in, self.machine_part, self.costs
         return Planner(self.view, self.options, settings, self.ranks, *given)
@@ -131,8 +132,26 @@ class Planner:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """See `order_request`."""
-        return order_request(self.view, self.options, self.costs)
+        """The arguments that determine the order, beside samples and settings of plans, as JSON.
+
+        Features have their stored names, because `rename` does not change the order.
+        """
+        view, options, stored = self.view, self.options, self.view.dataset.contents.stored_name
+        # The padding of features may change, and does so with the dataset.
+        arrays = view.stored_arrays if view.transform is None else view.arrays
+        drawn = {"frames_per_batch": options.frames_per_batch, "budget": self.costs.describe()}
+        return {
+            "clip_len": list(options.clip_lens or ()) or options.clip_len,
+            "stride": view.samples.base.clips.spec.stride,
+            "dilation": options.dilation,
+            "windows": {stored(n): window for n, window in view.windows.describe().items()},
+            "pad": options.pad,
+            "features": sorted(map(stored, view.dataset.features)),
+            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+            "shuffle_buffer": options.tuning.shuffle_buffer,
+            "fixed_shards": options.tuning.fixed_shards,
+            **{name: value for name, value in drawn.items() if value is not None},
+        }
 
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
         """The clips of an epoch that remain after its segments.

@@ -331,5 +331,5 @@ class View:
 
 def _frames_of(windows: Sequence[ClipWindow], frames: ClipFrames, clips: ClipKeys) -> IntArray:
     """The frames of clips in these windows, int64[n, T]."""
-    parts = [window.frames_of_clips(clips, frames) for window in windows]
+    parts = [window.find(clips, frames, checks=False).frames for window in windows]
     return np.concatenate(parts, axis=1) if len(parts) > 1 else parts[0]

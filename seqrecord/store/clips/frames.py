@@ -155,20 +155,16 @@ class ClipWindow(ABC):
         return self.frame_offsets
 
     @abstractmethod
-    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
-        """See `ClipFrames.find`."""
-
-    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
-        """The frames of clips, int64[n, T], without a check: a later function may remove clips that
-        `find` refuses.
+    def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:
+        """See `ClipFrames.find`. Without `checks`, clips may lack a frame: a later function may
+        remove them.
         """
-        return self.find(clips, frames).frames
 
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, _dilation: IntArray
     ) -> tuple[IntArray, IntArray]:
         """First and last frames of clips, with offsets times `dilation`; int64[n] each."""
-        numbers = self.frames_of_clips(clips, frames)
+        numbers = self.find(clips, frames, checks=False).frames
         return numbers.min(axis=1), numbers.max(axis=1)
 
 
@@ -210,17 +206,8 @@ class OffsetWindow(ClipWindow):
         offsets: IntArray = self.offsets[rate if len(self.offsets) > 1 else 0]
         return offsets
 
-    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:  # noqa: ARG002
         """See `ClipFrames.find`."""
-        requested, clamped = self._frames(clips, frames)
-        return WindowFrames(clamped, clamped != requested)
-
-    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
-        """See `ClipWindow`."""
-        return self._frames(clips, frames)[1]
-
-    def _frames(self, clips: ClipKeys, frames: ClipFrames) -> tuple[IntArray, IntArray]:
-        """The requested frames, and these inside their episodes; int64[n, T] each."""
         episode, start, *_ = clips
         offsets = self.offsets[0 if self.rate is None else self.rate[episode]]
         if frames.draw is not None:
@@ -234,7 +221,8 @@ class OffsetWindow(ClipWindow):
         last_frame = frames.num_frames[episode][:, None] - 1
         # Not `np.clip`: 3.5 µs in place of 1.5 for 8 clips of 8 frames, for each feature of each
         # batch.
-        return requested, np.minimum(np.maximum(requested, 0), last_frame)
+        clamped = np.minimum(np.maximum(requested, 0), last_frame)
+        return WindowFrames(clamped, clamped != requested)
 
     def ends(
         self, clips: ClipKeys, frames: ClipFrames, dilation: IntArray
@@ -317,24 +305,20 @@ class AnchoredWindow(ClipWindow):
         start_offsets = [anchor.offsets for anchor in self.anchors if anchor.column is None]
         return np.unique(np.concatenate([np.zeros(0, np.int64), *start_offsets]))
 
-    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:
         """See `ClipFrames.find`.
 
-        Raises `ClipError` with the row for a column without integers, a value too far away, and a
-        frame that lacks the feature.
+        Raises `ClipError` with the row for a column without integers, a value too far away, and
+        with `checks` a frame that lacks the feature.
         """
         window_frames, is_incomplete = self.with_lacking(clips, frames)
-        for place in np.flatnonzero(is_incomplete)[:1].tolist():
+        for place in np.flatnonzero(is_incomplete & checks)[:1].tolist():
             problem = f"samples has an anchor at a frame that lacks {self.feature}"
             expected = "samples.filter(…) without this row; or a subset of the features"
             raise _anchor_error(
                 problem, clips, frames, place, expected, window_frames.frames[place]
             )
         return window_frames
-
-    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
-        """See `ClipWindow`: also of clips that lack an anchored frame."""
-        return self.with_lacking(clips, frames)[0].frames
 
     def with_lacking(
         self, clips: ClipKeys, frames: ClipFrames
@@ -435,11 +419,11 @@ class TimedWindow(ClipWindow):
         """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
         return np.arange(self.first_offset, self.last_offset + 1)
 
-    def find(self, clips: ClipKeys, _frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:  # noqa: ARG002
         """See `ClipFrames.find`.
 
-        Raises `ClipError` if a frame is further than `tolerance` from its time, unless `pads_far`;
-        and if the distances of timestamps contradict the index.
+        Raises `ClipError` if a frame is further than `tolerance` from its time, with `checks` and
+        without `pads_far`; and if the distances of timestamps contradict the index.
         """
         episode, start, *_ = clips
         shape = len(start), len(self.times)
@@ -447,17 +431,15 @@ class TimedWindow(ClipWindow):
         num_far = 0
         for row in np.unique(episode).tolist():
             episode_clips = np.flatnonzero(episode == row)
-            numbers, is_pad, num_far_frames = self._find(row, start[episode_clips])
+            numbers, is_pad, num_far_frames = self._find(row, start[episode_clips], checks=checks)
             window_frames.frames[episode_clips] = numbers
             window_frames.is_pad[episode_clips] = is_pad
             num_far += num_far_frames
         return window_frames._replace(num_far=num_far)
 
-    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
-        """See `ClipWindow`: also of clips without a near frame."""
-        return replace(self, pads_far=True).find(clips, frames).frames
-
-    def _find(self, row: int, start: IntArray) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
+    def _find(
+        self, row: int, start: IntArray, *, checks: bool
+    ) -> tuple[IntArray, npt.NDArray[np.bool_], int]:
         stamps, tolerance = self.clock.seconds(row), self.tolerance
         last_frame = len(stamps) - 1
         requested_times = stamps[start][:, None] + np.array(self.times)
@@ -468,7 +450,7 @@ class TimedWindow(ClipWindow):
         )
         is_pad = np.abs(stamps[frames] - requested_times) > tolerance
         is_far = is_pad & (requested_times >= stamps[0]) & (requested_times <= stamps[-1])
-        if is_far.any() and not self.pads_far:
+        if checks and is_far.any() and not self.pads_far:
             clip, number = np.argwhere(is_far)[0].tolist()
             raise ClipError(
                 "no frame within the tolerance of a time; increase Seconds(…, tolerance=), or pad "
@@ -567,21 +549,12 @@ class NearestWindow(ClipWindow):
         """See `ClipWindow`: before looking for values."""
         return self.window.ends(clips, frames, dilation)
 
-    def find(self, clips: ClipKeys, frames: ClipFrames) -> WindowFrames:
+    def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:
         """See `ClipFrames.find`."""
-        window_frames = self.window.find(clips, frames)
-        values, age = self._values(clips, window_frames.frames)
-        return window_frames._replace(frames=values, age=age)
-
-    def frames_of_clips(self, clips: ClipKeys, frames: ClipFrames) -> IntArray:
-        """See `ClipWindow`."""
-        return self._values(clips, self.window.frames_of_clips(clips, frames))[0]
-
-    def _values(self, clips: ClipKeys, requested: IntArray) -> tuple[IntArray, IntArray]:
-        """The frames with the values of requested ones, and their distances; int64[n, T] each."""
-        gaps = self.gaps
+        window_frames = self.window.find(clips, frames, checks=checks)
+        requested, gaps = window_frames.frames, self.gaps
         if not len(gaps):
-            return requested, np.zeros_like(requested)
+            return window_frames._replace(age=np.zeros_like(requested))
         lacks, run = gaps.find(clips.episode[:, None], requested)
         to_value = (
             gaps.stop[run] - requested if self.looks_ahead else requested - gaps.start[run] + 1
@@ -592,7 +565,8 @@ class NearestWindow(ClipWindow):
             is_unknown |= age > self.max_distance
         age[is_unknown] = UNKNOWN
         step = np.maximum(age, 0)
-        return requested + step if self.looks_ahead else requested - step, age
+        values = requested + step if self.looks_ahead else requested - step
+        return window_frames._replace(frames=values, age=age)
 
 
 class FrameMapping(Protocol):
