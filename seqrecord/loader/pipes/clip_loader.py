@@ -100,13 +100,14 @@ class ClipLoader:
         options = replace(self.options, samples=samples)
         planner = plan_clips(self.view.dataset, of_selected(options))
         planner = replace(planner, options=options).with_shuffle(self.planner.settings.shuffle)
-        loader, rows = ClipLoader(planner), self.view.episode_rows
+        is_same = np.array_equal(planner.view.episode_rows, self.view.episode_rows)
+        keeps_frames = is_same and self.planner.ranks.current().count == 1
+        loader = ClipLoader(planner.with_frames_of(self.planner) if keeps_frames else planner)
         if self._store is not None and loader._store is not None:
             loader._store.take_over(self._store)
-        is_same = np.array_equal(planner.view.episode_rows, rows)
-        if is_same and self.planner.ranks.current().count == 1:
+        if keeps_frames:
             loader._buffers = self._buffers
-        planner.plan_memory(1)
+        loader.planner.plan_memory(1)
         return loader
 
     def in_excerpts_of(self, state: State) -> ClipLoader:

@@ -63,6 +63,7 @@ class Planner:
             in bytes. Batches then belong to the mix.
         machine_part: the part of this process's share of the machine's memory; see `spare_memory`.
         costs: the costs of samples, if batches have a budget.
+        resident_frames: the frames of each group that may stay in memory; `None`: those of samples.
     """
 
     view: View
@@ -72,6 +73,7 @@ class Planner:
     limit_in: Callable[[int], int] | None = None
     machine_part: float = 1.0
     costs: EpochCosts = NO_COSTS
+    resident_frames: Sequence[Intervals] | None = None
     _memory_plans: MemoryPlans = field(default_factory=dict, repr=False)
     _remaining: dict[tuple[int, Segments], ClipTable] = field(default_factory=dict, repr=False)
     _requests: dict[int, MemoryRequest] = field(default_factory=dict, repr=False)
@@ -114,8 +116,21 @@ class Planner:
         if shuffle == self.settings.shuffle:
             return self
         settings = replace(self.settings, shuffle=shuffle)
-        given = self.limit_in, self.machine_part, self.costs
+        given = self.limit_in, self.machine_part, self.costs, self.resident_frames
         return Planner(self.view, self.options, settings, self.ranks, *given)
+
+    def with_frames_of(self, earlier: Planner) -> Planner:
+        """The planner with memory for the resident frames of an earlier one, of the same episodes
+        in one process, if these include its own.
+        """
+        if earlier.plan_memory(1).in_memory is None:
+            return self
+        frames = earlier._frames_of_epochs
+        pairs = zip(frames, self._frames_of_epochs, strict=True)
+        if not all(intervals.include(own) for intervals, own in pairs):
+            return self
+        given = self.limit_in, self.machine_part, self.costs, frames
+        return Planner(self.view, self.options, self.settings, self.ranks, *given)
 
     # ---- clips and plans
 
@@ -352,6 +367,8 @@ class Planner:
     @cached_property
     def _frames_of_epochs(self) -> Sequence[Intervals]:
         """See `frames_of_epochs`. Frames of more clips than can stay are not looked up."""
+        if self.resident_frames is not None:
+            return self.resident_frames
         limit = self.options.memory_limit
         most_bytes = MOST_OF_RANK if limit is None else parse_size(limit)
         return frames_of_epochs(self.view, most_bytes // sum(self.sizes.of_staying.frames))

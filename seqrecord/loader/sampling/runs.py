@@ -525,6 +525,18 @@ class Intervals(NamedTuple):
         counts: IntArray = -(-(self.stop - self.begin) // self.step)
         return counts
 
+    def include(self, other: Intervals) -> bool:
+        """Whether each of other intervals is inside one of these, which are disjoint and
+        ascending.
+        """
+        keys = frame_keys(self.episode, self.begin)
+        place = np.searchsorted(keys, frame_keys(other.episode, other.begin), side="right") - 1
+        if not len(other.episode) or place.min() < 0:
+            return not len(other.episode)
+        is_inside = (self.episode[place] == other.episode) & (other.stop <= self.stop[place])
+        is_inside &= (other.begin - self.begin[place]) % self.step == 0
+        return bool(is_inside.all()) and other.step % self.step == 0
+
     def take(self, index: npt.NDArray[np.bool_]) -> Intervals:
         """The intervals of a mask, bool[n]."""
         return Intervals(self.episode[index], self.begin[index], self.stop[index], self.step)
