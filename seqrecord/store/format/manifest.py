@@ -36,6 +36,7 @@ MANIFEST = "manifest.json"
 INDEX = "index"  # folder of the tables
 EDITS = "edits"  # folder of the edits
 VERSIONS = "manifests"  # folder of replaced manifests
+DICTIONARIES = "dictionaries"  # folder of dictionaries, which are datasets
 KEPT_VERSIONS = 10  # number of replaced manifests kept
 MANIFEST_VERSION = 1
 MAX_MANIFEST_BYTES = 1 << 25
@@ -43,6 +44,7 @@ MAX_RECORD_FILES = MOST_FILES = 200_000
 MAX_EPISODES = 2**31 - 1
 MAX_CREATED_BY_LENGTH = 200
 MAX_SPLITS = 4096
+MAX_DICTIONARIES = 100
 MAX_EARLIER_COMMITS = 100
 MAX_COMMAND_LENGTH = 1000
 
@@ -54,6 +56,7 @@ _IN_INDEX = re.compile(f"{_INDEX_PATH.pattern}|{_STATISTICS_PATH.pattern}")
 FILE_PATH = re.compile(
     "|".join(p.pattern for p in (RECORD_PATH, _INDEX_PATH, _STATISTICS_PATH, EDIT_PATH))
 )
+_DICTIONARY_NAME = re.compile(r"[A-Za-z0-9_](?:[A-Za-z0-9_.-]{0,126}[A-Za-z0-9_])?")
 SPLIT_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
 _FINGERPRINT = re.compile(r"[0-9a-f]{64}")
 _CRC = re.compile(r"[0-9a-f]{8}")
@@ -66,9 +69,9 @@ _END_BYTES = 26
 _FIELDS = (  # of the JSON object, in this order
     *("created_by", "num_episodes", "num_frames", "next_ordinal", "fingerprint", "schema"),
     *("index", "record_files", "splits", "statistics", "edits", "inventory", "copied"),
-    *("left_out", "removed", "command", "commit", "earlier_commits", "superseded"),
+    *("dictionaries", "left_out", "removed", "command", "commit", "earlier_commits", "superseded"),
 )
-_OPTIONAL = {"inventory", "copied", "command"}
+_OPTIONAL = {"inventory", "copied", "dictionaries", "command"}
 _KEYS = {"format", "version", *_FIELDS, "crc32c"} - _OPTIONAL
 
 
@@ -110,6 +113,23 @@ class CopiedFiles:
 
 
 @dataclass(frozen=True)
+class Dictionary:
+    """Values of a text feature's texts, each stored once, in a dataset of their own.
+
+    `name` is the name of the values, and of the dataset's folder and feature; `text` is the text
+    feature, of this dataset or of one that is joined with it.
+    """
+
+    name: str
+    text: str
+
+    @property
+    def folder(self) -> str:
+        """Path of the dataset of values."""
+        return f"{DICTIONARIES}/{self.name}"
+
+
+@dataclass(frozen=True)
 class Manifest:
     """Contents of a dataset: schema, record files, index.
 
@@ -117,6 +137,7 @@ class Manifest:
     tables by the names of `table_names`. `splits` are the split names, in the order of the index's
     numbers. `statistics` and `inventory` are optional files. `edits` are edit files in order; the
     index includes their effect. `copied` are external files whose values were copied.
+    `dictionaries` are values of texts.
 
     The other fields are for writers. New episodes get ordinals from `next_ordinal`. `left_out` are
     uids of complete episodes that are not in the dataset because another has the same key.
@@ -138,6 +159,7 @@ class Manifest:
     edits: tuple[IndexFile, ...] = ()
     inventory: IndexFile | None = None
     copied: CopiedFiles | None = None
+    dictionaries: tuple[Dictionary, ...] = ()
     next_ordinal: int = 0
     left_out: tuple[str, ...] = ()
     removed: tuple[str, ...] = ()
@@ -201,6 +223,7 @@ class Manifest:
             edits=tuple(_file(edit, EDIT_PATH) for edit in fields.list("edits", 0, MOST_FILES)),
             inventory=None if "inventory" not in value else _file(inventory, _STATISTICS_PATH),
             copied=None if "copied" not in value else _copied_files(value["copied"]),
+            dictionaries=_dictionaries(fields) if "dictionaries" in value else (),
             next_ordinal=fields.integer("next_ordinal", maximum=MAX_ORDINAL + 1),
             left_out=fields.texts("left_out", ID, MOST_FILES),
             removed=fields.texts("removed", FILE_PATH, MOST_FILES),
@@ -213,6 +236,7 @@ class Manifest:
             ("path of a record file", [file.path for file in manifest.record_files]),
             ("id of a record file", [file.file_id for file in manifest.record_files]),
             ("split", manifest.splits),
+            ("dictionary", [dictionary.name for dictionary in manifest.dictionaries]),
             ("commit", (manifest.commit, *manifest.earlier_commits)),
         ):
             if len(set(names)) != len(names):
@@ -224,7 +248,8 @@ def _to_plain(value: object) -> Any:
     """Convert data classes, also in tuples, to JSON objects."""
     if isinstance(value, tuple):
         return [_to_plain(member) for member in value]
-    return asdict(value) if isinstance(value, (IndexFile, RecordFile, CopiedFiles)) else value
+    is_data = isinstance(value, (IndexFile, RecordFile, CopiedFiles, Dictionary))
+    return asdict(value) if is_data else value  # type: ignore[call-overload]
 
 
 def check_record_path(storage: Storage, path: str) -> None:
@@ -394,6 +419,16 @@ def _copied_files(value: object) -> CopiedFiles:
     fields = JsonObject(value, ("lists", "content"), "the copied files in the manifest")
     lists = fields.texts("lists", _LIST_ID, MAX_RECORD_FILES)
     return CopiedFiles(lists, fields.text("content", _CONTENT))
+
+
+def _dictionaries(manifest: JsonObject) -> tuple[Dictionary, ...]:
+    dictionaries = []
+    for value in manifest.list("dictionaries", 1, MAX_DICTIONARIES):
+        fields = JsonObject(value, ("name", "text"), "a dictionary in the manifest")
+        dictionaries.append(
+            Dictionary(fields.text("name", _DICTIONARY_NAME), fields.text("text", _DICTIONARY_NAME))
+        )
+    return tuple(dictionaries)
 
 
 def _index(value: object, schema: Schema) -> dict[str, IndexFile]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 import numpy as np
@@ -28,9 +28,11 @@ from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
 from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords, Verify, mappable
+from seqrecord.store.reading.resizing import resized_schema
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.text import repr_of, shown_place
 
 if TYPE_CHECKING:
@@ -70,6 +72,23 @@ class JoinedDatasets(Protocol):
         """Return the joined contents, with these `fields` of a pickled dataset."""
 
 
+@dataclass(frozen=True)
+class DictionaryPlace:
+    """Where the values of a feature's texts are stored, see `Manifest.dictionaries`.
+
+    Attributes:
+        name: name of the values, and of their feature in `storage`.
+        text: present name of the text feature.
+        storage: files of the dataset of values.
+        verify: whether checksums of its pages are checked.
+    """
+
+    name: str
+    text: str
+    storage: Storage
+    verify: bool = True
+
+
 @dataclass(frozen=True, eq=False)
 class Contents:
     """Internal parts of an open dataset.
@@ -80,6 +99,7 @@ class Contents:
     lists say. `bad` are episodes of an original that the index leaves out. `attached` are objects
     of other parts, by class: datasets made of this one have them too, also in other processes.
     `join` are the datasets of a joined one, whose manifest and index are in memory only.
+    `dictionaries` are the selected values of texts.
     """
 
     storage: Storage
@@ -92,6 +112,7 @@ class Contents:
     bad: BadEpisodes = field(default_factory=BadEpisodes)
     attached: Mapping[type[Any], Any] = field(default_factory=dict)
     join: JoinedDatasets | None = None
+    dictionaries: tuple[DictionaryPlace, ...] = ()
 
     @classmethod
     def of(
@@ -103,8 +124,38 @@ class Contents:
         **fields: Any,
     ) -> Contents:
         """The contents with the named features (default: all), and other fields."""
-        with located(SchemaError, file=storage.url):
-            return cls(storage, manifest, index, index.schema.select(features), **fields)
+        return cls(storage, manifest, index, index.schema.active, **fields).selected(features)
+
+    def selected(self, features: Sequence[str] | None) -> Contents:
+        """The contents with the named features, or all.
+
+        Names of dictionaries select these, and their text features.
+        """
+        dictionaries = self.all_dictionaries
+        if dictionaries and features is not None and not isinstance(features, str):
+            texts = {place.name: place.text for place in dictionaries}
+            dictionaries = tuple(place for place in dictionaries if place.name in features)
+            features = [*dict.fromkeys(texts.get(name, name) for name in features)]
+        with located(SchemaError, file=self.storage.url):
+            schema = self.index.schema.select(features)
+        sizes = {name: size for name, size in self.sizes.items() if name in schema}
+        features_of_sizes = resized_schema(schema, sizes)
+        return replace(self, features=features_of_sizes, dictionaries=dictionaries)
+
+    @property
+    def all_dictionaries(self) -> tuple[DictionaryPlace, ...]:
+        """The values of texts, selected or not."""
+        if self.join is not None:
+            members = self.join.members
+            places = [place for member in members for place in member.all_dictionaries]
+        else:
+            places = [
+                DictionaryPlace(
+                    *(entry.name, entry.text, in_folder(self.storage, entry.folder), self.verify)
+                )
+                for entry in self.manifest.dictionaries
+            ]
+        return tuple(replace(p, text=self.names.get(p.text, p.text)) for p in places)
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -13,6 +13,7 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SchemaError, located
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import Contents, Episodes
+from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.store.reading.mapped_frames import Verify, check_verify
 from seqrecord.store.reading.metadata import load, load_version
@@ -165,6 +166,19 @@ class Dataset:
         """
         return self.contents.inventories
 
+    @cached_property
+    def dictionaries(self) -> dict[str, TextDictionary]:
+        """Values of texts by name, such as `task_embedding`; see docs/derive.md.
+
+        Those of which the dataset has the text feature. Each is a mapping from text to value.
+        """
+        features = self.features
+        return {
+            place.name: TextDictionary(place)
+            for place in self.contents.dictionaries
+            if place.text in features and features[place.text].value == "text"
+        }
+
     @property
     def fingerprint(self) -> str:
         """SHA-256 of the content; independent of record file boundaries and writing order."""
@@ -176,12 +190,11 @@ class Dataset:
         return self.contents.manifest.commit
 
     def select(self, features: Sequence[str] | None) -> Dataset:
-        """Return the dataset with only these features, in this order; `None` selects all."""
-        contents = self.contents
-        with located(SchemaError, file=self.url):
-            schema = contents.index.schema.select(features)
-        sizes = {name: size for name, size in contents.sizes.items() if name in schema}
-        return Dataset(replace(contents, features=resized_schema(schema, sizes)))
+        """Return the dataset with only these features, in this order; `None` selects all.
+
+        Names of `dictionaries` select these, and their text features.
+        """
+        return Dataset(self.contents.selected(features))
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
         """Return the dataset with some features renamed. `names` maps present to new names.
@@ -201,7 +214,12 @@ class Dataset:
         stored_names = {contents.stored_name(name): renamed for name, renamed in names.items()}
         stored_names = {**contents.names, **stored_names}
         index, features = contents.index.renamed(names), contents.features.renamed(names)
-        return Dataset(replace(contents, index=index, features=features, names=stored_names))
+        dictionaries = tuple(
+            replace(place, text=names.get(place.text, place.text))
+            for place in contents.dictionaries
+        )
+        renamed: dict[str, Any] = {"index": index, "features": features, "names": stored_names}
+        return Dataset(replace(contents, **renamed, dictionaries=dictionaries))
 
     def resized(self, sizes: Sizes | None) -> Dataset:
         """Return the dataset with frames resized during decoding.
@@ -266,6 +284,8 @@ class Dataset:
 
     def close(self) -> None:
         """Close the dataset's files."""
+        for dictionary in vars(self).get("dictionaries", {}).values():
+            dictionary.close()
         self.contents.storage.close()
         self.contents.chunks.close()
 

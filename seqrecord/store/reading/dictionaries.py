@@ -1,0 +1,207 @@
+"""Dictionaries: values of texts, each stored once, in a dataset beside the frames.
+
+The dataset of a dictionary has an episode of one frame for each text::
+
+    key                                 metadata                    frame
+    first 32 digits of SHA-256(text)    {"text": "open the door"}   {"task_embedding": [12, 4096]}
+
+So a value is found by its text, and everything that reads, checks and appends datasets applies.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.store.bfloat16 import numbers_of
+from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.reading.array_specs import ArraySpec
+from seqrecord.store.reading.contents import Contents, DictionaryPlace
+from seqrecord.store.reading.metadata import load
+from seqrecord.store.schema import FeatureSpec
+from seqrecord.store.text import repr_of
+
+TEXT = "text"
+"""The metadata entry of a value's episode."""
+
+CACHE_BYTES = 128 << 20
+"""Values that stay in memory, of each dictionary in each process."""
+
+_KEY_DIGITS = 32
+
+
+def key_of_text(text: str) -> str:
+    """Return the key of a text's episode."""
+    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_KEY_DIGITS]
+
+
+class TextDictionary(Mapping[str, npt.NDArray[Any]]):
+    """Values of a feature's texts: a mapping from text to array. Thread-safe and picklable.
+
+    Opened by the first access. bfloat16 becomes float32.
+
+    Example:
+        with seqrecord.open("latents/") as dataset:
+            for name, dictionary in dataset.dictionaries.items():
+                print(name, {text: value.shape for text, value in dictionary.items()})
+    """
+
+    def __init__(self, place: DictionaryPlace) -> None:
+        self.place = place
+        self._values = PerProcess(partial(_Values, place))
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.place,)
+
+    @property
+    def name(self) -> str:
+        """Name of the values in batches."""
+        return self.place.name
+
+    @property
+    def text(self) -> str:
+        """Name of the text feature."""
+        return self.place.text
+
+    @property
+    def spec(self) -> FeatureSpec:
+        """Dtype and shape of a value."""
+        return self._values.get().spec
+
+    def array_spec(self) -> ArraySpec:
+        """Dtype, shape and size of the largest value."""
+        return self._values.get().array_spec()
+
+    def stored(self, texts: Iterable[str]) -> dict[str, npt.NDArray[Any]]:
+        """Return the values of texts, read-only, with bfloat16 as words.
+
+        Each distinct text is read once; texts without a value are left out. Raises `FormatError`
+        for damaged values.
+        """
+        return self._values.get().find(dict.fromkeys(texts))
+
+    def __getitem__(self, text: str) -> npt.NDArray[Any]:
+        value: npt.NDArray[Any] = numbers_of(self.stored([text])[text]).copy()
+        return value
+
+    def __iter__(self) -> Iterator[str]:
+        return self._values.get().texts()
+
+    def __len__(self) -> int:
+        return len(self._values.get().contents.index.num_frames)
+
+    def __contains__(self, text: object) -> bool:
+        return (
+            isinstance(text, str)
+            and key_of_text(text) in self._values.get().contents.index.positions
+        )
+
+    def close(self) -> None:
+        """Close the files, which are opened again on demand."""
+        if (values := self._values.take()) is not None:
+            values.close()
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.name!r} of {self.text!r}, {len(self)} texts)"
+
+
+class _Values:
+    """The open dataset of a dictionary in one process, and the values used last."""
+
+    def __init__(self, place: DictionaryPlace) -> None:
+        storage = place.storage
+        try:
+            manifest, index = load(storage)
+        except NotFoundError as error:
+            raise NotFoundError(
+                f"the dataset has lost the values {place.name} of its texts; derive them again, or "
+                "select features without them",
+                file=storage.url,
+            ) from error
+        self.contents = Contents.of(storage, manifest, index, verify=place.verify)
+        features = self.contents.features
+        if [*features] != [place.name] or features[place.name].value != "array":
+            raise FormatError(
+                "not the values of texts",
+                file=storage.url,
+                expected=f"arrays of one feature, {place.name}",
+                got="; ".join(map(str, features.values())),
+            )
+        self.spec = features[place.name]
+        self._lock = threading.Lock()
+        self._cache: OrderedDict[str, npt.NDArray[Any]] = OrderedDict()
+        self._cached_bytes = 0
+
+    def array_spec(self) -> ArraySpec:
+        spec, index = self.spec, self.contents.index
+        rows = np.arange(len(index.num_frames))
+        largest = None if spec.is_fixed else index.largest_frames(spec.name, rows)
+        return ArraySpec(spec.dtype, spec.shape, largest)
+
+    def texts(self) -> Iterator[str]:
+        for row in range(len(self.contents.index.num_frames)):
+            yield self._text_of(row)
+
+    def find(self, texts: Mapping[str, None]) -> dict[str, npt.NDArray[Any]]:
+        values = {}
+        with self._lock:
+            for text in texts:
+                if (value := self._cache.get(text)) is not None:
+                    self._cache.move_to_end(text)
+                    values[text] = value
+            positions = self.contents.index.positions
+            keys = {text: key_of_text(text) for text in texts if text not in values}
+            rows = {text: positions[key] for text, key in keys.items() if key in positions}
+            for text, value in self._read(rows):
+                values[text] = value
+                self._keep(text, value)
+        return values
+
+    def _keep(self, text: str, value: npt.NDArray[Any]) -> None:
+        self._cache[text] = value
+        self._cached_bytes += value.nbytes
+        while self._cached_bytes > CACHE_BYTES:
+            self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
+
+    def _read(self, rows: Mapping[str, int]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
+        """Read the values of texts, given by row, all together."""
+        reader, index, pages = self.contents.chunks, self.contents.index, {}
+        table = index.groups[self.spec.group]
+        for text, row in rows.items():
+            if (stored_text := self._text_of(row)) != text:
+                texts = repr_of(text, 100), repr_of(stored_text, 100)
+                raise self._damaged(row, "the value of another text", *texts)
+            chunk = reader.chunk_at(self.spec.group, int(table.first_chunk[row]), row)
+            [page] = (p for p in reader.pages(chunk) if p.feature == self.spec.name)
+            if index.num_frames[row] != 1 or not page.num_present:
+                got = f"{index.num_frames[row]} frames, {page.num_present} with a value"
+                raise self._damaged(row, "a text has not one value", "one frame", got)
+            pages[text] = page
+        for (text, page), data in zip(pages.items(), reader.read([*pages.values()]), strict=True):
+            array = np.empty(reader.shapes(page, data)[0], self.spec.dtype)
+            reader.decode(page, data, [0], [array])
+            array.flags.writeable = False
+            yield text, array
+
+    def _text_of(self, row: int) -> str:
+        text = self.contents.index.episode_metadata(row).get(TEXT)
+        if not isinstance(text, str):
+            expected, got = f"metadata {TEXT!r}, a text", repr_of(text, 100)
+            raise self._damaged(row, "a value without its text", expected, got)
+        return text
+
+    def _damaged(self, row: int, problem: str, expected: str, got: str) -> FormatError:
+        url, key = self.contents.storage.url, self.contents.index.key(row)
+        return FormatError(problem, file=url, episode=key, expected=expected, got=got)
+
+    def close(self) -> None:
+        self.contents.chunks.close()
+        self.contents.storage.close()
