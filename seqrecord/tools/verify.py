@@ -30,6 +30,7 @@ from seqrecord.store.format.manifest import (
     KEPT_VERSIONS,
     MANIFEST,
     VERSIONS,
+    Dictionary,
     Manifest,
     RecordFile,
     read_manifest,
@@ -55,6 +56,7 @@ from seqrecord.store.reading.opening import index_of_original
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.versions import needed_paths, read_version
 from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.local import LocalStorage
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.parallel import RequestThreads, request_threads
@@ -145,7 +147,7 @@ def verify_storage(
         skipped = _skipped(deep, check_video, index)
         if metadata.manifest is not None:
             skipped += run.check_earlier(metadata.manifest)
-    return VerifyReport(
+    report = VerifyReport(
         url=storage.url,
         deep=deep,
         num_record_files=len(run.files),
@@ -155,6 +157,25 @@ def verify_storage(
         skipped=skipped,
         **run.counts,
     )
+    settings: dict[str, Any] = {"deep": deep, "num_threads": num_threads, "progress": progress}
+    dictionaries = () if metadata.manifest is None else metadata.manifest.dictionaries
+    return _with_dictionaries(report, storage, dictionaries, settings)
+
+
+def _with_dictionaries(
+    report: VerifyReport,
+    storage: Storage,
+    dictionaries: Sequence[Dictionary],
+    settings: Mapping[str, Any],
+) -> VerifyReport:
+    """Check the values of texts too."""
+    reports = [report]
+    for dictionary in dictionaries:
+        try:
+            reports.append(verify_storage(in_folder(storage, dictionary.folder), **settings))
+        except SeqRecordError as error:
+            reports[0] = replace(reports[0], problems=(*reports[0].problems, error))
+    return joined_report(reports) if len(reports) > 1 else reports[0]
 
 
 class _Run:

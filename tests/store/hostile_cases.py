@@ -363,6 +363,10 @@ def _small(path: str) -> dict[str, Any]:
     return {"path": path, "size": 1, "crc32c": "0" * 8}
 
 
+def _dictionary(name: str, text: str = "task") -> dict[str, str]:
+    return {"name": name, "text": text}
+
+
 _DEEP, _DEEP_70 = ("[" * depth + "]" * depth for depth in (100_000, 70))
 _UID = "a" * 32
 _FEATURE = {key: value for key, value in tiny.TINY["raw"].to_json().items() if key != "name"}
@@ -612,6 +616,11 @@ _MANIFEST = [
     Case("splits twice", _manifest_with(splits=["a", "a"]), "duplicate split"),
     Case("split ../x", _manifest_with(splits=["../x"]), "splits"),
     Case("4097 splits", _manifest_with(splits=[f"s{i}" for i in range(4097)]), "splits"),
+    Case("dictionary ../x", _manifest_with(dictionaries=[_dictionary("../x")]), "name"),
+    Case("dictionary of no feature", _manifest_with(dictionaries=[_dictionary("x", "")]), "text"),
+    Case("dictionary twice", _manifest_with(dictionaries=[_dictionary("x")] * 2), "duplicate"),
+    Case("no dictionaries", _manifest_with(dictionaries=[]), "dictionaries"),
+    Case("dictionaries null", _manifest_with(dictionaries=None), "dictionaries"),
     Case("statistics path", _manifest_with(statistics=_small("records/x.json")), "bad path"),
     Case("inventory path", _manifest_with(inventory=_small("index/x.arrow")), "bad path"),
     Case("inventory null", _manifest_with(inventory=None), "a file in the manifest"),

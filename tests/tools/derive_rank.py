@@ -11,6 +11,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch.distributed as dist
 
 import seqrecord
@@ -28,8 +29,18 @@ def main(records: str, out: str, rank: int, ranks: int, store: str, last_call: i
             os._exit(7)
         return {"mean": batch["image"].float().mean(dim=(1, 2, 3))}
 
-    report = seqrecord.derive(records, means, out, features=["image"], batch_size=4)
-    sys.stdout.write(json.dumps({"calls": calls, "skipped": report.skipped}) + "\n")
+    texts: list[str] = []
+
+    def embed(text: str) -> Any:
+        texts.append(text)
+        return np.full((len(text), 2), len(text), np.float32)
+
+    per_text = {"task": embed}
+    report = seqrecord.derive(
+        records, means, out, features=["image"], batch_size=4, per_text=per_text
+    )
+    result = {"calls": calls, "texts": texts, "skipped": report.skipped}
+    sys.stdout.write(json.dumps(result) + "\n")
     sys.stdout.flush()
     if ranks > 1:
         dist.destroy_process_group()

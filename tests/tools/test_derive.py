@@ -432,6 +432,13 @@ def test_ranks_share_the_episodes(records: Path, tmp_path: Path) -> None:
     reports = rank_jobs.finish([start_rank(records, out, rank, 2) for rank in range(2)])
     assert all(report["calls"] for report in reports)
     assert_means(out)
+    assert all(report["texts"] for report in reports)
+    assert sorted(text for report in reports for text in {*report["texts"]}) == [
+        f"task {length}" for length in (1, 3)
+    ]
+    with seqrecord.open(records, join=[out]) as dataset:
+        lengths = {text: len(v) for text, v in dataset.dictionaries["task_embedding"].items()}
+    assert lengths == {"task 1": 6, "task 3": 6}
 
 
 @pytest.mark.slow

@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from os import PathLike
 from typing import Any
 
-from seqrecord.errors import DestinationError, SourceError
+from seqrecord.errors import DestinationError, NotFoundError, SourceError
 from seqrecord.formats.converting.clusters import open_workers
 from seqrecord.formats.converting.convert_jobs import (
     BadEpisode,
@@ -21,21 +21,26 @@ from seqrecord.formats.converting.convert_jobs import (
     cut_in_jobs,
     run_jobs,
 )
+from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.formats.converting.described_source import DescribedSource
 from seqrecord.formats.converting.packing import Packing
 from seqrecord.formats.converting.source_video import with_videos
 from seqrecord.in_place.boundary import check_unexpected
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.inventory import Inventory, LeftOut
-from seqrecord.store.format.manifest import Manifest
+from seqrecord.store.format.manifest import Dictionary, Manifest
 from seqrecord.store.format.rows import num_absent
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
 from seqrecord.store.processes.machine import usable_cores
+from seqrecord.store.reading.contents import DictionaryPlace
+from seqrecord.store.reading.dataset import open_packed
+from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.statistics.by_feature import Statistics
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import counted
+from seqrecord.store.text import counted, repr_of
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.rates import irregular_notes
@@ -174,6 +179,7 @@ def convert(
         target = Destination(open_storage(destination, storage_options), mode)
         try:
             packing = Packing.of(original, target, codecs, chunk_frames)
+            dictionaries = _copied_dictionaries(packing.source, target, max_file_size)
             todo = _pending(target, original.episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * packing.frame_cost // (2 * processes)
@@ -200,7 +206,8 @@ def convert(
             ]
             meter = Meter(total_frames, packing.schema.frame_nbytes, progress)
             results = run_jobs(jobs, processes=processes, workers=runner, meter=meter)
-            return _report(target, original, packing, todo, JobResult.joined(results))
+            result = JobResult.joined(results)
+            return _report(target, original, packing, todo, result, dictionaries)
         except BaseException as error:
             target.give_up(error)
             raise
@@ -259,6 +266,7 @@ def _report(
     packing: Packing,
     todo: Sequence[tuple[int, EpisodeInfo]],
     result: JobResult,
+    dictionaries: Sequence[Dictionary],
 ) -> ConvertReport:
     """Commit and make the report."""
     order = {info.key: position for position, (_, info) in enumerate(todo)}
@@ -301,6 +309,7 @@ def _report(
             [inventory] if packing.inventories is None else packing.inventories,
             check=partial(_check_values, requested=requested, shown=url),
             copied=packing.copied,
+            dictionaries=dictionaries,
         ),
         written=written,
         skipped=tuple(info.key for info in episodes if info.key not in order),
@@ -308,6 +317,64 @@ def _report(
         inventory=inventory,
         damaged=tuple(target.damaged),
     )
+
+
+def _copied_dictionaries(
+    source: Source, target: Destination, max_file_size: int | str | None
+) -> Sequence[Dictionary]:
+    """Copy the values of texts of a source's datasets; returns the source's dictionaries.
+
+    Raises `DestinationError` if two datasets have different values of a text.
+    """
+    dictionaries: dict[str, Dictionary] = {d.name: d for d in getattr(source, "dictionaries", ())}
+    places: Sequence[DictionaryPlace] = getattr(source, "text_values", ())
+    for place in places:
+        dictionary = dictionaries.setdefault(place.name, Dictionary(place.name, place.text))
+        if dictionary.text != place.text:
+            raise DestinationError(
+                "two datasets have values of one name for texts of different features; rename one",
+                file=place.storage.url,
+                feature=place.name,
+                expected=f"values of {dictionary.text}",
+                got=f"values of {place.text}",
+            )
+        storage = in_folder(target.storage, dictionary.folder)
+        _check_equal_values(place, replace(place, feature=place.name, storage=storage))
+        dataset = open_packed(place.storage, verify=place.verify)
+        dataset = dataset.renamed({place.feature: place.name})
+        convert(
+            DatasetSource(dataset),
+            storage,
+            mode="resume",
+            workers=1,
+            max_file_size=max_file_size,
+            statistics=False,
+        )
+    return [*dictionaries.values()]
+
+
+def _check_equal_values(place: DictionaryPlace, other: DictionaryPlace) -> None:
+    """Raise `DestinationError` if two dictionaries have different values of a text."""
+    values, other_values = TextDictionary(place), TextDictionary(other)
+    try:
+        texts = [text for text in values if text in other_values]
+    except NotFoundError:  # there are no others yet
+        if not values:
+            raise
+        return
+    finally:
+        other_values.close()
+    for text in texts:
+        array, other_array = values.stored([text])[text], other_values.stored([text])[text]
+        if array.shape != other_array.shape or array.tobytes() != other_array.tobytes():
+            raise DestinationError(
+                "two datasets have different values of a text; select features without them, and "
+                "derive them again",
+                file=place.storage.url,
+                feature=place.name,
+                expected=f"equal values in {other.storage.url}",
+                got=f"another value of {repr_of(text, 200)}",
+            )
 
 
 def _left_out(bad: Sequence[BadEpisode], url: str) -> Iterator[LeftOut]:

@@ -34,6 +34,7 @@ from seqrecord.store.format.text import parse_json
 from seqrecord.store.format.time_spans import timestamp_features
 from seqrecord.store.originals.inventory import Account, not_selected
 from seqrecord.store.originals.protocol import EpisodeInfo
+from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset, open_packed
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.pages import Chunk, Page
@@ -121,6 +122,11 @@ class DatasetSource:
             if self.prefix
             else feature_statistics
         )
+
+    @property
+    def text_values(self) -> Sequence[DictionaryPlace]:
+        """The selected values of texts."""
+        return self.reader.contents.dictionaries
 
     def schema(self) -> Schema:
         """The features as this source yields them: with a codec only for encoded frames."""
@@ -388,6 +394,11 @@ class MergedSource:
     def inventories(self) -> tuple[Inventory, ...]:
         """The inventories of all datasets."""
         return tuple(inventory for part in self.parts for inventory in part.reader.inventories)
+
+    @property
+    def text_values(self) -> Sequence[DictionaryPlace]:
+        """The values of texts of all datasets."""
+        return [place for part in self.parts for place in part.text_values]
 
     @property
     def undecoded_features(self) -> frozenset[str]:

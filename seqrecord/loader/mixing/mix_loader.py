@@ -10,6 +10,7 @@ from functools import partial
 from math import ceil
 from typing import Any
 
+import torch
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import ClipError, StateError
@@ -37,6 +38,7 @@ from seqrecord.loader.mixing.sources import (
     SourceStats,
 )
 from seqrecord.loader.mixing.tasks import TaskNumbers
+from seqrecord.loader.mixing.text_values import joined_texts
 from seqrecord.loader.mixing.weights import Era, SourceSize, Weighting
 from seqrecord.loader.pipes.collating import make_numpy
 from seqrecord.loader.pipes.distributed import warn_once
@@ -145,9 +147,10 @@ class MixLoader:
         numbered = dict(enumerate(self._sources))
         alike = [dict([item]) for item in numbered.items()] if alternate else [numbered]
         self.tasks = TaskNumbers.of(formed, features) if form.number_tasks else None
-        masks = form.camera_padding_masks
+        masks, texts = form.camera_padding_masks, joined_texts([*views.values()], join)
         self.batches = [
-            MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks) for some in alike
+            MixedBatches.of(some, features, camera_masks=masks, tasks=self.tasks, texts=texts)
+            for some in alike
         ]
         warn_of_form(self.batches, shares, differing)
         self._memory = MixMemory.of(options, self.loaders, shares, self.batches)
@@ -260,7 +263,8 @@ class MixLoader:
         stats.trace = self._sources[0].trace()
         # With `last_batch="keep"`, another rank may have had a batch more than this one has.
         batch = min(batch, plan.num_batches)
-        device = self.batches[0].kept.device(self._sources[0].find_device())
+        place = self._sources[0].find_device()
+        device = self.batches[0].kept.device(place)
         in_worker = get_worker_info() is not None
         num_batches = CONSUMER + (1 if in_worker else self.prefetch)
         if device is None:
@@ -280,7 +284,7 @@ class MixLoader:
             self._done[source.name] = own = SourceStats(trace=stats.trace)
             run = SourceRun(source, number, plan, some, device, own)
             fills.append(partial(run.fill, channel))
-        return Run(channel, fills, stats, self._to_items, batch, {})
+        return Run(channel, fills, stats, partial(self._to_items, place), batch, {})
 
     def _begin(
         self, plan: MixPlan, buffers: Sequence[BatchBuffers], lock: threading.Lock, number: int
@@ -290,10 +294,15 @@ class MixLoader:
         which = int(sources[0]) if self.alternate else 0
         return self.batches[which].begin(buffers[which], lock, sources, plan.batches, number)
 
-    def _to_items(self, batch: Batch, number: int) -> list[Clip]:  # noqa: ARG002
+    def _to_items(
+        self,
+        device: torch.device | None,
+        batch: Batch,
+        number: int,  # noqa: ARG002
+    ) -> list[Clip]:
         """Convert a batch to an item for users."""
         which = int(batch.source[0]) if self.alternate else 0
-        item = self.batches[which].to_clips(batch)
+        item = self.batches[which].to_clips(batch, device)
         if self.options.output == "numpy":
             make_numpy(item)
         return [item]

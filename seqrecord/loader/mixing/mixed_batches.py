@@ -21,6 +21,7 @@ from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
 from seqrecord.loader.engine.devices import BufferCache, Device
 from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
+from seqrecord.loader.mixing.text_values import MixedValues
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.states import Clip
@@ -56,6 +57,7 @@ class MixedBatches:
         missing: the numbers of the sources without a feature, or without a camera that others have.
         cameras: the images that have padding masks.
         tasks: the numbers of tasks, if they are a column.
+        texts: the values of texts.
         kept: the memory of batches, for the next iteration.
     """
 
@@ -68,6 +70,7 @@ class MixedBatches:
     missing: Mapping[str, list[int]]
     cameras: Sequence[str] = ()
     tasks: TaskNumbers | None = None
+    texts: Sequence[MixedValues] = ()
     kept: BufferCache = field(default_factory=BufferCache)
 
     @classmethod
@@ -78,12 +81,14 @@ class MixedBatches:
         *,
         camera_masks: bool = False,
         tasks: TaskNumbers | None = None,
+        texts: Collection[str] = (),
     ) -> MixedBatches:
-        """Create batches with these features, as far as a source has them.
+        """Create batches with these features and values of texts, as far as a source has them.
 
         Raises `ClipError` if two kinds of entries have one name.
         """
         kinds = {number: dict[str, str]() for number in sources}  # of entries
+        views = {number: source.view for number, source in sources.items()}
         form, columns = dict[str, View](), dict[str, ClipColumn]()
         for number, source in sources.items():
             view = source.view
@@ -94,6 +99,9 @@ class MixedBatches:
                 if name in features:
                     kinds[number][name] = "a feature"
                     form.setdefault(name, view)  # of the first source with the feature
+            for name in view.texts.dictionaries:
+                if name in texts:
+                    kinds[number][name] = "values of texts"
             for column in view.columns.in_table(view.samples.samples_in(0)):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
@@ -105,7 +113,8 @@ class MixedBatches:
             if name.endswith(_CAMERA_COLUMNS) and name + _MISSING not in columns
         ]
         missing, cameras = dict[str, list[int]](), list[str]()
-        for name in (*made, *of_cameras):
+        of_texts = [name for name in texts if any(name in kind for kind in kinds.values())]
+        for name in (*made, *of_texts, *of_cameras):
             if numbers := [number for number in sources if name not in kinds[number]]:
                 missing[name] = numbers
         specs, lengths = dict[str, ArraySpec](), dict[str, int]()
@@ -127,6 +136,7 @@ class MixedBatches:
             missing,
             cameras,
             tasks,
+            [MixedValues.of(name, views) for name in of_texts],
         )
         batches._check_names(kinds)
         return batches
@@ -217,9 +227,11 @@ class MixedBatches:
                 builder.clear(name, np.flatnonzero(np.isin(source, without)))
         return builder
 
-    def to_clips(self, batch: Batch) -> Clip:
-        """A batch for users: features, and columns of all sources."""
+    def to_clips(self, batch: Batch, device: torch.device | None = None) -> Clip:
+        """A batch for users: features, and columns of all sources; values of texts on a device."""
         found: Clip = for_users(batch.features, self.nested, self.squeezed)
+        for values in self.texts:
+            found.update(values.fill(batch, found, device))
         found.update(batch.columns)
         for column in self.late_columns:
             found[column.name] = column.fill(batch)

@@ -176,9 +176,9 @@ class ClipLoader:
         """See `Loader`."""
         stats.trace = self.trace()
         self._times_without_frame = 0
-        device = self._buffers.device(self.find_device())
-        executor = self.executor(plan, segments, stats, device)
-        to_items, describe = partial(self._to_items, plan), partial(self._columns_of, plan)
+        place = self.find_device()
+        executor = self.executor(plan, segments, stats, self._buffers.device(place))
+        to_items, describe = partial(self._to_items, plan, place), partial(self._columns_of, plan)
         return Run.of_plan(executor, stats, to_items, describe, batch)
 
     def executor(
@@ -240,7 +240,9 @@ class ClipLoader:
         number = None if worker is None else worker.id
         return Trace(trace_path(self._trace, rank=(rank.index, rank.count), worker=number))
 
-    def _to_items(self, plan: Plan, batch: Batch, number: int) -> list[Clip]:
+    def _to_items(
+        self, plan: Plan, device: torch.device | None, batch: Batch, number: int
+    ) -> list[Clip]:
         """Convert a batch to items for users: itself, or single clips in reverse order, the last
         one of which is item `number` of the plan.
 
@@ -251,8 +253,10 @@ class ClipLoader:
         columns = {**batch.columns}
         nested, squeezed = self.view.nested, self.view.squeezed
         features: dict[str, Any] = for_users(batch.features, nested, squeezed)
+        texts = partial(self.view.text_values, device=device)
         if self.batch_size is not None:
             features = self.view.cut_clips(features, columns, packed=plan.is_packed)
+            features |= texts(features, packed=plan.is_packed)
             place = PlanBatch(plan, number)
             for column in self._plan_columns:
                 columns[column.name] = column.fill(place)
@@ -265,6 +269,7 @@ class ClipLoader:
                 elif are_copied:
                     features[name] = [tensor_of(np.array(row)) for row in array_of(item)]
             features = self.view.cut_clips(features, columns, single=True)
+            features |= texts(features, single=True)
             items = self.view.singles(features, columns)[::-1]
         if self.options.output == "numpy":
             for item in items:

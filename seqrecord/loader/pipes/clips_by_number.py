@@ -71,15 +71,16 @@ class ClipsByNumber:
         columns, _ = view.columns.fill(clips, frames, drawn)
 
         def whole() -> dict[str, Any]:
-            values = for_users(features, view.nested)
-            return {**view.cut_clips(values, columns), **columns}
+            values = view.cut_clips(for_users(features, view.nested), columns)
+            return {**values, **view.text_values(values), **columns}
 
         def single() -> list[dict[str, Any]]:
             values = {
                 name: _divided(item, as_nested=name in view.nested)
                 for name, item in features.items()
             }
-            return view.singles(view.cut_clips(values, columns, single=True), columns)
+            values = view.cut_clips(values, columns, single=True)
+            return view.singles({**values, **view.text_values(values, single=True)}, columns)
 
         return ClipSequence(len(numbers), whole, single)
 

@@ -27,6 +27,7 @@ from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.loader.pipes.text_values import Cut, TextValues, without_forms
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
@@ -149,7 +150,8 @@ def _view(
     transform, is_deterministic = None, True
     nested = unchanged = frozenset[str]()
     if options.frame_transform is None:
-        arrays, nested = ragged_arrays(options.ragged, stored)
+        of_texts = dataset.dictionaries.keys()
+        arrays, nested = ragged_arrays(without_forms(options.ragged, of_texts), stored)
     else:
         arguments = options.frame_transform, options.ragged
         transform, is_deterministic, unchanged = bound_transform(
@@ -228,6 +230,8 @@ def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction,
 
         view = view.with_vectors(vector_steps(view, options.vectors))
     view, reserved = _with_form(options, view), view.order_columns
+    texts = TextValues.of(view.dataset, view.batch_arrays, options.features, options.ragged)
+    view = replace(view, texts=texts)
     if options.clip_transform is not None:
         features = view.dataset.features
         kinds = {name: features[name].kind for name in _OF_DRAWS if name in features}
@@ -238,7 +242,8 @@ def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction,
 
 def _check_entries(view: View, reserved: Sequence[str] = ()) -> None:
     """Raise `ClipError` if two entries of a batch have one name, or metadata are unknown."""
-    view.columns.check_names(view.batch_arrays, view.samples.samples_in(0), reserved)
+    names = (*view.batch_arrays, *view.texts.arrays)
+    view.columns.check_names(names, view.samples.samples_in(0), reserved)
     check_metadata(view.dataset.contents.index, view.episode_rows, view.metadata)
 
 
@@ -252,7 +257,8 @@ def _with_form(options: ClipOptions, view: View) -> View:
     nested = frozenset(ragged.intersection(view.nested))
     if called is not None:
         return replace(view, nested=nested, squeezed=called.single)
-    squeezed, form = set[str](), "pad"
+    squeezed = set[str]()
+    form: Cut = "pad"
     if options.squeeze_time:
         windows, usual = view.clip_frames.windows, view.windows.usual
         squeezed = {name for name in arrays if windows.get(name) is usual} - ragged

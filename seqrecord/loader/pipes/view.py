@@ -19,6 +19,7 @@ from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
+import torch
 
 from seqrecord.loader.engine.arena import cut, split
 from seqrecord.loader.engine.batches import ClipDraws, ClipRows
@@ -36,6 +37,7 @@ from seqrecord.loader.pipes.columns import (
 )
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.loader.pipes.text_values import Cut, TextValues
 from seqrecord.loader.sampling.runs import Window
 from seqrecord.loader.sampling.used_frames import SampleFrames
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
@@ -88,6 +90,7 @@ class View:
         clip_episodes: keys and metadata of episodes.
         metadata: the metadata entries that are columns of batches.
         order_columns: the columns of batches that the order adds, see `Order.columns`.
+        texts: values of texts in batches.
         saved_fingerprint: the fingerprint of the dataset before it grew, in the view of a state's
             episodes.
         memory: pools for single clips, kept as long as the view.
@@ -114,10 +117,11 @@ class View:
     lengths: Mapping[str, int]
     nested: frozenset[str]
     squeezed: frozenset[str] = frozenset()
-    cut: str = "pad"
+    cut: Cut = "pad"
     clip_episodes: ClipEpisodes
     metadata: tuple[str, ...]
     order_columns: tuple[str, ...] = ()
+    texts: TextValues = field(default_factory=TextValues)
     saved_fingerprint: str | None = None
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
@@ -304,6 +308,18 @@ class View:
             return split(features, lengths, as_nested=self.cut == "nested")
         return cut(features, lengths, as_nested=self.cut == "nested" and not single)
 
+    def text_values(
+        self,
+        features: Mapping[str, Any],
+        *,
+        single: bool = False,
+        packed: bool = False,
+        device: torch.device | None = None,
+    ) -> dict[str, Any]:
+        """The values of the texts in the features of a batch, after `cut_clips`."""
+        form = "list" if packed and self.cut == "pad" else self.cut
+        return self.texts.fill(features, form, single=single, device=device)
+
     def singles(
         self, features: Mapping[str, Sequence[Any]], columns: Mapping[str, Any]
     ) -> list[dict[str, Any]]:
@@ -326,6 +342,10 @@ class View:
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape), value=spec.value)
             step = f", {self.vectors[name]}" if name in self.vectors else ""
             lines.append(f"{name}: {whole}{step}")
+        for name, spec in self.texts.arrays.items():
+            text = self.texts.text_of(name)
+            frames = () if text in self.squeezed else (self.lengths[text],)
+            lines.append(f"{name}: {ArraySpec(spec.dtype, (*frames, *spec.shape))}")
         return "\n  ".join(lines)
 
 

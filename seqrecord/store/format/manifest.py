@@ -188,6 +188,11 @@ class Manifest:
         return text + b',\n "crc32c": "%08x"\n}\n' % crc32c(text)
 
     @property
+    def value_names(self) -> list[str]:
+        """The names of features and dictionaries."""
+        return [*self.schema.active, *(dictionary.name for dictionary in self.dictionaries)]
+
+    @property
     def small_files(self) -> tuple[IndexFile, ...]:
         """All named files except record files."""
         optional_files = (file for file in (self.statistics, self.inventory) if file is not None)
@@ -236,7 +241,7 @@ class Manifest:
             ("path of a record file", [file.path for file in manifest.record_files]),
             ("id of a record file", [file.file_id for file in manifest.record_files]),
             ("split", manifest.splits),
-            ("dictionary", [dictionary.name for dictionary in manifest.dictionaries]),
+            ("feature or dictionary", manifest.value_names),
             ("commit", (manifest.commit, *manifest.earlier_commits)),
         ):
             if len(set(names)) != len(names):

@@ -77,16 +77,23 @@ class DictionaryPlace:
     """Where the values of a feature's texts are stored, see `Manifest.dictionaries`.
 
     Attributes:
-        name: name of the values, and of their feature in `storage`.
+        name: present name of the values.
         text: present name of the text feature.
+        feature: name of the values in `storage`.
         storage: files of the dataset of values.
         verify: whether checksums of its pages are checked.
     """
 
     name: str
     text: str
+    feature: str
     storage: Storage
     verify: bool = True
+
+    def renamed(self, names: Mapping[str, str]) -> DictionaryPlace:
+        """Return the place under new names."""
+        name, text = (names.get(present, present) for present in (self.name, self.text))
+        return replace(self, name=name, text=text)
 
 
 @dataclass(frozen=True, eq=False)
@@ -144,18 +151,23 @@ class Contents:
 
     @property
     def all_dictionaries(self) -> tuple[DictionaryPlace, ...]:
-        """The values of texts, selected or not."""
+        """The values of texts, selected or not; of a joined dataset, those selected in members."""
         if self.join is not None:
-            members = self.join.members
-            places = [place for member in members for place in member.all_dictionaries]
+            places = [place for member in self.join.members for place in member.dictionaries]
         else:
             places = [
                 DictionaryPlace(
-                    *(entry.name, entry.text, in_folder(self.storage, entry.folder), self.verify)
+                    *(entry.name, entry.text, entry.name),
+                    *(in_folder(self.storage, entry.folder), self.verify),
                 )
                 for entry in self.manifest.dictionaries
             ]
-        return tuple(replace(p, text=self.names.get(p.text, p.text)) for p in places)
+        return tuple(place.renamed(self.names) for place in places)
+
+    @property
+    def value_names(self) -> list[str]:
+        """The names of the selected features and dictionaries."""
+        return [*self.features, *(place.name for place in self.dictionaries)]
 
     @property
     def sizes(self) -> dict[str, Any]:

@@ -197,13 +197,15 @@ class Dataset:
         return Dataset(self.contents.selected(features))
 
     def renamed(self, names: Mapping[str, str]) -> Dataset:
-        """Return the dataset with some features renamed. `names` maps present to new names.
+        """Return the dataset with features or dictionaries renamed. `names`: present to new names.
 
         Raises `SchemaError` for an unknown feature, and for an invalid or duplicate new name.
         """
         contents, schema = self.contents, self.contents.index.schema.active
-        schema.select([*names])
-        used_names = {*names.values()} & (schema.keys() - names.keys())
+        of_texts = {place.name for place in contents.dictionaries}
+        if features := [name for name in names if name not in of_texts]:
+            schema.select(features)
+        used_names = {*names.values()} & ((schema.keys() | of_texts) - names.keys())
         if invalid_names := [n for n in names.values() if n in used_names or n.startswith("~")]:
             raise SchemaError(
                 "invalid new name of a feature",
@@ -212,14 +214,15 @@ class Dataset:
                 got=", ".join(invalid_names),
             )
         stored_names = {contents.stored_name(name): renamed for name, renamed in names.items()}
+        stored_names |= {p.feature: names[p.name] for p in contents.dictionaries if p.name in names}
         stored_names = {**contents.names, **stored_names}
-        index, features = contents.index.renamed(names), contents.features.renamed(names)
-        dictionaries = tuple(
-            replace(place, text=names.get(place.text, place.text))
-            for place in contents.dictionaries
-        )
-        renamed: dict[str, Any] = {"index": index, "features": features, "names": stored_names}
-        return Dataset(replace(contents, **renamed, dictionaries=dictionaries))
+        renamed: dict[str, Any] = {
+            "index": contents.index.renamed(names),
+            "features": contents.features.renamed(names),
+            "names": stored_names,
+            "dictionaries": tuple(place.renamed(names) for place in contents.dictionaries),
+        }
+        return Dataset(replace(contents, **renamed))
 
     def resized(self, sizes: Sizes | None) -> Dataset:
         """Return the dataset with frames resized during decoding.

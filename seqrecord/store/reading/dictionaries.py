@@ -2,8 +2,9 @@
 
 The dataset of a dictionary has an episode of one frame for each text::
 
-    key                                 metadata                    frame
-    first 32 digits of SHA-256(text)    {"text": "open the door"}   {"task_embedding": [12, 4096]}
+    key               first 32 digits of SHA-256(text)
+    metadata          {"text": "open the door", "feature": "task"}
+    frame             {"task_embedding": [12, 4096]}
 
 So a value is found by its text, and everything that reads, checks and appends datasets applies.
 """
@@ -22,15 +23,17 @@ import numpy.typing as npt
 
 from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.store.bfloat16 import numbers_of
+from seqrecord.store.format.index import Index
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.contents import Contents, DictionaryPlace
 from seqrecord.store.reading.metadata import load
+from seqrecord.store.reading.pages import Page
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import repr_of
 
-TEXT = "text"
-"""The metadata entry of a value's episode."""
+TEXT, FEATURE = "text", "feature"
+"""Metadata entries of a value's episode: its text, and the feature of such texts."""
 
 CACHE_BYTES = 128 << 20
 """Values that stay in memory, of each dictionary in each process."""
@@ -41,6 +44,12 @@ _KEY_DIGITS = 32
 def key_of_text(text: str) -> str:
     """Return the key of a text's episode."""
     return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_KEY_DIGITS]
+
+
+def feature_of_texts(index: Index) -> str | None:
+    """Return the text feature that the first value of a dictionary names, if it does."""
+    feature = index.episode_metadata(0).get(FEATURE)
+    return feature if isinstance(feature, str) else None
 
 
 class TextDictionary(Mapping[str, npt.NDArray[Any]]):
@@ -88,6 +97,10 @@ class TextDictionary(Mapping[str, npt.NDArray[Any]]):
         """
         return self._values.get().find(dict.fromkeys(texts))
 
+    def entries(self) -> dict[str, dict[str, Any]]:
+        """Return the metadata of each text's value."""
+        return self._values.get().entries()
+
     def __getitem__(self, text: str) -> npt.NDArray[Any]:
         value: npt.NDArray[Any] = numbers_of(self.stored([text])[text]).copy()
         return value
@@ -128,14 +141,15 @@ class _Values:
             ) from error
         self.contents = Contents.of(storage, manifest, index, verify=place.verify)
         features = self.contents.features
-        if [*features] != [place.name] or features[place.name].value != "array":
+        if [*features] != [place.feature] or features[place.feature].value != "array":
             raise FormatError(
                 "not the values of texts",
                 file=storage.url,
-                expected=f"arrays of one feature, {place.name}",
+                expected=f"arrays of one feature, {place.feature}",
                 got="; ".join(map(str, features.values())),
             )
-        self.spec = features[place.name]
+        self.spec = features[place.feature]
+        self.table = index.groups[self.spec.group]
         self._lock = threading.Lock()
         self._cache: OrderedDict[str, npt.NDArray[Any]] = OrderedDict()
         self._cached_bytes = 0
@@ -149,6 +163,11 @@ class _Values:
     def texts(self) -> Iterator[str]:
         for row in range(len(self.contents.index.num_frames)):
             yield self._text_of(row)
+
+    def entries(self) -> dict[str, dict[str, Any]]:
+        index = self.contents.index
+        rows = range(len(index.num_frames))
+        return {self._text_of(row): index.episode_metadata(row) for row in rows}
 
     def find(self, texts: Mapping[str, None]) -> dict[str, npt.NDArray[Any]]:
         values = {}
@@ -172,24 +191,30 @@ class _Values:
             self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
 
     def _read(self, rows: Mapping[str, int]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Read the values of texts, given by row, all together."""
-        reader, index, pages = self.contents.chunks, self.contents.index, {}
-        table = index.groups[self.spec.group]
+        """Read the values of texts, given by row, those of a record file together."""
+        reader, pages = self.contents.chunks, dict[str, list[tuple[str, Page]]]()
         for text, row in rows.items():
-            if (stored_text := self._text_of(row)) != text:
-                texts = repr_of(text, 100), repr_of(stored_text, 100)
-                raise self._damaged(row, "the value of another text", *texts)
-            chunk = reader.chunk_at(self.spec.group, int(table.first_chunk[row]), row)
-            [page] = (p for p in reader.pages(chunk) if p.feature == self.spec.name)
-            if index.num_frames[row] != 1 or not page.num_present:
-                got = f"{index.num_frames[row]} frames, {page.num_present} with a value"
-                raise self._damaged(row, "a text has not one value", "one frame", got)
-            pages[text] = page
-        for (text, page), data in zip(pages.items(), reader.read([*pages.values()]), strict=True):
-            array = np.empty(reader.shapes(page, data)[0], self.spec.dtype)
-            reader.decode(page, data, [0], [array])
-            array.flags.writeable = False
-            yield text, array
+            page = self._page(text, row)
+            pages.setdefault(page.chunk.path, []).append((text, page))
+        for of_file in pages.values():
+            data_of_pages = reader.read([page for _, page in of_file])
+            for (text, page), data in zip(of_file, data_of_pages, strict=True):
+                array = np.empty(reader.shapes(page, data)[0], self.spec.dtype)
+                reader.decode(page, data, [0], [array])
+                array.flags.writeable = False
+                yield text, array
+
+    def _page(self, text: str, row: int) -> Page:
+        reader, index, table = self.contents.chunks, self.contents.index, self.table
+        if (stored_text := self._text_of(row)) != text:
+            texts = repr_of(text, 100), repr_of(stored_text, 100)
+            raise self._damaged(row, "the value of another text", *texts)
+        chunk = reader.chunk_at(self.spec.group, int(table.first_chunk[row]), row)
+        [page] = (p for p in reader.pages(chunk) if p.feature == self.spec.name)
+        if index.num_frames[row] != 1 or not page.num_present:
+            got = f"{index.num_frames[row]} frames, {page.num_present} with a value"
+            raise self._damaged(row, "a text has not one value", "one frame", got)
+        return page
 
     def _text_of(self, row: int) -> str:
         text = self.contents.index.episode_metadata(row).get(TEXT)

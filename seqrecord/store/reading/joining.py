@@ -80,9 +80,9 @@ def join_datasets(
 
 
 def _check_names(base: Dataset, companions: Sequence[Dataset]) -> None:
-    owners = dict.fromkeys(base.features, base.url)
+    owners = dict.fromkeys(base.contents.value_names, base.url)
     for companion in companions:
-        if twice := [name for name in companion.features if name in owners]:
+        if twice := [name for name in companion.contents.value_names if name in owners]:
             raise SchemaError(
                 "two datasets have features of one name; select others with features= when you "
                 "open one of them, or rename them with Dataset.renamed",
@@ -90,7 +90,7 @@ def _check_names(base: Dataset, companions: Sequence[Dataset]) -> None:
                 feature=twice[0],
                 got=f"{', '.join(twice)}, also in {shown_place(owners[twice[0]])}",
             )
-        owners |= dict.fromkeys(companion.features, companion.url)
+        owners |= dict.fromkeys(companion.contents.value_names, companion.url)
 
 
 def _refuse_missing(base: Dataset, companion: Dataset, rows: IntArray) -> None:
@@ -147,6 +147,7 @@ class Join:
             statistics=_statistics_file([member.manifest for member in members]),
         )
         others = [member.storage for member in members[1:]]
+        places = [place for member in members for place in member.dictionaries]
         return replace(
             base,
             storage=JoinedStorage(base.storage, others),
@@ -157,6 +158,7 @@ class Join:
             names={},
             externals=self._externals(),
             join=self,
+            dictionaries=tuple(places),
         )
 
     def reopened(self, fields: dict[str, Any]) -> Contents:

@@ -169,7 +169,7 @@ def open_joined(
         members = [opened_companion(item) for item in companions]
         base_features, companion_names = features, list[str]()
         if features is not None:
-            companion_names = [name for member in members for name in member.features]
+            companion_names = [name for member in members for name in _value_names(member)]
             base_features = [name for name in features if name not in companion_names] or None
         try:
             base = open_base(base_features)
@@ -186,6 +186,13 @@ def open_joined(
         dataset = join_datasets(base, datasets, missing=missing, check=check).select(features)
         opened_datasets.pop_all()
         return dataset
+
+
+def _value_names(companion: Dataset | JoinedTable) -> Sequence[str]:
+    """The names of a companion's features and dictionaries."""
+    if isinstance(companion, Dataset):
+        return companion.contents.value_names
+    return companion.features
 
 
 def _companions(join: Sequence[Companion] | Companion) -> Sequence[Any]:

@@ -6,13 +6,14 @@ import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.errors import FormatError, NotFoundError
+from seqrecord.errors import FormatError, NotFoundError, SeqRecordError
 from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.format.encoded_pages import table_bytes
 from seqrecord.store.format.frame_rates import MeasuredRate
@@ -21,6 +22,7 @@ from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.rows import num_absent
 from seqrecord.store.format.text import MEASURED_FPS
 from seqrecord.store.reading.dataset import Dataset
+from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.filters import EpisodeDescription, EpisodeFilter
 from seqrecord.store.reading.join_relatives import stored_identities
 from seqrecord.store.schema import FeatureSpec
@@ -138,6 +140,7 @@ class Summary:
     inventories: tuple[Inventory, ...] = ()
     derivations: Mapping[str, int] = field(default_factory=dict)  # episodes by function
     companions: tuple[str, ...] = ()  # places of joined datasets and tables
+    dictionaries: Mapping[str, str] = field(default_factory=dict)  # values of texts, by name
 
     @property
     def stored_bytes(self) -> int:
@@ -184,6 +187,7 @@ class Summary:
             ("episodes", f"{self.num_episodes:,} of {lengths}, median {self.median_episode:,.10g}"),
             ("splits", ", ".join(splits) if self.splits else None),
             *(("derived", f"{count:,} by {text}") for text, count in self.derivations.items()),
+            *(("dictionary", f"{name}: {text}") for name, text in self.dictionaries.items()),
             ("joined with", ", ".join(self.companions) or None),
             ("frames", frames),
             *groups,
@@ -250,6 +254,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         features=tuple(feature_summary(index, spec) for spec in reader.features.values()),
         derivations=_derivations(reader),
         companions=() if (join := reader.contents.join) is None else (*join.companion_places,),
+        dictionaries=dict(_dictionaries(reader)),
         clips=None if clip is None else _count_clips(reader, clip),
         commit=manifest.commit,
         earlier_commits=manifest.earlier_commits,
@@ -259,6 +264,18 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
         measured_fps=(min(measured), max(measured)) if measured else None,
         inventories=_inventories(reader),
     )
+
+
+def _dictionaries(dataset: Dataset) -> Iterator[tuple[str, str]]:
+    """Yield names and descriptions of values of texts."""
+    for place in dataset.contents.dictionaries:
+        dictionary = TextDictionary(place)
+        with closing(dictionary):
+            try:
+                count = counted(len(dictionary), "text")
+                yield place.name, f"{count} of {place.text}, {dictionary.array_spec()}"
+            except SeqRecordError as error:
+                yield place.name, str(error)
 
 
 def _derivations(dataset: Dataset) -> dict[str, int]:

@@ -33,7 +33,10 @@ def in_folder(storage: Storage, folder: str) -> Storage:
 
 
 class FolderStorage(StorageWrapper):
-    """The files of `inner` below `folder`. Errors and URLs name the whole path."""
+    """The files of `inner` below `folder`. Errors and URLs name the whole path.
+
+    `inner` is the owner's to close.
+    """
 
     def __init__(self, inner: Storage, folder: str) -> None:
         super().__init__(inner)
@@ -91,6 +94,9 @@ class FolderStorage(StorageWrapper):
 
     def remove(self, path: str) -> None:
         self.inner.remove(self._path_of(path))
+
+    def close(self) -> None:
+        pass
 
     def local_path(self, path: str) -> str | None:
         return self.inner.local_path(self._path_of(path))

@@ -17,14 +17,18 @@ from seqrecord.store.format.footer import RECORDS, Footer
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.inventory import Inventory, encode_inventories
 from seqrecord.store.format.manifest import (
+    DICTIONARIES,
     CopiedFiles,
+    Dictionary,
     Manifest,
     RecordFile,
 )
 from seqrecord.store.format.references import stored_list_ids
+from seqrecord.store.reading.dictionaries import feature_of_texts
 from seqrecord.store.reading.index_building import build_index, complete_episodes
 from seqrecord.store.reading.metadata import (
     DamagedFile,
+    load,
     load_index,
     read_edits,
     readable_footers,
@@ -32,7 +36,8 @@ from seqrecord.store.reading.metadata import (
 )
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.base import Browsable, Storage
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.text import counted, first_of
 from seqrecord.store.writing.committing import (
@@ -275,6 +280,7 @@ def _reindex(
         # Unknown which files values were copied from: compare all files that the lists name.
         if list_ids := stored_list_ids(storage):
             version = version.with_fields(copied=CopiedFiles(tuple(list_ids)))
+        version = version.with_fields(dictionaries=_stored_dictionaries(storage))
         _warn_of(
             storage,
             "%s: no manifest lists the committed edits; applied %s of edits: %s",
@@ -288,6 +294,22 @@ def _reindex(
         for file in damaged:
             on_damaged(file)
     return manifest
+
+
+def _stored_dictionaries(storage: Storage) -> tuple[Dictionary, ...]:
+    """Return the dictionaries in a storage's folder of such, as far as they are readable."""
+    dictionaries = list[Dictionary]()
+    names: list[str] = []
+    if isinstance(storage, Browsable):
+        with contextlib.suppress(NotFoundError):
+            names = [entry.name for entry in storage.entries(DICTIONARIES) if entry.is_folder]
+    for name in names:
+        folder = in_folder(storage, f"{DICTIONARIES}/{name}")
+        with contextlib.suppress(FormatError, StorageError):
+            _, index = load(folder)
+            if (text := feature_of_texts(index)) is not None and [*index.schema] == [name]:
+                dictionaries.append(Dictionary(name, text))
+    return tuple(dictionaries)
 
 
 def _log_lost(storage: Storage, old_manifest: Manifest, index: Index) -> None:

@@ -20,7 +20,7 @@ from seqrecord.errors import (
 )
 from seqrecord.store.format.footer import RECORDS, Footer
 from seqrecord.store.format.index import Index
-from seqrecord.store.format.manifest import MANIFEST, CopiedFiles, Manifest
+from seqrecord.store.format.manifest import MANIFEST, CopiedFiles, Dictionary, Manifest
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.metadata import (
     DamagedFile,
@@ -167,6 +167,7 @@ class Destination:
         inventories: Sequence[Inventory] = (),
         check: Callable[[Index], None] = lambda _: None,
         copied: CopiedFiles | None = None,
+        dictionaries: Sequence[Dictionary] = (),
     ) -> Manifest:
         """Commit the dataset with all episodes that were recovered, or written under this id.
 
@@ -177,6 +178,7 @@ class Destination:
             inventories: added to the dataset's inventories.
             check: called with the new index; may raise to refuse it.
             copied: replaces the dataset's lists of copied files.
+            dictionaries: added to the dataset's dictionaries. Their datasets are there already.
 
         Raises `ConflictError` if another writer committed since this one began, and
         `DestinationError` if an episode of `keys` or a record file of the dataset is missing. Then
@@ -215,7 +217,11 @@ class Destination:
         draft = version.manifest
         unused = sorted(written_sizes.keys() - {file.path for file in draft.record_files})
         removed = (*draft.removed, *unused)
-        version = version.with_fields(removed=removed, copied=copied or draft.copied)
+        version = version.with_fields(
+            removed=removed,
+            copied=copied or draft.copied,
+            dictionaries=tuple(dict.fromkeys((*draft.dictionaries, *dictionaries))),
+        )
         merged_statistics = statistics_of(self.storage, self._base.manifest, version, statistics)
         new_splits = {key: n for key, n in (splits or {}).items() if key not in self.committed}
         with SmallFiles(self.storage, self.writer) as small_files:

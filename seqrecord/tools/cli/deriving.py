@@ -47,6 +47,14 @@ def _imported(name: str) -> Callable[..., Any]:
     return function
 
 
+def _text_function(option: str) -> tuple[str, Callable[..., Any]]:
+    """Parse `FEATURE=MODULE:FUNCTION`."""
+    feature, _, name = option.partition("=")
+    if not feature or not name:
+        raise click.BadParameter(f"--per-text {option}: not FEATURE=MODULE:FUNCTION")
+    return feature, _imported(name)
+
+
 def _unknown_features() -> Sequence[str]:
     raise click.BadParameter("a codec chain needs the name of its feature: FEATURE=CODEC")
 
@@ -67,6 +75,13 @@ def _unknown_features() -> Sequence[str]:
     metavar="NAME=VALUE",
     callback=lambda _ctx, _param, values: parse_options(values) or {},
     help="An argument of the function, also stored with the dataset (repeatable).",
+)
+@click.option(
+    "--per-text",
+    "text_functions",
+    multiple=True,
+    metavar="FEATURE=MODULE:FUNCTION",
+    help="A function that is called once for each distinct text of a feature (repeatable).",
 )
 @click.option("--samples", metavar="YAML", help="A table or functions, as in mix files.")
 @click.option("--clip-len", type=AT_LEAST_1, help="Frames of each sample.")
@@ -95,6 +110,7 @@ def derive(
     device: str | None,
     function_version: str,
     function_arguments: dict[str, Any],
+    text_functions: tuple[str, ...],
     samples: str | None,
     clip_len: int | None,
     arguments: dict[str, Any],
@@ -120,6 +136,7 @@ def derive(
         "keep": keep or [],
         "version": function_version,
         "arguments": function_arguments,
+        "per_text": dict(map(_text_function, text_functions)) or None,
         "storage_options": storage_options,
         **clips,
     }
@@ -158,6 +175,9 @@ def _show(state: Derivation, output: str, *, as_json: bool) -> None:
         "new": [*state.new],
         "gone": [*state.gone],
         "renamed": [f"{old} -> {new}" for old, new in state.renamed.items()],
+        "new text": [
+            f"{name}: {text}" for name, texts in state.new_texts.items() for text in texts
+        ],
     }
     if as_json:
         click.echo(json.dumps({"current": [*state.current], **lists}, indent=1))

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import fields
+from contextlib import closing, contextmanager
+from dataclasses import dataclass, fields, replace
 from os import PathLike
 from typing import Any, cast
 
@@ -15,10 +15,14 @@ from seqrecord.formats.converting.convert import ConvertReport, convert
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.pipes.options import LoaderOptions
+from seqrecord.store.originals.protocol import Source
 from seqrecord.store.reading.dataset import Dataset, DatasetLike
 from seqrecord.store.reading.join_relatives import DERIVED_FROM
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
+from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.folder import in_folder
+from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import RESUME
@@ -26,6 +30,14 @@ from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.derived_source import DerivedSource, DeriveFunction
 from seqrecord.tools.derive.provenance import Derivation, Settings, is_per_frame
 from seqrecord.tools.derive.ranks import RankWorkers, follow, lead, rank_group
+from seqrecord.tools.derive.text_source import (
+    TextFunction,
+    TextSource,
+    distinct_texts,
+    stored_texts,
+    text_sources,
+    write_texts,
+)
 from seqrecord.tools.edit.episodes import delete_episodes, rename_episodes
 
 _FIXED: Mapping[str, Any] = {"shuffle": False, "last_batch": "keep", "rank": (0, 1)}
@@ -43,6 +55,7 @@ def derive(
     arguments: Mapping[str, Any] | None = None,
     device: str | None = None,
     ranks: bool = True,
+    per_text: Mapping[str, TextFunction] | None = None,
     codecs: Codecs | None = None,
     max_file_size: int | str | None = None,
     statistics: bool = True,
@@ -82,6 +95,11 @@ def derive(
         device: of the tensors; default: the CPU.
         ranks: divide the episodes among all ranks of torch.distributed, which must all call this,
             each with its device. Ranks read the source and write the destination.
+        per_text: functions by text feature, `{"task": encode}`, each called once for each distinct
+            text of the episodes. It gets the text, and returns an array [D], or [L, …] whose first
+            axis may differ. The values are stored once per text, and come in batches as
+            `task_embedding` where `task` comes; see `Dataset.dictionaries`. Of the same `version`
+            as the function.
         codecs, max_file_size, statistics, storage_options, progress: as for `convert`.
         clips: arguments of `SeqRecordPipe` that choose and prepare clips: `samples`, `windows`,
             `clip_len`, `stride`, `episodes`, `split`, `pad`, `resize`, `frame_cache`,
@@ -99,28 +117,45 @@ def derive(
     """
     settings = Settings.of(function, version, arguments, keep, clips)
     options, single = _options(features, keep, batch_size, device, clips)
+    of_texts = text_sources(per_text, version)
+    place = _Place(destination, storage_options)
     with opened(dataset) as source_dataset:
         source = DerivedSource(
-            source_dataset, function, [*features], [*keep], options, single, settings
+            *(source_dataset, function, [*features], [*keep], options, single, settings),
+            dictionaries=[texts.dictionary for texts in of_texts],
         )
         group = rank_group() if ranks else None
-        runner: RankWorkers | None = None
+        sources: list[Source] = [source, *of_texts]
+        runners: list[RankWorkers | None] = [None] * len(sources)
         if group is not None:
             if dist.get_rank(group):
                 try:
-                    return cast(ConvertReport, follow(group, source))
+                    return cast(ConvertReport, follow(group, sources))
                 finally:
                     source.close()
             frames = sum(info.num_frames for info in source.episodes())
-            runner, progress = RankWorkers(group, source, Meter(frames, 0, progress)), None
+            meters = [Meter(frames, 0, progress), *(Meter(0, 0, None) for _ in of_texts)]
+            runners = [RankWorkers(group, sources, n, meter) for n, meter in enumerate(meters)]
+            progress = None
+        runner = runners[0]
+
+        def write_values_of_texts() -> None:
+            for texts, text_runner in zip(of_texts, runners[1:], strict=True):
+                texts.texts = _lacking_texts(source, texts, place)
+                if texts.texts:
+                    with place.folder(texts.dictionary.folder) as storage:
+                        write_texts(texts, storage, text_runner, codecs, max_file_size)
 
         def write() -> ConvertReport:
+            with _naming_remedy():
+                _check_destination(source, place)
+                write_values_of_texts()
             _update(source, destination, storage_options)
             with _naming_remedy():
                 return convert(
                     source,
                     destination,
-                    codecs=codecs,
+                    codecs=_codecs_of_frames(codecs, source),
                     mode="resume",
                     workers=1 if runner is None else None,
                     executor=runner,
@@ -163,6 +198,7 @@ def check_derived(
     keep: Sequence[str] = (),
     version: str = "",
     arguments: Mapping[str, Any] | None = None,
+    per_text: Mapping[str, TextFunction] | None = None,
     storage_options: Mapping[str, Any] | None = None,
     **clips: Any,
 ) -> Derivation:
@@ -183,7 +219,65 @@ def check_derived(
         source = DerivedSource(
             source_dataset, function, [*features], [*keep], options, single, settings
         )
-        return _compare(source, destination, storage_options)
+        state, place = (
+            _compare(source, destination, storage_options),
+            _Place(destination, storage_options),
+        )
+        lacking = {
+            texts.dictionary.name: _lacking_texts(source, texts, place)
+            for texts in text_sources(per_text, version)
+        }
+        return replace(state, new_texts={name: texts for name, texts in lacking.items() if texts})
+
+
+@dataclass(frozen=True)
+class _Place:
+    """Where a derived dataset is."""
+
+    destination: str | PathLike[str]
+    storage_options: Mapping[str, Any] | None
+
+    @contextmanager
+    def folder(self, path: str) -> Iterator[Storage]:
+        """Provide the storage of a folder."""
+        with closing(open_storage(self.destination, self.storage_options)) as storage:
+            yield in_folder(storage, path)
+
+
+def _check_destination(source: DerivedSource, place: _Place) -> None:
+    """Raise `ClipError` for a dataset of others, or with values of texts that would be missing."""
+    target = _existing(place.destination, place.storage_options)
+    if target is None:
+        return
+    with target:
+        _entries(target)
+        names = {dictionary.name for dictionary in source.dictionaries}
+        for dictionary in target.contents.manifest.dictionaries:
+            if dictionary.name not in names:
+                raise ClipError(
+                    "the derived dataset has values of texts, which new texts would lack",
+                    file=target.url,
+                    feature=dictionary.name,
+                    expected=f"per_text={{{dictionary.text!r}: …}}, with the function that made "
+                    "them",
+                    got=f"per_text without {dictionary.text}",
+                )
+
+
+def _lacking_texts(source: DerivedSource, texts: TextSource, place: _Place) -> list[str]:
+    """Return the texts of the source's episodes that have no value."""
+    with place.folder(texts.dictionary.folder) as storage:
+        stored = stored_texts(texts, storage)
+    distinct = distinct_texts(source.dataset, texts.dictionary.text, source.numbers)
+    return [text for text in distinct if text not in stored]
+
+
+def _codecs_of_frames(codecs: Codecs | None, source: DerivedSource) -> Codecs | None:
+    """Return the codecs without those of dictionaries."""
+    if not isinstance(codecs, Mapping):
+        return codecs
+    names = {dictionary.name for dictionary in source.dictionaries}
+    return {name: codec for name, codec in codecs.items() if name not in names}
 
 
 def _options(

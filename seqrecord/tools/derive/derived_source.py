@@ -28,6 +28,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.grids import IntArray
+from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.processes.forks import cached_property
@@ -59,6 +60,7 @@ class DerivedSource:
         options: which clips, and in which batches.
         single: the features of the frame `start` alone, which get no axis of frames.
         settings: arguments that decide the values.
+        dictionaries: values of texts that are stored beside.
     """
 
     dataset: Dataset
@@ -68,6 +70,7 @@ class DerivedSource:
     options: LoaderOptions
     single: Sequence[str]
     settings: Settings
+    dictionaries: Sequence[Dictionary] = ()
     format_name = "derived"
     _stream: _Stream | None = field(default=None, init=False)
 
@@ -336,8 +339,9 @@ class _Stream:
         others = {name: _texts_of_starts(batch[name]) for name in source.keep}
         if not source.per_frame:
             others |= self._of_samples(batch)
+        of_texts = {dictionary.name for dictionary in source.dictionaries}
         for name in columns:
-            if name in others or name in _OF_BATCHES:
+            if name in others or name in _OF_BATCHES or name in of_texts:
                 raise ClipError(
                     "the function returns a value under the name of another one",
                     feature=name,

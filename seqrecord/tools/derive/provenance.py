@@ -18,7 +18,7 @@ import importlib.metadata
 import json
 import re
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from seqrecord.errors import ClipError, FormatError, located
@@ -36,6 +36,23 @@ def _text_of(value: object) -> str:
     """Describe an argument: equal in each process, and a digest of a long text."""
     text = re.sub(r" at 0x[0-9a-f]+", "", repr(value))
     return text if len(text) <= _MAX_TEXT else hashlib.sha256(text.encode()).hexdigest()
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return `module:name` of a function, or of an object's class."""
+    kind = function if hasattr(function, "__qualname__") else type(function)
+    return f"{kind.__module__}:{kind.__qualname__}"
+
+
+def package_versions() -> dict[str, str]:
+    """Return the versions of this package, and of others on which values may depend."""
+    versions = {"seqrecord": __version__}
+    for name in _PACKAGES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
 
 
 def is_per_frame(clips: Mapping[str, Any]) -> bool:
@@ -65,11 +82,10 @@ class Settings:
             raise ClipError(
                 "arguments are no JSON", expected="numbers, texts, lists, dicts", got=str(error)
             ) from error
-        kind = function if hasattr(function, "__qualname__") else type(function)
         return cls(
             {
                 "per": "frame" if is_per_frame(clips) else "sample",
-                "function": f"{kind.__module__}:{kind.__qualname__}",
+                "function": function_name(function),
                 "version": version,
                 "arguments": plain,
                 "keep": [*keep],
@@ -100,7 +116,8 @@ class Derivation:
     `current` have the values of the source as it is; `changed` were computed from other frames or
     samples, or with another function, version or arguments; `new` episodes of the source have no
     values, and `gone` ones are not in the source any more. `renamed` has old and new keys of
-    episodes whose frames are the same.
+    episodes whose frames are the same. `new_texts` are texts without a value, by the name of the
+    values.
     """
 
     current: tuple[str, ...]
@@ -108,25 +125,20 @@ class Derivation:
     new: tuple[str, ...]
     gone: tuple[str, ...]
     renamed: Mapping[str, str]
+    new_texts: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
     def is_current(self) -> bool:
         """Whether nothing is to be computed, renamed or deleted."""
-        return not (self.changed or self.new or self.gone or self.renamed)
+        return not (self.changed or self.new or self.gone or self.renamed or self.new_texts)
 
 
 def entry_of(
     inputs: Dataset, number: int, settings: Settings, features: Sequence[str], rows: str | None
 ) -> dict[str, Any]:
     """Return an episode's entry; `inputs` are the source's features that values depend on."""
-    versions = {"seqrecord": __version__}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     identity = episode_identity(inputs, number)
-    return {**identity, **compared(settings, features, rows), "packages": versions}
+    return {**identity, **compared(settings, features, rows), "packages": package_versions()}
 
 
 def compared(settings: Settings, features: Sequence[str], rows: str | None) -> dict[str, Any]:

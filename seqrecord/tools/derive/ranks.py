@@ -12,7 +12,7 @@ Jobs travel without their source, which every rank has, with a function that nee
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import replace
@@ -71,15 +71,17 @@ def launched_group() -> Iterator[bool]:
 
 
 class RankWorkers(Workers):
-    """The ranks of a group as workers, used by the first one; `meter` counts frames of all."""
+    """The ranks of a group as workers for source `number`, used by the first one; `meter` counts
+    frames of all.
+    """
 
     broken = ()
     min_job_bytes = 1  # encoders take longer than their results are large
 
-    def __init__(self, group: Any, source: Source, meter: Meter) -> None:
+    def __init__(self, group: Any, sources: Sequence[Source], number: int, meter: Meter) -> None:
         super().__init__()
         self.count: int = dist.get_world_size(group)
-        self._group, self._source, self._meter = group, source, meter
+        self._group, self._sources, self._number, self._meter = group, sources, number, meter
         self._waiting: list[tuple[Job, Future[JobResult]]] = []
 
     def submit(self, job: Job) -> Future[JobResult]:
@@ -94,7 +96,8 @@ class RankWorkers(Workers):
         if not jobs:
             return None
         messages = [replace(job, source=None) for job, _ in jobs]  # type: ignore[arg-type]
-        results = _run_round(self._group, self._source, messages, self._advance)
+        _broadcast(self._group, ("jobs", (self._number, messages)))
+        results = _work(self._group, self._sources[self._number], messages, self._advance)
         for (_, future), result in zip(jobs, results, strict=False):
             if isinstance(result, BaseException):
                 future.set_exception(result)
@@ -117,7 +120,7 @@ def lead(group: Any, plan: Callable[[], _Result]) -> _Result:
     return result
 
 
-def follow(group: Any, source: Source) -> Any:
+def follow(group: Any, sources: Sequence[Source]) -> Any:
     """Run jobs in another rank than the first; returns the first rank's result."""
     while True:
         kind, value = _broadcast(group, None)
@@ -125,14 +128,8 @@ def follow(group: Any, source: Source) -> Any:
             return value
         if kind == "error":
             raise value
-        _work(group, source, value, _ignore)
-
-
-def _run_round(
-    group: Any, source: Source, jobs: list[Job], advance: Callable[[int], None]
-) -> list[JobResult | Exception]:
-    _broadcast(group, ("jobs", jobs))
-    return _work(group, source, jobs, advance)
+        number, jobs = value
+        _work(group, sources[number], jobs, _ignore)
 
 
 def _work(

@@ -44,18 +44,21 @@ def columns_of(results: object, count: int) -> dict[str, Column]:
 def _column(value: Any) -> Column:
     if isinstance(value, torch.Tensor):
         if value.is_nested:
-            return [_array(tensor) for tensor in value.unbind()]
-        return _array(value)
+            return [array_of_result(tensor) for tensor in value.unbind()]
+        return array_of_result(value)
     if isinstance(value, (list, tuple)):
-        items = [item if isinstance(item, (str, bytes)) else _array(item) for item in value]
+        items = [
+            item if isinstance(item, (str, bytes)) else array_of_result(item) for item in value
+        ]
         if items and all(isinstance(item, np.ndarray) and not item.ndim for item in items):
             return np.stack(items)
         return items
-    array = _array(value)
+    array = array_of_result(value)
     return array.reshape(-1) if not array.ndim else array
 
 
-def _array(value: Any) -> Any:
+def array_of_result(value: Any) -> Any:
+    """Return a result as an array on the host; bfloat16 as words."""
     if isinstance(value, torch.Tensor):
         value = value.detach().cpu().resolve_conj().resolve_neg().contiguous()
     return as_array(value)

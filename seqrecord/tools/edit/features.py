@@ -117,6 +117,12 @@ def add_feature(
                 file=storage.url,
                 feature=name,
             )
+        if name in {dictionary.name for dictionary in manifest.dictionaries}:
+            raise SchemaError(
+                "the dataset has values of texts of this name; choose another name",
+                file=storage.url,
+                feature=name,
+            )
         episodes = Episodes(Contents.of(storage, manifest, dataset.index))
         # Read now: two commits of other writers would remove the file.
         statistics = stored_statistics(storage, manifest)
@@ -270,7 +276,8 @@ def rename_features(
         old_schema = dataset.manifest.schema
         with located(SchemaError, file=dataset.storage.url):
             old_schema.select(list(names))
-            kept_names = old_schema.active.keys() - names.keys()
+            of_texts = {dictionary.name for dictionary in dataset.manifest.dictionaries}
+            kept_names = (old_schema.active.keys() - names.keys()) | of_texts
             for old, new in names.items():
                 if new in kept_names or [*names.values()].count(new) > 1:
                     raise SchemaError("two features would have the same name", feature=old, got=new)
@@ -306,6 +313,12 @@ def _commit_schema(
     edits: list[Edit] = [Features(schema)]
     if names:
         old_schema = old_schema.renamed(names)
+        dictionaries = tuple(
+            replace(dictionary, text=names.get(dictionary.text, dictionary.text))
+            for dictionary in dataset.manifest.dictionaries
+        )
+        manifest = replace(dataset.manifest, dictionaries=dictionaries)
+        dataset = replace(dataset, manifest=manifest)
         # Parse only metadata that may have such an entry.
         texts = enumerate(dataset.index.metadata)
         numbers = [i for i, text in texts if _HAS_ENTRY.search(text.as_py())]

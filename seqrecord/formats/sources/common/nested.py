@@ -9,6 +9,7 @@ from pathlib import Path
 
 from seqrecord.errors import SourceError
 from seqrecord.in_place.files import is_directory, is_file, list_folder, read_bytes
+from seqrecord.store.format.manifest import DICTIONARIES
 from seqrecord.store.text import counted
 
 _LEROBOT_INFO = "meta/info.json"
@@ -64,6 +65,8 @@ def _find_datasets(root: Path, *, only_lerobot: bool) -> Iterator[tuple[str, Pat
             return
         folder, depth = queue.popleft()
         names = dict(islice(list_folder(folder), _MOST_OF_FOLDER))
+        if depth == 0:  # the dictionaries of an interrupted derivation
+            names.pop(DICTIONARIES, None)
         format_ = None if depth == 0 else _format_of(folder, names)
         if format_ == "lerobot" or (format_ is not None and not only_lerobot):
             yield format_, folder

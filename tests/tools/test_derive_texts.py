@@ -1,0 +1,520 @@
+"""`seqrecord.derive` with `per_text`: values of distinct texts, and their place in batches."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.utils.data import DataLoader
+
+import seqrecord
+from seqrecord import edit
+from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError
+from tests.kit.command_line import fail, run
+from tests.kit.datasets import write_dataset
+from tests.kit.processes import killed_at
+
+TASKS = "open the door", "close it", "öffne"
+NUM_EPISODES = 7
+
+
+def task_of(episode: int) -> str:
+    return TASKS[episode % 3]
+
+
+def write_records(path: Path, episodes: range = range(NUM_EPISODES), **options: Any) -> Path:
+    frames: dict[str, list[dict[str, Any]]] = {
+        f"e{episode}": [
+            {"image": np.full((4, 6, 3), episode + i, np.uint8), "task": task_of(episode)}
+            for i in range(5)
+        ]
+        for episode in episodes
+    }
+    write_dataset(path, frames, fps=10.0, **options)
+    return path
+
+
+def embedding(text: str) -> torch.Tensor:
+    """A value whose length depends on the text, [L, 3] bfloat16."""
+    return torch.arange(3 * len(text)).reshape(-1, 3).bfloat16() + len(text)
+
+
+class TextEncoder:
+    """Counts its calls."""
+
+    def __init__(self) -> None:
+        self.texts = list[str]()
+
+    def __call__(self, text: str) -> torch.Tensor:
+        self.texts.append(text)
+        return embedding(text)
+
+
+def mean(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {"mean": batch["image"].float().mean(dim=(-1, -2, -3))}
+
+
+def derive(records: Path, encode: Any, **arguments: Any) -> Path:
+    folder = records.parent / "derived"
+    arguments = {"features": ["image"], "batch_size": 4, "per_text": {"task": encode}, **arguments}
+    seqrecord.derive(records, mean, folder, **arguments)
+    return folder
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    return write_records(tmp_path / "records")
+
+
+@pytest.fixture
+def derived(records: Path) -> Path:
+    return derive(records, embedding, keep=["task"])
+
+
+def append_episode(records: Path, key: str, task: str) -> None:
+    with (
+        seqrecord.SeqRecordWriter(records, mode="append") as writer,
+        writer.episode(key) as episode,
+    ):
+        for _ in range(4):
+            episode.append({"image": np.zeros((4, 6, 3), np.uint8), "task": task})
+
+
+def read_all(*arguments: Any, **options: Any) -> None:
+    for _ in seqrecord.SeqRecordPipe(*arguments, clip_len=2, batch_size=3, **options):
+        pass
+
+
+def assert_equal(value: Any, text: str) -> None:
+    assert torch.equal(torch.as_tensor(value).bfloat16(), embedding(text))
+
+
+def test_each_distinct_text_is_encoded_and_stored_once(records: Path) -> None:
+    encoder = TextEncoder()
+    folder = derive(records, encoder, keep=["task"])
+    assert encoder.texts == [*TASKS]
+    with seqrecord.open(folder) as dataset:
+        assert [*dataset.features] == ["task", "mean"]
+        dictionary = dataset.dictionaries["task_embedding"]
+        assert len(dictionary) == 3
+        assert {*dictionary} == {*TASKS}
+        assert "an unknown text" not in dictionary
+        for text, value in dictionary.items():
+            assert value.dtype == np.float32
+            assert_equal(value, text)
+
+
+def test_again_computes_only_new_texts(records: Path) -> None:
+    derive(records, TextEncoder())
+    encoder = TextEncoder()
+    derive(records, encoder)
+    assert encoder.texts == []
+    append_episode(records, "more/0", TASKS[0])
+    append_episode(records, "more/1", "new")
+    arguments: dict[str, Any] = {"features": ["image"], "per_text": {"task": encoder}}
+    state = seqrecord.check_derived(records, mean, records.parent / "derived", **arguments)
+    assert state.new_texts == {"task_embedding": ["new"]}
+    assert not state.is_current
+    folder = derive(records, encoder)
+    assert encoder.texts == ["new"]
+    with seqrecord.open(records, join=[folder]) as dataset:
+        assert len(dataset.dictionaries["task_embedding"]) == 4
+        assert_equal(dataset.dictionaries["task_embedding"]["new"], "new")
+
+
+FORMS: dict[str, dict[str, Any]] = {
+    "list": {},
+    "pad": {"ragged": "pad"},
+    "sizes": {"ragged": {"task_embedding": 20}},
+    "nested": {"ragged": "nested"},
+}
+
+
+def assert_batch(batch: Mapping[str, Any], form: str, *, as_numpy: bool = False) -> None:
+    """Check the values of texts [clips][frames] in a batch."""
+    values, size = batch["task_embedding"], {"pad": 13, "sizes": 20}.get(form)
+    if form == "nested":
+        values = [*values.unbind()]
+        values = [values[i * 2 : i * 2 + 2] for i in range(len(values) // 2)]
+    kind = np.ndarray if as_numpy else torch.Tensor
+    assert len(values) == len(batch["task"])
+    for clip, (texts, clip_values) in enumerate(zip(batch["task"], values, strict=True)):
+        assert len(texts) == len(clip_values) == 2
+        for frame, (text, value) in enumerate(zip(texts, clip_values, strict=True)):
+            assert isinstance(value, kind)
+            if size is not None:
+                mask = batch["task_embedding_mask"][clip][frame]
+                assert value.shape == (size, 3)
+                assert mask.tolist() == [i < len(text) for i in range(size)]
+                assert not value[len(text) :].any()
+                value = value[: len(text)]
+            assert_equal(value, text)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_batches_have_the_values_of_their_texts(derived: Path, form: str) -> None:
+    pipe = seqrecord.SeqRecordPipe(derived, clip_len=2, batch_size=3, **FORMS[form])
+    assert f"task_embedding: bfloat16 [2, {({'pad': 13, 'sizes': 20}).get(form, '?')}, 3]" in repr(
+        pipe
+    )
+    batches = [*pipe]
+    assert sum(len(batch["task"]) for batch in batches) >= NUM_EPISODES * 4
+    for batch in batches:
+        assert_batch(batch, form)
+
+
+def collated(batch: list[Any]) -> dict[str, Any]:
+    return seqrecord.collate(batch)
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_single_clips_and_clips_by_number(derived: Path, form: str) -> None:
+    options: dict[str, Any] = {"clip_len": 2, **FORMS[form]}
+    clips = [*seqrecord.SeqRecordPipe(derived, shuffle=False, **options)]
+    by_number = seqrecord.SeqRecordMapDataset(derived, **options)
+    for clip in (*clips[:3], by_number[1], by_number[5]):
+        if form != "nested":
+            assert_batch({n: [value] for n, value in clip.items()}, form)
+        else:
+            assert_batch({**clip, "task": [clip["task"]]}, form)
+    for batch in DataLoader(by_number, batch_size=4, collate_fn=collated):
+        assert_batch(batch, form)
+    assert_batch(seqrecord.collate(clips[:5]), form)
+
+
+@pytest.mark.parametrize("form", ["list", "pad"])
+def test_numpy_output(derived: Path, form: str) -> None:
+    options: dict[str, Any] = {"clip_len": 2, "output": "numpy", **FORMS[form]}
+    for batch in seqrecord.SeqRecordPipe(derived, batch_size=3, **options):
+        assert_batch(batch, form, as_numpy=True)
+    clip = seqrecord.SeqRecordMapDataset(derived, **options)[3]
+    assert_batch({n: [value] for n, value in clip.items()}, form, as_numpy=True)
+
+
+@pytest.mark.parametrize("form", ["list", "pad"])
+def test_single_frames_have_no_axis_of_frames(derived: Path, form: str) -> None:
+    options: dict[str, Any] = {"clip_len": 1, "squeeze_time": True, **FORMS[form]}
+    for batch in seqrecord.SeqRecordPipe(derived, batch_size=3, **options):
+        for text, value in zip(batch["task"], batch["task_embedding"], strict=True):
+            assert_equal(value[: len(text)], text)
+
+
+def test_values_of_one_shape_are_stacked(records: Path) -> None:
+    def pooled(text: str) -> torch.Tensor:
+        return embedding(text).float().mean(dim=0)
+
+    folder = derive(records, pooled, keep=["task"])
+    for batch in seqrecord.SeqRecordPipe(folder, clip_len=2, batch_size=3):
+        expected = torch.stack([torch.stack([*map(pooled, clip)]) for clip in batch["task"]])
+        assert torch.equal(batch["task_embedding"], expected)
+
+
+def test_joined_with_the_source(records: Path) -> None:
+    folder = derive(records, embedding)
+    with seqrecord.open(folder) as dataset:  # which has no texts
+        assert dataset.dictionaries == {}
+        [batch, *_] = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=3)
+        assert "task_embedding" not in batch
+    joined = seqrecord.open(records, join=[folder])
+    for batch in seqrecord.SeqRecordPipe(joined, clip_len=2, batch_size=3):
+        assert "image" in batch
+        assert_batch(batch, "list")
+    renamed = joined.renamed({"task": "instruction", "task_embedding": "t5"})
+    for batch in seqrecord.SeqRecordPipe(renamed, clip_len=2, batch_size=3):
+        texts = {"task": batch["instruction"], "task_embedding": batch["t5"]}
+        assert_batch(texts, "list")
+
+
+@pytest.mark.parametrize(
+    ("features", "expected"),
+    [
+        (None, {"image", "task", "mean", "task_embedding"}),
+        (["image", "task"], {"image", "task"}),
+        (["image", "task_embedding"], {"image", "task", "task_embedding"}),
+        (["task_embedding"], {"task", "task_embedding"}),
+    ],
+)
+def test_features_choose_values(records: Path, features: Any, expected: set[str]) -> None:
+    folder = derive(records, embedding)
+    for joined, chosen in (
+        (seqrecord.open(records, join=[folder], features=features), None),
+        (seqrecord.open(records, join=[folder]), features),
+        (seqrecord.open(records, join=[seqrecord.open(folder)]), features),
+    ):
+        batch = next(
+            iter(seqrecord.SeqRecordPipe(joined, clip_len=2, batch_size=3, features=chosen))
+        )
+        assert batch.keys() - {"episode", "start"} == expected
+    without = seqrecord.open(folder, features=["mean"])
+    assert seqrecord.open(records, join=[without]).dictionaries == {}
+
+
+def test_workers_and_resume(derived: Path) -> None:
+    def stream() -> Any:
+        return seqrecord.SeqRecordIterableDataset(derived, clip_len=2, batch_size=3, ragged="pad")
+
+    batches = [*DataLoader(stream(), batch_size=None, num_workers=2)]
+    for batch in batches:
+        assert_batch(batch, "pad")
+    loader = stream()
+    iterator = iter(loader)
+    next(iterator)
+    resumed = stream()
+    resumed.load_state_dict(loader.state_dict())
+    batch, expected = next(iter(resumed)), next(iterator)
+    assert_batch(batch, "pad")
+    assert torch.equal(batch["task_embedding"], expected["task_embedding"])
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("alternate", [True, False])
+def test_mixes(tmp_path: Path, form: str, alternate: bool) -> None:
+    folders = []
+    for number, episodes in enumerate((range(1), range(1, 7))):
+        records = write_records(tmp_path / str(number) / "records", episodes)
+        folders.append(derive(records, embedding, keep=["task"]))
+    options: dict[str, Any] = {"clip_len": 2, **FORMS[form]}
+    sources = {path.parent.name: seqrecord.SeqRecordPipe(path, **options) for path in folders}
+    mix = seqrecord.SeqRecordMix(sources, batch_size=4, single_source_batches=alternate)
+    seen = set[str]()
+    for batch in mix:
+        if alternate and form == "pad":  # to the largest value of the batch's source
+            continue
+        assert_batch(batch, form)
+        seen |= {text for texts in batch["task"] for text in texts}
+    assert seen == {*TASKS} or (alternate and form == "pad")
+
+
+def mix_of(plain: Any, joined: Any, ragged: Any, **options: Any) -> Any:
+    sources = {
+        name: seqrecord.SeqRecordPipe(dataset, clip_len=2, ragged=ragged)
+        for name, dataset in (("plain", plain), ("joined", joined))
+    }
+    return seqrecord.SeqRecordMix(sources, batch_size=4, **options)
+
+
+def test_a_mix_with_a_source_without_values(tmp_path: Path) -> None:
+    plain = write_records(tmp_path / "plain")
+    records = write_records(tmp_path / "a" / "records")
+    joined = seqrecord.open(records, join=[derive(records, embedding)], features=None)
+    for ragged in ("list", "pad"):
+        mix = mix_of(plain, joined, ragged, features="union")
+        for batch, _ in zip(mix, range(5), strict=False):
+            missing = [name == "plain" for name in batch["dataset"]]
+            assert batch["task_embedding_is_missing"].tolist() == missing
+            for clip, is_missing in enumerate(missing):
+                value = batch["task_embedding"][clip]
+                if ragged == "pad":
+                    assert is_missing == (not batch["task_embedding_mask"][clip].any())
+                    assert not (is_missing and value.any())
+                else:
+                    assert is_missing == (value is None)
+                if not is_missing:
+                    assert_equal(value[0][: len(batch["task"][clip][0])], batch["task"][clip][0])
+    shared = mix_of(plain, joined, "list", features="intersection")
+    assert "task_embedding" not in next(iter(shared))
+
+
+def test_a_text_without_a_value_is_an_error(records: Path) -> None:
+    folder = derive(records, embedding)
+    append_episode(records, "new", "an unknown one")
+    joined = seqrecord.open(records, join=[folder], missing="pad")
+    features = ["image", "task_embedding"]
+    with pytest.raises(ClipError, match=r"derive again.*an unknown one"):
+        read_all(joined, features=features)
+
+
+def test_damage_names_the_file(derived: Path) -> None:
+    [file] = (derived / "dictionaries" / "task_embedding" / "records").glob("*.seqrec")
+    data = bytearray(file.read_bytes())
+    data[64 : len(data) // 2] = bytes(len(data) // 2 - 64)
+    file.write_bytes(data)
+    with pytest.raises(FormatError) as caught:
+        read_all(derived)
+    assert caught.value.file is not None
+    assert "task_embedding" in caught.value.file
+    shutil.rmtree(derived / "dictionaries")
+    with pytest.raises(seqrecord.NotFoundError, match="derive them again"):
+        read_all(derived)
+    read_all(derived, features=["task", "mean"])
+
+
+def broken(text: str) -> torch.Tensor:
+    if text == TASKS[1]:
+        raise ValueError("out of memory")
+    return embedding(text)
+
+
+@pytest.mark.parametrize(
+    ("encode", "match"),
+    [
+        (broken, "close it"),
+        (lambda text: text.upper(), "no array"),
+        (3, "per_text is not valid"),
+    ],
+)
+def test_mistakes(records: Path, encode: Any, match: str) -> None:
+    with pytest.raises(ClipError, match=match):
+        derive(records, encode)
+
+
+def test_an_error_loses_no_value(records: Path) -> None:
+    with pytest.raises(ClipError, match="out of memory"):
+        derive(records, broken)
+    encoder = TextEncoder()
+    derive(records, encoder, version="")
+    assert TASKS[1] in encoder.texts
+
+
+def test_another_function_or_version_is_refused(records: Path) -> None:
+    derive(records, embedding)
+    with pytest.raises(ClipError, match="another function or version"):
+        derive(records, TextEncoder())
+    with pytest.raises(ClipError, match="which new texts would lack"):
+        derive(records, None, per_text=None)
+
+
+def test_a_feature_that_is_no_text(records: Path) -> None:
+    with pytest.raises(ClipError, match="per_text is for texts"):
+        derive(records, None, per_text={"image": embedding})
+
+
+# Everything that handles datasets takes dictionaries along
+
+
+def values_of(folder: Path) -> dict[str, Any]:
+    with seqrecord.open(folder) as dataset:
+        dictionary = dataset.dictionaries["task_embedding"]
+        return {text: value.tolist() for text, value in dictionary.items()}
+
+
+EXPECTED = {text: embedding(text).float().tolist() for text in TASKS}
+
+
+def test_merge_and_copies(tmp_path: Path) -> None:
+    folders = []
+    for number, episodes in enumerate((range(1), range(1, 3))):
+        records = write_records(tmp_path / str(number) / "records", episodes)
+        folders.append(derive(records, embedding, keep=["task"]))
+    merged = tmp_path / "merged"
+    edit.merge_datasets(folders, merged)
+    assert values_of(merged) == EXPECTED
+    read_all(merged)
+    edit.merge_datasets([folders[0]], merged, mode="append", prefixes=["again/"])
+    assert values_of(merged) == EXPECTED
+    with seqrecord.open(folders[1]) as dataset:
+        assert len(dataset.dictionaries["task_embedding"]) == 2
+    without = tmp_path / "without"
+    edit.merge_datasets(folders, without, features=["task", "mean"])
+    assert not (without / "dictionaries").exists()
+    copy = tmp_path / "copy"
+    source = seqrecord.open_source(merged)
+    seqrecord.convert(source, copy, codecs="small", workers=1)
+    assert values_of(copy) == EXPECTED
+
+
+def other_embedding(text: str) -> torch.Tensor:
+    return embedding(text) + 1
+
+
+def test_a_merge_of_different_values_is_refused(tmp_path: Path) -> None:
+    folders = []
+    for number, encode in enumerate((embedding, other_embedding)):
+        records = write_records(tmp_path / str(number) / "records", range(number * 3, 6))
+        folders.append(derive(records, encode, keep=["task"]))
+    with pytest.raises(DestinationError, match="different values of a text"):
+        edit.merge_datasets(folders, tmp_path / "merged", prefixes=["a/", "b/"])
+
+
+def test_verify_reindex_and_clean(derived: Path) -> None:
+    edit.delete_episodes(derived, ["e0"])
+    edit.rewrite_files(derived, min_unused=0.01)
+    edit.clean(derived, older_than=0)
+    assert values_of(derived) == EXPECTED
+    report = seqrecord.verify(derived, deep=True)
+    assert report.ok
+    assert report.num_record_files >= 2
+    for name in ("manifest.json", "dictionaries/task_embedding/manifest.json"):
+        (derived / name).unlink()
+        seqrecord.reindex((derived / name).parent)
+        assert values_of(derived) == EXPECTED
+        read_all(derived)
+    [file, *_] = (derived / "dictionaries" / "task_embedding" / "records").glob("*.seqrec")
+    data = bytearray(file.read_bytes())
+    data[128] ^= 1
+    file.write_bytes(data)
+    report = seqrecord.verify(derived)
+    assert [problem.file for problem in report.problems] == [str(file)]
+    shutil.rmtree(derived / "dictionaries" / "task_embedding")
+    assert not seqrecord.verify(derived).ok
+
+
+def test_edits_of_features(derived: Path) -> None:
+    with pytest.raises(SchemaError, match="values of texts of this name"):
+        edit.add_feature(derived, "task_embedding", lambda episode: np.zeros(len(episode)))
+    with pytest.raises(SchemaError, match="the same name"):
+        edit.rename_features(derived, {"mean": "task_embedding"})
+    version = edit.list_versions(derived)[0].id
+    edit.rename_features(derived, {"task": "instruction"})
+    for batch in seqrecord.SeqRecordPipe(derived, clip_len=2, batch_size=3):
+        assert_batch({**batch, "task": batch["instruction"]}, "list")
+    edit.restore_version(derived, version)
+    read_all(derived, features=["task_embedding"])
+    edit.drop_features(derived, ["task"])
+    with seqrecord.open(derived) as dataset:
+        assert dataset.dictionaries == {}
+
+
+def test_trimmed_and_renamed_episodes_join(records: Path) -> None:
+    folder = derive(records, embedding)
+    edit.trim_episodes(records, ["e1"], slice(1, None))
+    edit.rename_episodes(records, {"e2": "x"})
+    for batch in seqrecord.SeqRecordPipe(
+        seqrecord.open(records, join=[folder]), clip_len=2, batch_size=3
+    ):
+        assert_batch(batch, "list")
+
+
+def test_summary(derived: Path) -> None:
+    assert "task_embedding: 3 texts of task, bfloat16 [?, 3]" in str(seqrecord.summarize(derived))
+
+
+def test_command(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "encoders_of_texts.py").write_text(
+        "import numpy as np\n"
+        "def mean(batch):\n    return {'mean': batch['image'].float().mean(dim=(1, 2, 3))}\n"
+        "def embed(text):\n    return np.full((len(text), 2), len(text), np.float32)\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    arguments = ["derive", records, "encoders_of_texts:mean", "-o", tmp_path / "out"]
+    arguments += ["--features", "image", "--keep", "task"]
+    assert "FEATURE=MODULE:FUNCTION" in fail(*arguments, "--per-text", "task", code=2)
+    run(*arguments, "--per-text", "task=encoders_of_texts:embed", "--quiet")
+    with seqrecord.open(tmp_path / "out") as dataset:
+        assert dataset.dictionaries["task_embedding"]["öffne"].tolist() == [[5.0, 5.0]] * 5
+    append_episode(records, "new", "one more")
+    check = run(*arguments, "--per-text", "task=encoders_of_texts:embed", "--check", code=1)
+    assert "new text: task_embedding: one more" in check.output
+
+
+@pytest.mark.slow
+def test_a_kill_at_any_change_loses_nothing(tmp_path: Path) -> None:
+    for at in range(1, 1000):
+        records = write_records(tmp_path / str(at) / "records", range(2))
+
+        def work(records: Path = records) -> None:
+            derive(records, embedding, keep=["task"])
+
+        is_killed = killed_at(at, work)
+        folder = derive(records, embedding, keep=["task"])
+        assert values_of(folder) == {text: EXPECTED[text] for text in TASKS[:2]}
+        read_all(folder)
+        assert seqrecord.verify(folder).ok
+        if not is_killed:
+            break
+    assert at > 10
