@@ -297,6 +297,7 @@ def test_the_help_of_a_dataset_has_public_members_only() -> None:
         *(
             "bad_episodes",
             "close",
+            "dictionaries",
             "episodes",
             "features",
             "find_episodes",

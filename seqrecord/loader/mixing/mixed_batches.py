@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Literal, TypeAlias
@@ -21,7 +21,7 @@ from seqrecord.loader.engine.buffers import BufferNeeds, Buffers
 from seqrecord.loader.engine.devices import BufferCache, Device
 from seqrecord.loader.mixing.sources import SourceLoader, add_source
 from seqrecord.loader.mixing.tasks import TASK, TASK_INDEX, TaskNumbers
-from seqrecord.loader.mixing.text_values import MixedValues
+from seqrecord.loader.mixing.text_values import MixedValues, names_in
 from seqrecord.loader.pipes.columns import DIM_IS_PAD, ClipColumn, Column
 from seqrecord.loader.pipes.distributed import warn_once
 from seqrecord.loader.pipes.states import Clip
@@ -81,7 +81,7 @@ class MixedBatches:
         *,
         camera_masks: bool = False,
         tasks: TaskNumbers | None = None,
-        texts: Collection[str] = (),
+        texts: Set[str] = frozenset(),
     ) -> MixedBatches:
         """Create batches with these features and values of texts, as far as a source has them.
 
@@ -99,9 +99,7 @@ class MixedBatches:
                 if name in features:
                     kinds[number][name] = "a feature"
                     form.setdefault(name, view)  # of the first source with the feature
-            for name in view.texts.dictionaries:
-                if name in texts:
-                    kinds[number][name] = "values of texts"
+            kinds[number] |= dict.fromkeys(texts & names_in(view), "values of texts")
             for column in view.columns.in_table(view.samples.samples_in(0)):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
@@ -113,8 +111,8 @@ class MixedBatches:
             if name.endswith(_CAMERA_COLUMNS) and name + _MISSING not in columns
         ]
         missing, cameras = dict[str, list[int]](), list[str]()
-        of_texts = [name for name in texts if any(name in kind for kind in kinds.values())]
-        for name in (*made, *of_texts, *of_cameras):
+        values = MixedValues.of_names(texts, views)
+        for name in (*made, *(of_texts.form.name for of_texts in values), *of_cameras):
             if numbers := [number for number in sources if name not in kinds[number]]:
                 missing[name] = numbers
         specs, lengths = dict[str, ArraySpec](), dict[str, int]()
@@ -136,7 +134,7 @@ class MixedBatches:
             missing,
             cameras,
             tasks,
-            [MixedValues.of(name, views) for name in of_texts],
+            values,
         )
         batches._check_names(kinds)
         return batches

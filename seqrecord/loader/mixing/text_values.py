@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Set
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,10 +16,16 @@ from seqrecord.loader.pipes.view import View
 from seqrecord.store.reading.dictionaries import TextDictionary
 
 
-def joined_texts(sources: Collection[View], join: Literal["union", "intersection"]) -> list[str]:
+def joined_texts(sources: Collection[View], join: Literal["union", "intersection"]) -> Set[str]:
     """The names of values in batches."""
-    counts = Counter(name for view in sources for name in view.texts.dictionaries)
-    return [name for name, count in counts.items() if join == "union" or count == len(sources)]
+    counts = Counter(name for view in sources for name in names_in(view))
+    names = (name for name, count in counts.items() if join == "union" or count == len(sources))
+    return dict.fromkeys(names).keys()
+
+
+def names_in(view: View) -> Set[str]:
+    """The names of values in a source."""
+    return frozenset() if view.texts is None else view.texts.dictionaries.keys()
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,30 +45,40 @@ class MixedValues:
     num_frames: int | None
 
     @classmethod
+    def of_names(cls, names: Collection[str], views: Mapping[int, View]) -> list[MixedValues]:
+        """The values of these names that a source has."""
+        having = {name for view in views.values() for name in names_in(view)}
+        return [cls.of(name, views) for name in names if name in having]
+
+    @classmethod
     def of(cls, name: str, views: Mapping[int, View]) -> MixedValues:
         """The values of all sources that have some.
 
         Raises `ClipError` if sources disagree about them.
         """
-        views = {number: view for number, view in views.items() if name in view.texts.dictionaries}
-        dictionaries = {number: view.texts.dictionaries[name] for number, view in views.items()}
-        form, example = None, views[min(views)]
-        text, num_frames = _texts_of(name, example)
-        for view in views.values():
-            source_form = view.texts.form_of(name)
-            joined = source_form if form is None else form.joined(source_form)
-            if joined is None or _texts_of(name, view) != (text, num_frames):
+        texts = {
+            n: view.texts for n, view in views.items() if view.texts and name in names_in(view)
+        }
+        forms = {n: values.form_of(name) for n, values in texts.items()}
+        places = {
+            n: (values.text_of(name), views[n].frames_of_texts(name)) for n, values in texts.items()
+        }
+        example, *_ = texts
+        form = forms[example]
+        for number, source_form in forms.items():
+            joined = form.joined(source_form)
+            if joined is None or places[number] != places[example]:
                 raise ClipError(
                     "the sources of a mix disagree on the values of texts",
                     feature=name,
-                    expected=f"{example.texts.arrays[name]} for {num_frames or 1} frames of {text}"
-                    "; or single_source_batches=True, or features without them",
-                    got=f"{source_form.spec} for {view.lengths.get(text)} frames of "
-                    f"{view.texts.text_of(name)}, in {view.dataset.url}",
+                    expected=f"{form.describe(*places[example])}; or features without them, or "
+                    "single_source_batches=True",
+                    got=f"{source_form.describe(*places[number])} in {views[number].dataset.url}",
                 )
             form = joined
-        assert form is not None, "a source has them"
-        return cls(form, text, dictionaries, num_frames)
+        text, frames = places[example]
+        dictionaries = {n: values.dictionaries[name] for n, values in texts.items()}
+        return cls(form, text, dictionaries, next(iter(frames), None))
 
     def fill(
         self, batch: Batch, features: Mapping[str, Any], device: torch.device | None
@@ -85,9 +101,3 @@ class MixedValues:
         if num_frames is not None:  # or fewer, drawn for the batch
             num_frames = next((len(clip) for clip in known_clips if clip), num_frames)
         return on_device(self.form.batch(known_clips, values, "pad", num_frames), device)
-
-
-def _texts_of(name: str, view: View) -> tuple[str, int | None]:
-    """The feature of the texts, and their frames in a clip; `None` for a single frame."""
-    text = view.texts.text_of(name)
-    return text, None if text in view.squeezed else view.lengths[text]

@@ -251,12 +251,12 @@ class ClipLoader:
         tensor of its own would take file descriptors.
         """
         columns = {**batch.columns}
-        nested, squeezed = self.view.nested, self.view.squeezed
-        features: dict[str, Any] = for_users(batch.features, nested, squeezed)
-        texts = partial(self.view.text_values, device=device)
+        view, nested = self.view, self.view.nested
+        features: dict[str, Any] = for_users(batch.features, nested, view.squeezed)
         if self.batch_size is not None:
-            features = self.view.cut_clips(features, columns, packed=plan.is_packed)
-            features |= texts(features, packed=plan.is_packed)
+            features = view.cut_clips(features, columns, packed=plan.is_packed)
+            if view.texts is not None:
+                features |= view.text_values(features, packed=plan.is_packed, device=device)
             place = PlanBatch(plan, number)
             for column in self._plan_columns:
                 columns[column.name] = column.fill(place)
@@ -268,9 +268,9 @@ class ClipLoader:
                     features[name] = [item]
                 elif are_copied:
                     features[name] = [tensor_of(np.array(row)) for row in array_of(item)]
-            features = self.view.cut_clips(features, columns, single=True)
-            features |= texts(features, single=True)
-            items = self.view.singles(features, columns)[::-1]
+            features = view.cut_clips(features, columns, single=True)
+            features |= view.text_values(features, single=True, device=device)
+            items = view.singles(features, columns)[::-1]
         if self.options.output == "numpy":
             for item in items:
                 make_numpy(item)

@@ -6,7 +6,7 @@ Features of variable shapes are padded, nested or lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -97,13 +97,15 @@ def check_tensors(arrays: Mapping[str, ArraySpec]) -> None:
 
 
 def ragged_arrays(
-    ragged: Ragged, stored: Mapping[str, ArraySpec]
+    ragged: Ragged, stored: Mapping[str, ArraySpec], others: Collection[str] = ()
 ) -> tuple[dict[str, ArraySpec], frozenset[str]]:
     """The arrays of a frame, and the names of nested features.
 
-    A padded feature has the padded sizes, and its mask follows it. Raises `ClipError` for a feature
-    that `ragged` cannot convert.
+    A padded feature has the padded sizes, and its mask follows it. Forms of `others` are ignored.
+    Raises `ClipError` for a feature that `ragged` cannot convert.
     """
+    if isinstance(ragged, Mapping):
+        ragged = {name: form for name, form in ragged.items() if name not in others} or "list"
     variable = [name for name, spec in stored.items() if FORMS[spec.value_kind].takes_ragged]
     if not variable and not isinstance(ragged, Mapping):
         return dict(stored), frozenset()

@@ -27,7 +27,6 @@ from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.loader.pipes.text_values import Cut, TextValues, without_forms
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
@@ -48,6 +47,7 @@ from seqrecord.store.units import parse_size, raise_if
 
 if TYPE_CHECKING:
     from seqrecord.loader.pipes.camera_columns import CameraColumns
+    from seqrecord.loader.pipes.text_values import Cut
     from seqrecord.store.clips.transforms import ClipFunction
 
 BY_MEMORY, SMALLEST = 0, 1  # frames of excerpts
@@ -150,8 +150,8 @@ def _view(
     transform, is_deterministic = None, True
     nested = unchanged = frozenset[str]()
     if options.frame_transform is None:
-        of_texts = dataset.dictionaries.keys()
-        arrays, nested = ragged_arrays(without_forms(options.ragged, of_texts), stored)
+        names_of_texts = {place.name for place in dataset.contents.dictionaries}
+        arrays, nested = ragged_arrays(options.ragged, stored, others=names_of_texts)
     else:
         arguments = options.frame_transform, options.ragged
         transform, is_deterministic, unchanged = bound_transform(
@@ -230,8 +230,11 @@ def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction,
 
         view = view.with_vectors(vector_steps(view, options.vectors))
     view, reserved = _with_form(options, view), view.order_columns
-    texts = TextValues.of(view.dataset, view.batch_arrays, options.features, options.ragged)
-    view = replace(view, texts=texts)
+    if view.dataset.contents.dictionaries:
+        from seqrecord.loader.pipes.text_values import TextValues
+
+        texts = TextValues.of(view.dataset, view.batch_arrays, options.features, options.ragged)
+        view = replace(view, texts=texts)
     if options.clip_transform is not None:
         features = view.dataset.features
         kinds = {name: features[name].kind for name in _OF_DRAWS if name in features}
@@ -242,7 +245,7 @@ def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction,
 
 def _check_entries(view: View, reserved: Sequence[str] = ()) -> None:
     """Raise `ClipError` if two entries of a batch have one name, or metadata are unknown."""
-    names = (*view.batch_arrays, *view.texts.arrays)
+    names = (*view.batch_arrays, *(view.texts.arrays if view.texts is not None else ()))
     view.columns.check_names(names, view.samples.samples_in(0), reserved)
     check_metadata(view.dataset.contents.index, view.episode_rows, view.metadata)
 

@@ -11,7 +11,7 @@ Equal texts of a list are one tensor.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, TypeAlias
 
@@ -80,8 +80,7 @@ class TextValues:
                     got="no such entry" if text is None else f"{dictionary.text}: {text}",
                 )
         specs = {name: dictionary.array_spec() for name, dictionary in dictionaries.items()}
-        ragged = without_forms(ragged, features.keys())
-        arrays, as_nested = ragged_arrays(ragged or "list", specs)
+        arrays, as_nested = ragged_arrays(ragged, specs, others=features.keys())
         check_tensors(arrays)
         if taken := sorted(arrays.keys() & features.keys()):
             raise ClipError(
@@ -129,13 +128,6 @@ class TextValues:
         return ValueForm(name, spec, feature, is_padded=is_padded, as_nested=name in self.nested)
 
 
-def without_forms(ragged: Ragged, names: Collection[str]) -> Ragged:
-    """Return the forms of other features."""
-    if not isinstance(ragged, Mapping):
-        return ragged
-    return {name: form for name, form in ragged.items() if name not in names}
-
-
 def find_values(dictionary: TextDictionary, clips: Clips) -> dict[str, Value]:
     """Return the value of each text in clips. Raises `ClipError` for a text without one."""
     texts = dict.fromkeys(text for clip in clips for text in texts_of(clip))
@@ -181,6 +173,10 @@ class ValueForm:
     def names(self) -> list[str]:
         """The entries of batches."""
         return [self.name, mask_name(self.name)] if self.is_padded else [self.name]
+
+    def describe(self, text: str, frames: tuple[int, ...]) -> str:
+        """Dtype and shape of a clip's values."""
+        return f"{ArraySpec(self.spec.dtype, (*frames, *self.spec.shape))} for {text}"
 
     def joined(self, other: ValueForm) -> ValueForm | None:
         """Return the form for values of both; `None` if these cannot be in one batch."""

@@ -37,7 +37,6 @@ from seqrecord.loader.pipes.columns import (
 )
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.loader.pipes.text_values import Cut, TextValues
 from seqrecord.loader.sampling.runs import Window
 from seqrecord.loader.sampling.used_frames import SampleFrames
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
@@ -52,6 +51,7 @@ if TYPE_CHECKING:
     from seqrecord.loader.engine.vectors import VectorSteps
     from seqrecord.loader.pipes.camera_columns import CameraColumns
     from seqrecord.loader.pipes.draws import StepSampler
+    from seqrecord.loader.pipes.text_values import Cut, TextValues
     from seqrecord.store.statistics.by_feature import Statistics
 
 _Options = TypeVar("_Options", bound=ClipOptions)
@@ -90,7 +90,7 @@ class View:
         clip_episodes: keys and metadata of episodes.
         metadata: the metadata entries that are columns of batches.
         order_columns: the columns of batches that the order adds, see `Order.columns`.
-        texts: values of texts in batches.
+        texts: values of texts in batches, if the dataset has some.
         saved_fingerprint: the fingerprint of the dataset before it grew, in the view of a state's
             episodes.
         memory: pools for single clips, kept as long as the view.
@@ -121,7 +121,7 @@ class View:
     clip_episodes: ClipEpisodes
     metadata: tuple[str, ...]
     order_columns: tuple[str, ...] = ()
-    texts: TextValues = field(default_factory=TextValues)
+    texts: TextValues | None = None
     saved_fingerprint: str | None = None
     memory: PerProcess[Any] = field(default_factory=partial(PerProcess, batch_memory), repr=False)
 
@@ -317,7 +317,9 @@ class View:
         device: torch.device | None = None,
     ) -> dict[str, Any]:
         """The values of the texts in the features of a batch, after `cut_clips`."""
-        form = "list" if packed and self.cut == "pad" else self.cut
+        if self.texts is None:
+            return {}
+        form: Cut = "list" if packed and self.cut == "pad" else self.cut
         return self.texts.fill(features, form, single=single, device=device)
 
     def singles(
@@ -332,6 +334,12 @@ class View:
         rows = zip(*values.values(), strict=True)
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
 
+    def frames_of_texts(self, name: str) -> tuple[int, ...]:
+        """The frames of values of texts in a clip; empty for a single frame."""
+        assert self.texts is not None, "a dataset with values of texts"
+        text = self.texts.text_of(name)
+        return () if text in self.squeezed else (self.lengths[text],)
+
     def describe(self, more: str = "") -> str:
         """The number of clips, `more`, and a line with dtype and shape for each feature."""
         left_out = f"; left out: {self.left_out}" if self.left_out else ""
@@ -342,10 +350,9 @@ class View:
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape), value=spec.value)
             step = f", {self.vectors[name]}" if name in self.vectors else ""
             lines.append(f"{name}: {whole}{step}")
-        for name, spec in self.texts.arrays.items():
-            text = self.texts.text_of(name)
-            frames = () if text in self.squeezed else (self.lengths[text],)
-            lines.append(f"{name}: {ArraySpec(spec.dtype, (*frames, *spec.shape))}")
+        for name, spec in self.texts.arrays.items() if self.texts is not None else ():
+            whole = ArraySpec(spec.dtype, (*self.frames_of_texts(name), *spec.shape))
+            lines.append(f"{name}: {whole}")
         return "\n  ".join(lines)
 
 

@@ -32,7 +32,6 @@ from seqrecord.store.reading.resizing import resized_schema
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
-from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.text import repr_of, shown_place
 
 if TYPE_CHECKING:
@@ -88,7 +87,7 @@ class DictionaryPlace:
     text: str
     feature: str
     storage: Storage
-    verify: bool = True
+    verify: Verify = True
 
     def renamed(self, names: Mapping[str, str]) -> DictionaryPlace:
         """Return the place under new names."""
@@ -154,7 +153,11 @@ class Contents:
         """The values of texts, selected or not; of a joined dataset, those selected in members."""
         if self.join is not None:
             places = [place for member in self.join.members for place in member.dictionaries]
+        elif not self.manifest.dictionaries:
+            return ()
         else:
+            from seqrecord.store.storage.folder import in_folder  # few datasets have some
+
             places = [
                 DictionaryPlace(
                     *(entry.name, entry.text, entry.name),

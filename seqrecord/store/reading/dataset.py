@@ -13,7 +13,6 @@ import numpy.typing as npt
 from seqrecord.errors import ClipError, SchemaError, located
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.contents import Contents, Episodes
-from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter
 from seqrecord.store.reading.mapped_frames import Verify, check_verify
 from seqrecord.store.reading.metadata import load, load_version
@@ -29,6 +28,7 @@ from seqrecord.store.units import Progress, format_size
 if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory
     from seqrecord.store.reading.array_specs import FrameFunction
+    from seqrecord.store.reading.dictionaries import TextDictionary
     from seqrecord.store.reading.external_files import ExternalFiles, Originals
 
 DatasetLike: TypeAlias = "StorageLike | Dataset"
@@ -172,6 +172,10 @@ class Dataset:
 
         Those of which the dataset has the text feature. Each is a mapping from text to value.
         """
+        if not self.contents.dictionaries:
+            return {}
+        from seqrecord.store.reading.dictionaries import TextDictionary  # few datasets have some
+
         features = self.features
         return {
             place.name: TextDictionary(place)

@@ -11,7 +11,6 @@ So a value is found by its text, and everything that reads, checks and appends d
 
 from __future__ import annotations
 
-import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Iterable, Iterator, Mapping
@@ -23,7 +22,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import FormatError, NotFoundError
 from seqrecord.store.bfloat16 import numbers_of
-from seqrecord.store.format.index import Index
+from seqrecord.store.format.text_keys import TEXT, key_of_text
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.contents import Contents, DictionaryPlace
@@ -32,24 +31,8 @@ from seqrecord.store.reading.pages import Page
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.text import repr_of
 
-TEXT, FEATURE = "text", "feature"
-"""Metadata entries of a value's episode: its text, and the feature of such texts."""
-
 CACHE_BYTES = 128 << 20
 """Values that stay in memory, of each dictionary in each process."""
-
-_KEY_DIGITS = 32
-
-
-def key_of_text(text: str) -> str:
-    """Return the key of a text's episode."""
-    return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:_KEY_DIGITS]
-
-
-def feature_of_texts(index: Index) -> str | None:
-    """Return the text feature that the first value of a dictionary names, if it does."""
-    feature = index.episode_metadata(0).get(FEATURE)
-    return feature if isinstance(feature, str) else None
 
 
 class TextDictionary(Mapping[str, npt.NDArray[Any]]):

@@ -24,7 +24,7 @@ from seqrecord.store.format.manifest import (
     RecordFile,
 )
 from seqrecord.store.format.references import stored_list_ids
-from seqrecord.store.reading.dictionaries import feature_of_texts
+from seqrecord.store.format.text_keys import feature_of_texts
 from seqrecord.store.reading.index_building import build_index, complete_episodes
 from seqrecord.store.reading.metadata import (
     DamagedFile,

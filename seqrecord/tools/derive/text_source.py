@@ -14,11 +14,12 @@ from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.convert_jobs import Workers
 from seqrecord.store.format.manifest import Dictionary
+from seqrecord.store.format.text_keys import FEATURE, TEXT, key_of_text
 from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset
-from seqrecord.store.reading.dictionaries import FEATURE, TEXT, TextDictionary, key_of_text
+from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.join_relatives import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.storage.base import Storage
