@@ -13,7 +13,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import edit
+from seqrecord import edit, export
 from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
@@ -59,8 +59,8 @@ def mean(batch: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {"mean": batch["image"].float().mean(dim=(-1, -2, -3))}
 
 
-def derive(records: Path, encode: Any, **arguments: Any) -> Path:
-    folder = records.parent / "derived"
+def derive(records: Path, encode: Any, *, into: str = "derived", **arguments: Any) -> Path:
+    folder = records.parent / into
     arguments = {"features": ["image"], "batch_size": 4, "per_text": {"task": encode}, **arguments}
     seqrecord.derive(records, mean, folder, **arguments)
     return folder
@@ -250,6 +250,10 @@ def test_features_choose_values(records: Path, features: Any, expected: set[str]
             iter(seqrecord.SeqRecordPipe(joined, clip_len=2, batch_size=3, features=chosen))
         )
         assert batch.keys() - {"episode", "start"} == expected
+    with_texts = derive(records, embedding, keep=["task"], version="with texts", into="kept")
+    companion = seqrecord.open(with_texts, features=["mean", "task_embedding"])
+    assert [*companion.features] == ["mean", "task"]
+    read_all(seqrecord.open(records, join=[companion]), features=["image", "task_embedding"])
     without = seqrecord.open(folder, features=["mean"])
     assert seqrecord.open(records, join=[without]).dictionaries == {}
 
@@ -478,6 +482,18 @@ def test_trimmed_and_renamed_episodes_join(records: Path) -> None:
         seqrecord.open(records, join=[folder]), clip_len=2, batch_size=3
     ):
         assert_batch(batch, "list")
+
+
+@pytest.mark.parametrize("export_to", [export.to_files, export.to_lerobot])
+def test_exports_leave_values_out(
+    derived: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, export_to: Any
+) -> None:
+    arguments = (None,) if export_to is export.to_files else ()
+    export_to(derived, *arguments, tmp_path / "all")
+    assert "without values of texts: task_embedding" in caplog.text
+    with pytest.raises(SchemaError, match="once per text"):
+        export_to(derived, *arguments, tmp_path / "some", features=["task_embedding"])
+    assert not (tmp_path / "some").exists()
 
 
 def test_summary(derived: Path) -> None:

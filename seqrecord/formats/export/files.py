@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import errno
 import json
+import logging
 import re
 import shutil
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -56,6 +57,8 @@ from seqrecord.store.schema import EncodedImage, FeatureSpec
 from seqrecord.store.storage.url import local_path
 from seqrecord.store.units import Progress
 
+_logger = logging.getLogger("seqrecord")
+
 _ENDINGS = {"png": "png", "jpeg": "jpg"}
 _PREFIX = ".seqrecord-export-"
 _UNFINISHED = re.compile(re.escape(_PREFIX) + r"[a-z0-9_]{8}")
@@ -86,7 +89,7 @@ def to_files(
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `ClipError` for an unknown episode and for an empty selection, `SchemaError` for a
-    feature of bfloat16, which NumPy's files lack, and `DestinationError` if an episode's folder is
+    feature of bfloat16, which NumPy's files lack, and for values of texts, and `DestinationError` if an episode's folder is
     not empty or cannot be written.
 
     Example:
@@ -98,7 +101,7 @@ def to_files(
         if isinstance(episodes, str) and episodes in reader.episodes:
             episodes = [episodes]  # a key may look like a glob
         numbers = reader.find_episodes(episodes)
-        selection = reader.select(features)
+        selection = exported_features(reader, features)
         keys = selection.contents.index.keys_of(numbers)
         root = local_path(destination, "destination")
         total = int(selection.contents.index.num_frames[numbers].sum())
@@ -113,6 +116,25 @@ def to_files(
                     _write_episode(selection, key, target, description, meter)
         meter.report()
         return folders
+
+
+def exported_features(dataset: Dataset, features: Sequence[str] | None) -> Dataset:
+    """Select the features of an export. Values of texts are left out, with a warning.
+
+    Raises `SchemaError` for those in `features`, and for unknown features.
+    """
+    names = [place.name for place in dataset.contents.dictionaries]
+    if requested := [name for name in names if features is not None and name in features]:
+        raise SchemaError(
+            "values of texts are stored once per text, and exports have values per frame; leave "
+            "them out, and read them from Dataset.dictionaries",
+            file=dataset.url,
+            feature=requested[0],
+            expected=f"some of {', '.join(dataset.features)}",
+        )
+    if names and features is None:
+        _logger.warning("%s: exported without values of texts: %s", dataset.url, ", ".join(names))
+    return dataset.select(features)
 
 
 def _describe(dataset: Dataset, key: str) -> ExportedEpisode:

@@ -27,7 +27,7 @@ import pyarrow as pa
 from seqrecord.errors import ClipError
 from seqrecord.formats.converting.convert_jobs import Meter
 from seqrecord.formats.converting.dataset_source import DatasetSource
-from seqrecord.formats.export.files import disk_errors, new_folder
+from seqrecord.formats.export.files import disk_errors, exported_features, new_folder
 from seqrecord.formats.export.lerobot_meta import (
     OWN,
     TASK,
@@ -119,7 +119,8 @@ def to_lerobot(
         storage_options: for the filesystem that serves the dataset's URL.
 
     Raises `DestinationError` for a folder that is not empty, `SchemaError` for a feature that
-    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names) and for an
+    LeRobot does not support (bytes, complex numbers, varying shapes, reserved names, values of
+    texts) and for an
     unknown, repeated or reserved name in `rename`, and
     `ClipError` for an episode with frames that lack a feature, or without a frame rate, and
     `CodecError` for an invalid `video`.
@@ -139,7 +140,7 @@ def to_lerobot(
                 "%s: splits are not consecutive episodes, so numbers of episodes and frames differ",
                 reader.url,
             )
-        selection = reader.select(features)
+        selection = exported_features(reader, features)
         keys = list(selection.episodes)
         episodes_in_order = [selection.episodes[keys[numbers[place]]] for place in order]
         writer = _Writer(selection, episodes_in_order, fps, progress, video, rename or {})

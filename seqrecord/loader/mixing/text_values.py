@@ -83,7 +83,7 @@ class MixedValues:
     def fill(
         self, batch: Batch, features: Mapping[str, Any], device: torch.device | None
     ) -> dict[str, Any]:
-        """Return the entries of a batch, whose `features` are those of users."""
+        """Return the entries of a batch; `features` are in the form for users."""
         sources, clips = batch.source.tolist(), features[self.text]
         values_of_sources = {
             number: find_values(

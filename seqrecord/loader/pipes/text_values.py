@@ -84,8 +84,7 @@ class TextValues:
         check_tensors(arrays)
         if taken := sorted(arrays.keys() & features.keys()):
             raise ClipError(
-                "values of texts have the name of a feature; give one of them another name, with "
-                "rename=",
+                "values of texts have the name of a feature; rename either, with rename=",
                 file=dataset.url,
                 feature=taken[0],
             )
@@ -135,7 +134,7 @@ def find_values(dictionary: TextDictionary, clips: Clips) -> dict[str, Value]:
     if lacking := [text for text in texts if text not in values]:
         raise ClipError(
             f"{len(lacking)} of {len(texts)} texts have no value; derive again, which computes "
-            f"those of new texts, or select features without {dictionary.name}",
+            f"values of new texts, or select features without {dictionary.name}",
             file=dictionary.place.storage.url,
             feature=dictionary.name,
             expected=f"a value for each text of {dictionary.text}",
@@ -219,7 +218,7 @@ class ValueForm:
         return {self.name: self._nested(lists, num_frames) if self.as_nested else lists}
 
     def _nested(self, lists: Sequence[Any], num_frames: int | None) -> torch.Tensor:
-        """Join the tensors of all frames; frames without a value have none of its rows."""
+        """Join the tensors of all frames; frames without a value have no rows."""
         parts: list[torch.Tensor] = []
         for item in lists:
             if item is None:

@@ -117,7 +117,7 @@ class Dictionary:
     """Values of a text feature's texts, each stored once, in a dataset of their own.
 
     `name` is the name of the values, and of the dataset's folder and feature; `text` is the text
-    feature, of this dataset or of one that is joined with it.
+    feature, of this dataset or a joined one.
     """
 
     name: str

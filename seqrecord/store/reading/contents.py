@@ -105,7 +105,8 @@ class Contents:
     lists say. `bad` are episodes of an original that the index leaves out. `attached` are objects
     of other parts, by class: datasets made of this one have them too, also in other processes.
     `join` are the datasets of a joined one, whose manifest and index are in memory only.
-    `dictionaries` are the selected values of texts.
+    `dictionaries` are the selected values of texts, and `implied` the features of texts that only
+    these select.
     """
 
     storage: Storage
@@ -119,6 +120,7 @@ class Contents:
     attached: Mapping[type[Any], Any] = field(default_factory=dict)
     join: JoinedDatasets | None = None
     dictionaries: tuple[DictionaryPlace, ...] = ()
+    implied: frozenset[str] = frozenset()
 
     @classmethod
     def of(
@@ -137,16 +139,17 @@ class Contents:
 
         Names of dictionaries select these, and their text features.
         """
-        dictionaries = self.all_dictionaries
+        dictionaries, implied = self.all_dictionaries, frozenset[str]()
         if dictionaries and features is not None and not isinstance(features, str):
             texts = {place.name: place.text for place in dictionaries}
             dictionaries = tuple(place for place in dictionaries if place.name in features)
+            implied = frozenset(place.text for place in dictionaries).difference(features)
             features = [*dict.fromkeys(texts.get(name, name) for name in features)]
         with located(SchemaError, file=self.storage.url):
             schema = self.index.schema.select(features)
         sizes = {name: size for name, size in self.sizes.items() if name in schema}
         features_of_sizes = resized_schema(schema, sizes)
-        return replace(self, features=features_of_sizes, dictionaries=dictionaries)
+        return replace(self, features=features_of_sizes, dictionaries=dictionaries, implied=implied)
 
     @property
     def all_dictionaries(self) -> tuple[DictionaryPlace, ...]:

@@ -174,7 +174,7 @@ class _Values:
             self._cached_bytes -= self._cache.popitem(last=False)[1].nbytes
 
     def _read(self, rows: Mapping[str, int]) -> Iterator[tuple[str, npt.NDArray[Any]]]:
-        """Read the values of texts, given by row, those of a record file together."""
+        """Read the values of texts, given by row, a record file at a time."""
         reader, pages = self.contents.chunks, dict[str, list[tuple[str, Page]]]()
         for text, row in rows.items():
             page = self._page(text, row)

@@ -59,6 +59,7 @@ def join_datasets(
             raise ClipError(
                 f"unknown {name}", file=base.url, expected=", ".join(choices), got=repr_of(value)
             )
+    companions = [_without_texts_of(base, companion) for companion in companions]
     _check_names(base, companions)
     partners = [find_partners(base, companion, check) for companion in companions]
     rows = np.arange(len(base.contents.index.num_frames))
@@ -77,6 +78,15 @@ def join_datasets(
     join.check_trims()
     join.warn(without, missing)
     return Dataset(join.contents())
+
+
+def _without_texts_of(base: Dataset, companion: Dataset) -> Dataset:
+    """Return a companion without texts that only its dictionaries select and `base` has too."""
+    contents = companion.contents
+    if not (twice := contents.implied & base.features.keys()):
+        return companion
+    specs = [spec for name, spec in contents.features.items() if name not in twice]
+    return Dataset(replace(contents, features=Schema(specs), implied=contents.implied - twice))
 
 
 def _check_names(base: Dataset, companions: Sequence[Dataset]) -> None:

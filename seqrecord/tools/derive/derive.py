@@ -273,7 +273,7 @@ def _lacking_texts(source: DerivedSource, texts: TextSource, place: _Place) -> l
 
 
 def _codecs_of_frames(codecs: Codecs | None, source: DerivedSource) -> Codecs | None:
-    """Return the codecs without those of dictionaries."""
+    """Return the codecs of features that are no dictionaries."""
     if not isinstance(codecs, Mapping):
         return codecs
     names = {dictionary.name for dictionary in source.dictionaries}
