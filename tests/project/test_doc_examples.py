@@ -171,7 +171,11 @@ PAGES = [
         {"train": loss_of, "run_policy": run_policy},
         has_torch=False,
     ),
-    Page("docs/derive.md", {"robot-records": "robot"}, has_torch=False),
+    Page(
+        "docs/derive.md",
+        {"robot-records": "robot", "language-records": "language"},
+        has_torch=False,
+    ),
     Page("docs/ranks.md", {"records": "robot"}, {"DataLoader": DataLoader, "tqdm": tqdm}),
     Page(
         "docs/mixing.md", dict.fromkeys(("bridge-records", "droid-records", "own-records"), "robot")
@@ -201,6 +205,10 @@ def robot_frame(rng: np.random.Generator, step: int) -> Frame:
     vectors = {"action": rng.normal(size=7), "imu": rng.normal(size=6)}
     image = np.full((HEIGHT, WIDTH, 3), step, np.uint8)
     return {"image": image, **{name: v.astype(np.float32) for name, v in vectors.items()}}
+
+
+def language_frame(rng: np.random.Generator, step: int) -> Frame:
+    return {**robot_frame(rng, step), "task": "open the door"}
 
 
 def lidar_frame(rng: np.random.Generator, step: int) -> Frame:
@@ -259,6 +267,7 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     features: dict[str, Any] = {"lidar": {"points": {"shape": (None, 3)}}}
     kinds: dict[str, tuple[str, int, Callable[[np.random.Generator, int], Frame]]] = {
         "robot": ("demo/{:03d}", 40, robot_frame),
+        "language": ("demo/{:03d}", 10, language_frame),
         "lidar": ("drive/{:03d}", 40, lidar_frame),
         "gps": ("drive/{:03d}", 40, gps_frame),
         "tartanair": ("abandonedfactory/Easy/P{:03d}", 26, tartanair_frame),

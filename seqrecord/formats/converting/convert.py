@@ -5,12 +5,12 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from os import PathLike
 from typing import Any
 
-from seqrecord.errors import DestinationError, NotFoundError, SourceError
+from seqrecord.errors import DestinationError, SourceError
 from seqrecord.formats.converting.clusters import open_workers
 from seqrecord.formats.converting.convert_jobs import (
     BadEpisode,
@@ -21,7 +21,6 @@ from seqrecord.formats.converting.convert_jobs import (
     cut_in_jobs,
     run_jobs,
 )
-from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.formats.converting.described_source import DescribedSource
 from seqrecord.formats.converting.packing import Packing
 from seqrecord.formats.converting.source_video import with_videos
@@ -32,15 +31,11 @@ from seqrecord.store.format.manifest import Dictionary, Manifest
 from seqrecord.store.format.rows import num_absent
 from seqrecord.store.originals.protocol import EpisodeInfo, Source
 from seqrecord.store.processes.machine import usable_cores
-from seqrecord.store.reading.contents import DictionaryPlace
-from seqrecord.store.reading.dataset import open_packed
-from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.metadata import DamagedFile
 from seqrecord.store.reading.resizing import Sizes
 from seqrecord.store.statistics.by_feature import Statistics
-from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import counted, repr_of
+from seqrecord.store.text import counted
 from seqrecord.store.units import Progress
 from seqrecord.store.writing.destination import Destination, WriteMode, check_mode
 from seqrecord.store.writing.rates import irregular_notes
@@ -179,7 +174,7 @@ def convert(
         target = Destination(open_storage(destination, storage_options), mode)
         try:
             packing = Packing.of(original, target, codecs, chunk_frames)
-            dictionaries = _copied_dictionaries(packing.source, target, max_file_size)
+            dictionaries = _dictionaries(packing.source, target, max_file_size)
             todo = _pending(target, original.episodes)
             total_frames = sum(info.num_frames for _, info in todo)
             share = total_frames * packing.frame_cost // (2 * processes)
@@ -319,62 +314,18 @@ def _report(
     )
 
 
-def _copied_dictionaries(
+def _dictionaries(
     source: Source, target: Destination, max_file_size: int | str | None
 ) -> Sequence[Dictionary]:
-    """Copy the values of texts of a source's datasets; returns the source's dictionaries.
-
-    Raises `DestinationError` if two datasets have different values of a text.
-    """
-    dictionaries: dict[str, Dictionary] = {d.name: d for d in getattr(source, "dictionaries", ())}
-    places: Sequence[DictionaryPlace] = getattr(source, "text_values", ())
-    for place in places:
-        dictionary = dictionaries.setdefault(place.name, Dictionary(place.name, place.text))
-        if dictionary.text != place.text:
-            raise DestinationError(
-                "two datasets have values of one name for texts of different features; rename one",
-                file=place.storage.url,
-                feature=place.name,
-                expected=f"values of {dictionary.text}",
-                got=f"values of {place.text}",
-            )
-        storage = in_folder(target.storage, dictionary.folder)
-        _check_equal_values(place, replace(place, feature=place.name, storage=storage))
-        dataset = open_packed(place.storage, verify=place.verify)
-        dataset = dataset.renamed({place.feature: place.name})
-        convert(
-            DatasetSource(dataset),
-            storage,
-            mode="resume",
-            workers=1,
-            max_file_size=max_file_size,
-            statistics=False,
-        )
-    return [*dictionaries.values()]
-
-
-def _check_equal_values(place: DictionaryPlace, other: DictionaryPlace) -> None:
-    """Raise `DestinationError` if two dictionaries have different values of a text."""
-    values, other_values = TextDictionary(place), TextDictionary(other)
-    try:
-        texts = [text for text in values if text in other_values]
-    except NotFoundError:  # there are no others yet
-        if not values:
-            raise
-        return
-    finally:
-        other_values.close()
-    for text in texts:
-        array, other_array = values.stored([text])[text], other_values.stored([text])[text]
-        if array.shape != other_array.shape or array.tobytes() != other_array.tobytes():
-            raise DestinationError(
-                "two datasets have different values of a text; select features without them, and "
-                "derive them again",
-                file=place.storage.url,
-                feature=place.name,
-                expected=f"equal values in {other.storage.url}",
-                got=f"another value of {repr_of(text, 200)}",
-            )
+    """Values of texts that the source brings along; those of datasets are copied first."""
+    if (copy := getattr(source, "copy_texts", None)) is None:
+        dictionaries: Sequence[Dictionary] = getattr(source, "dictionaries", ())
+        return dictionaries
+    settings: dict[str, Any] = {"mode": "resume", "workers": 1, "statistics": False}
+    copied: Sequence[Dictionary] = copy(
+        target.storage, partial(convert, max_file_size=max_file_size, **settings)
+    )
+    return copied
 
 
 def _left_out(bad: Sequence[BadEpisode], url: str) -> Iterator[LeftOut]:

@@ -8,8 +8,8 @@ too if their group changes. Other features are decoded and encoded again.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -27,7 +27,12 @@ from seqrecord.errors import (
 )
 from seqrecord.store.areas import DATASET
 from seqrecord.store.format.inventory import Inventory
-from seqrecord.store.format.manifest import MANIFEST, MAX_MANIFEST_BYTES, CopiedFiles
+from seqrecord.store.format.manifest import (
+    MANIFEST,
+    MAX_MANIFEST_BYTES,
+    CopiedFiles,
+    Dictionary,
+)
 from seqrecord.store.format.page_kinds import page_codec, page_kind
 from seqrecord.store.format.references import EXTERNALS, MAX_LIST_BYTES
 from seqrecord.store.format.text import parse_json
@@ -36,13 +41,15 @@ from seqrecord.store.originals.inventory import Account, not_selected
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset, open_packed
+from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.pages import Chunk, Page
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import counted
+from seqrecord.store.text import counted, repr_of
 from seqrecord.store.writing.chunking import StoredChunk
 from seqrecord.store.writing.edit_files import batched
 from seqrecord.store.writing.record_file import Times
@@ -81,6 +88,9 @@ def joined_dataset(
         open_dataset(location, features=features, storage_options=storage_options, **joining)
     )
 
+
+WriteSource: TypeAlias = "Callable[[DatasetSource, Storage], object]"
+"""Writes a source to a destination, as `convert` does."""
 
 CopiedChunk: TypeAlias = "tuple[StoredChunk, Mapping[str, Times]]"
 """A chunk, and its timestamps by feature."""
@@ -123,10 +133,9 @@ class DatasetSource:
             else feature_statistics
         )
 
-    @property
-    def text_values(self) -> Sequence[DictionaryPlace]:
-        """The selected values of texts."""
-        return self.reader.contents.dictionaries
+    def copy_texts(self, storage: Storage, write: WriteSource) -> list[Dictionary]:
+        """Copy the selected values of texts to a destination; returns their dictionaries."""
+        return _copy_texts(self.reader.contents.dictionaries, storage, write)
 
     def schema(self) -> Schema:
         """The features as this source yields them: with a codec only for encoded frames."""
@@ -395,10 +404,10 @@ class MergedSource:
         """The inventories of all datasets."""
         return tuple(inventory for part in self.parts for inventory in part.reader.inventories)
 
-    @property
-    def text_values(self) -> Sequence[DictionaryPlace]:
-        """The values of texts of all datasets."""
-        return [place for part in self.parts for place in part.text_values]
+    def copy_texts(self, storage: Storage, write: WriteSource) -> list[Dictionary]:
+        """As `DatasetSource.copy_texts`, for all datasets."""
+        places = [place for part in self.parts for place in part.reader.contents.dictionaries]
+        return _copy_texts(places, storage, write)
 
     @property
     def undecoded_features(self) -> frozenset[str]:
@@ -483,3 +492,50 @@ def _located(key: str, items: Iterator[_T]) -> Iterator[_T]:
         yield from items
     except (FormatError, CodecError, NotFoundError) as error:
         raise SourceError(error.message, **{**error.context(), "episode": key}) from error
+
+
+def _copy_texts(
+    places: Iterable[DictionaryPlace], storage: Storage, write: WriteSource
+) -> list[Dictionary]:
+    """Copy the datasets of dictionaries to a destination.
+
+    Raises `DestinationError` if two datasets have different values of a text.
+    """
+    dictionaries = dict[str, Dictionary]()
+    for place in places:
+        dictionary = dictionaries.setdefault(place.name, Dictionary(place.name, place.text))
+        if dictionary.text != place.text:
+            raise DestinationError(
+                "two datasets have values of one name for texts of different features; rename one",
+                file=place.storage.url,
+                feature=place.name,
+                expected=f"values of {dictionary.text}",
+                got=f"values of {place.text}",
+            )
+        folder = in_folder(storage, dictionary.folder)
+        _check_equal_values(place, replace(place, feature=place.name, storage=folder))
+        dataset = open_packed(place.storage).renamed({place.feature: place.name})
+        write(DatasetSource(dataset), folder)
+    return [*dictionaries.values()]
+
+
+def _check_equal_values(place: DictionaryPlace, other_place: DictionaryPlace) -> None:
+    """Raise `DestinationError` if two dictionaries have different values of a text."""
+    values, other_values = TextDictionary(place), TextDictionary(other_place)
+    with closing(other_values):
+        try:
+            texts = [text for text in other_values.entries() if text in values]
+        except NotFoundError:  # nothing was copied yet
+            return
+        for text in texts:
+            array, other_array = values.stored([text])[text], other_values.stored([text])[text]
+            if array.shape == other_array.shape and array.tobytes() == other_array.tobytes():
+                continue
+            raise DestinationError(
+                "two datasets have different values of a text; select features without them, and "
+                "derive them again",
+                file=place.storage.url,
+                feature=place.name,
+                expected=f"equal values in {other_place.storage.url}",
+                got=f"another value of {repr_of(text, 200)}",
+            )

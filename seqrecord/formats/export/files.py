@@ -88,9 +88,9 @@ def to_files(
         progress: called from this thread, several times per second.
         storage_options: for the filesystem that serves the dataset's URL.
 
-    Raises `ClipError` for an unknown episode and for an empty selection, `SchemaError` for a
-    feature of bfloat16, which NumPy's files lack, and for values of texts, and `DestinationError` if an episode's folder is
-    not empty or cannot be written.
+    Raises `ClipError` for an unknown episode and for an empty selection, `SchemaError` for values
+    of texts and for bfloat16, which NumPy's files lack, and `DestinationError` if an episode's
+    folder is not empty or cannot be written.
 
     Example:
         from seqrecord import export

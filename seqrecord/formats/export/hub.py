@@ -15,7 +15,7 @@ import hashlib
 import importlib
 import json
 import re
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import closing, suppress
 from dataclasses import dataclass
 from functools import partial
@@ -34,6 +34,7 @@ from seqrecord.errors import (
 )
 from seqrecord.store.format.footer import RECORDS
 from seqrecord.store.format.manifest import (
+    DICTIONARIES,
     EDITS,
     INDEX,
     MANIFEST,
@@ -49,6 +50,7 @@ from seqrecord.store.reading.dataset import DatasetLike
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.reading.summary import Summary, summarize
 from seqrecord.store.storage.base import Storage
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import open_storage
 from seqrecord.store.storage.parallel import map_files
 from seqrecord.store.storage.url import parse_location, without_commit
@@ -179,9 +181,9 @@ def _originals(summary: Summary) -> _Originals:
 
 
 def _files(
-    storage: Storage, version: str, has_externals: bool
+    storage: Storage, version: str | None, has_externals: bool
 ) -> tuple[Manifest, dict[str, Path | bytes]]:
-    """Manifest of a version, and the dataset's files by path."""
+    """Manifest of a version, or of any, and the dataset's files by path."""
     if parse_location(storage.url).protocol != "file":
         raise LocationError(
             "can only push a local dataset; copy it here first",
@@ -190,7 +192,7 @@ def _files(
         )
     data, _ = read_tagged(storage)
     manifest = parse_manifest(storage, data)
-    if manifest.commit != version:
+    if version not in (None, manifest.commit):
         raise ConflictError("dataset changed meanwhile; open it again", file=storage.url)
     sizes = {file.path: file.size for file in _dataset_files(manifest)}
     if has_externals:
@@ -203,7 +205,11 @@ def _files(
                 expected=sizes[path],
                 got=size,
             )
-    return manifest, {**{path: Path(storage.url, path) for path in sizes}, MANIFEST: data}
+    files: dict[str, Path | bytes] = {path: Path(storage.url, path) for path in sizes}
+    for dictionary in manifest.dictionaries:
+        _, files_of_texts = _files(in_folder(storage, dictionary.folder), None, False)
+        files |= {f"{dictionary.folder}/{path}": file for path, file in files_of_texts.items()}
+    return manifest, {**files, MANIFEST: data}
 
 
 def _size(file: Path | bytes) -> int:
@@ -239,13 +245,17 @@ def _compare_branch(
             expected=f"an ancestor of {manifest.commit}",
             got=previous_manifest.commit,
         )
-    sizes = _sizes(remote)
+    sizes = _sizes(remote, files)
     old_files, new_files = _dataset_files(previous_manifest), _dataset_files(manifest)
     unchanged_paths = {
         file.path for file in old_files & new_files if sizes.get(file.path) == file.size
     }
     unchanged_paths |= {
-        path for path in files if path.startswith(f"{EXTERNALS}/") and path in sizes
+        path
+        for path in files
+        if path.startswith((f"{EXTERNALS}/", f"{DICTIONARIES}/"))
+        and path in sizes
+        and not path.endswith(f"/{MANIFEST}")
     }
     if previous_manifest.commit == manifest.commit:
         unchanged_paths.add(MANIFEST)
@@ -258,8 +268,10 @@ def _dataset_files(manifest: Manifest) -> set[RecordFile | IndexFile]:
     return {*manifest.record_files, *manifest.small_files}
 
 
-def _sizes(remote: Storage) -> dict[str, int]:
-    folders = RECORDS, INDEX, EDITS, EXTERNALS
+def _sizes(remote: Storage, paths: Iterable[str]) -> dict[str, int]:
+    """Sizes of the files in a dataset's folders, and in those of these paths."""
+    folders_of_paths = (path.rpartition("/")[0] for path in paths if "/" in path)
+    folders = dict.fromkeys((RECORDS, INDEX, EDITS, EXTERNALS, *folders_of_paths))
     return {file.path: file.size for folder in folders for file in remote.files(folder)}
 
 
@@ -367,7 +379,7 @@ def _is_version(open_commit: Callable[[str], Storage], manifest: Manifest, commi
 
 
 def _check_whole(remote: Storage, files: Mapping[str, Path | bytes]) -> None:
-    sizes = _sizes(remote)
+    sizes = _sizes(remote, files)
     missing_paths = [path for path in files if "/" in path and path not in sizes]
     if missing_paths:
         raise StorageError(

@@ -110,11 +110,9 @@ class MixedBatches:
             for name in columns
             if name.endswith(_CAMERA_COLUMNS) and name + _MISSING not in columns
         ]
-        missing, cameras = dict[str, list[int]](), list[str]()
-        values = MixedValues.of_names(texts, views)
-        for name in (*made, *(of_texts.form.name for of_texts in values), *of_cameras):
-            if numbers := [number for number in sources if name not in kinds[number]]:
-                missing[name] = numbers
+        values, cameras = MixedValues.of_names(texts, views), list[str]()
+        names_of_texts = [of_texts.form.name for of_texts in values]
+        missing = _missing(kinds, [*made, *names_of_texts, *of_cameras])
         specs, lengths = dict[str, ArraySpec](), dict[str, int]()
         nested, squeezed = set[str](), set[str]()
         for name in made:
@@ -307,6 +305,12 @@ def _joined(
             defaults = dict.fromkeys(missing.get(name.removesuffix(DIM_IS_PAD), ()), True)
         joined.append(JoinedColumn(column, defaults))
     return joined
+
+
+def _missing(kinds: Mapping[int, Mapping[str, str]], names: Iterable[str]) -> dict[str, list[int]]:
+    """The numbers of the sources without an entry, for each of these that a source lacks."""
+    numbers = {name: [n for n, entries in kinds.items() if name not in entries] for name in names}
+    return {name: without for name, without in numbers.items() if without}
 
 
 def _is_of(numbers: Collection[int], invert: bool, batch: Batch) -> npt.NDArray[np.bool_]:

@@ -6,7 +6,7 @@ Features of variable shapes are padded, nested or lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -104,12 +104,10 @@ def ragged_arrays(
     A padded feature has the padded sizes, and its mask follows it. Forms of `others` are ignored.
     Raises `ClipError` for a feature that `ragged` cannot convert.
     """
-    if isinstance(ragged, Mapping):
-        ragged = {name: form for name, form in ragged.items() if name not in others} or "list"
     variable = [name for name, spec in stored.items() if FORMS[spec.value_kind].takes_ragged]
-    if not variable and not isinstance(ragged, Mapping):
+    forms = _forms(ragged, variable, others)
+    if not variable and not forms:
         return dict(stored), frozenset()
-    forms = dict(ragged) if isinstance(ragged, Mapping) else dict.fromkeys(variable, ragged)
     if wrong := [name for name in forms if name not in variable]:
         raise ClipError(
             "ragged is for features whose shape varies",
@@ -126,6 +124,13 @@ def ragged_arrays(
             is_padded = form not in ("list", "nested")
             arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
+
+
+def _forms(ragged: Ragged, variable: Sequence[str], others: Collection[str]) -> dict[str, Any]:
+    """The form of each feature that `ragged` names, without `others`; of all variable ones."""
+    if not isinstance(ragged, Mapping):
+        return dict.fromkeys(variable, ragged)
+    return {name: form for name, form in ragged.items() if name not in others}
 
 
 def _padded(

@@ -335,7 +335,7 @@ class View:
         return list(map(make, map(zip, repeat(tuple(values)), rows)))
 
     def frames_of_texts(self, name: str) -> tuple[int, ...]:
-        """The frames of values of texts in a clip; empty for a single frame."""
+        """The frames of text values in a clip; empty for a single frame."""
         assert self.texts is not None, "a dataset with values of texts"
         text = self.texts.text_of(name)
         return () if text in self.squeezed else (self.lengths[text],)

@@ -125,7 +125,7 @@ class Dictionary:
 
     @property
     def folder(self) -> str:
-        """Path of the dataset of values."""
+        """Path of its dataset."""
         return f"{DICTIONARIES}/{self.name}"
 
 

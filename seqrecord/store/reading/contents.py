@@ -79,7 +79,7 @@ class DictionaryPlace:
         name: present name of the values.
         text: present name of the text feature.
         feature: name of the values in `storage`.
-        storage: files of the dataset of values.
+        storage: files with the values.
         verify: whether checksums of its pages are checked.
     """
 

@@ -267,7 +267,7 @@ def summarize(reader: Dataset, *, clip: ClipSpec | None = None) -> Summary:
 
 
 def _dictionaries(dataset: Dataset) -> Iterator[tuple[str, str]]:
-    """Yield names and descriptions of values of texts."""
+    """Yield names and descriptions of dictionaries."""
     for place in dataset.contents.dictionaries:
         dictionary = TextDictionary(place)
         with closing(dictionary):
