@@ -316,3 +316,25 @@ def test_the_command(hub: HubStub, records: Path, monkeypatch: pytest.MonkeyPatc
     done = run("push", records, hub.url)
     assert "README.md kept" in done.stderr
     assert "hf://datasets/ORG/NAME" in fail("push", records, "records/")
+
+
+def test_values_of_texts_are_pushed(hub: HubStub, tmp_path: Path) -> None:
+    frames = [{"image": np.full((2, 3), i, np.uint8), "task": "open it"} for i in range(4)]
+    write_dataset(tmp_path / "source", {"one": frames}, fps=5.0)
+    folder = tmp_path / "derived"
+    seqrecord.derive(
+        *(tmp_path / "source", lambda batch: {"mean": batch["image"].float().mean((1, 2))}, folder),
+        features=["image"],
+        keep=["task"],
+        per_text={"task": lambda text: np.full((len(text), 2), 3, np.float32)},
+    )
+    done = _push(folder, hub)
+    assert set(done.sent) == _paths(folder) | {"README.md"}
+    for path in _paths(folder):
+        assert hub.read(path) == (folder / path).read_bytes()
+    with seqrecord.open(hub.url, storage_options=_options(hub)) as dataset:
+        dictionary = dataset.dictionaries["task_embedding"]
+        np.testing.assert_equal(dictionary["open it"], np.full((7, 2), 3, np.float32))
+        [batch, *_] = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)
+        assert [value.shape for value in batch["task_embedding"][0]] == [(7, 2)] * 2
+    assert set(_push(folder, hub).sent) <= {"dictionaries/task_embedding/manifest.json"}
