@@ -139,7 +139,9 @@ class Contents:
 
         Names of dictionaries select these, and their text features.
         """
-        dictionaries, implied = self.all_dictionaries, frozenset[str]()
+        has_dictionaries = self.join is not None or self.manifest.dictionaries
+        dictionaries = self.all_dictionaries if has_dictionaries else ()
+        implied = frozenset[str]()
         if dictionaries and features is not None and not isinstance(features, str):
             texts = {place.name: place.text for place in dictionaries}
             dictionaries = tuple(place for place in dictionaries if place.name in features)
@@ -156,8 +158,6 @@ class Contents:
         """The values of texts, selected or not; of a joined dataset, those selected in members."""
         if self.join is not None:
             places = [place for member in self.join.members for place in member.dictionaries]
-        elif not self.manifest.dictionaries:
-            return ()
         else:
             from seqrecord.store.storage.folder import in_folder  # few datasets have some
 
