@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from click.testing import CliRunner
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
@@ -91,6 +91,7 @@ def costs_of(budget: int, cost: list[int], *, pads: bool, max_rows: int | None) 
     key=st.sampled_from([None, 1, 2]),
     more=st.integers(0, 9),
 )
+@example(cost=[1, 20, 5], budget=20, pads=False, max_rows=None, round_size=1, key=1, more=0)
 def test_arrangements_equal_brute_force(
     cost: list[int],
     budget: int,
@@ -195,6 +196,43 @@ def test_shares_have_equal_costs(records: Path) -> None:
     assert sum(frames) == 40 * 20 + 120
     assert max(frames) - min(frames) <= 20
     assert len(batches) == 1
+
+
+@pytest.fixture(scope="module")
+def many_episodes(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("many") / "records"
+    frames = columns(x=np.arange(70))
+    write_dataset(path, {f"e{number:03d}": frames for number in range(200)}, codecs="raw")
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("length", "form", "most"),
+    [
+        (lambda number: 1 if number % 8 else 20 + number % 13, "pad", 1.08),
+        (lambda number: 4 + 7 * number % 36, "pad", 1.05),
+        (lambda number: 4 + 7 * number % 36, "list", 1.03),
+    ],
+)
+def test_windows_of_many_episodes(many_episodes: Path, length: Any, form: Any, most: float) -> None:
+    """Few batches more than costs need, and none of longer clips at first or at last."""
+    rows = [(e, [*range(s, s + length(e))]) for e in range(200) for s in range(30)]
+    table = {"episode": [f"e{e:03d}" for e, _ in rows], "frames": [f for _, f in rows]}
+    lengths = [len(f) for _, f in rows]
+    size, numbers, correlations = 8 * max(lengths), set[int](), list[float]()
+    for rank in range(4):
+        pipe = SeqRecordPipe(
+            many_episodes, samples=table, ragged=form, batch_size=Budget(size), rank=(rank, 4)
+        )
+        means = [float(np.mean(lengths_of(batch))) for batch in pipe]
+        numbers.add(len(means))
+        correlations.append(float(np.corrcoef(means, np.arange(len(means)))[0, 1]))
+    [number] = numbers
+    parts = [1 / (size // n) if form == "pad" else n / size for n in lengths]
+    assert number <= most * sum(parts) / 4 + 1
+    # 26 to 110 batches in four ranks: a standard error of .10 to .05.
+    assert abs(np.mean(correlations)) < 0.2
 
 
 @pytest.mark.parametrize(

@@ -17,7 +17,7 @@ from seqrecord.loader.pipes.columns import CU_SEQLENS, FRAMES_IS_PAD, LISTED_FRA
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
-from seqrecord.loader.sampling.budgets import WINDOW_BATCHES, ClipCosts
+from seqrecord.loader.sampling.budgets import ClipCosts
 from seqrecord.loader.sampling.interleaving import FIRST_ROUND
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.plan import Plan
@@ -215,7 +215,7 @@ class EpochCosts:
     def first_round(self) -> int:
         """The most clips of an epoch's first round; with a budget, of a window."""
         costs = self.of(0)
-        return FIRST_ROUND if costs is None else max(FIRST_ROUND, WINDOW_BATCHES * costs.mean_rows)
+        return FIRST_ROUND if costs is None else max(FIRST_ROUND, _window_rows(costs))
 
     @property
     def window_frames(self) -> int:
@@ -223,7 +223,7 @@ class EpochCosts:
         costs = self.of(0)
         if costs is None or self.view is None or self.view.excerpts is None:
             return 0
-        return ceil(WINDOW_BATCHES * costs.mean_rows * float(costs.frames.mean()))
+        return ceil(_window_rows(costs) * float(costs.frames.mean()))
 
     def describe(self) -> dict[str, Any] | None:
         """The arguments that determine batches, as JSON; of a function, a hash of its values."""
@@ -312,6 +312,11 @@ class _Columns:
         is_wrong = name not in names
         raise_if(is_wrong, "a Budget refers to no column of samples", " or ".join(names), name)
         return self.samples[name]
+
+
+def _window_rows(costs: ClipCosts) -> int:
+    """The clips of a window."""
+    return costs.window_batches * costs.mean_rows
 
 
 def _place(samples: Samples, place: int) -> str:

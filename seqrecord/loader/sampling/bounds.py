@@ -297,7 +297,6 @@ class BlockSizes:
     irregular_line: int
     line: int  # the greatest distance of two lines
     before: IntArray  # frames of so many first blocks
-    are_even: bool = False  # all blocks of a cursor, the first ones too, are of its length's part
 
     @classmethod
     def of(cls, stats: ClipStats, settings: PlanSettings) -> BlockSizes:
@@ -353,18 +352,29 @@ class BlockSizes:
         """
         num_small, full = len(self.first), num_rounds - len(self.first)
         frames_before = self.before[np.minimum(rounds, num_small)]
-        if (
-            full < 2 or self.are_even
-        ):  # the first blocks shrink, so that the last one is no smaller than others
-            whole = int(self.before[min(num_rounds, num_small)]) + max(0, full) * self.full
-            frames_before = frames_before + np.maximum(rounds - num_small, 0) * self.full
-            return _proportion(lengths, frames_before, whole)
+        if full < 2:  # the first blocks shrink, so that the last one is no smaller than others
+            whole = int(self.nominal(np.array(num_rounds)))
+            return _proportion(lengths, self.nominal(rounds), whole)
         small_part = np.minimum(lengths, int(self.before[-1]))
         frames_before = _proportion(small_part, frames_before, int(self.before[-1]))
         full_rounds = np.maximum(rounds - num_small, 0)
         return np.add(
             frames_before, _proportion(lengths - small_part, full_rounds, full), dtype=np.int64
         )
+
+    def parts(self, lengths: IntArray, num_rounds: int) -> IntArray:
+        """The part of `lengths`, int64[cursors], before each of `num_rounds` rounds of nominal
+        length and before the end; int64[num_rounds + 1, cursors].
+        """
+        rounds = np.arange(num_rounds + 1)[:, None]
+        return _proportion(lengths, self.nominal(rounds), int(self.nominal(rounds[-1:])[0, 0]))
+
+    def nominal(self, rounds: IntArray) -> IntArray:
+        """The counted frames before rounds of nominal lengths, int64 each."""
+        num_small = len(self.first)
+        before = self.before[np.minimum(rounds, num_small)]
+        frames: IntArray = before + np.maximum(rounds - num_small, 0) * self.full
+        return frames
 
 
 def _proportion(length: IntArray, part: IntArray, whole: int) -> IntArray:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from math import ceil
 from typing import TypeAlias
 
 import numpy as np
@@ -20,12 +21,13 @@ from seqrecord.loader.sampling.budgets import (
     ClipCosts,
     Stream,
     arrange,
+    costs_of_batches,
 )
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import CursorShares, Runs
 from seqrecord.store.clips.tables import ClipTable, IntArray
 
-_UNEVEN = 0.01  # of the mean number of batches, beside one
+_UNEVEN = 0.01  # of the mean number of batches: fewer are not worth another division
 _WEIGHT = 1 << 8  # of a cost of 1
 
 StreamOf: TypeAlias = Callable[[Runs, IntArray, IntArray, int], Stream]
@@ -109,20 +111,34 @@ class BudgetShards:
         return max(len(arrangement.ends) for arrangement in self.natural)
 
     def weights(self) -> IntArray | None:
-        """The parts of batches that clips take where they are, int64[clips], if shards of equal
-        costs differ in their batches: in a shard of few lengths, these may not fill a budget.
+        """The parts of batches that clips take where they are, int64[clips], if other shares may
+        have fewer batches.
+
+        In a shard of few lengths, clips may not fill a budget. And shards of equal costs may differ
+        by a batch, which is nearly empty: shares of equal numbers of batches, in which this one
+        counts as far as it is filled, may all do without it.
         """
         start, stop, repeated = self.shares
-        numbers = np.array([len(arrangement.ends) for arrangement in self.natural])
-        if repeated.any() or np.ptp(numbers) <= max(1, _UNEVEN * numbers.mean()):
+        needed = np.array([*map(self._needed, range(len(start)))])
+        gain = self.most_batches - ceil(needed.mean())
+        if repeated.any() or gain < max(1, _UNEVEN * needed.mean()):
             return None
         cost = self.costs.shared(self._samples)
         paid = np.append(0, np.cumsum(cost))
         sums = paid[stop[:, -1]] - paid[start[:, 0]]
-        parts = numbers / np.maximum(sums, 1) * (paid[-1] / numbers.sum())
+        parts = needed / np.maximum(sums, 1) * (paid[-1] / needed.sum())
         of_clips = np.repeat(parts, stop[:, -1] - start[:, 0])
         weights: IntArray = np.maximum(np.rint(cost * of_clips * _WEIGHT), 1).astype(np.int64)
         return weights
+
+    def _needed(self, shard: int) -> float:
+        """The batches of a shard, where the emptiest one counts as far as it is filled."""
+        order, ends = self.natural[shard]
+        if not len(ends):
+            return 0.0
+        cost = self.costs.of(self._samples[self.streams[shard].clip[order]])
+        least = int(costs_of_batches(cost, ends, self.costs).min())
+        return len(ends) - 1 + least / self.costs.budget
 
     def arrangement(self, shard: int) -> Arrangement:
         """The batches of a shard."""

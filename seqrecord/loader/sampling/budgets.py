@@ -1,7 +1,8 @@
 """Budgets: batches by the costs of their clips. Pure integers.
 
 A shard's clips are a stream of rounds. Inside a *window*, a round or a part of one with about
-`WINDOW_BATCHES` budgets, all frames are in memory, so that its clips may be delivered in any order.
+`WINDOW_BATCHES` budgets (padded: four times as many), all frames are in memory, so that its clips
+may be delivered in any order.
 *Packed* batches are filled by best fit, in the order of the stream: each clip goes into the open
 batch that it fills most. For *padded* ones the clips are sorted by cost. Then the batches of the
 window are shuffled. The batch with most room left is the first of the next window, so only clips
@@ -16,11 +17,12 @@ All shards have equally many batches: a shard with fewer divides its largest one
 
 from __future__ import annotations
 
-from bisect import bisect_left, bisect_right, insort
+from bisect import bisect_left, insort
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from heapq import heapify, heappop, heappush, heapreplace
+from heapq import heapify, heappush, heapreplace
 from itertools import pairwise
+from math import inf
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -31,8 +33,13 @@ from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import IntArray
 
 WINDOW_BATCHES = 16  # of a window: 97 % of a packed budget of 4 longest rows, with 4 batches 93 %
-_PADDED_WINDOW = 4  # times as many where padded. 1: 15 % of padding for 3 (3 lengths in a shard)
+_PADDED_WINDOW = (
+    4  # times as many where padded. 1: 16 % more than the sum of costs needs for 6, with
+)
+# 8 % of padding for 2 (lists of 4 to 39 frames, budgets of 32 longest)
 _BATCH_COST = 0.5  # of a budget: padding that is worth one more batch
+_LEAST_FILL = 0.85  # of a batch that ends where costs change. 0: 10 ends to compare for each batch,
+# and up to 5 % more batches for 2 % less padding (24 episodes of video, 20 batches of a rank)
 _PART_BITS = 8  # of a fraction of a cost
 _BIN_BITS = 32  # of the number of an open batch, beside its room
 
@@ -82,6 +89,11 @@ class ClipCosts:
             self.budget // cost, self.max_rows
         )
         return parts
+
+    @property
+    def window_batches(self) -> int:
+        """The batches of a window, as far as memory allows."""
+        return WINDOW_BATCHES * (_PADDED_WINDOW if self.pads else 1)
 
     def clips_of_length(self, length: int) -> int:
         """The clips of `length` frames that take the memory of the largest batch."""
@@ -153,12 +165,18 @@ class BudgetUse(NamedTuple):
     @classmethod
     def of(cls, cost: IntArray, ends: IntArray, costs: ClipCosts) -> BudgetUse:
         """Measure batches that end at `ends`, of clips with these costs; int64."""
-        begins = np.append(0, ends[:-1])
-        sums = np.add.reduceat(cost, begins)
-        padded = np.maximum.reduceat(cost, begins) * np.diff(ends, prepend=0)
-        taken = float((padded if costs.pads else sums).sum())
-        padding = 1 - float(sums.sum()) / taken
+        taken = float(costs_of_batches(cost, ends, costs).sum())
+        padding = 1 - float(cost[: ends[-1]].sum()) / taken
         return cls(taken / (len(ends) * costs.budget), padding)
+
+
+def costs_of_batches(cost: IntArray, ends: IntArray, costs: ClipCosts) -> IntArray:
+    """The costs of batches that end at `ends`, of clips with these costs; int64[batches]."""
+    begins = np.append(0, ends[:-1])
+    if not costs.pads:
+        return np.add.reduceat(cost, begins)
+    padded: IntArray = np.maximum.reduceat(cost, begins) * np.diff(ends, prepend=0)
+    return padded
 
 
 def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -> Arrangement:
@@ -170,7 +188,7 @@ def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -
         return Arrangement(cost, cost)
     if key is None:
         return Arrangement(np.arange(len(cost)), _in_order(cost, costs))
-    size = costs.budget * WINDOW_BATCHES * (_PADDED_WINDOW if costs.pads else 1)
+    size = costs.budget * costs.window_batches
     bounds = _windows(stream.rounds, cost, size)
     batch, batches = (_padded if costs.pads else _packed)(cost, bounds, costs)
     hashes = hash64(key, np.arange(len(batches.window)))
@@ -227,6 +245,7 @@ def _packed(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArr
     rooms: list[int] = []  # of open batches, ascending: room, then number
     mask = (1 << _BIN_BITS) - 1
     for window, (begin, end) in enumerate(pairwise(bounds)):
+        number = len(rows)
         for value in values[begin:end]:
             place = bisect_left(rooms, value << _BIN_BITS)
             if place < len(rooms):
@@ -250,9 +269,10 @@ def _packed(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArr
                 insort(rooms, room)
             else:
                 last_window[batch] = window
-        # One batch continues: of this window, so that no batch is open in many.
+        # One batch continues: of this window, so that no batch is open in many; an older one only
+        # if no batch of this window comes before it.
         rest = [room & mask for room in rooms]
-        begun = [batch for batch in rest if first_window[batch] == window] or rest
+        begun = rest if number == len(rows) else [batch for batch in rest if batch >= number]
         for batch in rest:
             last_window[batch] = window
         rooms = rooms[rest.index(begun[-1]) :][:1] if begun else []
@@ -300,25 +320,26 @@ def _padded(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArr
 def _cuts(values: IntArray, costs: ClipCosts) -> list[int]:
     """The ends of padded batches of clips with falling costs, int64[n].
 
-    A batch is full, or ends where costs change: at the least sum of padded costs and of
-    `_BATCH_COST` budgets for each batch.
+    A batch is full, or ends where costs change shortly before: at the least sum of padded costs and
+    of `_BATCH_COST` budgets for each batch.
     """
-    changes = [*(np.flatnonzero(np.diff(values)) + 1).tolist(), len(values)]
-    numbers, best = values.tolist(), {0: (0.0, -1)}  # cost to a place, and the place before it
-    reached = [0]
-    while (place := heappop(reached)) < len(numbers):
-        value, spent = numbers[place], best[place][0] + _BATCH_COST * costs.budget
-        full = min(place + min(costs.budget // value, costs.max_rows), len(numbers))
-        change = changes[max(0, bisect_right(changes, full) - 1)]
-        for stop in {full, change} if place < change <= full else {full}:
-            total = spent + value * (stop - place)
-            if stop not in best:
-                heappush(reached, stop)
-            elif best[stop][0] <= total:
-                continue
-            best[stop] = total, place
-    ends, place = list[int](), len(numbers)
-    while place > 0:
-        ends.append(place)
-        place = best[place][1]
-    return ends[::-1]
+    place, number = np.arange(len(values)), len(values)
+    full = np.minimum(place + np.minimum(costs.budget // values, costs.max_rows), number)
+    changes = np.concatenate(([0], np.flatnonzero(np.diff(values)) + 1, [number]))
+    change = changes[np.searchsorted(changes, full, side="right") - 1]
+    is_near = (change - place) >= _LEAST_FILL * (full - place)
+    stops = zip(full.tolist(), np.where(is_near, change, full).tolist(), strict=True)
+    spent, begins = [inf] * (number + 1), [0] * (number + 1)  # to a place, by the best batch to it
+    spent[0] = 0
+    for begin, (value, ends) in enumerate(zip(values.tolist(), stops, strict=True)):
+        if spent[begin] == inf:  # no batch ends here
+            continue
+        for stop in ends:
+            total = spent[begin] + value * (stop - begin) + _BATCH_COST * costs.budget
+            if total < spent[stop]:
+                spent[stop], begins[stop] = total, begin
+    ends_of_batches, stop = list[int](), number
+    while stop > 0:
+        ends_of_batches.append(stop)
+        stop = begins[stop]
+    return ends_of_batches[::-1]

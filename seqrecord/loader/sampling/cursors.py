@@ -24,10 +24,14 @@ from typing import NamedTuple
 import numpy as np
 
 from seqrecord.loader.sampling.bounds import BlockSizes
-from seqrecord.loader.sampling.runs import Runs, Window, merged
+from seqrecord.loader.sampling.runs import Runs, Window, merged, nearest_clips
 from seqrecord.store.clips.grids import ChunkGrid, ragged_arange
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 
+SLACK = (
+    1.5  # of blocks by cost, in which cursors of many gaps need longer ones than others. 1: long
+)
+# clips come first, a correlation of length and batch of -.18 for -.08 (8 shards, 1,000 episodes)
 _CUTS_AT_ONCE = 1 << 18
 
 
@@ -212,7 +216,13 @@ class CursorSchedule(ABC):
 
 
 class Cursors(CursorSchedule):
-    """A schedule with blocks of the lengths `sizes`; see `CursorSchedule`."""
+    """A schedule with blocks of the lengths `sizes`; see `CursorSchedule`.
+
+    With `costs` of the clips, int64[clips], a round has equal parts of the costs of all cursors, as
+    far as no block exceeds its nominal length. By counted frames, cursors of long clips would have
+    more clips in the first rounds, because they have fewer gaps between runs: a correlation of -.6
+    of length and batch for .1.
+    """
 
     def __init__(
         self,
@@ -221,6 +231,7 @@ class Cursors(CursorSchedule):
         sizes: BlockSizes,
         episodes: EpisodeLayout,
         windows: Sequence[Window],
+        costs: IntArray | None = None,
     ) -> None:
         super().__init__(runs, cursor, episodes, windows)
         self._sizes, self._leading = sizes, episodes.leading
@@ -245,6 +256,9 @@ class Cursors(CursorSchedule):
         self.lengths = np.diff(bounds)  # frames that each cursor counts
         self.longest = int(self.lengths.max(initial=0))
         self.num_rounds = sizes.rounds(self.longest)
+        if costs is not None and self.num_rounds > 1:
+            self.num_rounds = sizes.rounds(int(SLACK * self.longest))
+        self._begins = None if costs is None else self._begins_by_cost(costs)
 
     def end_before(self, index: int) -> None:
         """Remove the rounds from `index` on."""
@@ -267,7 +281,11 @@ class Cursors(CursorSchedule):
         `snap` moves starts to the next grid line. `rounds` is [rounds, cursors] or [rounds, 1].
         """
         runs, counted = self.runs, self._sizes.clip
-        place = self._sizes.begins(self.lengths, rounds, self.num_rounds) + self._begin
+        if self._begins is None:
+            place = self._sizes.begins(self.lengths, rounds, self.num_rounds) + self._begin
+        else:
+            cursor = np.arange(self.count)
+            place = self._begins[np.minimum(rounds, self.num_rounds), cursor] + self._begin
         row = np.searchsorted(self._from, place, side="right") - 1
         beyond = place - self._before[row]
         if snap:
@@ -284,6 +302,21 @@ class Cursors(CursorSchedule):
         step = np.maximum(-(-beyond // counted), 0)
         clips: IntArray = runs.first_clip[row] + np.minimum(step, runs.count[row])
         return clips
+
+    def _begins_by_cost(self, costs: IntArray) -> IntArray:
+        """The starts of cursors' blocks, in counted frames; int64[rounds + 1, cursors]."""
+        runs, paid = self.runs, np.append(0, np.cumsum(costs))
+        before = paid[self.begin]
+        targets = before + self._sizes.parts(paid[self._last] - before, self.num_rounds)
+        clip = np.minimum(nearest_clips(paid, targets), np.maximum(self._last - 1, 0))
+        row = np.searchsorted(runs.first_clip, clip, side="right") - 1
+        step = (clip - runs.first_clip[row]) * self._sizes.clip
+        place = self._before[row] + step - self._begin
+        # A block of at most its nominal length leaves no more than all next ones have room for.
+        nominal = self._sizes.nominal(np.arange(self.num_rounds + 1))[:, None]
+        place = np.maximum(place, self.lengths - (nominal[-1:] - nominal))
+        begins: IntArray = nominal + np.minimum.accumulate(place - nominal)
+        return begins
 
     def _past_line(self, row: IntArray, frame: IntArray) -> IntArray:
         """The distance of frames from the last grid line before them; see `BlockSizes`."""

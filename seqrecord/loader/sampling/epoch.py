@@ -71,6 +71,8 @@ _TIME_BITS = 20  # fraction of a cursor's share, to order clips of several curso
 _MOST_SECTIONS = 8
 _NARROW = 4  # clips' spans
 _CLIPS_AT_ONCE = 1 << 16  # of a stream
+_DIVISIONS = 4  # more of an epoch with a budget. 1: 175 batches for 169 (video of 24 episodes)
+_QUICK = 1 << 17  # clips that are divided in .1 s; more are divided once more
 _FEW = 512  # clips of a single cursor's block that are put in order one by one
 
 
@@ -209,13 +211,8 @@ class EpochLayout:
 
     @property
     def sizes(self) -> BlockSizes:
-        """The block sizes of all cursors.
-
-        With a budget, rounds have equal parts of all cursors. Otherwise a cursor of few long lists
-        ends first, and with it the long lists: a correlation of .6 of length and batch for .1.
-        """
-        sizes = BlockSizes.of(self.stats, self.settings)
-        return sizes if self.costs is None else replace(sizes, are_even=True)
+        """The block sizes of all cursors."""
+        return BlockSizes.of(self.stats, self.settings)
 
     def share_out(
         self, table: ClipTable, shards: IntArray, weights: IntArray | None = None
@@ -281,10 +278,13 @@ class EpochLayout:
             return BudgetShards.of(table, self.settings, costs, sequence, shares, stream_of, key)
 
         def make() -> BudgetShards:
-            shards = divided(None)
-            if (weights := shards.weights()) is None:
-                return shards
-            return min(shards, divided(weights), key=lambda shards: shards.most_batches)
+            best = shards = divided(None)
+            for _ in range(max(1, min(_DIVISIONS, _QUICK // max(1, table.num_clips)))):
+                if (weights := shards.weights()) is None:
+                    break
+                shards = divided(weights)
+                best = min(best, shards, key=lambda shards: shards.most_batches)
+            return best
 
         shards: BudgetShards = costs.once((id(table), self.settings, count, key), make)
         return shards
@@ -330,7 +330,8 @@ class EpochLayout:
         """The cursors of non-empty shares: clips `[start, stop)`, int64[shards, cursors] each."""
         has_clips = stop > start
         sliced = runs.slices(start[has_clips], stop[has_clips])
-        return Cursors(*sliced, self.sizes, self.episodes, self.windows)
+        costs = None if self.costs is None else self.costs.of(sliced[0].all_samples)
+        return Cursors(*sliced, self.sizes, self.episodes, self.windows, costs)
 
     def in_order(self, blocks: Blocks, number: IntArray) -> tuple[Blocks, IntArray]:
         """Sort the rows of whole rounds as dealt; also the position of each row's block in its

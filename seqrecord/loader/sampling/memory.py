@@ -18,6 +18,7 @@ import numpy as np
 
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, cursor_bounds, resident_bounds
+from seqrecord.loader.sampling.cursors import SLACK
 from seqrecord.loader.sampling.interleaving import (
     ENOUGH_CURSORS,
     ENOUGH_OF_ALL,
@@ -198,10 +199,10 @@ class MemoryRequest:
     """The memory needs of clips, for an epoch with `num_shards` shards.
 
     Chooses the last six of `settings`, with `num_cursors` and `shuffle_buffer` as bounds unless
-    `None`. The first round has at most about `first_round` clips, and `window_frames` frames if
-    batches of lists of frames have a budget. `frames_in_memory` frames of each group may stay in
-    memory if they all fit, and `stay` if so. Errors have `url`, and `what` as the user of the
-    memory.
+    `None`. The first round has at most about `first_round` clips. If batches of lists of frames
+    have a budget, all rounds have about `window_frames` frames, as far as memory allows.
+    `frames_in_memory` frames of each group may stay in memory if they all fit, and `stay` if so.
+    Errors have `url`, and `what` as the user of the memory.
     """
 
     stats: ClipStats
@@ -410,16 +411,18 @@ class MemoryRequest:
     def _shuffled(self, cursors: int, buffer: int, max_held: int, max_arena: int) -> PlanSettings:
         """The settings for a number of cursors: blocks and runs; see `default_settings`."""
         stats, stride, interleaving = self.stats, self.stats.spec.stride, self.interleaving
+        if self.window_frames and self.num_cursors is None:
+            cursors = min(cursors, _cursors_of_lists(stats, self.num_shards))
         usual = -(-interleaving.num_clips * stride // cursors) + stats.window.span  # of a cursor
         longest = -(-stats.whole_block() // (self.num_shards * cursors))
         apart = interleaving.apart(cursors)
         first_frames = max(self.first_round * stride // cursors, apart)
-        if self.window_frames and self.num_cursors is None:
-            # Lists are cut at episodes only. For 272 cursors, of which 3 had clips, windows had 7
-            # clips: twice as many padded batches.
-            cursors = min(cursors, 1 + -(-stats.num_episodes // self.num_shards))
-            first_frames = max(first_frames, -(-self.window_frames // cursors))
-        if apart > 1 and usual < 2 * first_frames:  # the rest would be too short
+        most_frames = buffer * stride // cursors  # of a block
+        if self.window_frames:
+            window = _window_of_cursor(stats, self.num_shards, cursors, self.window_frames)
+            first_frames = max(first_frames, window)
+            most_frames = most_frames * stats.num_frames // stats.num_clips
+        elif apart > 1 and usual < 2 * first_frames:  # the rest would be too short
             first_frames = max(first_frames, stats.whole_block())
         needed = interleaving.block(cursors)
 
@@ -431,7 +434,7 @@ class MemoryRequest:
             has_room = 2 * cursors * block_bytes <= max_arena or block_bytes <= self.cursor_bytes(
                 needed
             )
-            return not has_room or cursors * block > buffer * stride or block >= 2 * longest
+            return not has_room or block > most_frames or block >= 2 * longest
 
         # The first that does not fit, in steps of which each halves the rest.
         count = bisect_left(interleaving.blocks, True, key=is_too_long)
@@ -446,7 +449,9 @@ class MemoryRequest:
             replace(
                 self.settings,
                 num_cursors=cursors,
-                block_frames=size,
+                # Rounds of one size: longer ones behind would have other lengths than short first
+                # ones, because long lists are at the ends of cursors (by how shares are divided).
+                block_frames=min(first_frames, size) if self.window_frames else size,
                 run_frames=run,
                 first_block_frames=min(first_frames, size),
                 num_shares=1 if self.stay else None,
@@ -540,3 +545,27 @@ def _one_cursor(settings: PlanSettings, block: int) -> PlanSettings:
     return replace(
         settings, num_cursors=1, block_frames=block, run_frames=None, first_block_frames=block
     )
+
+
+def _cursors_of_lists(stats: ClipStats, num_shards: int) -> int:
+    """The most cursors of a shard's lists, which are cut at episodes only.
+
+    More than there are episodes would be empty. More than the longest episodes fill would differ in
+    length, and with it in the share of an episode in windows: for 126 of 47 to 2,350 frames, these
+    had 2 batches where 16 are wanted, 44 % more padded batches than the sum of costs needs.
+    """
+    frames = -(-stats.num_frames // num_shards)
+    longest = max(1, min(stats.longest_episode, frames))
+    return min(max(ENOUGH_CURSORS, frames // longest), 1 + -(-stats.num_episodes // num_shards))
+
+
+def _window_of_cursor(stats: ClipStats, num_shards: int, cursors: int, window_frames: int) -> int:
+    """The counted frames of a cursor in a round of `window_frames`, see `Cursors`; the whole shard,
+    if it has less than two windows.
+    """
+    frames = max(1, -(-stats.num_frames // num_shards))
+    if frames < 2 * window_frames:
+        return stats.whole_block()
+    gaps = -(-stats.num_episodes // num_shards) * (stats.window.span + stats.largest_chunk)
+    longest = (frames + gaps) // cursors + min(stats.longest_episode, frames)
+    return ceil(SLACK * window_frames * longest / frames)

@@ -654,16 +654,9 @@ def shares_by_cost(
     all but the first begin at chunks or runs, or at the clips `begins`, as in `shares_of`.
     """
     paid = np.append(0, np.cumsum(cost))  # before each clip
-
-    def clip_at(target: IntArray) -> IntArray:
-        """The clip nearest to the sums `target`."""
-        place = np.searchsorted(paid, target)
-        before: IntArray = np.maximum(place - 1, 0)
-        return np.where(target - paid[before] < paid[place] - target, before, place)
-
     whole, rest = divmod(int(paid[-1]), count)
     number = np.arange(count + 1)
-    edges = clip_at(number * whole + number * rest // count)
+    edges = nearest_clips(paid, number * whole + number * rest // count)
     edges[0], edges[-1] = 0, sequence.num_clips
     start, stop = edges[:-1, None], edges[1:, None]
     if begins is not None:
@@ -671,7 +664,8 @@ def shares_by_cost(
     else:
         part = np.arange(1, num_shares)
         share, rest_of_shares = np.divmod(paid[stop] - paid[start], num_shares)
-        inner = clip_at(paid[start] + part * share + part * rest_of_shares // num_shares)
+        targets = paid[start] + part * share + part * rest_of_shares // num_shares
+        inner = nearest_clips(paid, targets)
         longest = -(-cuts.longest // sequence.stride)
         if cuts.whole or at_runs:
             inner = sequence.nearest(inner)
@@ -683,6 +677,17 @@ def shares_by_cost(
     inner = np.maximum.accumulate(np.clip(inner, start, stop), axis=1)
     start, stop = np.hstack((start, inner)), np.hstack((inner, stop))
     return _of_cursors(start, stop, np.zeros(count, np.int64), num_cursors)
+
+
+def nearest_clips(paid: IntArray, targets: IntArray) -> IntArray:
+    """The clips that begin nearest to sums of costs, int64[…].
+
+    `paid`, int64[clips + 1], are the sums before each clip. The first clip behind a sum would give
+    the earlier part most of the long clips, on which a sum is more likely to fall.
+    """
+    place = np.searchsorted(paid, targets)
+    before: IntArray = np.maximum(place - 1, 0)
+    return np.where(targets - paid[before] < paid[place] - targets, before, place)
 
 
 def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
