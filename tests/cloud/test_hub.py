@@ -20,16 +20,8 @@ import torch
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import EngineOptions
-from seqrecord.errors import (
-    AccessError,
-    DeadlineError,
-    DestinationError,
-    LocationError,
-    NotFoundError,
-    SeqRecordError,
-    StorageError,
-)
+from seqrecord import EngineOptions, errors
+from seqrecord.errors import AccessError, DeadlineError, LocationError, NotFoundError, StorageError
 from seqrecord.storage import Storage, fixed_url_of, open_storage
 from tests.kit.clip_data import digests
 from tests.kit.command_line import main, run
@@ -243,7 +235,7 @@ def test_invalid_urls_options_and_writes_are_refused() -> None:
         lambda: storage.put("a", b"", expected=None),
         lambda: storage.remove("meta/info.json"),
     ):
-        with pytest.raises(DestinationError, match="read-only"):
+        with pytest.raises(errors.DestinationError, match="read-only"):
             write()
 
 
@@ -395,7 +387,7 @@ def test_no_secret_leaks(hub: HubStub, caplog: pytest.LogCaptureFixture) -> None
     (hub.folder / "b.mp4").write_bytes(b"b")
     hub.commit()
     storage = _opened(hub, token="hf_S3CRET")
-    with pytest.raises(SeqRecordError) as info:
+    with pytest.raises(errors.SeqRecordError) as info:
         get(storage, "b.mp4", 0, 1)
     error: BaseException | None = info.value
     while error is not None:

@@ -14,15 +14,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from seqrecord import (
-    ClipError,
-    HorizontalFlip,
-    RandomCrop,
-    Resize,
-    SeqRecordIterableDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-)
+import seqrecord
+from seqrecord import HorizontalFlip, SeqRecordPipe
 from seqrecord.samples import every
 from tests.cuda.side_streams import (
     NO_GPU,
@@ -68,7 +61,7 @@ def device(request: pytest.FixtureRequest) -> Iterator[str]:
         {"memory_limit": 60_000, "num_threads": 3},
         {"features": ["note"], "batch_size": 64},
         {"frame_transform": lambda frame: {"id": frame["id"], "tail": frame["image"][1:, 0]}},
-        {"clip_transform": {"image": [RandomCrop((4, 5)), HorizontalFlip(0.5)]}},
+        {"clip_transform": {"image": [seqrecord.RandomCrop((4, 5)), HorizontalFlip(0.5)]}},
     ],
 )
 @pytest.mark.parametrize("kind", ["path", pytest.param("large", marks=pytest.mark.slow)])
@@ -161,11 +154,11 @@ def test_torchs_default_device_does_not_change_batches_of_workers(path: Path) ->
 
 def test_flows_are_scaled_as_on_the_host(tmp_path: Path) -> None:
     options: dict[str, Any] = {"clip_len": 2, "batch_size": 4}
-    options["clip_transform"] = [Resize((7, 11)), HorizontalFlip(0.5)]
+    options["clip_transform"] = [seqrecord.Resize((7, 11)), HorizontalFlip(0.5)]
     numbers = np.random.default_rng(0).integers(-100, 100, (9, 6, 8, 2))
     for dtype in ("<f2", "<f4", "<i2", "<i4"):
         path = tmp_path / dtype[1:]
-        with SeqRecordWriter(path) as writer, writer.episode("a") as episode:
+        with seqrecord.SeqRecordWriter(path) as writer, writer.episode("a") as episode:
             for flow in (numbers * (1_000_003 if dtype == "<i4" else 1)).astype(dtype):
                 episode.append({"flow": flow})
         expected = [batch["flow"] for batch in SeqRecordPipe(path, **options)]
@@ -215,7 +208,7 @@ def test_each_frame_is_copied_to_the_device_once(path: Path, device: str) -> Non
 
 
 def test_resuming(path: Path, device: str) -> None:
-    class OnHost(SeqRecordIterableDataset):
+    class OnHost(seqrecord.SeqRecordIterableDataset):
         def __iter__(self) -> Any:
             return map(on_host, super().__iter__())
 
@@ -277,7 +270,7 @@ def test_workers_refuse_a_device_other_than_the_cpu(path: Path) -> None:
         finally:
             iterator._shutdown_workers()  # left to the garbage collector, torch waits 5 s
 
-    with pytest.raises(ClipError, match="cannot deliver tensors on a device"):
+    with pytest.raises(seqrecord.ClipError, match="cannot deliver tensors on a device"):
         first("meta")
     first("cpu")
 

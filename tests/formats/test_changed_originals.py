@@ -16,15 +16,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import open_source
-from seqrecord.errors import (
-    ChecksumError,
-    ClipError,
-    NotFoundError,
-    SeqRecordError,
-    SourceError,
-    StorageError,
-)
+from seqrecord import errors, open_source
+from seqrecord.errors import ClipError, SeqRecordError, StorageError
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.sources import inventory_of
 from seqrecord.store.reading.dataset import open_packed
@@ -90,7 +83,7 @@ def test_index_with_stale_copied_values_is_refused(name: str, tmp_path: Path) ->
         assert "index it again" in fail("write", "--src", index, "--dst", tmp_path / "x")
     assert isinstance(pickle.loads(pickle.dumps(caught.value)), SeqRecordError)
     changed.unlink()
-    with pytest.raises(NotFoundError, match="is missing"):
+    with pytest.raises(errors.NotFoundError, match="is missing"):
         seqrecord.open(copied_index(index))
 
 
@@ -392,7 +385,7 @@ def test_new_files_are_compared_by_content(tmp_path: Path, home: Path) -> None:
     depth = tree / "a/depth/1.npy"
     whole = depth.read_bytes()
     replace_content(depth, whole[:-1] + bytes([whole[-1] ^ 1]))
-    with seqrecord.open(index) as dataset, pytest.raises(ChecksumError):
+    with seqrecord.open(index) as dataset, pytest.raises(errors.ChecksumError):
         _ = dataset.episodes["a"][1]
     action = (tree / "a/action.npy").read_bytes()
     replace_content(tree / "a/action.npy", action[:-1] + bytes([action[-1] ^ 1]))
@@ -586,5 +579,7 @@ def test_parts_without_permission_are_left_out_and_listed(name: str, shared: Pat
         found = run_as_user(uid, lambda: indexed_keys(root, indexes / "again", **options))
         assert found.startswith("1 1 "), "the episode alone is bad"
     root.chmod(0o744)
-    with pytest.raises(SourceError, match=r"^no permission to list the folder or to enter it"):
+    with pytest.raises(
+        errors.SourceError, match=r"^no permission to list the folder or to enter it"
+    ):
         run_as_user(uid, lambda: indexed_keys(root, indexes / "other", **options))

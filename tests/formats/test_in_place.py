@@ -19,15 +19,8 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import SeqRecordMapDataset, SeqRecordPipe, open_source
-from seqrecord.errors import (
-    CodecError,
-    FormatError,
-    LocationError,
-    SourceError,
-    StateError,
-    StorageError,
-)
+from seqrecord import SeqRecordMapDataset, SeqRecordPipe, errors, open_source
+from seqrecord.errors import SourceError
 from tests.formats.cases import upload
 from tests.formats.in_place_cases import KINDS, assert_same, check, frames_of
 from tests.kit.command_line import run
@@ -170,7 +163,7 @@ def test_a_state_of_an_original_that_has_changed(
     else:
         _later(root, **({"seconds": 1} if change == "time" else {"data": b"\0\0\0\x08free"}))
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "other"))  # or the change is met on reading
-    with pytest.raises(StateError, match="another dataset, or this one has changed"):
+    with pytest.raises(errors.StateError, match="another dataset, or this one has changed"):
         _loader(root).load_state_dict(state)
 
 
@@ -348,7 +341,7 @@ def test_names(tmp_path: Path, home: Path) -> None:
         path = tmp_path / f"{name}.mp4"
         path.parent.mkdir(exist_ok=True)
         video.rename(path)
-        with pytest.raises((SourceError, LocationError)) as info:
+        with pytest.raises((SourceError, errors.LocationError)) as info:
             seqrecord.open(path.parent)
         assert info.value.file is not None
         assert not [*home.glob("indexes/*-*")]
@@ -403,7 +396,7 @@ def test_damaged_packets_are_attributed_to_the_original(tmp_path: Path) -> None:
         data, before = path.read_bytes(), path.stat()
         path.write_bytes(data[:48] + os.urandom(len(data) - 48))
         os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-        with pytest.raises((CodecError, FormatError)) as info:
+        with pytest.raises((errors.CodecError, errors.FormatError)) as info:
             dataset.episodes["a"][:]
     assert (info.value.file, info.value.feature) == (str(path), "image")
     assert info.value.offset is not None
@@ -417,7 +410,7 @@ def test_a_home_that_cannot_be_written_or_of_which_a_part_is_gone(
     for place in ("", "indexes", "trusted"):
         (home / place).parent.mkdir(exist_ok=True)
         (home / place).write_text("no folder")
-        with pytest.raises(StorageError) as info:
+        with pytest.raises(errors.StorageError) as info:
             seqrecord.open(path)
         assert str(info.value.file).startswith(str(home))
         (home / place).unlink()

@@ -18,16 +18,8 @@ import torch
 from PIL import Image
 
 import seqrecord
-from seqrecord import SeqRecordWriter, open_source
-from seqrecord.errors import (
-    ChecksumError,
-    ClipError,
-    CodecError,
-    NotFoundError,
-    SeqRecordError,
-    SourceError,
-    StorageError,
-)
+from seqrecord import SeqRecordWriter, errors, open_source
+from seqrecord.errors import NotFoundError, SeqRecordError, SourceError, StorageError
 from seqrecord.store.reading.dataset import open_packed
 from tests.formats.all_cases import CASES, indexed, made
 from tests.formats.cases import index_source, upload
@@ -107,7 +99,7 @@ def test_indexes_of_other_users_and_damage_of_the_same_size_and_time(
     data[data.index(b"mdat") + 200 if name == "videos" else 60] ^= 1
     path.write_bytes(data)
     os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))
-    with pytest.raises(ChecksumError) as damaged:
+    with pytest.raises(errors.ChecksumError) as damaged:
         content_of(index)
     assert str(damaged.value.file).startswith(str(path if name == "videos" else path.parent))
     monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another"))
@@ -309,7 +301,7 @@ def test_a_file_that_is_another_image(tmp_path: Path) -> None:
     path = root / FILES["tartanair"]
     Image.fromarray(np.zeros((9, 12, 3), np.uint8)).save(path)
     index = indexed(root, "tartanair", tmp_path / "index")
-    with pytest.raises(CodecError) as info:
+    with pytest.raises(errors.CodecError) as info:
         seqrecord.open(index, features=["image_left"]).episodes["house/Easy/P000"][:2]
     assert str(info.value.episode).startswith("house/Easy/P000")
     assert (info.value.feature, info.value.file, info.value.offset) == ("image_left", str(path), 0)
@@ -343,7 +335,7 @@ def test_an_argument_that_an_original_does_not_take(tmp_path: Path, memory_url: 
     for root in (folder, upload(folder, memory_url)):
         with pytest.raises(SourceError, match=r"the format videos has no option tolerance"):
             seqrecord.open(root, tolerance=0.01)
-        with pytest.raises(ClipError, match="originals cannot be combined with an original"):
+        with pytest.raises(errors.ClipError, match="originals cannot be combined with an original"):
             seqrecord.open(root, originals=tmp_path)
     with pytest.raises(NotFoundError):
         seqrecord.open(tmp_path / "gone", tolerance=0.01, originals=tmp_path)

@@ -17,7 +17,7 @@ from seqrecord import FrameCache, SeqRecordPipe
 from seqrecord.errors import JoinError
 from tests.kit.datasets import columns, write_dataset
 from tests.kit.lerobot_video_data import unpack
-from tests.kit.tiny import read_all
+from tests.kit.tiny import check_frames, merged_frames, read_all
 from tests.kit.video_file_data import pictures, write_video
 
 Frames = dict[str, list[dict[str, Any]]]
@@ -41,23 +41,14 @@ def write_progress(path: Path, source: Path) -> Frames:
     return read_all(path)
 
 
-def check_joined(frames: Frames, *parts: Frames) -> None:
-    assert all([*frames] == [*part] for part in parts)
-    for key, episode in frames.items():
-        for number, frame in enumerate(episode):
-            expected = {name: v for part in parts for name, v in part[key][number].items()}
-            assert {*frame} == {*expected}
-            for name, value in expected.items():
-                assert np.array_equal(frame[name], value), (key, number, name)
-
-
 def test_values_join_an_original(original: Path, tmp_path: Path) -> None:
     progress = write_progress(tmp_path / "progress", original)
     plain = read_all(original)
-    check_joined(read_all(original, join=[tmp_path / "progress"]), plain, progress)
+    joined = merged_frames(plain, progress)
+    check_frames(read_all(original, join=[tmp_path / "progress"]), joined)
     moved = tmp_path / "moved"
     shutil.copytree(original, moved, copy_function=shutil.copyfile)  # with other times
-    check_joined(read_all(moved, join=[tmp_path / "progress"]), plain, progress)
+    check_frames(read_all(moved, join=[tmp_path / "progress"]), joined)
 
 
 def test_an_original_joins_a_dataset(original: Path, tmp_path: Path) -> None:
@@ -66,7 +57,8 @@ def test_an_original_joins_a_dataset(original: Path, tmp_path: Path) -> None:
         key: columns(progress=np.arange(len(episode), dtype="f4")) for key, episode in plain.items()
     }
     write_dataset(tmp_path / "progress", progress)
-    check_joined(read_all(tmp_path / "progress", join=[original]), progress, plain)
+    joined = read_all(tmp_path / "progress", join=[original])
+    check_frames(joined, merged_frames(progress, plain))
 
 
 def test_videos_of_two_originals(tmp_path: Path) -> None:
@@ -80,16 +72,11 @@ def test_videos_of_two_originals(tmp_path: Path) -> None:
         camera = wrist.renamed({"image": "wrist"})
         with seqrecord.open(tmp_path / "front", join=[camera]) as dataset:
             front_frames, wrist_frames = read_all(tmp_path / "front"), read_all(tmp_path / "wrist")
-            expected = {
-                key: [
-                    {**frame, "wrist": other["image"]}
-                    for frame, other in zip(episode, wrist_frames[key], strict=True)
-                ]
-                for key, episode in front_frames.items()
-            }
+            wrists = {k: [{"wrist": f["image"]} for f in e] for k, e in wrist_frames.items()}
+            expected = merged_frames(front_frames, wrists)
             for copy in (dataset, pickle.loads(pickle.dumps(dataset))):
                 frames = {k: [e[i] for i in range(len(e))] for k, e in copy.episodes.items()}
-                check_joined(frames, expected)
+                check_frames(frames, expected)
             cache = FrameCache(tmp_path / "cache", "100MiB")
             pipes = [
                 SeqRecordPipe(dataset, clip_len=3, features=["image", "wrist"], frame_cache=cache)

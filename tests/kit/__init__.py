@@ -8,7 +8,7 @@ that two files need is here. A test writes its dataset in one line:
 | module | content |
 |---|---|
 | **datasets** | |
-| `datasets` | builder: `write_dataset`, `append`, `columns`, `noise`, `encoded`; numbered frames |
+| `datasets` | builder: `write_dataset`, `written_once`, `append`, `columns`, …; numbered frames |
 | `tiny` | a dataset below 1.5 KB, and tools that change its parts and their checksums |
 | `clip_data` | a dataset for loaders; checks of its clips; leaks of threads, files and memory |
 | `video_data`, `video_file_data` | moving pictures; as files of many codecs |

@@ -9,7 +9,8 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+import tracemalloc
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import lru_cache
 from multiprocessing.resource_tracker import ensure_running
@@ -181,6 +182,11 @@ def names(clip: dict[str, Any]) -> list[tuple[str, int]]:
     return list(zip(clip["episode"], clip["start"].tolist(), strict=True))
 
 
+def all_names(items: Iterable[Any]) -> list[tuple[str, int]]:
+    """Key and start of each clip of clips or batches."""
+    return [name for item in items for name in names(item)]
+
+
 def check_clip(
     clip: dict[str, Any], features: Sequence[str], length: int, dilation: int = 1
 ) -> list[tuple[str, int]]:
@@ -212,6 +218,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, (list, tuple)):
         return tuple(_plain(item) for item in value)
     return value
+
+
+def peak_of(work: Callable[[], object]) -> int:
+    """Peak of the bytes that `work` allocates through Python and NumPy."""
+    gc.collect()
+    tracemalloc.start()
+    try:
+        work()
+        return tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
 
 
 @contextlib.contextmanager

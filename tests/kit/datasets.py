@@ -11,13 +11,14 @@ from __future__ import annotations
 import io
 import json
 import zlib
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+import pytest
 from PIL import Image
 
 import seqrecord
@@ -138,6 +139,30 @@ def encoded(
     stream, image = io.BytesIO(), Image.fromarray(pixels)
     (image.convert(mode) if mode else image).save(stream, kind, **options)
     return stream.getvalue()
+
+
+def written_once(
+    write: Callable[..., object],
+    *arguments: Any,
+    params: Sequence[Any] | None = None,
+    open_it: bool = False,
+    **options: Any,
+) -> Any:
+    """A fixture of a module: the path where `write(path, *arguments, **options)` wrote a dataset.
+
+    With `params` the fixture has them as parameters, which follow `arguments`. With `open_it` it is
+    the open dataset. Tests must not change it.
+    """
+
+    @pytest.fixture(scope="module", params=params)
+    def written(
+        request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
+    ) -> Path | Dataset:
+        path = tmp_path_factory.mktemp("written") / "records"
+        write(path, *arguments, *([] if params is None else [request.param]), **options)
+        return seqrecord.open(path) if open_it else path
+
+    return written
 
 
 # Numbered frames

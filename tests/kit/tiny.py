@@ -127,6 +127,30 @@ def same_frames(a: Frames, b: Frames) -> bool:
     return bits(a) == bits(b)
 
 
+def check_frames(frames: Frames, expected: Frames) -> None:
+    """Assert that both have the same episodes in order, and frames of equal values and gaps.
+
+    Unlike in `same_frames`, dtypes may differ, and the error names the place.
+    """
+    assert [*frames] == [*expected]
+    for key, episode in expected.items():
+        for number, (frame, values) in enumerate(zip(frames[key], episode, strict=True)):
+            assert {*frame} == {*values}, (key, number)
+            for name, value in values.items():
+                np.testing.assert_array_equal(frame[name], value, err_msg=f"{key} {number} {name}")
+
+
+def merged_frames(*parts: Frames) -> Frames:
+    """Frames of the same episodes, with the features of all parts."""
+    return {
+        key: [
+            {name: value for frame in frames for name, value in frame.items()}
+            for frames in zip(*(part[key] for part in parts), strict=True)
+        ]
+        for key in parts[0]
+    }
+
+
 @dataclass
 class RecordParts:
     """The parts of a record file; `joined` returns the file with correct checksums.

@@ -22,21 +22,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    CenterCrop,
-    EngineOptions,
-    FeatureSpec,
-    HorizontalFlip,
-    Latest,
-    Next,
-    RandomCrop,
-    Schema,
-    Seconds,
-    SeqRecordIterableDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    collate,
-)
+from seqrecord import FeatureSpec, Latest, Next, Schema, Seconds, SeqRecordPipe, collate
 from seqrecord.samples import BuiltIn, SampleRandom, Samples, dilate, every, reverse, skip_last
 from tests.kit.clip_data import minimum_memory
 
@@ -127,7 +113,7 @@ def schema_of(groups: Mapping[str, int]) -> Schema:
 
 def write_all(folder: Path, groups: Mapping[str, int] | None = None) -> Path:
     """Write the dataset: `groups` with different chunk lengths, other features in one group."""
-    with SeqRecordWriter(
+    with seqrecord.SeqRecordWriter(
         folder,
         schema=schema_of(groups or {}),
         codecs={"image": "png", "flow": "raw", "action": "raw", "id": "raw"},
@@ -571,8 +557,8 @@ def cases(draw: st.DrawFn, *, rated: bool = False, has_copies: bool = False) -> 
     if maybe(3):
         options["episodes"] = choose("lab/*", ["kitchen/1", "kitchen/3"], [3, 0])
     if maybe(4) and {*IMAGES} & {*features}:
-        crop = choose(RandomCrop((5, 7)), CenterCrop((12, 3)))
-        options["clip_transform"] = some([crop, HorizontalFlip(0.5)], 1, 2)
+        crop = choose(seqrecord.RandomCrop((5, 7)), seqrecord.CenterCrop((12, 3)))
+        options["clip_transform"] = some([crop, seqrecord.HorizontalFlip(0.5)], 1, 2)
     functions: list[Any] = [skip_last(draw(st.integers(1, 5)))] if maybe(3) else []
     engine: dict[str, Any] = {"num_threads": draw(st.integers(1, 3))}
     if options["batch_size"] and maybe(3):
@@ -592,7 +578,7 @@ def cases(draw: st.DrawFn, *, rated: bool = False, has_copies: bool = False) -> 
         functions.append(Copies(choose((1, 2), (2,), (9, 1, 1), (1, 1, 40, 1, 1, 1, 1))))
     if functions:
         options["samples"] = functions
-    options["engine"] = EngineOptions(**engine)
+    options["engine"] = seqrecord.EngineOptions(**engine)
     if maybe(2):
         options["device"] = "cpu"
     if maybe(3):
@@ -601,7 +587,7 @@ def cases(draw: st.DrawFn, *, rated: bool = False, has_copies: bool = False) -> 
 
 
 def _worker(path: Any, **options: Any) -> Any:
-    stream = SeqRecordIterableDataset(path, **options)
+    stream = seqrecord.SeqRecordIterableDataset(path, **options)
     return DataLoader(stream, batch_size=None, num_workers=1 if options.get("order") else 2)
 
 

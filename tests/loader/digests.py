@@ -36,13 +36,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    collate,
-)
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix
 from seqrecord.errors import SeqRecordError
 from tests.kit.clip_data import minimum_memory
 from tests.loader.clip_model import GROUPS, cases, write_all
@@ -53,7 +47,7 @@ __all__ = ["main"]
 
 PROCESSES = ("workers", "stateful workers")
 STREAMS: dict[str, Any] = {
-    "pipe": SeqRecordPipe,
+    "pipe": seqrecord.SeqRecordPipe,
     "stream": SeqRecordIterableDataset,
     "node": Direct,
 }
@@ -253,10 +247,10 @@ def read_by_number(outcome: Outcome, records: Any, configuration: Mapping[str, A
     options = {name: value for name, value in given if name not in of_streams}
     if "clip_transform" in options:
         torch.manual_seed(configuration["epoch"])
-    dataset = SeqRecordMapDataset(records, **options)
+    dataset = seqrecord.SeqRecordMapDataset(records, **options)
     dataset.set_epoch(configuration["epoch"])
     outcome.take(dataset[number] for number in range(0, len(dataset), 3))
-    outcome.take(DataLoader(dataset, batch_size=4, collate_fn=collate))
+    outcome.take(DataLoader(dataset, batch_size=4, collate_fn=seqrecord.collate))
 
 
 def read_with_processes(outcome: Outcome, records: Any, configuration: Mapping[str, Any]) -> None:

@@ -7,13 +7,8 @@ from typing import Any
 
 from torch.utils.data import Dataset
 
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-)
+import seqrecord
+from seqrecord import SeqRecordMapDataset
 
 Clip = dict[str, Any]
 
@@ -60,25 +55,25 @@ class Twice(SeqRecordMapDataset):
         return {**super().__getitem__(number // 2), "mark": number % 2}
 
 
-class StreamedAgain(SeqRecordIterableDataset):
+class StreamedAgain(seqrecord.SeqRecordIterableDataset):
     def __iter__(self) -> Iterator[Clip]:
         for clip in super().__iter__():
             yield _mark(clip)
 
 
-class PipedAgain(SeqRecordPipe):
+class PipedAgain(seqrecord.SeqRecordPipe):
     """Not a generator function."""
 
     def __iter__(self) -> Iterator[Clip]:
         return map(_mark, super().__iter__())
 
 
-class NodeAgain(SeqRecordNode):
+class NodeAgain(seqrecord.SeqRecordNode):
     def next(self) -> Clip:
         return _mark(super().next())
 
 
-class MixAgain(SeqRecordMix):
+class MixAgain(seqrecord.SeqRecordMix):
     def __iter__(self) -> Iterator[Clip]:
         for batch in super().__iter__():
             yield _mark(batch)

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord import SeqRecordWriter
+from tests.kit.datasets import write_dataset
 
 LENGTHS = {"a": (13, 9, 20), "b": (12, 5), "c": (7,)}
 """Episode lengths of the sources of `write_sources`."""
@@ -38,14 +38,14 @@ def write_source(
     codecs: str | Mapping[str, str] = "raw",
 ) -> Path:
     """Write episodes `e/0`, `e/1`, … of these lengths."""
-    with SeqRecordWriter(path, codecs=codecs, chunk_frames=4) as writer:
-        for episode, length in enumerate(lengths):
-            with writer.episode(f"e/{episode}", metadata={"task": f"task {episode}"}) as open_one:
-                for frame in range(length):
-                    stored: dict[str, Any] = frame_of(source, episode, frame, extra, side)
-                    if texts:
-                        stored["text"] = f"{source} {episode} {frame}"
-                    open_one.append(stored)
+    episodes: dict[str, list[Any]] = {}
+    for episode, length in enumerate(lengths):
+        frames: list[Any] = [frame_of(source, episode, i, extra, side) for i in range(length)]
+        if texts:
+            frames = [{**f, "text": f"{source} {episode} {i}"} for i, f in enumerate(frames)]
+        episodes[f"e/{episode}"] = frames
+    metadata = {key: {"task": f"task {number}"} for number, key in enumerate(episodes)}
+    write_dataset(path, episodes, metadata=metadata, codecs=codecs, chunk_frames=4)
     return path
 
 

@@ -13,24 +13,10 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    EngineOptions,
-    FrameCache,
-    FrameTransform,
-    HorizontalFlip,
-    RandomCrop,
-    Resize,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-    Vector,
-)
+from seqrecord import FrameTransform, SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe, Vector
 from tests.cuda.side_streams import STREAMS, late_streams
 from tests.kit.clip_data import minimum_memory
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import write_dataset, written_once
 from tests.store.test_bfloat16 import FEATURES, latents
 
 KEYS = {"a": 0, "b": 1}
@@ -38,11 +24,7 @@ FRAMES = {key: latents(9, seed) for key, seed in KEYS.items()}
 CLIP: dict[str, Any] = {"clip_len": 3, "seed": 5}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("words") / "records"
-    write_dataset(root, FRAMES, features=FEATURES, chunk_frames=4)
-    return root
+path = written_once(write_dataset, FRAMES, features=FEATURES, chunk_frames=4)
 
 
 def expected(name: str, key: str, start: int) -> list[torch.Tensor]:
@@ -62,7 +44,7 @@ def check_batch(batch: Any, names: tuple[str, ...] = ("state", "latent", "tokens
 
 
 def loaders(path: Path, **options: Any) -> Iterator[Any]:
-    for kind in (SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode):
+    for kind in (SeqRecordPipe, seqrecord.SeqRecordIterableDataset, seqrecord.SeqRecordNode):
         yield kind(path, batch_size=4, **CLIP, **options)
     sources = {name: SeqRecordPipe(path, clip_len=3) for name in ("one", "two")}
     yield SeqRecordMix(sources, batch_size=4, **options)
@@ -99,7 +81,7 @@ def test_streamed_and_resident_frames_are_the_same(
     path: Path, memory: str, num_threads: int
 ) -> None:
     def make(**more: Any) -> SeqRecordPipe:
-        engine = EngineOptions(num_threads=num_threads)
+        engine = seqrecord.EngineOptions(num_threads=num_threads)
         return SeqRecordPipe(path, batch_size=4, engine=engine, **CLIP, **more)
 
     limit = minimum_memory(make) if memory == "least" else None
@@ -218,7 +200,7 @@ def test_cached_frames_are_the_same(tmp_path: Path) -> None:
     )
 
     def make(**more: Any) -> SeqRecordPipe:
-        cache = FrameCache(tmp_path / "cache", "1GiB")
+        cache = seqrecord.FrameCache(tmp_path / "cache", "1GiB")
         return SeqRecordPipe(
             tmp_path / "r", batch_size=4, frame_transform=made, frame_cache=cache, **CLIP, **more
         )
@@ -277,7 +259,7 @@ def test_maps_with_pixels_are_cropped_and_not_interpolated(tmp_path: Path) -> No
     frames = [{"image": image, "near": plane} for plane in depth]
     write_dataset(tmp_path / "r", {"a": frames}, features={"near": {"kind": "depth"}})
     crop = SeqRecordPipe(
-        tmp_path / "r", clip_len=1, batch_size=2, clip_transform=[RandomCrop((4, 5))]
+        tmp_path / "r", clip_len=1, batch_size=2, clip_transform=[seqrecord.RandomCrop((4, 5))]
     )
     for batch in crop:
         for slot, start in enumerate(batch["start"].tolist()):
@@ -286,6 +268,8 @@ def test_maps_with_pixels_are_cropped_and_not_interpolated(tmp_path: Path) -> No
             assert torch.equal(batch["near"][slot, 0], plane)
     flow = [{"image": image, "flow": torch.ones(8, 10, 2).bfloat16()}]
     write_dataset(tmp_path / "f", {"a": flow}, features={"flow": {"kind": "flow"}})
-    for step in (HorizontalFlip(), Resize((4, 5))):
-        with pytest.raises(ClipError, match=r"of flow in bfloat16.*expected: float32 flow"):
+    for step in (seqrecord.HorizontalFlip(), seqrecord.Resize((4, 5))):
+        with pytest.raises(
+            seqrecord.ClipError, match=r"of flow in bfloat16.*expected: float32 flow"
+        ):
             SeqRecordPipe(tmp_path / "f", clip_len=1, clip_transform=[step])

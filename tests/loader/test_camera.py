@@ -11,16 +11,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    BatchResize,
-    HorizontalFlip,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-    SeqRecordMix,
-    SeqRecordPipe,
-    open_source,
-)
+from seqrecord import BatchResize, HorizontalFlip, RandomCrop, SeqRecordPipe, open_source
 from seqrecord.sources import undistorted
 from tests.formats.camera_originals import ORIGINALS, Original, write_tum
 from tests.formats.cases import index_source
@@ -136,7 +127,7 @@ def test_points_reproject_to_their_spots(
 def steps_of(height: int, width: int) -> dict[str, dict[str, Any]]:
     """Options of a loader of images of this size, by what they do."""
     crop = RandomCrop((height * 5 // 6, width * 7 // 8))
-    flip, resize = HorizontalFlip(1.0), Resize((height * 4 // 5, width * 3 // 4))
+    flip, resize = HorizontalFlip(1.0), seqrecord.Resize((height * 4 // 5, width * 3 // 4))
     sizes = [(height // 2, width * 2 // 3), (height * 3 // 4, width // 2)]
     decoded = {"resize": (height * 3 // 4, width * 5 // 6)}
     return {
@@ -153,7 +144,7 @@ def steps_of(height: int, width: int) -> dict[str, dict[str, Any]]:
         "resize as decoded, resize": {**decoded, "clip_transform": resize},
         "random resized crop, flip": {
             "clip_transform": [
-                RandomResizedCrop((height * 2 // 3, width * 2 // 3), scale=(0.7, 1.0)),
+                seqrecord.RandomResizedCrop((height * 2 // 3, width * 2 // 3), scale=(0.7, 1.0)),
                 flip,
             ]
         },
@@ -207,7 +198,7 @@ def test_a_mix_of_originals(tmp_path: Path, steps: list[Any]) -> None:
             camera=True,
         )
     seen = set[str]()
-    for batch in SeqRecordMix(sources, batch_size=6):
+    for batch in seqrecord.SeqRecordMix(sources, batch_size=6):
         assert_rigid(batch, "image")
         for clip, name in enumerate(batch["dataset"]):
             seen.add(name)

@@ -13,15 +13,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    Camera,
-    ClipError,
-    HorizontalFlip,
-    RandomCrop,
-    RelativePose,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-)
+from seqrecord import Camera, ClipError, HorizontalFlip, RandomCrop, RelativePose, SeqRecordPipe
 from tests.cuda.side_streams import STREAMS, device_of, on_host
 from tests.formats.camera_originals import POINTS, shifted, write_tartanair
 from tests.kit.datasets import write_dataset
@@ -169,7 +161,7 @@ def test_functions_receive_the_mirrored_world(records: Path) -> None:
 
 
 def test_clips_by_number(records: Path) -> None:
-    dataset = SeqRecordMapDataset(
+    dataset = seqrecord.SeqRecordMapDataset(
         records,
         clip_len=2,
         features=["image_left", "image_right", "points"],

@@ -15,24 +15,18 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import (
-    At,
     Camera,
     CenterCrop,
     ClipError,
     HorizontalFlip,
-    Latest,
     RandomCrop,
-    Resize,
-    SeqRecordIterableDataset,
     SeqRecordMapDataset,
     SeqRecordMix,
-    SeqRecordNode,
     SeqRecordPipe,
-    open_source,
 )
 from seqrecord.storage import Storage, open_storage
 from tests.formats.cases import index_source
-from tests.kit.datasets import columns, write_dataset
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import CountingStorage
 from tests.kit.lerobot_video_data import CAMERAS, unpack, with_video
 
@@ -78,9 +72,7 @@ def write(path: Path, lengths: Mapping[str, int] = LENGTHS, **options: Any) -> P
     return path
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("cameras") / "records", chunk_frames=4)
+records = written_once(write, chunk_frames=4)
 
 
 def check(batch: Mapping[str, Any], image: str = "image") -> int:
@@ -102,8 +94,8 @@ def forms(records: Path, **options: Any) -> Iterator[tuple[str, Any]]:
     batched = {**options, "batch_size": 2}
     yield "pipe", SeqRecordPipe(records, **batched)
     yield "single clips", SeqRecordPipe(records, **options)
-    yield "iterable", SeqRecordIterableDataset(records, **batched)
-    yield "node", SeqRecordNode(records, **batched)
+    yield "iterable", seqrecord.SeqRecordIterableDataset(records, **batched)
+    yield "node", seqrecord.SeqRecordNode(records, **batched)
     yield "device", SeqRecordPipe(records, **batched, device="cpu")
     yield "numpy", SeqRecordPipe(records, **batched, output="numpy")
     dataset = SeqRecordMapDataset(records, **options)
@@ -153,7 +145,7 @@ WINDOWS: dict[str, dict[str, Any]] = {
     },
     "anchor": {
         "clip_len": None,
-        "windows": {"image": [0, At("goal")]},
+        "windows": {"image": [0, seqrecord.At("goal")]},
         "samples": {"episode": ["a", "b"], "start": [1, 2], "goal": [7, 11]},
     },
     "frame transform": {
@@ -269,7 +261,7 @@ def test_values_of_latest_images(tmp_path: Path) -> None:
     write_dataset(tmp_path, {"a": frames}, metadata=metadata, features=SCHEMA)
     pipe = SeqRecordPipe(
         tmp_path,
-        windows={"image": Latest([0, 1], unknown="zeros"), "state": [0]},
+        windows={"image": seqrecord.Latest([0, 1], unknown="zeros"), "state": [0]},
         features=["image", "state"],
         batch_size=1,
         shuffle=False,
@@ -420,7 +412,7 @@ def test_a_feature_with_the_name_of_a_column(tmp_path: Path) -> None:
 
 
 def test_crops_of_one_source_keep_their_columns(records: Path) -> None:
-    steps = [CenterCrop(12), Resize(6)]
+    steps = [CenterCrop(12), seqrecord.Resize(6)]
     batch = first_batch(records, clip_transform=steps)
     numbers = batch["image_K"][0, 0][[0, 1, 0, 1], [0, 1, 2, 2]]
     np.testing.assert_allclose(numbers, batch["intrinsics"][0], rtol=1e-6)
@@ -570,7 +562,7 @@ def test_cameras_of_lerobot(tmp_path: Path, in_place: bool) -> None:
     """Its videos have the calibration that the metadata gets; poses are missing."""
     root, (name, _) = unpack(tmp_path), CAMERAS
     with_video(root, (5, 3, 7), name)
-    source = open_source(root, features=[name, "action"])
+    source = seqrecord.open_source(root, features=[name, "action"])
     if in_place:
         index_source(source, tmp_path / "records", workers=1)
     else:

@@ -17,21 +17,12 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    HorizontalFlip,
-    RandomCrop,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-)
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMapDataset, SeqRecordPipe
 from tests.kit.clip_data import names, no_leaks, resumed
+from tests.kit.datasets import written_once
 from tests.loader.test_crops import frame_of, write
 
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("functions") / "records")
+path = written_once(write)
 
 
 def mean_and_draw(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
@@ -54,8 +45,8 @@ def twice(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any
 CHAINS: dict[str, Any] = {
     "function": mean_and_draw,
     "crop, flip, two functions": [
-        RandomCrop((4, 6), features=["image", "flow"]),
-        HorizontalFlip(0.5, features=["image", "flow"]),
+        seqrecord.RandomCrop((4, 6), features=["image", "flow"]),
+        seqrecord.HorizontalFlip(0.5, features=["image", "flow"]),
         mean_and_draw,
         twice,
     ],
@@ -199,7 +190,9 @@ def check_prompts(batch: dict[str, Any]) -> Iterator[int]:
         yield row
 
 
-@pytest.mark.parametrize("chain", [[Prompt()], [RandomCrop((4, 6), features=["image"]), Prompt()]])
+@pytest.mark.parametrize(
+    "chain", [[Prompt()], [seqrecord.RandomCrop((4, 6), features=["image"]), Prompt()]]
+)
 def test_functions_receive_the_columns_of_their_sample(path: Path, chain: Any) -> None:
     """Masks, place and table; results are texts, and arrays of varying length."""
     count, rows = 9, np.arange(9)

@@ -13,6 +13,7 @@ import pytest
 import seqrecord
 from seqrecord import CenterCrop, Latest, Next
 from seqrecord.samples import dilate, reverse
+from tests.kit.datasets import written_once
 from tests.loader.clip_model import GROUPS, SPARSE, Case, check_case, write_all
 
 PLAIN: dict[str, Any] = {"clip_len": 3, "features": ["image", "flow", "id"]}
@@ -128,10 +129,7 @@ FAST_CASE = "squeezed"
 """Other cases are fast tests only for `pipe`: values do not depend on the loader."""
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
-    folder = tmp_path_factory.mktemp("combinations") / "records"
-    return seqrecord.open(write_all(folder, GROUPS))
+records = written_once(write_all, GROUPS, open_it=True)
 
 
 def named_cases() -> Iterator[Any]:

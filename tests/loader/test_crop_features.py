@@ -14,22 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import (
-    BatchResize,
-    CenterCrop,
-    ClipError,
-    FeatureSpec,
-    HorizontalFlip,
-    RandomCrop,
-    RandomResizedCrop,
-    Resize,
-    Schema,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    SeqRecordWriter,
-)
+from seqrecord import CenterCrop, ClipError, FeatureSpec, SeqRecordPipe
+from tests.kit.datasets import write_dataset
 
 Array = npt.NDArray[Any]
 Shape = tuple[int | None, ...]
@@ -38,11 +24,11 @@ OTHER_KINDS = ("pose", "state", "action", "imu", "points", "intrinsics", "timest
 PIXEL_KINDS = ("image", "depth", "disparity", "mask", "segmentation", "normals", "flow")
 STEPS: dict[str, Any] = {
     "center": CenterCrop((2, 2)),
-    "random": RandomCrop((2, 2)),
-    "resize": Resize((5, 6)),
-    "resized crop": RandomResizedCrop((3, 2)),
-    "batch": BatchResize([(4, 4), (6, 8)]),
-    "flip": [CenterCrop((3, 2)), HorizontalFlip(1.0)],
+    "random": seqrecord.RandomCrop((2, 2)),
+    "resize": seqrecord.Resize((5, 6)),
+    "resized crop": seqrecord.RandomResizedCrop((3, 2)),
+    "batch": seqrecord.BatchResize([(4, 4), (6, 8)]),
+    "flip": [CenterCrop((3, 2)), seqrecord.HorizontalFlip(1.0)],
 }
 LENGTH = 3
 
@@ -60,22 +46,22 @@ def value_of(spec: FeatureSpec, size: tuple[int, int], frame: int) -> Array:
 
 
 def write(path: Path, specs: list[FeatureSpec], sizes: list[tuple[int, int]]) -> None:
-    with SeqRecordWriter(path, schema=Schema(specs), codecs="raw") as writer:
-        for key, size in enumerate(sizes):
-            with writer.episode(str(key)) as episode:
-                for number in range(LENGTH):
-                    episode.append({spec.name: value_of(spec, size, number) for spec in specs})
+    frames = {
+        str(key): [{s.name: value_of(s, size, number) for s in specs} for number in range(LENGTH)]
+        for key, size in enumerate(sizes)
+    }
+    write_dataset(path, frames, schema=seqrecord.Schema(specs), codecs="raw")
 
 
 def batches(path: Path, loader: str, step: Any, **options: Any) -> list[dict[str, Any]]:
     """Batches of one clip, by each kind of loader."""
     settings: dict[str, Any] = {"clip_len": 1, "clip_transform": step, **options}
     if loader == "map":
-        clips = SeqRecordMapDataset(path, **settings)
+        clips = seqrecord.SeqRecordMapDataset(path, **settings)
         return [seqrecord.collate([clips[i]]) for i in range(len(clips))]
     if loader == "mix":
-        sources = {"a": SeqRecordIterableDataset(path, **settings)}
-        return [*SeqRecordMix(sources, batch_size=1)]
+        sources = {"a": seqrecord.SeqRecordIterableDataset(path, **settings)}
+        return [*seqrecord.SeqRecordMix(sources, batch_size=1)]
     device = "cpu" if loader == "device" else None
     return [*SeqRecordPipe(path, batch_size=1, device=device, **settings)]
 
@@ -223,7 +209,7 @@ def test_variable_images(tmp_path: Path) -> None:
     ]
     write(tmp_path / "r", specs, sizes)
     for loader in loaders_of("random"):
-        for batch in batches(tmp_path / "r", loader, RandomCrop((8, 9))):
+        for batch in batches(tmp_path / "r", loader, seqrecord.RandomCrop((8, 9))):
             top, left = batch["crop"][0, :2].tolist()
             size, frame = sizes[int(batch["episode"][0])], int(batch["start"][0])
             for spec in specs[:3]:
@@ -238,7 +224,10 @@ def test_rows_of_a_variable_number_without_a_kind(tmp_path: Path) -> None:
     for kind in (None, "state"):
         path = tmp_path / str(kind)
         specs = [spec_of("image", (None, 16, 3), "image"), spec_of("tokens", (None, 16), kind)]
-        with SeqRecordWriter(path, schema=Schema(specs)) as writer, writer.episode("a") as episode:
+        with (
+            seqrecord.SeqRecordWriter(path, schema=seqrecord.Schema(specs)) as writer,
+            writer.episode("a") as episode,
+        ):
             for length in range(1, 4):
                 frame = {"tokens": value_of(specs[1], (length, 16), 0)}
                 episode.append({"image": value_of(specs[0], (12, 16), 0), **frame})
@@ -254,7 +243,7 @@ def test_flips_of_normals_without_channels(tmp_path: Path) -> None:
     """Angles: the sign of no column changes."""
     specs = [spec_of("angle", (12, 16), "normals")]
     write(tmp_path / "r", specs, [(12, 16)])
-    (batch, *_) = batches(tmp_path / "r", "pipe", HorizontalFlip(1))
+    (batch, *_) = batches(tmp_path / "r", "pipe", seqrecord.HorizontalFlip(1))
     want = value_of(specs[0], (12, 16), int(batch["start"][0]))[:, ::-1]
     assert np.array_equal(first_frame(batch, "angle"), want)
 

@@ -12,13 +12,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-)
+from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
 from seqrecord.samples import dilate, reverse
 from tests.kit.clip_data import digest
 
@@ -34,7 +28,7 @@ def on_meta() -> Iterator[Callable[[], None]]:
 
 
 def by_index(path: Path, **more: Any) -> Any:
-    dataset = SeqRecordMapDataset(path, **CLIPS, **more)
+    dataset = seqrecord.SeqRecordMapDataset(path, **CLIPS, **more)
     several = [range(i, i + 4) for i in range(0, 20, 4)]
     return (seqrecord.collate(dataset.__getitems__(numbers)) for numbers in several)
 
@@ -44,12 +38,12 @@ def mixed(path: Path) -> Any:
         path, **{**CLIPS, "metadata": None}, features=["id"], samples=dilate(1, 2)
     )
     many = SeqRecordIterableDataset(path, **CLIPS, features=["id", "image"])
-    return SeqRecordMix({"few": few, "many": many}, batch_size=4)
+    return seqrecord.SeqRecordMix({"few": few, "many": many}, batch_size=4)
 
 
 LOADERS: dict[str, Callable[[Path], Any]] = {
     "single clips": lambda path: SeqRecordPipe(path, **CLIPS),
-    "node": lambda path: SeqRecordNode(path, **CLIPS, batch_size=4),
+    "node": lambda path: seqrecord.SeqRecordNode(path, **CLIPS, batch_size=4),
     "sequences": lambda path: SeqRecordIterableDataset(
         path, **CLIPS, batch_size=2, order="sequences"
     ),

@@ -22,19 +22,19 @@ from seqrecord import (
     SeqRecordMapDataset,
     SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordWriter,
     edit,
 )
 from seqrecord.errors import SchemaError
 from tests.kit.command_line import run
+from tests.kit.datasets import columns, write_dataset
 
 
 def write(path: Path, depth: Any, unit: str | None = "mm", kind: str | None = "depth") -> Path:
-    features: Mapping[str, Any] = {"depth": {"kind": kind, "unit": unit}}
-    with SeqRecordWriter(path, features=features) as writer, writer.episode("e") as episode:
-        for number in range(6):
-            image = np.full((8, 10, 3), number, np.uint8)
-            episode.append({"image": image, "depth": depth + np.asarray(number, depth.dtype)})
+    frames = columns(
+        image=[np.full((8, 10, 3), number, np.uint8) for number in range(6)],
+        depth=[depth + np.asarray(number, depth.dtype) for number in range(6)],
+    )
+    write_dataset(path, {"e": frames}, features={"depth": {"kind": kind, "unit": unit}})
     return path
 
 

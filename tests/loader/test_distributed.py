@@ -20,7 +20,7 @@ import seqrecord
 from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.loader.pipes.distributed import Ranks, worker_threads
 from seqrecord.loader.sampling.runs import Shard
-from tests.kit.clip_data import names, write_numbered
+from tests.kit.clip_data import all_names, names, write_numbered
 from tests.kit.processes import be_worker, run_code
 from tests.loader.rank_jobs import PATIENCE, check_once, finish, start
 
@@ -52,13 +52,9 @@ def test_shards_of_ranks_and_workers(rank: Any, monkeypatch: pytest.MonkeyPatch)
     assert worker_threads() == max(1, cores // 4)
 
 
-def clips_in(loader: Any) -> list[tuple[str, int]]:
-    return [name for item in loader for name in names(item)]
-
-
 def clips_of(location: Any, **given: Any) -> list[tuple[str, int]]:
     """Clips of this process, in order."""
-    return clips_in(SeqRecordPipe(location, **{**SETTINGS, **given}))
+    return all_names(SeqRecordPipe(location, **{**SETTINGS, **given}))
 
 
 def be(monkeypatch: pytest.MonkeyPatch, environment: str) -> None:
@@ -120,14 +116,14 @@ def test_rank_is_inherited_by_child_processes_only(path: Path, rank: Any) -> Non
         assert pool.apply(_clips_of, (sent,)) == clips_of(path, rank=(1, 2))
         assert pool.apply(_clips_of, (given,)) == clips_of(path, rank=(3, 5))
     # From the own environment:
-    assert clips_in(pickle.loads(sent)) == clips_of(path, rank=(0, 4))
+    assert all_names(pickle.loads(sent)) == clips_of(path, rank=(0, 4))
 
 
 def _clips_of(stream: bytes) -> list[tuple[str, int]]:
     os.environ.update(RANK="0", WORLD_SIZE="7")
     found: SeqRecordIterableDataset = pickle.loads(stream)
-    clips = clips_in(copy.deepcopy(found))
-    assert clips_in(found) == clips
+    clips = all_names(copy.deepcopy(found))
+    assert all_names(found) == clips
     return clips
 
 
@@ -158,7 +154,7 @@ def test_evaluation_has_every_clip_exactly_once(path: Path, rank: Any) -> None:
     stream = SeqRecordIterableDataset(path, **SETTINGS, last_batch="keep")
     chain = IterableWrapper(stream, deepcopy=False).sharding_filter()
     with pytest.raises(ClipError, match=r"sharding_filter\(\) behind IterableWrapper"):
-        clips_in(DataLoader(chain, batch_size=None, num_workers=2))
+        all_names(DataLoader(chain, batch_size=None, num_workers=2))
 
 
 def same(clip: dict[str, Any]) -> dict[str, Any]:

@@ -52,6 +52,7 @@ from tests.kit.clip_data import (
     resumed,
     write_numbered,
 )
+from tests.kit.datasets import written_once
 from tests.loader.resume_contract import check_resume, check_stateful_loader
 
 FEATURES = ["image", "flow", "id"]
@@ -69,10 +70,7 @@ CASES = [
 ]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    groups = {"image": 0, "flow": 1, "id": 1, "note": 1}
-    return write_numbered(tmp_path_factory.mktemp("draws") / "records", groups=groups)
+path = written_once(write_numbered, groups={"image": 0, "flow": 1, "id": 1, "note": 1})
 
 
 def shape(batch: dict[str, Any]) -> tuple[int, ...]:

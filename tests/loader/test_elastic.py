@@ -17,7 +17,7 @@ import seqrecord
 from seqrecord import EngineOptions, MaxFrames, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
-from tests.kit.datasets import columns, noise, write_dataset
+from tests.kit.datasets import columns, noise, write_dataset, written_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -157,12 +157,8 @@ def test_a_state_of_more_memory_goes_on_with_less_on_other_ranks(path: Path) -> 
 LENGTHS = {"a": 9, "b": 20, "c": 1, "d": 9}
 
 
-@pytest.fixture(scope="module")
-def complete(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of small frames that lack nothing, so they stay in memory by default."""
-    path = tmp_path_factory.mktemp("complete") / "records"
-    write_dataset(path, LENGTHS, codecs="raw")
-    return path
+complete = written_once(write_dataset, LENGTHS, codecs="raw")
+"""A dataset of small frames that lack nothing, so they stay in memory by default."""
 
 
 @pytest.mark.parametrize("ranks", [(1, 2), (2, 1), (2, 3), (3, 32)], ids=str)
@@ -240,12 +236,8 @@ LISTED: dict[str, Any] = {
 """Each list once."""
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("images") / "records"
-    rows = columns(image=noise(20, 48, 64, 1))
-    write_dataset(path, {"a": rows[:5], "b": rows}, codecs="fast", chunk_frames=4)
-    return path
+_ROWS = columns(image=noise(20, 48, 64, 1))
+images = written_once(write_dataset, {"a": _ROWS[:5], "b": _ROWS}, codecs="fast", chunk_frames=4)
 
 
 def listed(path: Path, limit: str, size: int = 4, **changes: Any) -> SeqRecordIterableDataset:

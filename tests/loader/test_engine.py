@@ -23,20 +23,14 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    EngineOptions,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    StorageError,
-)
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.storage import LocalStorage, Storage, StorageLike, StorageWrapper
 from tests.kit.clip_data import (
     LARGE,
     SMALL,
     STRAIGHT,
+    all_names,
     begun,
     check_clip,
     digest,
@@ -121,7 +115,7 @@ def test_every_clip_is_right(
     options = {
         "batch_size": data.draw(st.none() | st.integers(1, 7)),
         "shuffle": data.draw(st.booleans()),
-        "engine": EngineOptions(
+        "engine": seqrecord.EngineOptions(
             shuffle_buffer=data.draw(st.sampled_from([1, 5, 64])),
             num_cursors=data.draw(st.none() | st.integers(1, 9)),
             num_threads=data.draw(st.integers(1, 3)),
@@ -147,7 +141,7 @@ def test_every_clip_is_right(
             stats = pipe.stats()
             assert (stats["clips"], stats["batches"]) == (len(expected), len(pipe))
         numbers = data.draw(st.lists(st.integers(0, len(expected) - 1), max_size=3))
-        by_number = SeqRecordMapDataset(dataset, **clips)
+        by_number = seqrecord.SeqRecordMapDataset(dataset, **clips)
         found = [check_clip(by_number[i], features, clip_len, dilation)[0] for i in numbers]
         assert found == [expected[i] for i in numbers]
 
@@ -307,7 +301,7 @@ def test_leaving_early(path: Path, is_remote: bool, num_threads: int, stride: in
         assert not own_threads("seqrecord")
         iterator = begun(pipe)
         del iterator
-    assert len([name for batch in pipe for name in names(batch)]) == pipe.clips.num_clips
+    assert len(all_names(pipe)) == pipe.clips.num_clips
 
 
 def test_dropping_everything(path: Path) -> None:
@@ -511,7 +505,7 @@ def test_a_damaged_page_is_named(tmp_path: Path, feature: str, groups: dict[str,
     chunk = nth_chunk(pipe.dataset, 3, 2)
     with (path / chunk.path).open("r+b") as file:
         file.truncate(chunk.offset + 7)
-    with pytest.raises(StorageError, match=re.escape(chunk.path)) as ended:
+    with pytest.raises(seqrecord.StorageError, match=re.escape(chunk.path)) as ended:
         list(pipe)
     assert ended.value.episode == "set/3 (frames 8 to 11)"
 
@@ -553,7 +547,7 @@ def test_workers_while_an_iteration_runs(path: Path) -> None:
     with no_leaks():
         iterator = begun(pipe)
         loader = DataLoader(make_loader(path), batch_size=None, num_workers=2)
-        clips = [name for batch in loader for name in names(batch)]
+        clips = all_names(loader)
         assert len(clips) == len(set(clips)) == pipe.clips.num_clips
         assert len(list(iterator)) == len(pipe) - 1
         del loader, iterator

@@ -15,7 +15,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, StateError
-from tests.kit.clip_data import names
+from tests.kit.clip_data import all_names
 from tests.kit.datasets import write_dataset
 
 pytestmark = [
@@ -59,10 +59,6 @@ def shares_of(weights: Any, epoch: int) -> dict[str, Fraction]:
     return {name: weight / sum(exact.values()) for name, weight in exact.items()}
 
 
-def clips_of(batches: Any) -> list[tuple[str, int]]:
-    return [clip for batch in batches for clip in names(batch)]
-
-
 @pytest.mark.parametrize("kind", WEIGHTS)
 @pytest.mark.parametrize("alternate", [False, True])
 def test_shares_are_exact_in_every_epoch(path: Path, kind: str, alternate: bool) -> None:
@@ -75,7 +71,7 @@ def test_shares_are_exact_in_every_epoch(path: Path, kind: str, alternate: bool)
         expected = shares_of(weights, epoch)
         assert mix.shares == expected
         taken = Counter[str]()
-        for slot, (key, _) in enumerate(clips_of(mix), 1):
+        for slot, (key, _) in enumerate(all_names(mix), 1):
             taken[key.split("/")[0]] += 1
             for name, share in expected.items():
                 assert abs(taken[name] - slot * share) < (5 if alternate else 1)
@@ -87,7 +83,7 @@ def test_sources_continue_where_the_last_epoch_ended(path: Path, kind: str) -> N
     mix = make(path, WEIGHTS[kind])
     taken: dict[str, list[Any]] = {"old": [], "new": []}
     for _ in range(8):
-        for key, start in clips_of(mix):
+        for key, start in all_names(mix):
             taken[key.split("/")[0]].append(start)
     for name, count in (("old", OLD), ("new", NEW)):
         starts = taken[name]
@@ -109,12 +105,12 @@ def test_a_jump_and_a_resume_have_the_same_batches(path: Path, kind: str) -> Non
     for epoch in (4, 2, 3):
         jumped = make(path, WEIGHTS[kind])
         jumped.set_epoch(epoch)
-        assert clips_of(jumped) == clips_of(epochs[epoch])
+        assert all_names(jumped) == all_names(epochs[epoch])
         resumed = make(path, WEIGHTS[kind])
         resumed.load_state_dict(states[epoch])
-        assert clips_of(resumed) == clips_of(epochs[epoch][4:])
+        assert all_names(resumed) == all_names(epochs[epoch][4:])
         if epoch < 4:
-            assert clips_of(resumed) == clips_of(epochs[epoch + 1])
+            assert all_names(resumed) == all_names(epochs[epoch + 1])
         for number, batch in enumerate(epochs[epoch]):
             rows = resumed.rows(epoch, number)
             assert (rows["episode"], rows["dataset"]) == (batch["episode"], batch["dataset"])
@@ -128,7 +124,7 @@ def test_ranks_and_workers_take_their_parts(path: Path) -> None:
         for epoch in range(4):
             mix.set_epoch(epoch)
             length = len(loader)
-            clips = clips_of(loader)
+            clips = all_names(loader)
             assert len(clips) == 5 * length == 30
             if epoch == 3:
                 whole.update(key.split("/")[0] for key, _ in clips)
@@ -147,7 +143,7 @@ def test_constant_weights_have_the_same_order_as_before(path: Path) -> None:
                     lambda _: {"old": 1, "new": 3}):  # fmt: skip
         constant, by_epoch = make(path, {"old": 1, "new": 3}), make(path, weights)
         for _ in range(4):
-            assert clips_of(constant) == clips_of(by_epoch)
+            assert all_names(constant) == all_names(by_epoch)
 
 
 def test_a_state_has_the_weights_up_to_its_epoch(path: Path) -> None:
@@ -185,7 +181,7 @@ stopping_strategy: 8
     (path / "mix.yaml").write_text(text)
     mix, again = make(path, STEPS), SeqRecordMix.from_file(path / "mix.yaml")
     for _ in range(4):
-        assert clips_of(mix) == clips_of(again)
+        assert all_names(mix) == all_names(again)
 
 
 def test_a_source_that_never_has_a_weight_is_not_read(path: Path) -> None:

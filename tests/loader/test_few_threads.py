@@ -14,14 +14,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordRecorder,
-    SeqRecordWriter,
-    convert,
-)
+from seqrecord import SeqRecordIterableDataset
 from seqrecord.errors import ResourceError
 from seqrecord.storage import LocalStorage, Storage
 from tests.kit.clip_data import check_clip, expected_frame, no_leaks, possible_clips
@@ -123,7 +116,7 @@ def test_a_mix(path: Path, limit: Limit) -> None:
         sources = {
             name: SeqRecordIterableDataset(path, clip_len=2, features=["id"]) for name in "abc"
         }
-        mix = SeqRecordMix(sources, batch_size=4, stopping_strategy="first_exhausted")
+        mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy="first_exhausted")
         assert sum(len(batch["start"]) for batch in mix) > 40
 
     failed = failing(limit, epoch, least=6)
@@ -134,7 +127,7 @@ def test_a_mix(path: Path, limit: Limit) -> None:
 def test_random_access(path: Path, limit: Limit) -> None:
     def read() -> None:
         with seqrecord.open(on_network(path)) as dataset:
-            clips = SeqRecordMapDataset(
+            clips = seqrecord.SeqRecordMapDataset(
                 dataset, clip_len=4, features=["image", "note"], episodes=[0]
             )
             for clip in clips.__getitems__([*range(len(clips))]):
@@ -146,7 +139,7 @@ def test_random_access(path: Path, limit: Limit) -> None:
 def test_a_writer(limit: Limit, tmp_path: Path) -> None:
     def write() -> None:
         path, features = tmp_path / f"{len([*tmp_path.iterdir()])}", {"note": {"shape": (None,)}}
-        with SeqRecordWriter(path, max_file_size=2000, features=features) as writer:
+        with seqrecord.SeqRecordWriter(path, max_file_size=2000, features=features) as writer:
             for key in range(5):
                 with writer.episode(str(key)) as episode:
                     for frame in range(9):
@@ -160,7 +153,7 @@ def test_a_writer(limit: Limit, tmp_path: Path) -> None:
 def test_a_recorder(limit: Limit, tmp_path: Path) -> None:
     def record() -> None:
         path = tmp_path / f"{len([*tmp_path.iterdir()])}"
-        with SeqRecordRecorder(path) as recorder, recorder.episode("one") as episode:
+        with seqrecord.SeqRecordRecorder(path) as recorder, recorder.episode("one") as episode:
             for frame in range(9):
                 episode.append({"id": np.array([1, frame])})
         with seqrecord.open(path) as dataset:
@@ -182,7 +175,7 @@ def test_a_conversion_by_processes(tmp_path: Path, monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(threading.Thread, "start", start_one)
     for most in range(3):
-        begin = partial(convert, MadeSource(), tmp_path / f"{most}", max_file_size=20_000)
+        begin = partial(seqrecord.convert, MadeSource(), tmp_path / f"{most}", max_file_size=20_000)
         if most < 2:
             with pytest.raises(ResourceError, match="no thread can be started"):
                 begin(workers=2)

@@ -18,21 +18,19 @@ from seqrecord import EngineOptions, SeqRecordPipe, SeqRecordWriter
 from seqrecord.loader.engine.stores import first_uses
 from seqrecord.loader.sampling.plan import Clips, Loads
 from seqrecord.loader.sampling.runs import Window
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.video_data import moving
 
 CHUNK = 8  # frames
 CLIPS: dict[str, Any] = {"clip_len": 3, "batch_size": 2, "engine": EngineOptions(num_threads=2)}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("first") / "records"
-    with SeqRecordWriter(path, codecs="raw", chunk_frames=CHUNK) as writer:
-        for number in range(8):
-            with writer.episode(str(number)) as episode:
-                for frame in range(100):
-                    episode.append({"number": np.array([number, frame])})
-    return path
+path = written_once(
+    write_dataset,
+    {str(n): columns(number=[np.array([n, frame]) for frame in range(100)]) for n in range(8)},
+    codecs="raw",
+    chunk_frames=CHUNK,
+)
 
 
 class LimitedTransform:

@@ -17,21 +17,13 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    EngineOptions,
-    FrameCache,
-    FrameTransform,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    SeqRecordWriter,
-)
+from seqrecord import FrameCache, FrameTransform, SeqRecordMapDataset, SeqRecordPipe
 from seqrecord.edit import delete_episodes, describe_features, rename_episodes, trim_episodes
 from seqrecord.errors import ClipError, StorageError
 from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
 from tests.kit.clip_data import digest, minimum_memory, no_leaks
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import CountingStorage, fail_calls
 from tests.kit.frame_files import damage, frame_files, slots_start, used_bytes
 from tests.kit.lerobot_stand_in import install
@@ -49,21 +41,17 @@ CODECS = [
 ]
 
 
-@pytest.fixture(scope="module", params=CODECS)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("frames") / "records", request.param)
+path = written_once(write, params=CODECS)
 
 
-@pytest.fixture(scope="module")
-def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("video") / "records", "h264")
+video = written_once(write, "h264")
 
 
 def plain(path: Any, **more: Any) -> SeqRecordPipe:
     """A pipe in so little memory that later epochs load all frames again."""
     options = {"clip_len": 3, "batch_size": 4, "seed": 2, "features": FEATURES, **more}
     sizes = {name: size for name, size in SIZES.items() if name in options["features"]}
-    options = {"resize": sizes or None, "engine": EngineOptions(num_cursors=1), **options}
+    options = {"resize": sizes or None, "engine": seqrecord.EngineOptions(num_cursors=1), **options}
     make = partial(SeqRecordPipe, path, **options)
     return make(memory_limit=minimum_memory(make))
 
@@ -150,14 +138,14 @@ def test_every_loader_uses_it(path: Path, tmp_path: Path, monkeypatch: pytest.Mo
     assert filling.stats()["frames_decoded"] == FRAMES, "each frame once, by random access too"
     for loader in (
         SeqRecordPipe(path, **some, **cache),
-        SeqRecordIterableDataset(path, **some, **cache),
+        seqrecord.SeqRecordIterableDataset(path, **some, **cache),
         SeqRecordPipe(filling.dataset, **{**some, "resize": None}),
     ):
         assert [digest(clip) for clip in loader] == alone
         assert decoded(loader) == 0
         assert loader.stats()["bytes_read"] == 0, "no chunk is read"
     mixed = [
-        SeqRecordMix({"a": SeqRecordPipe(path, **some, **more)}, batch_size=4)
+        seqrecord.SeqRecordMix({"a": SeqRecordPipe(path, **some, **more)}, batch_size=4)
         for more in ({}, cache)
     ]
     assert [digest(batch) for batch in mixed[0]] == [digest(batch) for batch in mixed[1]]
@@ -173,7 +161,7 @@ def test_every_loader_uses_it(path: Path, tmp_path: Path, monkeypatch: pytest.Mo
 def test_frames_that_lack_a_feature(windows: dict[str, Any] | None, tmp_path: Path) -> None:
     path, cache = tmp_path / "records", tmp_path / "cache"
     lacking = {2: "image", 4: "seg", 11: "image", 12: "seg"}
-    writer = SeqRecordWriter(path, codecs="jpeg", chunk_frames=8)
+    writer = seqrecord.SeqRecordWriter(path, codecs="jpeg", chunk_frames=8)
     with writer, writer.episode("a") as episode:
         for i, image in enumerate(pictures(20, 0)):
             frame = {"image": image, "seg": image[::-1]}
@@ -292,10 +280,10 @@ def _delete(path: Path) -> None:
 
 
 def _append(path: Path) -> None:
-    with SeqRecordWriter(path, mode="append") as writer, writer.episode("c") as episode:
-        for i, image in enumerate(pictures(1, 7)):
-            frame = {"image": image, "depth": image[..., 1].astype(np.uint16), "seg": image}
-            episode.append({**frame, "labels": image[..., 0] // 32, "id": i})
+    images = pictures(1, 7)
+    depth, labels = images[..., 1].astype(np.uint16), images[..., 0] // 32
+    frames = columns(image=images, depth=depth, seg=images, labels=labels, id=range(len(images)))
+    write_dataset(path, {"c": frames}, mode="append")
 
 
 EDITS: dict[str, tuple[Callable[[Path], object], int]] = {

@@ -15,6 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import FrameCache, SeqRecordMix, SeqRecordPipe, SeqRecordWriter
+from tests.kit.datasets import noise, write_dataset
 from tests.kit.faults import fail_calls
 from tests.kit.frame_files import frame_files, used_bytes
 
@@ -23,14 +24,13 @@ EPISODES, FRAMES, SIDE = 8, 4, 32
 
 def write(path: Path, seed: int = 0, names: tuple[str, ...] = ("image",), side: int = SIDE) -> Path:
     """A record file, and so a file in the cache, for each episode."""
-    rng = np.random.default_rng(seed)
+    images = noise(EPISODES, FRAMES, len(names), side, side, 3, seed=seed)
+    episodes = {
+        f"e{number}": [dict(zip(names, frame, strict=True)) for frame in frames]
+        for number, frames in enumerate(images)
+    }
     codecs = dict.fromkeys(names, "png")
-    with SeqRecordWriter(path, chunk_frames=FRAMES, codecs=codecs, max_file_size=1) as writer:
-        for number in range(EPISODES):
-            with writer.episode(f"e{number}") as episode:
-                for _ in range(FRAMES):
-                    shape = (side, side, 3)
-                    episode.append({name: rng.integers(0, 256, shape, np.uint8) for name in names})
+    write_dataset(path, episodes, chunk_frames=FRAMES, codecs=codecs, max_file_size=1)
     return path
 
 

@@ -23,6 +23,7 @@ import seqrecord
 from seqrecord import FrameCache, FrameTransform, SeqRecordPipe, SeqRecordWriter
 from seqrecord.edit import delete_episodes, trim_episodes
 from seqrecord.storage import LocalStorage
+from tests.kit.datasets import write_dataset
 from tests.kit.faults import CountingStorage
 from tests.kit.frame_files import damage as change_byte
 from tests.kit.frame_files import frame_files, slots_start
@@ -37,11 +38,10 @@ PNG: dict[str, Any] = {"codecs": {"image": "png"}}
 
 def write(path: Path, rows: Sequence[dict[str, int]], chunk_frames: int, **more: Any) -> Path:
     """One episode: numbers of images by feature, for each frame; `t` too, if a frame has none."""
-    writer = SeqRecordWriter(path, chunk_frames=chunk_frames, **more)
-    with writer, writer.episode("a") as episode:
-        for number, row in enumerate(rows):
-            frame: dict[str, Any] = {name: IMAGES[i] for name, i in row.items()}
-            episode.append(frame if all(rows) else {"t": np.float32(number), **frame})
+    frames: list[Any] = [{name: IMAGES[i] for name, i in row.items()} for row in rows]
+    if not all(rows):
+        frames = [{"t": np.float32(number), **frame} for number, frame in enumerate(frames)]
+    write_dataset(path, {"a": frames}, chunk_frames=chunk_frames, **more)
     return path
 
 

@@ -13,13 +13,13 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 
-from seqrecord import FrameCache, HorizontalFlip, RandomCrop, SeqRecordPipe, SeqRecordWriter
+from seqrecord import FrameCache, HorizontalFlip, RandomCrop, SeqRecordPipe
 from seqrecord.errors import StorageError
 from tests.cloud.test_cache import locked
+from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.faults import fail_calls
 from tests.kit.frame_files import damage, frame_files, slots_start, used_bytes
 from tests.kit.processes import Fork, in_fork
@@ -29,14 +29,11 @@ FRAMES = 3  # of an episode and chunk
 
 
 def write(path: Path, episodes: int, side: int, seed: int = 0) -> Path:
-    rng = np.random.default_rng(seed)
-    codecs = dict.fromkeys(CAMERAS, "png")
-    with SeqRecordWriter(path, chunk_frames=FRAMES, codecs=codecs) as writer:
-        for number in range(episodes):
-            with writer.episode(f"e{number}") as episode:
-                for _ in range(FRAMES):
-                    image = rng.integers(0, 256, (side, side, 3), np.uint8)
-                    episode.append({"left": image, "right": image[::-1]})
+    frames = {
+        f"e{number}": columns(left=images, right=images[:, ::-1])
+        for number, images in enumerate(noise(episodes, FRAMES, side, side, 3, seed=seed))
+    }
+    write_dataset(path, frames, chunk_frames=FRAMES, codecs=dict.fromkeys(CAMERAS, "png"))
     return path
 
 

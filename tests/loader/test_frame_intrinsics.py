@@ -19,13 +19,8 @@ from seqrecord import (
     ClipError,
     HorizontalFlip,
     RandomCrop,
-    RandomResizedCrop,
-    Resize,
-    SeqRecordIterableDataset,
     SeqRecordMapDataset,
-    SeqRecordMix,
     SeqRecordPipe,
-    SeqRecordWriter,
 )
 from seqrecord.errors import SchemaError
 from tests.cuda.side_streams import STREAMS, device_of, on_host
@@ -87,8 +82,8 @@ def _expected(batch: Any, clip: int, value: Array, before: tuple[int, int] | Non
 _STEPS = {
     "crop": [RandomCrop((16, 20))],
     "crop, flip": [RandomCrop((16, 20)), HorizontalFlip(0.5)],
-    "resize": [CenterCrop((20, 30)), Resize((10, 45)), HorizontalFlip(1)],
-    "resized crop": [RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
+    "resize": [CenterCrop((20, 30)), seqrecord.Resize((10, 45)), HorizontalFlip(1)],
+    "resized crop": [seqrecord.RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
     "flip": [HorizontalFlip(0.5)],
     "none": None,
 }
@@ -146,8 +141,10 @@ def test_functions_and_mixes_get_the_changed_intrinsics(tmp_path: Path) -> None:
         assert torch.allclose(found[..., 2], torch.where(batch["flipped"][:, None], 19 - cx, cx))
 
     crop: dict[str, Any] = {"clip_transform": CenterCrop((20, 30))}
-    sources = {name: SeqRecordIterableDataset(records, clip_len=2, **crop) for name in "ab"}
-    for batch in SeqRecordMix(sources, batch_size=4):
+    sources = {
+        name: seqrecord.SeqRecordIterableDataset(records, clip_len=2, **crop) for name in "ab"
+    }
+    for batch in seqrecord.SeqRecordMix(sources, batch_size=4):
         frame = batch["start"][:, None] + torch.arange(2)
         assert torch.equal(batch["image_intrinsics"][..., 2], (14.5 + frame / 4).float())
     # A feature named `intrinsics` replaces the column.
@@ -160,7 +157,7 @@ def test_functions_and_mixes_get_the_changed_intrinsics(tmp_path: Path) -> None:
 def test_intrinsics_of_several_cameras(tmp_path: Path) -> None:
     sizes = {"front": (_HEIGHT, _WIDTH), "wrist": (20, 20)}
     path = _write(tmp_path / "r", {"front_intrinsics": "<f8", "wrist_intrinsics": "<f8"}, **sizes)
-    steps: Any = {"front": [CenterCrop((20, 30))], "wrist": [Resize((10, 10))]}
+    steps: Any = {"front": [CenterCrop((20, 30))], "wrist": [seqrecord.Resize((10, 10))]}
     clip = SeqRecordMapDataset(path, clip_len=1, clip_transform=steps)[0]
     assert clip["front_intrinsics"][0].tolist() == [30, 28, 14.5, 9.5]
     assert clip["wrist_intrinsics"][0].tolist() == [15, 14, 9.5, 5.5]
@@ -189,7 +186,7 @@ def test_intrinsics_on_a_device(tmp_path: Path, stream: str, name: str) -> None:
     settings: dict[str, Any] = {
         "clip_len": 3,
         "batch_size": 4,
-        "clip_transform": [RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
+        "clip_transform": [seqrecord.RandomResizedCrop((12, 18)), HorizontalFlip(0.5)],
         "resize": (22, 36),
     }
     with device_of(stream) as device:
@@ -205,7 +202,7 @@ def test_features_of_other_shapes_or_dtypes_are_no_intrinsics(tmp_path: Path) ->
     shapes: list[Any] = [(3,), (4,), (3, 4), (None,)]
     for number, (shape, dtype) in enumerate(zip(shapes, ("f4", "i4", "f8", "f4"), strict=True)):
         path, spec = tmp_path / str(number), seqrecord.FeatureSpec("k", np.dtype(dtype), shape)
-        writer = SeqRecordWriter(path, schema=seqrecord.Schema([spec]))
+        writer = seqrecord.SeqRecordWriter(path, schema=seqrecord.Schema([spec]))
         with writer, writer.episode("a") as episode:
             episode.append({"k": np.ones([n or 4 for n in shape], dtype)})
         with pytest.raises(SchemaError, match="kind intrinsics does not fit"):

@@ -29,7 +29,7 @@ from tests.kit.clip_data import (
     resumed,
     write_numbered,
 )
-from tests.kit.datasets import damage
+from tests.kit.datasets import damage, written_once
 from tests.kit.faults import CountingStorage
 
 FEATURES = ["image", "id"]
@@ -37,26 +37,19 @@ CLIPS: dict[str, Any] = {"clip_len": 3, "features": FEATURES, "batch_size": 4, "
 FRAME = 6 * 8 * 3 + 16  # bytes
 
 
-def write(folder: Path, groups: dict[str, int] | None = None, codecs: str = "raw") -> Path:
-    groups = groups or {"image": 0, "id": 0, "flow": 1, "note": 1}
-    return write_numbered(folder / "records", codecs=codecs, groups=groups)
+TWO_GROUPS = {"image": 0, "id": 0, "flow": 1, "note": 1}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("in_memory"))
+path = written_once(write_numbered, codecs="raw", groups=TWO_GROUPS)
 
 
-@pytest.fixture(scope="module")
-def apart(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Each feature in its own group."""
-    groups = {"image": 0, "id": 1, "flow": 2, "note": 2}
-    return write(tmp_path_factory.mktemp("apart"), groups)
+apart = written_once(
+    write_numbered, codecs="raw", groups={"image": 0, "id": 1, "flow": 2, "note": 2}
+)
+"""Each feature in its own group."""
 
 
-@pytest.fixture(scope="module")
-def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("encoded"), codecs="balanced")
+encoded = written_once(write_numbered, codecs="balanced", groups=TWO_GROUPS)
 
 
 def least_limit(try_limit: Callable[[int], object]) -> int:
@@ -200,7 +193,7 @@ def test_memory_is_freed_with_the_loader(path: Path) -> None:
 
 def test_file_changed_after_reading(tmp_path: Path) -> None:
     """Checked frames stay; a new reader finds the damage."""
-    path = write(tmp_path)
+    path = write_numbered(tmp_path / "records", codecs="raw", groups=TWO_GROUPS)
     pipe = SeqRecordPipe(path, **CLIPS)
     damage(path, "image", 0, 0)
     for _ in range(2):  # a failed load marks nothing as read

@@ -30,7 +30,7 @@ from seqrecord import (
 from seqrecord.samples import SampleRandom, Samples, dilate, reverse
 from tests.formats.cases import index_source
 from tests.kit.clip_data import minimum_memory
-from tests.kit.datasets import columns, write_dataset
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.trees import make_frames, write_v1
 from tests.kit.video_data import moving
 from tests.kit.video_file_data import pictures as video_pictures
@@ -58,19 +58,13 @@ def write(path: Path, codec: str) -> Path:
     return path
 
 
-@pytest.fixture(scope="module", params=CODECS)
-def path(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("frames") / "records", request.param)
+path = written_once(write, params=CODECS)
 
 
-@pytest.fixture(scope="module")
-def encoded(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("encoded") / "records", "png")
+encoded = written_once(write, "png")
 
 
-@pytest.fixture(scope="module")
-def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("video") / "records", VIDEO)
+video = written_once(write, VIDEO)
 
 
 def seventh(samples: Samples, epoch: int, _: SampleRandom) -> Samples:

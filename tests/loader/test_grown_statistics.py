@@ -10,16 +10,9 @@ import pytest
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    StateError,
-    Vector,
-)
+from seqrecord import ClipError, SeqRecordMix, SeqRecordPipe, StateError, Vector
 from tests.kit.clip_data import digests, resumed
+from tests.kit.datasets import columns, write_dataset
 from tests.loader.test_grown import saved
 
 pytestmark = [
@@ -32,13 +25,12 @@ MODES = ["mean_std", "quantiles"]
 
 def append(path: Path, first: int, stop: int) -> Path:
     """Episodes of a `state` around 10 times the episode's number."""
-    mode: Any = "append" if first else "create"
-    with SeqRecordWriter(path, mode=mode) as writer:
-        for number in range(first, stop):
-            with writer.episode(f"e{number}") as episode:
-                for frame in range(12):
-                    state = np.array([10 * number + frame / 7, frame], np.float32)
-                    episode.append({"state": state})
+    numbers = np.arange(12, dtype=np.float32)
+    episodes = {
+        f"e{n}": columns(state=np.stack([10 * n + numbers / 7, numbers], axis=1))
+        for n in range(first, stop)
+    }
+    write_dataset(path, episodes, mode="append" if first else "create")
     seqrecord.add_statistics(path)
     return path
 
@@ -174,7 +166,9 @@ def test_a_stateful_dataloader_passes_the_state_only(
         options["persistent_workers"] = persistent
 
     def loader(**more: Any) -> Any:
-        return StatefulDataLoader(make(path, kind=SeqRecordIterableDataset, **more), **options)
+        return StatefulDataLoader(
+            make(path, kind=seqrecord.SeqRecordIterableDataset, **more), **options
+        )
 
     first = loader()
     iterator = iter(first)

@@ -12,16 +12,12 @@ from typing import Any
 
 import pytest
 
-from seqrecord import (
-    ClipError,
-    SeqRecordError,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    StateError,
-)
+import seqrecord
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from seqrecord.samples import every
 from tests.kit.clip_data import begun, digest, digests, resumed
+from tests.kit.datasets import written_once
 from tests.loader.mix_data import write_sources
 
 HUGE = (1 << 31) - 1, 1 << 45, (1 << 62) - 1
@@ -31,9 +27,7 @@ BEYOND = "beyond the end of its epoch"
 Loader = SeqRecordMix | SeqRecordIterableDataset
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_sources(tmp_path_factory.mktemp("hostile_states"))
+root = written_once(write_sources)
 
 
 CHOSEN = {"episode": ["e/0", "e/1", "e/0"], "start": [4, 0, 7], "repeat": [1.5, 3.2, 0.3]}
@@ -115,7 +109,7 @@ def test_odd_and_huge_numbers(root: Path, kind: Any, thorough: bool) -> None:
                 continue
             try:
                 next(iter(loader), None)
-            except SeqRecordError:
+            except seqrecord.SeqRecordError:
                 pass
             else:
                 loader.state_dict()

@@ -11,15 +11,7 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    At,
-    FrameCache,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    edit,
-)
+from seqrecord import At, SeqRecordIterableDataset, SeqRecordMapDataset, SeqRecordPipe, edit
 from tests.kit.datasets import columns, noise, write_dataset
 
 Frames = dict[str, list[dict[str, Any]]]
@@ -125,7 +117,7 @@ def test_random_access(opening: Any) -> None:
 def test_frame_cache_and_resident_frames(opening: Any, tmp_path: Path) -> None:
     open_joined, whole, _ = opening
     expected = clips_of(SeqRecordPipe(whole, clip_len=5))
-    cache = FrameCache(tmp_path / "cache", "100MiB")
+    cache = seqrecord.FrameCache(tmp_path / "cache", "100MiB")
     filling = SeqRecordPipe(open_joined(), clip_len=5, frame_cache=cache)
     assert clips_of(filling) == expected
     pipe = SeqRecordPipe(open_joined(), clip_len=5, frame_cache=cache)
@@ -182,7 +174,7 @@ def test_mixes(opening: Any) -> None:
             str(number): SeqRecordIterableDataset(source, clip_len=4, features=names)
             for number, source in enumerate(sources)
         }
-        mix = SeqRecordMix(pipes, weights={"0": 1, "1": 1}, batch_size=4, seed=3)
+        mix = seqrecord.SeqRecordMix(pipes, weights={"0": 1, "1": 1}, batch_size=4, seed=3)
         return sorted(
             (plain(step), plain(latent), *text)
             for batch in mix

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +14,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import ClipError, Dataset, FeatureSpec, Schema, SeqRecordMapDataset, SeqRecordWriter
+from seqrecord import ClipError, Dataset, FeatureSpec, Schema, SeqRecordMapDataset
 from seqrecord.errors import ChecksumError, StorageError
 from seqrecord.storage import LocalStorage
-from tests.kit.datasets import damage
+from tests.kit.datasets import columns, damage, write_dataset, written_once
 from tests.kit.faults import CountingStorage
 
 EPISODES = [703, 1, 40, 555]  # frames
@@ -41,19 +41,13 @@ TOTAL = sum(EPISODES)
 
 
 def write(folder: Path) -> Path:
-    frame = 0
-    with SeqRecordWriter(folder, schema=SCHEMA, codecs="raw", chunk_frames=CHUNK) as writer:
-        for number, length in enumerate(EPISODES):
-            with writer.episode(f"e{number}") as episode:
-                for _ in range(length):
-                    episode.append({name: EXPECTED[name][frame] for name in EXPECTED})
-                    frame += 1
+    frames = iter(columns(**EXPECTED))
+    episodes = {f"e{n}": list(islice(frames, length)) for n, length in enumerate(EPISODES)}
+    write_dataset(folder, episodes, schema=SCHEMA, codecs="raw", chunk_frames=CHUNK)
     return folder
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("kept") / "records")
+root = written_once(write)
 
 
 def counting(root: Path) -> CountingStorage:

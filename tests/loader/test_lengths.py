@@ -12,7 +12,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
 from seqrecord import MaxFrames, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import columns, write_dataset, written_once
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:This DataLoader will create"),
@@ -22,12 +22,9 @@ pytestmark = [
 ]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("lengths") / "records"
-    frames = [{"id": np.array([number])} for number in range(30)]
-    write_dataset(root, {f"e{number}": frames[: 13 + 3 * number] for number in range(5)})
-    return root
+path = written_once(
+    write_dataset, {f"e{n}": columns(id=np.arange(13 + 3 * n)[:, None]) for n in range(5)}
+)
 
 
 def fewer(samples: Any, epoch: int, rng: Any) -> Any:

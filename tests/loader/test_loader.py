@@ -16,14 +16,7 @@ import pytest
 from tqdm import tqdm
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    Dataset,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-)
+from seqrecord import ClipError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import SchemaError
 from seqrecord.samples import every, skip_last
 from tests.kit.clip_data import LENGTHS, begun, check_clip, names, possible_clips, write_numbered
@@ -112,12 +105,12 @@ def test_skipped_clips_are_reported_once(tmp_path: Path, caplog: pytest.LogCaptu
     )
     pipe = SeqRecordPipe(path, clip_len=4)
     assert caplog.messages == [f"{path}: 56 clips; left out: {left_out}"]
-    SeqRecordIterableDataset(path, clip_len=4, batch_size=2)
+    seqrecord.SeqRecordIterableDataset(path, clip_len=4, batch_size=2)
     assert len(caplog.messages) == 1
     assert [record.levelname for record in caplog.records] == ["WARNING"]
     assert len(pipe) == 56
     assert left_out in repr(pipe)
-    assert left_out in repr(SeqRecordMapDataset(path, clip_len=4))
+    assert left_out in repr(seqrecord.SeqRecordMapDataset(path, clip_len=4))
     assert pipe.stats()["episodes_too_short"] == pipe.clips.num_short_episodes == 1
     assert pipe.stats()["clips_incomplete"] == pipe.clips.num_incomplete == 7
     with pytest.raises(ClipError, match="4 of 4 episodes, too short for a clip of 41 frames"):
@@ -167,7 +160,7 @@ def test_stats_agree_with_the_storage(path: Path) -> None:
     """Only bytes of the selected features are read."""
     contents, read = seqrecord.open(path).contents, []
     storage, index = CountingStorage(contents.storage), contents.index
-    dataset = Dataset(replace(contents, storage=storage))
+    dataset = seqrecord.Dataset(replace(contents, storage=storage))
     chunks = index.groups[0]
     for features in (["image", "flow", "note", "id"], ["flow"]):
         pipe = SeqRecordPipe(dataset, clip_len=3, batch_size=4, features=features, shuffle=False)

@@ -18,14 +18,8 @@ from torchdata.nodes import BaseNode, Batcher, Loader, Mapper, ParallelMapper, P
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordNode,
-    SeqRecordPipe,
-    StateError,
-)
-from tests.kit.clip_data import begun, names, resumed
+from seqrecord import SeqRecordIterableDataset, SeqRecordNode, SeqRecordPipe, StateError
+from tests.kit.clip_data import all_names, begun, names, resumed
 from tests.loader.resume_contract import check_node, check_stateful_loader
 
 PAGE = Path(__file__).parents[2] / "docs" / "loaders.md"
@@ -147,12 +141,12 @@ def test_loader_of_single_clips(path: Path) -> None:
     loader, again = make(), make()
     assert shapes(next(iter(make()))) == [4, 3, 2]
     whole = check_reshuffles(make())[0]
-    clips = SeqRecordMapDataset(path, clip_len=3, features=["id"])
+    clips = seqrecord.SeqRecordMapDataset(path, clip_len=3, features=["id"])
     check_reshuffles(DataLoader(clips, shuffle=True, **options))
     iterator = iter(loader)
     seen = [name for _ in range(5) for name in names(next(iterator))]
     pipe_of(again).load_state_dict(pipe_of(loader).state_dict())
-    rest = [name for batch in again for name in names(batch)]
+    rest = all_names(again)
     assert len(seen) == 20
     assert sorted(seen + rest) == sorted(name for batch in whole for name in batch)
     stream = SeqRecordIterableDataset(path, **SETTINGS)

@@ -17,15 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import (
-    EngineOptions,
-    FeatureSpec,
-    Schema,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    SeqRecordWriter,
-)
+from seqrecord import FeatureSpec, Schema, SeqRecordPipe, SeqRecordWriter
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.engine.buffers import ChunkBuffers
 from seqrecord.loader.pipes.options import LoaderOptions
@@ -40,9 +32,11 @@ from tests.kit.clip_data import (
     effective_arguments,
     minimum_memory,
     names,
+    peak_of,
     possible_clips,
     write_numbered,
 )
+from tests.kit.datasets import written_once
 from tests.kit.processes import run_code, run_python
 from tests.loader.clip_cases import Case, cases
 
@@ -54,16 +48,10 @@ BESIDE = 1 << 20
 """Bytes of an epoch other than frames, batches and chunks: its plan, threads, code."""
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("memory")
-    return write_numbered(folder / "records", codecs="raw", shape=SHAPE, chunk_frames=CHUNK)
+path = written_once(write_numbered, codecs="raw", shape=SHAPE, chunk_frames=CHUNK)
 
 
-@pytest.fixture(scope="module")
-def tiny(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tiny")
-    return write_numbered(folder / "records", shape=(64, 64, 9), chunk_frames=CHUNK)
+tiny = written_once(write_numbered, shape=(64, 64, 9), chunk_frames=CHUNK)
 
 
 requests = st.fixed_dictionaries(
@@ -85,17 +73,6 @@ requests = st.fixed_dictionaries(
 
 
 costly = settings(max_examples=settings().max_examples // 5)
-
-
-def peak_of(work: Callable[[], object]) -> int:
-    """Peak of the bytes that `work` allocates through Python and NumPy."""
-    gc.collect()
-    tracemalloc.start()
-    try:
-        work()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
 
 
 def check_taken(work: Callable[[], object], most: int) -> None:
@@ -181,8 +158,8 @@ def test_the_least_memory_of_a_mix_suffices(tiny: Path) -> None:
         options = {"features": ["image", "id"], **CASES[name]}
 
         def make(memory_limit: int, options: Any = options) -> None:
-            sources = {key: SeqRecordIterableDataset(tiny, **options) for key in "ab"}
-            next(iter(SeqRecordMix(sources, batch_size=3, memory_limit=memory_limit)))
+            sources = {key: seqrecord.SeqRecordIterableDataset(tiny, **options) for key in "ab"}
+            next(iter(seqrecord.SeqRecordMix(sources, batch_size=3, memory_limit=memory_limit)))
 
         make(minimum_memory(make))
 
@@ -208,7 +185,7 @@ def test_batches_of_the_consumer_are_freed_when_it_drops_them(path: Path) -> Non
 def test_the_memory_of_a_dropped_pipe_is_freed_before_the_next_one(path: Path) -> None:
     """Without the garbage collector, which would free cycles too."""
     clips: Any = {"clip_len": 5, "features": ["image"], "batch_size": 9}
-    make = partial(SeqRecordPipe, path, **clips, engine=EngineOptions(num_cursors=3))
+    make = partial(SeqRecordPipe, path, **clips, engine=seqrecord.EngineOptions(num_cursors=3))
     limit = minimum_memory(make)
     pipes = [make(memory_limit=limit) for _ in range(2)]
 

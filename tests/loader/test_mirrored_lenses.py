@@ -11,17 +11,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    CenterCrop,
-    ClipError,
-    HorizontalFlip,
-    RandomCrop,
-    Resize,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-)
+from seqrecord import CenterCrop, HorizontalFlip, Resize, SeqRecordMapDataset, SeqRecordPipe
 from seqrecord.sources import undistorted
 from tests.cuda.side_streams import STREAMS, device_of, on_host
 from tests.kit.datasets import columns, write_dataset
@@ -40,7 +30,7 @@ LENSES = {
 }
 STEPS: dict[str, Any] = {
     "flip": [HorizontalFlip(0.5)],
-    "crop": [RandomCrop((16, 20)), HorizontalFlip(0.5)],
+    "crop": [seqrecord.RandomCrop((16, 20)), HorizontalFlip(0.5)],
     "resize": [CenterCrop((20, 30)), Resize((10, 45)), HorizontalFlip(0.5)],
 }
 
@@ -69,8 +59,8 @@ def batches(path: Path, steps: Any, seed: int = 0) -> list[dict[str, Any]]:
     found = [*SeqRecordPipe(path, batch_size=4, seed=seed, **settings)]
     single = SeqRecordMapDataset(path, **settings)
     found += [seqrecord.collate([single[i] for i in range(len(single))])]
-    sources = {"a": SeqRecordIterableDataset(path, **settings)}
-    found += [*SeqRecordMix(sources, batch_size=4)]
+    sources = {"a": seqrecord.SeqRecordIterableDataset(path, **settings)}
+    found += [*seqrecord.SeqRecordMix(sources, batch_size=4)]
     assert len({bool(flag) for batch in found for flag in batch["flipped"]}) == 2
     return found
 
@@ -151,7 +141,7 @@ def test_lenses_of_unknown_models(tmp_path: Path, caplog: pytest.LogCaptureFixtu
         clip = SeqRecordMapDataset(path, clip_len=1, clip_transform=CenterCrop(8))[0]
         assert np.array_equal(clip["distortion"][0], lenses[0])
         flipped = SeqRecordMapDataset(path, clip_len=1, clip_transform=HorizontalFlip(1))
-        with pytest.raises(ClipError, match="unknown lens model") as caught:
+        with pytest.raises(seqrecord.ClipError, match="unknown lens model") as caught:
             flipped[0]
         assert (caught.value.episode, caught.value.feature) == ("a", "distortion")
     path = write(tmp_path / "named", {}, distortion=lenses)

@@ -20,35 +20,17 @@ import pytest
 from PIL import Image
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    StateError,
-    edit,
-)
+from seqrecord import ClipError, SeqRecordPipe, edit, errors
 from seqrecord.edit import split_dataset
-from seqrecord.errors import (
-    DestinationError,
-    EpisodeKeyError,
-    FrameError,
-    LocationError,
-    SchemaError,
-    SourceError,
-    StatisticsKeyError,
-    StorageError,
-)
+from seqrecord.errors import SchemaError, StorageError
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import lengths_of, write_episodes, write_small
+from tests.kit.datasets import lengths_of, write_dataset, write_small, written_once
 from tests.kit.faults import fail_calls
 
 
 def written(folder: Path, *frames: dict[str, Any], **options: Any) -> Path:
     """A dataset of one episode, "a"."""
-    with SeqRecordWriter(folder, **options) as writer, writer.episode("a") as episode:
-        for frame in frames:
-            episode.append(frame)
+    write_dataset(folder, {"a": frames}, **options)
     return folder
 
 
@@ -90,7 +72,7 @@ STATES: list[tuple[dict[str, Any], str]] = [
 
 
 def test_arguments_of_the_map_style_class_and_of_rename_episodes(path: Path) -> None:
-    clips: Any = SeqRecordMapDataset
+    clips: Any = seqrecord.SeqRecordMapDataset
     for name, expected in (
         ("num_replicas", r"DistributedSampler\(dataset\)"),
         ("num_workers", r"DataLoader\(dataset, num_workers="),
@@ -117,16 +99,16 @@ def test_arguments_and_states_of_loaders(path: Path) -> None:
         with pytest.raises(TypeError, match=message):  # a stream has no random access
             _ = loader(path, clip_len=3)[0]
     for state, message in STATES:
-        with pytest.raises(StateError, match=message):
+        with pytest.raises(seqrecord.StateError, match=message):
             pipe.load_state_dict(state)
 
 
 @pytest.mark.parametrize("key", ["set/00", 0, None])
 def test_an_unknown_episode_key(key: Any, path: Path) -> None:
     episodes = seqrecord.open(path).episodes
-    with pytest.raises(EpisodeKeyError) as caught:
+    with pytest.raises(errors.EpisodeKeyError) as caught:
         _ = episodes[key]
-    error: EpisodeKeyError = pickle.loads(pickle.dumps(caught.value))
+    error: errors.EpisodeKeyError = pickle.loads(pickle.dumps(caught.value))
     assert issubclass(type(error), KeyError)
     assert error.file == str(path)
     assert (error.expected, error.got) == (f"a key of {KEYS}", repr(key))
@@ -149,7 +131,7 @@ def test_locations_without_a_dataset(path: Path, tmp_path: Path) -> None:
             seqrecord.open(place)
         assert caught.value.file == str(place)
     for location in (None, [path]):
-        with pytest.raises(LocationError, match="expected: one path or URL; got: "):
+        with pytest.raises(errors.LocationError, match="expected: one path or URL; got: "):
             seqrecord.open(location)  # type: ignore[arg-type]
 
 
@@ -159,11 +141,11 @@ def test_locations_without_a_dataset(path: Path, tmp_path: Path) -> None:
 def test_invalid_frames_and_metadata(tmp_path: Path) -> None:
     frame, nothing = {"x": np.zeros(3)}, r"None.*leave the feature out.*feature: image"
     wrong: list[tuple[Any, type[Exception], str]] = [
-        (np.zeros(3), FrameError, r"frame is not a dict; episode: b; .* got: ndarray"),
+        (np.zeros(3), errors.FrameError, r"frame is not a dict; episode: b; .* got: ndarray"),
         ({"image": None, **frame}, SchemaError, nothing),
-        ({}, FrameError, "without features; append a frame with at least one"),
+        ({}, errors.FrameError, "without features; append a frame with at least one"),
     ]
-    with SeqRecordWriter(tmp_path / "records") as writer:
+    with seqrecord.SeqRecordWriter(tmp_path / "records") as writer:
         with writer.episode("a") as episode:
             episode.append(frame)
         for value, kind, message in wrong:
@@ -198,14 +180,16 @@ def test_missing_statistics(tmp_path: Path) -> None:
     assert not statistics
     assert "x" not in statistics
     assert statistics.get("x") is None
-    with pytest.raises(StatisticsKeyError, match=f"`seqrecord stats {without}`") as caught:
+    with pytest.raises(errors.StatisticsKeyError, match=f"`seqrecord stats {without}`") as caught:
         _ = statistics["x"]
     assert caught.value.file == str(without)
     assert isinstance(caught.value, KeyError)
     seqrecord.add_statistics(without)
     assert seqrecord.open(without).statistics["x"].mean.tolist() == [0, 0, 0]
     statistics = seqrecord.open(written(tmp_path / "with", frame)).statistics
-    with pytest.raises(StatisticsKeyError, match="feature; feature: note; expected: x, image"):
+    with pytest.raises(
+        errors.StatisticsKeyError, match="feature; feature: note; expected: x, image"
+    ):
         _ = statistics["note"]
 
     import torch  # here, since subprocesses import this module
@@ -220,11 +204,6 @@ def test_missing_statistics(tmp_path: Path) -> None:
 # Local folders without write access or with unexpected files
 
 
-def write_numbers(folder: Path, mode: Any = "create") -> None:
-    with SeqRecordWriter(folder, mode=mode) as writer:
-        write_episodes(writer, {"a": 3})
-
-
 def tree(folder: Path) -> list[str]:
     return sorted(str(path.relative_to(folder)) for path in folder.rglob("*"))
 
@@ -237,7 +216,7 @@ def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
         ("set", "Not a directory"),
     ):
         with pytest.raises(StorageError, match=r"Not a directory; file: .*file"):
-            write_numbers(tmp_path / "file" / below, mode)
+            write_dataset(tmp_path / "file" / below, {"a": 3}, mode=mode)
         with pytest.raises(StorageError, match=rf"{why}; file: .*file"):
             seqrecord.open(tmp_path / "file" / below)
     assert tree(tmp_path) == ["file"]
@@ -245,10 +224,10 @@ def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
         (tmp_path / "set").mkdir()
         (tmp_path / "set" / "records").write_bytes(b"")
         with pytest.raises(StorageError, match=r"Not a directory; file: .*records"):
-            write_numbers(tmp_path / "set", mode)
+            write_dataset(tmp_path / "set", {"a": 3}, mode=mode)
         assert tree(tmp_path / "set") == ["records"]
 
-    write_numbers(tmp_path / "other")
+    write_dataset(tmp_path / "other", {"a": 3})
     before = tree(tmp_path / "other")
     for name in ("manifest.json", "records", "index"):
         (tmp_path / f"link-{name}").mkdir()
@@ -256,7 +235,7 @@ def test_files_and_links_in_place_of_folders(tmp_path: Path, mode: str) -> None:
         # A writer reads the manifest first: without one, an append checks nothing else.
         why = "no dataset to append to" if (name, mode) == ("index", "append") else "leads out"
         with pytest.raises(StorageError, match=why):
-            write_numbers(tmp_path / f"link-{name}", mode)
+            write_dataset(tmp_path / f"link-{name}", {"a": 3}, mode=mode)
     assert tree(tmp_path / "other") == before
     assert lengths_of(tmp_path / "other") == {"a": 3}
 
@@ -327,8 +306,8 @@ def test_a_full_disk_and_a_read_only_one(tmp_path: Path) -> None:
 def test_a_folder_without_permission(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """As for a user without root privileges."""
     fail_calls(monkeypatch, os, "open", errno.EACCES, below=tmp_path, flags=os.O_CREAT)
-    with pytest.raises(DestinationError, match="cannot write: Permission denied; file: "):
-        write_numbers(tmp_path)
+    with pytest.raises(errors.DestinationError, match="cannot write: Permission denied; file: "):
+        write_dataset(tmp_path, {"a": 3})
 
 
 EDITS = ["edit delete {} x", "split {} train=1", "merge {} {} -o out", "edit drop {} image"]
@@ -365,7 +344,7 @@ def test_originals_in_place_of_a_dataset(originals: Path, tmp_path: Path) -> Non
         (originals, r"open_source\(path\)"),
         (None, r"schema, episodes, frames.*got: NoneType"),
     ):
-        with pytest.raises(SourceError, match=message):
+        with pytest.raises(errors.SourceError, match=message):
             seqrecord.convert(wrong, tmp_path / "records")
     (tmp_path / "records").mkdir()
     (tmp_path / "records" / "00000-x.seqrec").write_bytes(b"x")
@@ -405,11 +384,7 @@ _NUMBERS: dict[str, Any] = {
 }
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("hostile") / "records"
-    write_small(folder)
-    return folder
+records = written_once(write_small)
 
 
 def _pipe(**settings: Any) -> Callable[[Path, Any], Any]:

@@ -19,21 +19,7 @@ from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import seqrecord
-from seqrecord import (
-    CenterCrop,
-    ClipError,
-    EngineOptions,
-    HorizontalFlip,
-    Latest,
-    RandomCrop,
-    Seconds,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordWriter,
-    StateError,
-    Vector,
-)
+from seqrecord import CenterCrop, ClipError, SeqRecordIterableDataset, SeqRecordMix, StateError
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.mix_memory import divide_memory
 from seqrecord.samples import SampleRandom, Samples, dilate, every, final_goal, reverse
@@ -168,7 +154,10 @@ def test_shares_epochs_and_ends(
 def test_order_is_a_function_of_the_seed(root: Root) -> None:
     """Places of the sources and the order in each of them; threads and memory change nothing."""
     order = list(run(mixed(root), 2))
-    less: dict[str, Any] = {"engine": EngineOptions(num_threads=1), "memory_limit": "64MiB"}
+    less: dict[str, Any] = {
+        "engine": seqrecord.EngineOptions(num_threads=1),
+        "memory_limit": "64MiB",
+    }
     assert list(run(mixed(root, **less), 2)) == order
     other = list(run(mixed(root, seed=6), 2))
     assert [clip[0] for clip in other] != [clip[0] for clip in order]
@@ -486,7 +475,7 @@ def test_intersection_ignores_windows_of_other_features(root: Root) -> None:
         return batch
 
     image: dict[str, Any] = {"image": [0, 1]}
-    windows = {**image, "pose": Latest(range(9), max_age=3)}
+    windows = {**image, "pose": seqrecord.Latest(range(9), max_age=3)}
     batch = first(
         streams(root, "b", windows=windows, pad="edge", clip_len=None)
         | streams(root, "c", windows=image, pad="edge", clip_len=None)
@@ -615,15 +604,17 @@ def test_dtypes_and_shapes_of_columns_are_known_before_a_batch(root: Root) -> No
     """Also of columns that are computed or drawn, or that only one source has."""
     by_key = {"episode": ["e/0", "e/1"], "score": np.array([[1, 2, 3]] * 2, np.float32)}
     lists = {"episode": ["e/0"] * 2, "frames": [[0, 2], [3, 1, 2]]}
-    steps = [RandomCrop((4, 4)), HorizontalFlip()]
+    steps = [seqrecord.RandomCrop((4, 4)), seqrecord.HorizontalFlip()]
     tables: dict[str, dict[str, Any]] = {
         "a": {"samples": [{**by_key, "name": ["one", None]}, final_goal()], "metadata": ["task"]},
         "b": {"samples": [dilate(1, 2), reverse(0.5)]},
         "c": {"samples": {"episode": ["e/0"], "start": [1]}, "pad": "edge"},
     }
-    vectors: dict[str, Any] = {"vectors": {"where": Vector(pad_to=5)}, "clip_len": None}
-    placed = stream(root, "b", **vectors, windows={"where": Latest([-1, 0, 1])}, pad="edge")
-    plain = stream(root, "c", vectors={"where": Vector(pad_to=5)}, clip_transform=steps)
+    vectors: dict[str, Any] = {"vectors": {"where": seqrecord.Vector(pad_to=5)}, "clip_len": None}
+    placed = stream(
+        root, "b", **vectors, windows={"where": seqrecord.Latest([-1, 0, 1])}, pad="edge"
+    )
+    plain = stream(root, "c", vectors={"where": seqrecord.Vector(pad_to=5)}, clip_transform=steps)
     for sources in (
         {name: stream(root, name, **options) for name, options in tables.items()},
         {"c": plain, "b": placed},
@@ -751,10 +742,13 @@ def test_stats(root: Root) -> None:
 
 def test_stats_count_missing_times_of_one_iteration(tmp_path: Path) -> None:
     features = {"time": {"kind": "timestamp", "unit": "s"}}
-    with SeqRecordWriter(tmp_path, features=features) as writer, writer.episode("e") as episode:
+    with (
+        seqrecord.SeqRecordWriter(tmp_path, features=features) as writer,
+        writer.episode("e") as episode,
+    ):
         for frame in range(20):
             episode.append({"x": np.zeros(2), "time": np.float64(frame * (1 + (frame > 9)))})
-    windows = {"x": Seconds([0, 1], timestamps="time", tolerance=0.1, out_of_range="pad")}
+    windows = {"x": seqrecord.Seconds([0, 1], timestamps="time", tolerance=0.1, out_of_range="pad")}
     source = SeqRecordIterableDataset(tmp_path, windows=windows, features=["x"], pad="edge")
     mix, far = SeqRecordMix({"s": source}, batch_size=4, stopping_strategy=5), []
     for _ in range(2):
@@ -841,7 +835,7 @@ def test_invalid_sources(root: Root) -> None:
         return {"frame_transform": lambda frame: {name: frame["where"]}}
 
     given: dict[str, Any] = {"batch_size": 4, "seed": 1, "memory_limit": "1GiB", "device": "cpu"}
-    given |= {"engine": EngineOptions(num_threads=2), "last_batch": "drop"}
+    given |= {"engine": seqrecord.EngineOptions(num_threads=2), "last_batch": "drop"}
     own = [{name: one} for name, one in given.items()] + [{"rank": (0, 2)}]
     lone, task = stream(root, "a"), {"metadata": ["task"]}
     rows = stream(root, "a", clip_len=2, order="sequences", batch_size=2)
@@ -858,7 +852,7 @@ def test_invalid_sources(root: Root) -> None:
         ),
         *((other, None) for other in no_sources),
         (
-            {"a": SeqRecordMapDataset(root["a"], clip_len=3)},
+            {"a": seqrecord.SeqRecordMapDataset(root["a"], clip_len=3)},
             "no loader.*SeqRecordIterableDataset.*SeqRecordMapDataset",
         ),
         ({"x": rows}, "source 'x' of a mix gives sequences"),

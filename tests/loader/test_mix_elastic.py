@@ -13,6 +13,7 @@ from torchdata.stateful_dataloader import StatefulDataLoader
 
 from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordMix, StateError
 from tests.kit.clip_data import begun, names, resumed
+from tests.kit.datasets import written_once
 from tests.loader.mix_data import LENGTHS, write_sources
 
 pytestmark = [
@@ -22,9 +23,7 @@ pytestmark = [
 WEIGHTS = {"a": 3, "b": 2, "c": 1}
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_sources(tmp_path_factory.mktemp("elastic_mix"))
+root = written_once(write_sources)
 
 
 def mixed(root: Path, **options: Any) -> SeqRecordMix:

@@ -14,24 +14,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from seqrecord import (
-    At,
-    Camera,
-    CenterCrop,
-    DepthToMeters,
-    EngineOptions,
-    FrameCache,
-    HorizontalFlip,
-    Latest,
-    Next,
-    RandomResizedCrop,
-    Seconds,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordWriter,
-    Vector,
-    samples,
-)
+import seqrecord
+from seqrecord import CenterCrop, SeqRecordIterableDataset, SeqRecordMix, Vector, samples
 from seqrecord.errors import SeqRecordError
 from seqrecord.loader.mixing.file_values import python_value
 from seqrecord.loader.sampling.built_ins import BUILT_INS
@@ -51,7 +35,10 @@ def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     write_source(folder / "b", 1, (12, 15), extra=("pose",))
     write_source(folder / "sub" / "c", 2, (14, 9), side=9)
     for name, fps in FPS.items():
-        with SeqRecordWriter(folder / name) as writer, writer.episode("e", fps=fps) as episode:
+        with (
+            seqrecord.SeqRecordWriter(folder / name) as writer,
+            writer.episode("e", fps=fps) as episode,
+        ):
             for i in range(40):
                 episode.append({"action": np.array([i, fps], "f4")})
     nested = "sources: {c: {location: c, splits: {train: e/0, val: e/1}}}\nresize: [6, 8]\n"
@@ -94,7 +81,7 @@ def whole(root: Path, split: str, **options: Any) -> SeqRecordMix:
     rows: Any = {"train": "e/[01]", "val": [2]}[split]
     sources: dict[str, Any] = {"a": stream(root, "a", windows=windows, episodes=rows)}
     if split == "train":
-        engine, rename = EngineOptions(num_cursors=2), {"pose": "state"}
+        engine, rename = seqrecord.EngineOptions(num_cursors=2), {"pose": "state"}
         more = {**windows, "state": [0]}
         sources["b"] = stream(root, "b", windows=more, rename=rename, engine=engine)
     sources["inner"] = SeqRecordMix({"c": inner}, batch_size=1)
@@ -160,23 +147,27 @@ clip_len: 2
 VALUES: list[tuple[str, Any, Any]] = [
     ("windows", {"a": {"stop": 3}}, {"a": range(3)}),
     ("windows", {"a": {"start": 4, "stop": 0, "step": -2}}, {"a": range(4, 0, -2)}),
-    ("windows", {"a": {"seconds": [0.5, 1]}}, {"a": Seconds([0.5, 1])}),
+    ("windows", {"a": {"seconds": [0.5, 1]}}, {"a": seqrecord.Seconds([0.5, 1])}),
     (
         "windows",
         {"a": {"seconds": {"first": -1, "last": 0, "step": 0.5}, "timestamps": "t"}},
-        {"a": Seconds(-1, 0, step=0.5, timestamps="t")},
+        {"a": seqrecord.Seconds(-1, 0, step=0.5, timestamps="t")},
     ),
-    ("windows", {"a": [0, {"at": "goal", "within": [1, 9]}]}, {"a": [0, At("goal", 0, (1, 9))]}),
-    ("windows", {"a": {"at": "goal", "offsets": [0, 2]}}, {"a": At("goal", [0, 2])}),
-    ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": Latest(max_age=3)}),
-    ("windows", {"a": {"latest": {"stop": 2}}}, {"a": Latest(range(2))}),
-    ("windows", {"a": {"next": None, "max_wait": 3}}, {"a": Next(max_wait=3)}),
-    ("engine", {"num_threads": 2}, EngineOptions(num_threads=2)),
+    (
+        "windows",
+        {"a": [0, {"at": "goal", "within": [1, 9]}]},
+        {"a": [0, seqrecord.At("goal", 0, (1, 9))]},
+    ),
+    ("windows", {"a": {"at": "goal", "offsets": [0, 2]}}, {"a": seqrecord.At("goal", [0, 2])}),
+    ("windows", {"a": {"latest": None, "max_age": 3}}, {"a": seqrecord.Latest(max_age=3)}),
+    ("windows", {"a": {"latest": {"stop": 2}}}, {"a": seqrecord.Latest(range(2))}),
+    ("windows", {"a": {"next": None, "max_wait": 3}}, {"a": seqrecord.Next(max_wait=3)}),
+    ("engine", {"num_threads": 2}, seqrecord.EngineOptions(num_threads=2)),
     ("clip_transform", {"CenterCrop": 4}, CenterCrop(4)),
     (
         "clip_transform",
         [{"RandomResizedCrop": {"size": [2, 3], "scale": [0.5, 1]}}, {"HorizontalFlip": 0.1}],
-        [RandomResizedCrop((2, 3), (0.5, 1)), HorizontalFlip(0.1)],
+        [seqrecord.RandomResizedCrop((2, 3), (0.5, 1)), seqrecord.HorizontalFlip(0.1)],
     ),
     (
         "clip_transform",
@@ -186,7 +177,7 @@ VALUES: list[tuple[str, Any, Any]] = [
     (
         "clip_transform",
         [{"DepthToMeters": "d"}, {"DepthToMeters": {"features": ["d", "e"], "unit": "mm"}}],
-        [DepthToMeters("d"), DepthToMeters("d", "e", unit="mm")],
+        [seqrecord.DepthToMeters("d"), seqrecord.DepthToMeters("d", "e", unit="mm")],
     ),
     ("samples", {"dilate": [1, 2]}, samples.dilate(1, 2)),
     (
@@ -204,8 +195,8 @@ VALUES: list[tuple[str, Any, Any]] = [
     ("samples", [{"future_goal": "geometric"}], [samples.future_goal("geometric")]),
     ("samples", [{"one_per_episode": None}], [samples.one_per_episode()]),
     ("vectors", {"normalize": "quantiles"}, Vector(normalize="quantiles")),
-    ("frame_cache", {"folder": "f", "limit": "1GiB"}, FrameCache("f", "1GiB")),
-    ("camera", {"inverse": True}, Camera(inverse=True)),
+    ("frame_cache", {"folder": "f", "limit": "1GiB"}, seqrecord.FrameCache("f", "1GiB")),
+    ("camera", {"inverse": True}, seqrecord.Camera(inverse=True)),
 ]
 
 

@@ -16,6 +16,7 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
+import seqrecord
 from benchmarks.tartanair import default_mixing
 from benchmarks.tartanair.shuffle_quality import (
     ABANDONEDFACTORY,
@@ -25,14 +26,7 @@ from benchmarks.tartanair.shuffle_quality import (
     measure,
     memory_request,
 )
-from seqrecord import (
-    ClipSpec,
-    EngineOptions,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-    SeqRecordWriter,
-)
+from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe
 from seqrecord.errors import MemoryLimitError
 from seqrecord.loader.sampling.bounds import ClipStats, PlanSettings, resident_bounds
 from seqrecord.loader.sampling.epoch import EpochPlan
@@ -42,6 +36,7 @@ from seqrecord.storage import LocalStorage
 from seqrecord.store.clips.tables import ClipTable, EpisodeLayout, enumerate_clips
 from seqrecord.store.processes.machine import process_memory
 from tests.kit.clip_data import minimum_memory, names
+from tests.kit.datasets import write_dataset, written_once
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import be_worker
 from tests.loader.clip_cases import episode_table
@@ -49,15 +44,11 @@ from tests.loader.clip_cases import episode_table
 FRAME = np.zeros((8, 8, 3), np.uint8)
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("mixing") / "records"
-    with SeqRecordWriter(path, chunk_frames=8) as writer:
-        for number, length in enumerate(ABANDONEDFACTORY):
-            with writer.episode(f"{number}") as episode:
-                for _ in range(length):
-                    episode.append({"image": FRAME})
-    return path
+path = written_once(
+    write_dataset,
+    {str(n): [{"image": FRAME}] * length for n, length in enumerate(ABANDONEDFACTORY)},
+    chunk_frames=8,
+)
 
 
 def quality(batches: list[list[tuple[str, int]]]) -> Quality:
@@ -179,7 +170,7 @@ def test_too_small_machine_raises_with_the_limit_to_pass(
     has(monkeypatch, 2 * process_memory() + (4 << 20))
     with pytest.raises(MemoryLimitError, match="this machine") as caught:
         first()
-    mix = SeqRecordMix({"a": SeqRecordPipe(elsewhere, clip_len=16)}, batch_size=32)
+    mix = seqrecord.SeqRecordMix({"a": SeqRecordPipe(elsewhere, clip_len=16)}, batch_size=32)
     with pytest.raises(MemoryLimitError, match="this machine"):
         next(iter(mix))
     limit = int(re.findall(r"memory_limit=(\d+)", str(caught.value))[0])
@@ -210,7 +201,7 @@ def test_workers_share_the_default_limit(path: Path) -> None:
 
     def length(workers: int, **more: Any) -> int:
         clips: dict[str, Any] = {"clip_len": 512, "batch_size": 20_000, **more}
-        stream = SeqRecordIterableDataset(path, rank=(0, 1), **clips)
+        stream = seqrecord.SeqRecordIterableDataset(path, rank=(0, 1), **clips)
         return len(DataLoader(stream, batch_size=None, num_workers=workers))
 
     assert length(1) == 1

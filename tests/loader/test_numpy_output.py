@@ -17,14 +17,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-)
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMapDataset, SeqRecordPipe
 from tests.loader.test_shared_memory import mapped
 
 CLIPS: dict[str, Any] = {"clip_len": 3, "pad": "edge", "metadata": ["number"]}
@@ -48,11 +41,11 @@ def check_same(value: Any, tensor: Any) -> None:
 
 
 def streams(path: Path, **options: Any) -> Iterator[Any]:
-    for kind in (SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode):
+    for kind in (SeqRecordPipe, SeqRecordIterableDataset, seqrecord.SeqRecordNode):
         for size in (None, 4):
             yield kind(path, batch_size=size, seed=3, **CLIPS, **options)
     sources = {"one": SeqRecordPipe(path, **CLIPS), "two": SeqRecordPipe(path, clip_len=3)}
-    yield SeqRecordMix(sources, batch_size=4, single_source_batches=True, **options)
+    yield seqrecord.SeqRecordMix(sources, batch_size=4, single_source_batches=True, **options)
 
 
 def numbered(path: Path, **options: Any) -> Iterator[Any]:
@@ -72,7 +65,7 @@ def test_arrays_equal_tensors(path: Path) -> None:
     ]
     for loader, tensors in zip(same, loaders, strict=True):
         for made in (loader, tensors):
-            if isinstance(made, SeqRecordNode):
+            if isinstance(made, seqrecord.SeqRecordNode):
                 made.reset()
         for clip, like in zip(loader, tensors, strict=True):
             check_same(clip, like)
@@ -165,7 +158,7 @@ def test_refused(path: Path) -> None:
             SeqRecordPipe(path, **{"output": "numpy", **CLIPS, **options})
     source = SeqRecordPipe(path, output="numpy", **CLIPS)
     with pytest.raises(ClipError, match=r"sets options of the mix.*output"):
-        SeqRecordMix({"one": source}, batch_size=2)
+        seqrecord.SeqRecordMix({"one": source}, batch_size=2)
 
 
 def test_several_jax_processes_need_a_rank(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

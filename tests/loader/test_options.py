@@ -34,7 +34,7 @@ from seqrecord.loader.pipes import option_values
 from seqrecord.loader.pipes.options import ClipOptions, DatasetOptions
 from seqrecord.samples import dilate, every, reverse, subset
 from seqrecord.tools.profiler.bench import BenchOptions
-from tests.kit.datasets import write_small
+from tests.kit.datasets import write_small, written_once
 from tests.kit.processes import run_python
 
 STREAMING: list[Any] = [SeqRecordPipe, SeqRecordIterableDataset, SeqRecordNode]
@@ -45,11 +45,7 @@ CALLEES: list[tuple[Any, type[ClipOptions]]] = [
 ]
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("options") / "records"
-    write_small(path, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
-    return path
+records = written_once(write_small, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
 
 
 @pytest.mark.parametrize(("callee", "options"), CALLEES)

@@ -13,6 +13,7 @@ from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe, SeqRecordWriter, s
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
+from tests.kit.clip_data import all_names
 from tests.loader.clip_cases import episode_table, listed_clips
 
 RARE = {"e020", "e120"}
@@ -143,7 +144,7 @@ def test_the_rest_of_an_epoch_on_other_ranks(path: Path, before: int, after: int
     def names(batch: dict[str, Any]) -> list[tuple[str, int]]:
         return list(zip(batch["episode"], batch["start"].tolist(), strict=True))
 
-    whole = Counter(name for batch in make(0, 1) for name in names(batch))
+    whole = Counter(all_names(make(0, 1)))
     found, state = Counter[tuple[str, int]](), None
     for rank in range(before):
         pipe = make(rank, before)
@@ -156,7 +157,7 @@ def test_the_rest_of_an_epoch_on_other_ranks(path: Path, before: int, after: int
     for rank in range(after):
         pipe = make(rank, after)
         pipe.load_state_dict(state)
-        found.update(name for batch in pipe for name in names(batch))
+        found.update(all_names(pipe))
     assert found == whole
 
 

@@ -29,6 +29,7 @@ from seqrecord import (
 )
 from tests.kit.clip_data import (
     LARGE,
+    all_names,
     begun,
     check_clip,
     digest,
@@ -61,7 +62,7 @@ def test_shuffle_of_the_loader_overrides_the_pipe(path: Path, shuffle: bool) -> 
     settings = effective_arguments({**CLIP, "shuffle": not shuffle})
     pipe = SeqRecordPipe(path, **settings, features=["id"])
     loader = DataLoader(pipe, batch_size=None, shuffle=shuffle)
-    clips = [name for clip in loader for name in names(clip)]
+    clips = all_names(loader)
     canonical = possible_clips(["id"], 3)
     assert sorted(clips) == canonical
     assert (clips != canonical) is shuffle

@@ -39,14 +39,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-    StateError,
-)
+import seqrecord
+from seqrecord import SeqRecordIterableDataset, SeqRecordMix, StateError
 from tests.kit.clip_data import make_loader, names
 from tests.kit.processes import run_code, run_python
 
@@ -68,7 +62,7 @@ def mix(path: Path) -> SeqRecordMix:
 MAKE: dict[str, Any] = {
     "stream": partial(make_loader, kind=SeqRecordIterableDataset, features=["id"]),
     "mix": mix,
-    "pipe": partial(make_loader, kind=SeqRecordPipe, features=["id"]),
+    "pipe": partial(make_loader, kind=seqrecord.SeqRecordPipe, features=["id"]),
 }
 LOADERS: dict[str, Any] = {
     "loader": partial(DataLoader, batch_size=None),
@@ -313,12 +307,12 @@ def test_nodes_and_map_style(path: Path) -> None:
     """A node's Loader has no workers. A map style dataset's order is that of the sampler; its own
     epoch reaches persistent workers, and no copy.
     """
-    node = Loader(make_loader(path, SeqRecordNode, features=["id"]))
+    node = Loader(make_loader(path, seqrecord.SeqRecordNode, features=["id"]))
     stream = make_loader(path, SeqRecordIterableDataset, features=["id"])
     assert [names(batch) for batch in node] == [names(batch) for batch in stream]
     assert [names(batch) for batch in node] == [names(batch) for batch in stream]
 
-    clips = SeqRecordMapDataset(path, clip_len=3, features=["id"], samples=_of_epoch)
+    clips = seqrecord.SeqRecordMapDataset(path, clip_len=3, features=["id"], samples=_of_epoch)
     loader: Any = DataLoader(
         clips, None, sampler=[0], num_workers=1, persistent_workers=True, collate_fn=dict
     )

@@ -32,6 +32,7 @@ from seqrecord.errors import MemoryLimitError, StateError
 from seqrecord.samples import every
 from tests.formats.cases import index_source
 from tests.kit.clip_data import digests, names, resumed
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.video_data import moving
 from tests.kit.video_file_data import write_video
 from tests.loader.resume_contract import check_resume, check_stateful_loader
@@ -54,23 +55,21 @@ def frames_of(path: Path) -> dict[str, dict[str, Any]]:
 
 
 def write(path: Path, kind: str) -> Path:
-    codecs = {"image": CODECS[kind], "id": "raw"}
-    with SeqRecordWriter(path, codecs=codecs, chunk_frames=20) as writer:
-        for number, (key, length) in enumerate(LENGTHS.items()):
-            with writer.episode(key) as episode:
-                for i, image in enumerate(moving(length, seed=number, size=SIZES[kind])):
-                    episode.append({"image": image, "id": np.array([number, i])})
+    episodes = {
+        key: columns(
+            image=moving(length, seed=number, size=SIZES[kind]),
+            id=[np.array([number, i]) for i in range(length)],
+        )
+        for number, (key, length) in enumerate(LENGTHS.items())
+    }
+    write_dataset(path, episodes, codecs={"image": CODECS[kind], "id": "raw"}, chunk_frames=20)
     return path
 
 
-@pytest.fixture(scope="module")
-def video(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("video") / "records", "video")
+video = written_once(write, "video")
 
 
-@pytest.fixture(scope="module")
-def images(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("images") / "records", "images")
+images = written_once(write, "images")
 
 
 @pytest.fixture(scope="module")
@@ -479,12 +478,9 @@ def write_original(root: Path, codec: str) -> None:
 
 
 def write_records(location: Path | str, codec: str) -> None:
-    size = IMAGES.get(codec, (32, 48))
-    with SeqRecordWriter(location, codecs={"image": codec}) as writer:
-        for number, key in enumerate("ab"):
-            with writer.episode(key) as episode:
-                for image in moving(COUNT, seed=number, size=size):
-                    episode.append({"image": image, "task": f"task {number}"})
+    images = [moving(COUNT, seed=number, size=IMAGES.get(codec, (32, 48))) for number in range(2)]
+    frames = [columns(image=m, task=[f"task {n}"] * COUNT) for n, m in enumerate(images)]
+    write_dataset(location, dict(zip("ab", frames, strict=True)), codecs={"image": codec})
 
 
 @pytest.mark.parametrize(

@@ -31,6 +31,7 @@ from seqrecord.lerobot import LeRobotDataset
 from seqrecord.storage import LocalStorage
 from tests.kit.clip_data import digests, names, resumed
 from tests.kit.command_line import run
+from tests.kit.datasets import columns, write_dataset
 from tests.kit.faults import CountingStorage
 from tests.kit.lerobot_stand_in import install
 from tests.kit.lerobot_video_data import CAMERAS, unpack
@@ -65,14 +66,15 @@ def labels_of(image: Array) -> Array:
 def write(path: Path, codec: str) -> Path:
     """`image` by a codec, and features of other kinds that are of its size."""
     codecs = {"image": codec, "seg": codec, "depth": "ffv1" if codec == "ffv1" else "balanced"}
-    with SeqRecordWriter(path, codecs=codecs, chunk_frames=5) as writer:
-        for number, (key, length) in enumerate(LENGTHS.items()):
-            with writer.episode(key, metadata={"camera": CAMERA}) as episode:
-                for i, image in enumerate(pictures(length, number)):
-                    depth = image[..., 1].astype(np.uint16) * 250
-                    labels = labels_of(image)
-                    frame = {"image": image, "depth": depth, "labels": labels, "seg": image}
-                    episode.append({**frame, "id": i})
+    episodes = {}
+    for number, (key, length) in enumerate(LENGTHS.items()):
+        images = pictures(length, number)
+        depth, labels = images[..., 1].astype(np.uint16) * 250, labels_of(images)
+        episodes[key] = columns(
+            image=images, depth=depth, labels=labels, seg=images, id=range(length)
+        )
+    metadata = {key: {"camera": CAMERA} for key in LENGTHS}
+    write_dataset(path, episodes, metadata=metadata, codecs=codecs, chunk_frames=5)
     return path
 
 

@@ -14,18 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    At,
-    EngineOptions,
-    HorizontalFlip,
-    MaxFrames,
-    RandomCrop,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-    StateError,
-)
+from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
 from tests.formats.camera_originals import write_tum
 from tests.kit.datasets import noise, write_dataset
 
@@ -71,13 +60,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "in order": {"batch_size": 4, "shuffle": False, "last_batch": "keep"},
     "sequences": {"batch_size": 2, "order": "sequences"},
     "columns": {"batch_size": 4, "windows": {"id": [-2, 0]}, "pad": "edge", "metadata": ["robot"]},
-    "budget": {"batch_size": MaxFrames(12), "clip_len": (2, 5)},
-    "crops": {"batch_size": 4, "clip_transform": [RandomCrop((4, 4)), HorizontalFlip(0.5)]},
-    "a table": {"batch_size": 2, "samples": TABLE, "windows": {"id": [At("goal")]}},
+    "budget": {"batch_size": seqrecord.MaxFrames(12), "clip_len": (2, 5)},
+    "crops": {
+        "batch_size": 4,
+        "clip_transform": [seqrecord.RandomCrop((4, 4)), seqrecord.HorizontalFlip(0.5)],
+    },
+    "a table": {"batch_size": 2, "samples": TABLE, "windows": {"id": [seqrecord.At("goal")]}},
     "functions": {"batch_size": 4, "samples": seqrecord.samples.every(2, rotate=True)},
     "numpy": {"batch_size": 4, "output": "numpy"},
-    "one cursor": {"batch_size": 4, "engine": EngineOptions(num_cursors=1)},
-    "a shuffle of shards": {"batch_size": 4, "engine": EngineOptions(fixed_shards=True)},
+    "one cursor": {"batch_size": 4, "engine": seqrecord.EngineOptions(num_cursors=1)},
+    "a shuffle of shards": {"batch_size": 4, "engine": seqrecord.EngineOptions(fixed_shards=True)},
 }
 
 
@@ -94,19 +86,19 @@ def test_rows_are_the_batch_without_features(path: Path, case: str) -> None:
                     check(batch, other.rows(epoch, number, rank=rank))
 
 
-@pytest.mark.parametrize("kind", [SeqRecordIterableDataset, SeqRecordNode])
+@pytest.mark.parametrize("kind", [SeqRecordIterableDataset, seqrecord.SeqRecordNode])
 def test_every_stream_has_rows(path: Path, kind: Any) -> None:
     loader = kind(path, batch_size=4, **CLIP)
     check(next(iter(SeqRecordPipe(path, batch_size=4, **CLIP))), loader.rows(0, 0))
 
 
-def mix_of(path: Path, **options: Any) -> SeqRecordMix:
+def mix_of(path: Path, **options: Any) -> seqrecord.SeqRecordMix:
     sources = {
         "few": SeqRecordPipe(path, clip_len=3, episodes=["e0"]),
         "many": SeqRecordPipe(path, clip_len=3, metadata=["robot"]),
     }
     weights = {"few": 0.3, "many": 0.7}
-    return SeqRecordMix(sources, weights=weights, batch_size=5, seed=2, **options)
+    return seqrecord.SeqRecordMix(sources, weights=weights, batch_size=5, seed=2, **options)
 
 
 @pytest.mark.parametrize("alternate", [False, True])
@@ -226,7 +218,7 @@ def test_batches_that_there_are_not(path: Path) -> None:
     loader.load_state_dict(state)
     for arguments, match in wrong():
         named = {"epoch": 0, "batch": 0, "rank": 0, **arguments}
-        with pytest.raises(StateError, match=match):
+        with pytest.raises(seqrecord.StateError, match=match):
             loader.rows(**named)
 
 
@@ -237,7 +229,9 @@ def test_a_mix_on_other_ranks_has_no_rest_of_its_epoch(path: Path) -> None:
     again = mix_of(path, rank=(0, 1))
     again.load_state_dict(state)
     assert again.rows(0, 1, rank=1)
-    with pytest.raises(StateError, match=r"continues at its next epoch; expected: epoch 1, or"):
+    with pytest.raises(
+        seqrecord.StateError, match=r"continues at its next epoch; expected: epoch 1, or"
+    ):
         again.rows(0, 1, rank=(1, 3))
 
 
@@ -247,7 +241,7 @@ def test_columns_of_cameras_are_rows_too(tmp_path: Path) -> None:
     write_tum(tmp_path / "tum")
     seqrecord.convert(seqrecord.open_source(tmp_path / "tum"), tmp_path / "records", workers=1)
     options: dict[str, Any] = {"clip_len": 2, "features": ["image"], "batch_size": 2}
-    for steps in (None, [HorizontalFlip(0.5)]):
+    for steps in (None, [seqrecord.HorizontalFlip(0.5)]):
         pipe = SeqRecordPipe(
             tmp_path / "records", camera=True, clip_transform=steps, seed=1, **options
         )

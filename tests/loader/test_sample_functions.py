@@ -50,7 +50,7 @@ from seqrecord.samples import (
     subset,
     where,
 )
-from tests.kit.clip_data import LENGTHS, minimum_memory, names, possible_clips
+from tests.kit.clip_data import LENGTHS, all_names, minimum_memory, names, possible_clips
 from tests.loader.clip_cases import Case
 from tests.loader.resume_contract import check_resume
 
@@ -221,11 +221,11 @@ def test_every_with_a_stride_that_shares_a_factor(
         epochs = []
         for _ in range(len(by_remainder)):
             expected = pipe.num_clips  # of the next epoch
-            epochs.append(map_of(pipe))
+            epochs.append(all_names(pipe))
             assert len(epochs[-1]) == expected
         assert sorted(epochs) == sorted(by_remainder.values())
     plain = make(numbered, [*first, every(n)], stride=stride, shuffle=False)
-    assert map_of(plain) == by_remainder[0]
+    assert all_names(plain) == by_remainder[0]
 
 
 def test_repeats_of_functions(numbered: Dataset) -> None:
@@ -500,11 +500,7 @@ def test_filters(numbered: Dataset, number: int) -> None:
     assert sorted(rows_of(make(numbered, [table, *functions]))) == expected
     lists = {"episode": table["episode"], "frames": [[s + 2, s, s + 1] for _, s in EVERY]}
     if every(3) not in functions:
-        assert sorted(map_of(make(numbered, [lists, *functions], clip_len=None))) == expected
-
-
-def map_of(pipe: Any) -> list[Clip]:
-    return [name for batch in pipe for name in names(batch)]
+        assert sorted(all_names(make(numbered, [lists, *functions], clip_len=None))) == expected
 
 
 @pytest.mark.parametrize("form", ["default", "starts", "frames"])
@@ -518,7 +514,7 @@ def test_one_sample_of_each_episode(numbered: Dataset, form: str) -> None:
     functions = [one_per_episode()] if form == "default" else [table, one_per_episode()]
     pipe, counts = make(numbered, functions, **options), Counter[Clip]()
     for _ in range(60):
-        epoch = map_of(pipe)
+        epoch = all_names(pipe)
         assert [*sorted(key for key, _ in epoch)] == ["set/0", "set/1", "set/2", "set/3"]
         counts.update(epoch)
     assert counts["set/2", 0] == 60
@@ -587,14 +583,14 @@ def test_inside_a_segment_are_all_clips_of_one_frame(labelled: Dataset, feature:
     features = ["frame", "subtask", "step"]
     options: dict[str, Any] = {"features": features, "samples": inside(feature)}
     pipe = SeqRecordPipe(labelled, clip_len=1, batch_size=4, **options)
-    assert sorted(map_of(pipe)) == clips_of(0, where=is_any)
+    assert sorted(all_names(pipe)) == clips_of(0, where=is_any)
     windows = {name: [2] for name in features}
     pipe = SeqRecordPipe(labelled, windows=windows, batch_size=4, **options)
-    assert sorted(map_of(pipe)) == clips_of(2, where=is_any)
+    assert sorted(all_names(pipe)) == clips_of(2, where=is_any)
     listed = {"episode": ["a", "c", "b"], "frames": [[4], [0], [8]]}
     options["samples"] = [listed, inside(feature)]
     pipe = SeqRecordPipe(labelled, batch_size=4, **options)
-    assert sorted(map_of(pipe)) == [("a", 4), ("b", 8), ("c", 0)]
+    assert sorted(all_names(pipe)) == [("a", 4), ("b", 8), ("c", 0)]
 
 
 def test_inside_a_segment(labelled: Dataset) -> None:
@@ -605,7 +601,7 @@ def test_inside_a_segment(labelled: Dataset) -> None:
         return len({frame // 5 for frame in frames}) == 1
 
     pipe = SeqRecordPipe(labelled, clip_len=3, samples=inside("subtask"), batch_size=3)
-    assert sorted(map_of(pipe)) == clips_of(0, 1, 2, where=is_one)
+    assert sorted(all_names(pipe)) == clips_of(0, 1, 2, where=is_one)
     windows = {"frame": [-1, 3], "reward": [0]}
     features = ["frame", "reward", "subtask", "step"]
     options: dict[str, Any] = {"windows": {**windows, "subtask": [0]}, "features": features}
@@ -618,7 +614,7 @@ def test_inside_a_segment(labelled: Dataset) -> None:
                 for key, start in clips_of(0, where=step)
                 if max(start - 1, 0) // 5 == min(start + 3, len(SUBTASKS[key]) - 1) // 5
             ]
-        assert sorted(map_of(pipe)) == expected
+        assert sorted(all_names(pipe)) == expected
     functions = [dilate(1, 2), inside("subtask")]
     pipe = SeqRecordPipe(labelled, clip_len=3, samples=functions, batch_size=3)
     for _ in range(3):
@@ -627,10 +623,10 @@ def test_inside_a_segment(labelled: Dataset) -> None:
                 assert is_one(key, [start, start + 2 * int(dilation)])
     frames = {"episode": ["a", "a", "c"], "frames": [[6, 4, 9], [0, 2, 10], [3, 5, 4]]}
     pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")])
-    assert sorted(map_of(pipe)) == [("a", 4), ("c", 3)]
+    assert sorted(all_names(pipe)) == [("a", 4), ("c", 3)]
     frames = {"episode": ["a", "c", "b", "a"], "frames": [[6, 4], [1, 2], [5], [0, 2, 1]]}
     pipe = SeqRecordPipe(labelled, samples=[frames, inside("subtask")], ragged="pad")
-    assert sorted(map_of(pipe)) == [("a", 0), ("a", 4), ("b", 5)]
+    assert sorted(all_names(pipe)) == [("a", 0), ("a", 4), ("b", 5)]
 
 
 @pytest.mark.parametrize("name", ["reward", "score", "task", "subtask", "weight"])
@@ -662,7 +658,7 @@ def test_repeats_by_values(labelled: Dataset, name: str, power: float) -> None:
     share = np.array(values, float) ** power
     repeat = share / share.mean()
     pipe = SeqRecordPipe(labelled, **options)
-    found = Counter(clip for _ in range(40) for clip in map_of(pipe))
+    found = Counter(clip for _ in range(40) for clip in all_names(pipe))
     assert [found[clip] / 40 for clip in clips] == pytest.approx(repeat.tolist(), abs=0.35)
     assert found.total() / 40 == pytest.approx(len(clips), abs=0.1)
 
@@ -712,7 +708,7 @@ def test_samples_replaced_between_epochs(tmp_path: Path, rename: dict[str, str] 
     dataset = seqrecord.open(encoded(tmp_path))
     options: dict[str, Any] = {"clip_len": 3, "features": ["image", "id"], "batch_size": 4}
     pipe = SeqRecordPipe(dataset, **options, rename=rename, seed=3)
-    assert sorted(map_of(pipe)) == EVERY
+    assert sorted(all_names(pipe)) == EVERY
     assert pipe.stats()["frames_decoded"]
     chosen = {"episode": ["set/3", "set/0"], "start": [9, 4], "repeat": [2.0, 1.0]}
     for samples, expected in (
@@ -726,14 +722,14 @@ def test_samples_replaced_between_epochs(tmp_path: Path, rename: dict[str, str] 
         assert pipe.options.rename == rename
         epoch, state = pipe.state_dict()["epoch"], pipe.state_dict()
         batches = list(pipe)
-        assert sorted(map_of(batches)) == expected
+        assert sorted(all_names(batches)) == expected
         assert pipe.stats()["frames_decoded"] == 0 or samples is chosen
         if samples is tagged:
             tags = [tag for batch in batches for tag in batch["tag"].tolist()]
             assert sorted(tags) == sorted(10 * start + epoch for _, start in EVERY)
         resumed = SeqRecordPipe(dataset, **options, rename=rename, seed=3, samples=samples)
         resumed.load_state_dict(state)
-        assert map_of(resumed) == map_of(batches)
+        assert all_names(resumed) == all_names(batches)
     iterator = iter(pipe)
     next(iterator)
     with pytest.raises(StateError, match="inside an epoch"):
@@ -760,13 +756,13 @@ def test_samples_replaced_with_workers(numbered: Dataset) -> None:
         loader: Any = DataLoader(
             pipe, batch_size=None, num_workers=1, persistent_workers=persistent
         )
-        assert {start % 2 for _, start in map_of(loader)} == {0}
+        assert {start % 2 for _, start in all_names(loader)} == {0}
         pipe.set_samples(every(3))
         if persistent:
             with pytest.raises(StateError, match="samples were set while persistent workers run"):
                 list(loader)
         else:
-            assert {start % 3 for _, start in map_of(loader)} == {0}
+            assert {start % 3 for _, start in all_names(loader)} == {0}
 
 
 CHOICES: dict[str, Callable[[st.DataObject], Any]] = {
@@ -854,7 +850,7 @@ def test_inside_a_segment_of_anchored_frames(labelled: Dataset, function: Any, w
         for key, start in clips_of(0, where=lambda *_: True)
         if len({*SUBTASKS[key][start : goal(key, start) + 1]}) == 1
     ]
-    assert sorted(name for batch in pipe for name in names(batch)) == expected
+    assert sorted(all_names(pipe)) == expected
     with pytest.raises(ClipError, match=r"no integers for At\('goal'\)"):
         next(iter(SeqRecordPipe(labelled, **options, samples=functions[::-1], batch_size=2)))
 

@@ -15,17 +15,8 @@ import torch
 from torch.utils.data import DataLoader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import (
-    ClipError,
-    EngineOptions,
-    HorizontalFlip,
-    RandomCrop,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    StateError,
-)
+import seqrecord
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordPipe, StateError
 from seqrecord.errors import MemoryLimitError
 from tests.kit.clip_data import (
     LENGTHS,
@@ -35,6 +26,7 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
+from tests.kit.datasets import written_once
 from tests.kit.processes import be_worker
 from tests.loader.resume_contract import check_stateful_loader
 
@@ -47,9 +39,7 @@ pytestmark = [
 FEATURES = ["image", "id"]
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_numbered(tmp_path_factory.mktemp("sequences") / "data", groups=None)
+path = written_once(write_numbered, groups=None)
 
 
 def stream(path: Path, **settings: Any) -> SeqRecordIterableDataset:
@@ -153,7 +143,7 @@ def test_rows_of_each_worker(path: Path) -> None:
 @pytest.mark.parametrize("usual", [{"order": "sequences"}, {"shuffle": False}], ids=str)
 def test_engine_options_that_mix_clips_have_no_effect(path: Path, usual: dict[str, Any]) -> None:
     usual |= {"clip_len": 3, "batch_size": 2, "features": FEATURES}
-    engine = EngineOptions(num_cursors=4, shuffle_buffer=3)
+    engine = seqrecord.EngineOptions(num_cursors=4, shuffle_buffer=3)
     plain = SeqRecordIterableDataset(path, **usual)
     other = SeqRecordIterableDataset(path, **usual, engine=engine)
     begun = iter(plain)
@@ -180,7 +170,7 @@ def test_random_values_are_constant_within_a_sequence(path: Path) -> None:
     def function(clip: dict[str, Any], generator: np.random.Generator) -> dict[str, Any]:
         return {"image": clip["image"].copy(), "drawn": generator.integers(1 << 40, size=1)}
 
-    steps = [RandomCrop((2, 2)), HorizontalFlip(0.5), function]
+    steps = [seqrecord.RandomCrop((2, 2)), seqrecord.HorizontalFlip(0.5), function]
     loader = stream(path, features=["image", "flow"], batch_size=3, clip_transform=steps)
     every = possible_clips(["image", "flow"], 3, 3)
     owner: dict[tuple[str, int], tuple[str, int]] = {}
@@ -225,9 +215,9 @@ def test_invalid_options_are_errors_at_once(path: Path, tmp_path: Path) -> None:
         with pytest.raises(ClipError, match=message):
             SeqRecordPipe(path, **{**usual, **settings})
     with pytest.raises(ClipError, match="by their number"):
-        SeqRecordMapDataset(path, clip_len=3, order="sequences")  # type: ignore[call-arg]
+        seqrecord.SeqRecordMapDataset(path, clip_len=3, order="sequences")  # type: ignore[call-arg]
     # Features that batches would hide.
-    with SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
+    with seqrecord.SeqRecordWriter(tmp_path) as writer, writer.episode("a") as episode:
         for i in range(9):
             episode.append({"x": np.float32(i), "is_first": np.bool_(i == 0)})
     with pytest.raises(ClipError, match=r"(?s)name of a batch's extra column.*is_first"):

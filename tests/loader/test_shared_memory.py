@@ -20,7 +20,7 @@ from torch.utils.data import DataLoader
 from seqrecord import SeqRecordError, SeqRecordPipe, SeqRecordWriter
 from seqrecord.loader.engine.shared_pools import SharedBufferPool, can_share
 from tests.kit.clip_data import names
-from tests.kit.datasets import write_small
+from tests.kit.datasets import write_small, written_once
 from tests.kit.processes import in_fork
 
 pytestmark = pytest.mark.skipif(not can_share(), reason="needs memfd_create and /proc")
@@ -254,11 +254,7 @@ def test_the_error_names_a_killed_worker() -> None:
 # Through a DataLoader.
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("shared") / "records"
-    write_small(path, missing=False)
-    return path
+records = written_once(write_small, missing=False)
 
 
 BATCH: dict[str, Any] = {

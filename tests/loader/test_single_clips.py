@@ -26,17 +26,15 @@ from tests.kit.clip_data import (
     possible_clips,
     write_numbered,
 )
+from tests.kit.datasets import written_once
 
 BUFFER_SIZE = 1000
 NUMPY = np.lib.tracemalloc_domain
 CLIPS: dict[str, Any] = {"clip_len": 3, "seed": 1, "features": ["image", "id"]}
 
 
-@pytest.fixture(scope="module")
-def large(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Clips too large to be made several at a time."""
-    shape = (2 * LARGE[0], 6 * LARGE[1], *LARGE[2:])
-    return write_numbered(tmp_path_factory.mktemp("large") / "records", shape=shape)
+large = written_once(write_numbered, shape=(2 * LARGE[0], 6 * LARGE[1], *LARGE[2:]))
+"""Clips too large to be made several at a time."""
 
 
 @pytest.mark.parametrize("size", ["path", "large"])

@@ -19,20 +19,14 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import (
-    EngineOptions,
-    NotFoundError,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    StorageError,
-)
+from seqrecord import NotFoundError, SeqRecordPipe
 from seqrecord.errors import TransientError
 from seqrecord.loader.engine.batches import Channel, ClosedError, OpenBatch
 from seqrecord.loader.engine.run import Scheduler
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.storage import ByteRange, LocalStorage, Storage, StorageWrapper, unwanted_if
 from tests.kit.clip_data import effective_arguments, no_leaks
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.kit.faults import Fault, FaultyStorage
 from tests.kit.processes import own_threads, run_code
 from tests.kit.services.places import as_remote
@@ -44,21 +38,18 @@ DEADLINE = 90.0  # of the last retry of a request
 PIPE: dict[str, Any] = {
     "clip_len": 3,
     "batch_size": 4,
-    "engine": EngineOptions(shuffle_buffer=16, num_threads=2),
+    "engine": seqrecord.EngineOptions(shuffle_buffer=16, num_threads=2),
     "memory_limit": "1MiB",
 }
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 3 MB: with `PIPE` most of it is read after the first batch."""
-    path = tmp_path_factory.mktemp("stopping") / "records"
-    with SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer:
-        for number in range(4):
-            with writer.episode(f"set/{number}") as episode:
-                for _ in range(60):
-                    episode.append({"image": np.zeros((64, 64, 3), np.uint8)})
-    return path
+path = written_once(
+    write_dataset,
+    {f"set/{n}": columns(image=np.zeros((60, 64, 64, 3), np.uint8)) for n in range(4)},
+    codecs="raw",
+    chunk_frames=4,
+)
+"""A dataset of 3 MB: with `PIPE` most of it is read after the first batch."""
 
 
 def transient(file: str = "file") -> TransientError:
@@ -269,7 +260,7 @@ def test_deleted_loaders_are_closed_at_once(path: Path) -> None:
         next(iter(SeqRecordPipe(path, clip_len=2, batch_size=1)))
         next(iter(SeqRecordPipe(path, **PIPE)))
         next(iter(SeqRecordPipe(path, clip_len=2).shuffle().batch(2).collate(seqrecord.collate)))
-        SeqRecordMapDataset(path, clip_len=2)[0]
+        seqrecord.SeqRecordMapDataset(path, clip_len=2)[0]
         assert seqrecord.open(path).episodes["set/0"][0]
 
     def files() -> list[str]:
@@ -335,7 +326,10 @@ def test_requests_of_a_call_end_together(tmp_path: Path) -> None:
 
     faulty = FaultyStorage(LocalStorage(tmp_path), counts)
     pieces = as_remote(faulty, max_requests=1, max_bytes=1000)
-    with unwanted_if(stopped.is_set), pytest.raises(StorageError, match="no longer needed"):
+    with (
+        unwanted_if(stopped.is_set),
+        pytest.raises(seqrecord.StorageError, match="no longer needed"),
+    ):
         pieces.read_ranges(*call)
     assert reads == [0]
 
@@ -408,17 +402,13 @@ leave(iterator)
 """
 
 
-@pytest.fixture(scope="module")
-def chunks(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A dataset of 20 chunks of 4 frames."""
-    path = tmp_path_factory.mktemp("leaving") / "records"
-    with (
-        SeqRecordWriter(path, codecs="raw", chunk_frames=4) as writer,
-        writer.episode("walk") as episode,
-    ):
-        for _ in range(80):
-            episode.append({"image": np.zeros((512, 600), np.uint8)})
-    return path
+chunks = written_once(
+    write_dataset,
+    {"walk": [{"image": np.zeros((512, 600), np.uint8)}] * 80},
+    codecs="raw",
+    chunk_frames=4,
+)
+"""A dataset of 20 chunks of 4 frames."""
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,7 @@ from torch.utils.data import ConcatDataset, DataLoader, Subset
 from torchdata.nodes import Loader
 
 import seqrecord
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-)
+from seqrecord import SeqRecordIterableDataset, SeqRecordMapDataset
 from tests.kit.clip_data import digest, digests, names
 from tests.loader.loader_subclasses import (
     Below,
@@ -88,7 +83,7 @@ def test_an_overridden_iter_gets_clips(path: Path, kind: Any) -> None:
         lambda: DataLoader(data, batch_size=4, collate_fn=seqrecord.collate),
         lambda: DataLoader(data, batch_size=4, collate_fn=seqrecord.collate, num_workers=1),
     ]
-    if isinstance(data, SeqRecordPipe):
+    if isinstance(data, seqrecord.SeqRecordPipe):
         consumers += [
             lambda: data.batch(4).collate(seqrecord.collate),
             lambda: data.shuffle(buffer_size=8).batch(4).collate(seqrecord.collate),
@@ -116,7 +111,7 @@ def test_a_mix_of_subclasses_and_its_own_subclass_get_clips(path: Path) -> None:
     def sources(kind: Any) -> dict[str, Any]:
         return {name: kind(path, **SETTINGS, shuffle=name == "one") for name in ("one", "two")}
 
-    plain = SeqRecordMix(sources(SeqRecordIterableDataset), batch_size=4)
+    plain = seqrecord.SeqRecordMix(sources(SeqRecordIterableDataset), batch_size=4)
     again = MixAgain(sources(SeqRecordIterableDataset), batch_size=4)
     loader: Any = DataLoader(again, batch_size=None, num_workers=1)
     assert [batch["mark"] for batch in loader] == [4] * len(again)

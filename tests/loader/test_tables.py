@@ -18,13 +18,11 @@ from hypothesis import strategies as st
 import seqrecord
 from seqrecord import FrameCache, SeqRecordPipe
 from tests.kit.clip_data import minimum_memory
+from tests.kit.datasets import written_once
 from tests.loader.clip_model import GROUPS, write_all
 from tests.loader.table_model import KINDS_OF_TABLES, TableCase, case_of, table_cases
 
-
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> seqrecord.Dataset:
-    return seqrecord.open(write_all(tmp_path_factory.mktemp("tables") / "records", GROUPS))
+records = written_once(write_all, GROUPS, open_it=True)
 
 
 @pytest.mark.parametrize("kind", KINDS_OF_TABLES)

@@ -21,7 +21,7 @@ from torch.utils.data import DataLoader
 from seqrecord import EngineOptions, NotFoundError, SeqRecordPipe, StorageError
 from seqrecord.errors import DestinationError
 from seqrecord.loader.engine.stats import Trace, trace_path
-from tests.kit.datasets import write_small
+from tests.kit.datasets import write_small, written_once
 from tests.kit.processes import Fork, in_fork, run_code
 
 
@@ -273,11 +273,7 @@ def test_the_cost_of_a_span(path: Path) -> None:
 # ---- traces of an iteration
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("trace") / "records"
-    write_small(path, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
-    return path
+records = written_once(write_small, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
 
 
 def make_pipe(records: Path, trace: Path, **more: Any) -> Any:

@@ -14,13 +14,14 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordPipe, SeqRecordWriter
+from seqrecord import SeqRecordPipe
 from seqrecord.cuda import buffers as device_buffers
 from seqrecord.errors import CodecError, FrameError
 from seqrecord.export import to_files
 from seqrecord.loader.engine.arena import FORMS, ObjectForm
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.value_kinds import VALUE_KINDS, Objects
+from tests.kit.datasets import columns, write_dataset
 
 SHAPES: dict[str, list[tuple[int | None, ...]]] = {
     "array": [(3, 4), (None, 3)],
@@ -77,9 +78,8 @@ def test_every_kind_has_forms() -> None:
 
 
 def write(path: Path, events: Sequence[Any]) -> None:
-    with SeqRecordWriter(path) as writer, writer.episode("e") as episode:
-        for number, event in enumerate(events):
-            episode.append({"x": np.full(1, number, np.float32), "event": event})
+    numbers = np.arange(len(events), dtype=np.float32)[:, None]
+    write_dataset(path, {"e": columns(x=numbers, event=events)})
 
 
 @pytest.mark.usefixtures("entries")

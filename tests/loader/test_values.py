@@ -18,10 +18,10 @@ from seqrecord import (
     Schema,
     SeqRecordMapDataset,
     SeqRecordPipe,
-    SeqRecordWriter,
 )
 from seqrecord.errors import CodecError
 from tests.kit.clip_data import begun, minimum_memory, resumed
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.loader.clip_model import GROUPS, LENGTHS, Case, metadata_of, stored_frame, write_all
 
 U1, F4 = np.dtype("u1"), np.dtype("<f4")
@@ -31,9 +31,7 @@ TAKERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
 CLIPS = sum(length - 1 for length in LENGTHS)  # of two frames
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_all(tmp_path_factory.mktemp("values") / "records", GROUPS)
+path = written_once(write_all, GROUPS)
 
 
 def make(take: Any, path: Path, **options: Any) -> Any:
@@ -175,13 +173,6 @@ def test_texts_that_a_function_must_not_give(path: Path) -> None:
 # ---- memory
 
 
-def write_texts(path: Path, schema: Schema | None, *frames: dict[str, Any]) -> Path:
-    with SeqRecordWriter(path, schema=schema) as writer, writer.episode("a") as episode:
-        for item in frames:
-            episode.append(item)
-    return path
-
-
 def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
     """Batches with one frame a clip need the memory of the largest frames and their masks."""
     of_text = FeatureSpec("text", U1, (None,), value="text")
@@ -192,7 +183,8 @@ def test_the_limit_counts_padding_and_texts(tmp_path: Path) -> None:
         | {"id": np.array(i)}
         for i in range(4)
     ]
-    path = write_texts(tmp_path / "x", schema, *frames)
+    path = tmp_path / "x"
+    write_dataset(path, {"a": frames}, schema=schema)
 
     def least(*features: str, **options: Any) -> int:
         clips: Any = {"clip_len": 1, "batch_size": 10, "features": ["id", *features]}
@@ -261,7 +253,8 @@ def test_forms_do_not_go_with_a_transform_or_with_a_feature_of_the_mask_s_name(
         make(SeqRecordPipe, path, frame_transform=lambda item: item, ragged="pad")
     schema = Schema([FeatureSpec("flow", U1, (None,)), FeatureSpec("flow_mask", U1, (3,))])
     frame = {"flow": np.zeros(2, "u1"), "flow_mask": np.zeros(3, "u1")}
-    other = write_texts(tmp_path / "x", schema, frame)
+    other = tmp_path / "x"
+    write_dataset(other, {"a": [frame]}, schema=schema)
     assert len(SeqRecordPipe(other, clip_len=1)) == 1
     with pytest.raises(ClipError, match="the name of the mask"):
         SeqRecordPipe(other, clip_len=1, ragged="pad")
@@ -269,7 +262,7 @@ def test_forms_do_not_go_with_a_transform_or_with_a_feature_of_the_mask_s_name(
 
 def test_text_that_is_not_utf_8_is_named(tmp_path: Path) -> None:
     """Only without `verify`, or if it was written this way."""
-    write_texts(tmp_path / "x", None, *({"text": f"sentence {i}"} for i in range(8)))
+    write_dataset(tmp_path / "x", {"a": columns(text=[f"sentence {i}" for i in range(8)])})
     (file,) = (tmp_path / "x").rglob("*.seqrec")
     data = file.read_bytes()
     assert data.count(b"sentence 5") == 1

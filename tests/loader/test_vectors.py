@@ -14,18 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    HorizontalFlip,
-    Latest,
-    Normalization,
-    RandomCrop,
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    Vector,
-)
+from seqrecord import ClipError, Normalization, SeqRecordIterableDataset, SeqRecordPipe, Vector
 from seqrecord.samples import dilate, reverse
 from tests.cuda.side_streams import NO_GPU, device_of
 from tests.kit.clip_data import digests, with_vectors
@@ -48,7 +37,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place, rng = tmp_path_factory.mktemp("vectors") / "records", np.random.default_rng(3)
     codecs = {"image": "balanced", "points": "balanced"}
     points = {"points": {"shape": (None,)}}
-    with SeqRecordWriter(place, codecs=codecs, chunk_frames=4, features=points) as writer:
+    with seqrecord.SeqRecordWriter(place, codecs=codecs, chunk_frames=4, features=points) as writer:
         for number, length in enumerate(LENGTHS):
             with writer.episode(f"e/{number}") as episode:
                 for frame in range(length):
@@ -111,8 +100,11 @@ WINDOWS = {"windows": {"action": range(-2, 5), "id": [0, 1]}, "pad": "edge", "sq
 SETTINGS: list[dict[str, Any]] = [
     {"batch_size": 5},
     {"batch_size": 4, "clip_len": None, **WINDOWS},
-    {"batch_size": 3, "windows": {"state": Latest()}, "shuffle": False},
-    {"batch_size": 6, "clip_transform": {"image": [RandomCrop(4), HorizontalFlip(0.5)]}},
+    {"batch_size": 3, "windows": {"state": seqrecord.Latest()}, "shuffle": False},
+    {
+        "batch_size": 6,
+        "clip_transform": {"image": [seqrecord.RandomCrop(4), seqrecord.HorizontalFlip(0.5)]},
+    },
     {"batch_size": 6, "ragged": "pad", "episodes": [0, 2]},
     {"features": ["action", "state", "counts", "flags", "id"]},
     {"batch_size": 64, "memory_limit": "1MiB"},
@@ -172,7 +164,8 @@ def test_random_steps(path: Path, seed: int) -> None:
     for plain, batch in zip(stored, moved, strict=True):
         check(batch, plain, statistics, steps)
     clips, others = (
-        SeqRecordMapDataset(path, **settings, **more) for more in ({}, with_vectors(steps))
+        seqrecord.SeqRecordMapDataset(path, **settings, **more)
+        for more in ({}, with_vectors(steps))
     )
     numbers = rng.integers(0, len(clips), size).tolist()
     plain, batch = (seqrecord.collate(data.__getitems__(numbers)) for data in (clips, others))
@@ -295,7 +288,7 @@ def test_wrong_steps(path: Path, tmp_path: Path) -> None:
         with pytest.raises(ClipError, match="normalization"):
             Normalization(*one)
 
-    writer = SeqRecordWriter(tmp_path / "records", statistics=False)
+    writer = seqrecord.SeqRecordWriter(tmp_path / "records", statistics=False)
     with writer, writer.episode("a") as episode:
         for _ in range(3):
             episode.append({"action": np.ones(3), "action_dim_is_pad": np.ones(3)})

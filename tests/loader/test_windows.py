@@ -36,6 +36,7 @@ from seqrecord.loader.pipes.make_view import make_view
 from seqrecord.loader.sampling.runs import Window
 from seqrecord.samples import dilate, every
 from tests.kit.clip_data import LENGTHS, effective_arguments, expected_frame, names
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.loader.clip_model import FEATURES, GROUPS, Case, write_all
 from tests.loader.resume_contract import check_resume
 
@@ -45,9 +46,7 @@ ASKED: dict[str, Any] = {"features": FIXED, "windows": WINDOWS, "pad": "edge"}
 LOADERS: list[Any] = [SeqRecordPipe, SeqRecordMapDataset]
 
 
-@pytest.fixture(scope="module")
-def records(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    return seqrecord.open(write_all(tmp_path_factory.mktemp("windows") / "records", GROUPS))
+records = written_once(write_all, GROUPS, open_it=True)
 
 
 def test_state_of_other_windows_is_refused(path: Path, records: Dataset) -> None:
@@ -333,11 +332,8 @@ def test_repr() -> None:
 
 
 def write_rated(path: Path, fps: list[float | None]) -> Path:
-    with SeqRecordWriter(path) as writer:
-        for number, rate in enumerate(fps):
-            with writer.episode(f"{number}", fps=rate) as episode:
-                for i in range(20):
-                    episode.append({"a": np.int64(100 * number + i)})
+    episodes = {str(number): columns(a=np.arange(20) + 100 * number) for number in range(len(fps))}
+    write_dataset(path, episodes, rates=dict(zip(episodes, fps, strict=True)))
     return path
 
 

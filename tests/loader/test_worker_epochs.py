@@ -20,14 +20,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from torchdata.nodes import Loader
 from torchdata.stateful_dataloader import StatefulDataLoader
 
-from seqrecord import (
-    ClipError,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordNode,
-    SeqRecordPipe,
-    StateError,
-)
+import seqrecord
+from seqrecord import ClipError, SeqRecordIterableDataset, SeqRecordMix, SeqRecordPipe, StateError
 from tests.kit.clip_data import begun, digests, make_loader, names, resumed
 from tests.loader.resume_contract import check_resume
 
@@ -359,7 +353,7 @@ AROUND: dict[str, tuple[Any, Any]] = {
     "stream, 2 workers": (stream, stateful),
     "mix": (mixed, partial(stateful, workers=0)),
     "mix, 2 workers": (mixed, stateful),
-    "node": (partial(stream, kind=SeqRecordNode), nodes_of),
+    "node": (partial(stream, kind=seqrecord.SeqRecordNode), nodes_of),
 }
 
 

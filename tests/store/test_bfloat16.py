@@ -13,14 +13,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    Dataset,
-    FeatureSpec,
-    Schema,
-    SeqRecordRecorder,
-    edit,
-    export,
-)
+from seqrecord import FeatureSpec, Schema, edit, export
 from seqrecord.errors import ClipError, FrameError, SchemaError
 from seqrecord.types import BFLOAT16
 from tests.kit.datasets import write_dataset, write_episodes
@@ -55,7 +48,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "records"
 
 
-def check(dataset: Dataset, key: str = "a", seed: int = 0) -> None:
+def check(dataset: seqrecord.Dataset, key: str = "a", seed: int = 0) -> None:
     """Assert that an episode has the frames that `path` was written from."""
     frames, episode = latents(9, seed), dataset.episodes[key]
     for name in dataset.features:
@@ -110,7 +103,7 @@ def test_values_of_bfloat16_and_exact_float32_are_written(
 ) -> None:
     root, frames = tmp_path / "r", [{"x": VALUES["torch"]}, {"x": VALUES[kind]}]
     if way == "recorder":
-        with SeqRecordRecorder(root) as recorder:
+        with seqrecord.SeqRecordRecorder(root) as recorder:
             write_episodes(recorder, {"a": frames})
     elif way == "source":
         seqrecord.convert(GivenSource(X, {"a": frames}), root, workers=1)

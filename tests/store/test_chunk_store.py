@@ -19,12 +19,7 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import (
-    SeqRecordIterableDataset,
-    SeqRecordMapDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-)
+from seqrecord import SeqRecordMapDataset, SeqRecordPipe
 from seqrecord.errors import StorageError, TransientError
 from seqrecord.storage import (
     ByteRange,
@@ -272,8 +267,10 @@ def test_map_style(remote: CountingStorage) -> None:
 
 def test_mix(folder: Path) -> None:
     storages = {name: CountingStorage(open_storage(str(folder))) for name in "ab"}
-    sources = {n: SeqRecordIterableDataset(one, clip_len=2) for n, one in storages.items()}
-    mix = SeqRecordMix(sources, batch_size=4, stopping_strategy=75)
+    sources = {
+        n: seqrecord.SeqRecordIterableDataset(one, clip_len=2) for n, one in storages.items()
+    }
+    mix = seqrecord.SeqRecordMix(sources, batch_size=4, stopping_strategy=75)
     nbytes = []
     for _ in range(5):
         for storage in storages.values():

@@ -7,7 +7,6 @@ import json
 import os
 import shutil
 import tempfile
-import tracemalloc
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -23,16 +22,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import (
-    FeatureSpec,
-    FormatError,
-    Schema,
-    SeqRecordWriter,
-    StorageError,
-    open_source,
-    reindex,
-    verify,
-)
+from seqrecord import FeatureSpec, FormatError, SeqRecordWriter, open_source
 from seqrecord.errors import SourceError
 from seqrecord.storage import LocalStorage, StorageWrapper
 from seqrecord.store.format.footer import MAX_FOOTER_BYTES, parse_footer
@@ -49,6 +39,7 @@ from seqrecord.store.format.text import MAX_JSON_DEPTH, MAX_METADATA_LENGTH, par
 from seqrecord.store.json_object import MAX_JSON_VALUES
 from seqrecord.store.reading.index_building import absent_chunks
 from seqrecord.store.reading.metadata import map_file
+from tests.kit.clip_data import peak_of
 from tests.kit.command_line import run
 from tests.kit.lerobot_data import write_v21
 from tests.kit.lerobot_video_data import unpack
@@ -70,22 +61,12 @@ def root(tmp_path: Path) -> Path:
     return write_tiny(tmp_path / "dataset")
 
 
-def _peak(call: Callable[[], object]) -> int:
-    """Peak of allocated memory during the call, in bytes."""
-    tracemalloc.start()
-    try:
-        call()
-        return tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-
-
 def _refused(call: Callable[[], object]) -> int:
     def refused() -> None:
         with pytest.raises(FormatError):
             call()
 
-    return _peak(refused)
+    return peak_of(refused)
 
 
 def _stretch(path: Path, size: int) -> None:
@@ -106,7 +87,7 @@ def test_an_index_of_8_tib(table: str, root: Path) -> None:
         if in_manifest:
             change_manifest(root, lambda value: index_entry(value, table).update(size=_HUGE))
         assert _refused(lambda: loaded(root)) < 10 << 20
-        assert _peak(lambda: problems.extend(verify(root).problems)) < 20 << 20
+        assert peak_of(lambda: problems.extend(seqrecord.verify(root).problems)) < 20 << 20
         [problem] = problems
         assert problem.file == f"{root}/{path}"
         assert str(problem.got) == str(_HUGE)
@@ -131,7 +112,7 @@ def test_no_room_for_a_copy_of_an_index(tmp_path: Path, monkeypatch: pytest.Monk
     (tmp_path / "a").write_bytes(b"")
     _stretch(tmp_path / "a", _HUGE)
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
-    with pytest.raises(StorageError, match=r"no room .*TMPDIR"):
+    with pytest.raises(seqrecord.StorageError, match=r"no room .*TMPDIR"):
         map_file(StorageWrapper(LocalStorage(tmp_path)), "a", 1 << 62, checksum=True)
 
 
@@ -151,7 +132,7 @@ def test_an_index_may_have_chunks_that_no_record_file_has(
     elif kind == "video":
         codec = ({"id": "video", "codec": "av1", "pixel_format": "yuv420p"},)
         absent = [FeatureSpec("~1", np.dtype("u1"), (64, 64, 3), codec, group=1)]
-    schema = Schema([kept, *absent])
+    schema = seqrecord.Schema([kept, *absent])
     chunks = np.zeros(len(lengths), chunk_row(1, 0))
     chunks["num_frames"] = lengths
     chunks["first_frame"] = np.cumsum(lengths) - lengths
@@ -226,7 +207,7 @@ def test_footers_that_claim_too_much(root: Path) -> None:
     _stretch(path, 64 + MAX_FOOTER_BYTES + 64)
     with path.open("ab") as file:
         file.write(tail)
-    assert _refused(lambda: reindex(root)) < 10 << 20
+    assert _refused(lambda: seqrecord.reindex(root)) < 10 << 20
 
 
 @pytest.mark.slow  # 50 MB of metadata
@@ -280,7 +261,7 @@ def test_notes_of_8_tib(tmp_path: Path) -> None:
         with SeqRecordWriter(tmp_path / "y", mode="resume") as again:
             assert again.completed_episodes == {"a"}
 
-    assert _peak(resume) < 300 << 20
+    assert peak_of(resume) < 300 << 20
     assert len(seqrecord.open(tmp_path / "y").episodes) == 1
 
 
@@ -299,7 +280,7 @@ def test_a_table_of_more_rows_than_meta_lists(tmp_path: Path) -> None:
         features = {"action": {"dtype": "float32", "shape": [size], "names": None}}
         source = open_source(write_v21(tmp_path / f"{size}", {"action": values}, features, 5))
         before = pa.total_allocated_bytes()
-        assert _peak(partial(refused, source, match)) < 10 << 20
+        assert peak_of(partial(refused, source, match)) < 10 << 20
         assert pa.default_memory_pool().bytes_allocated() <= before + (10 << 20)
 
 

@@ -13,10 +13,10 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import SeqRecordWriter, edit
+from seqrecord import edit
 from seqrecord.errors import FormatError
 from seqrecord.store.reading.episode_identity import episode_identity, match_identity
-from tests.kit.datasets import columns, noise, write_dataset, write_episodes
+from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.lerobot_video_data import unpack
 from tests.kit.video_file_data import pictures, write_video
 
@@ -56,8 +56,7 @@ def matches(stored: Mapping[str, Any], path: Path, **options: Any) -> dict[str, 
 
 
 def append(path: Path) -> None:
-    with SeqRecordWriter(path, mode="append") as writer:
-        write_episodes(writer, {"new": frames(9, 9)})
+    write_dataset(path, {"new": frames(9, 9)}, mode="append")
 
 
 WHOLE = {f"e{i}": range(14 + i) for i in range(4)}

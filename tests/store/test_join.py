@@ -19,7 +19,7 @@ from seqrecord.errors import ClipError, FormatError, JoinError, SchemaError
 from seqrecord.store.reading.episode_identity import episode_identity
 from tests.kit.command_line import run
 from tests.kit.datasets import columns, noise, write_dataset
-from tests.kit.tiny import read_all
+from tests.kit.tiny import check_frames, merged_frames, read_all
 
 Frames = dict[str, list[dict[str, Any]]]
 
@@ -73,37 +73,16 @@ def places(tmp_path: Path) -> tuple[Path, Path]:
     return source, latents
 
 
-def check_equal(frames: Frames, expected: Frames) -> None:
-    """Assert that both have the same episodes in order, and each frame the same values."""
-    assert [*frames] == [*expected]
-    for key, episode in expected.items():
-        assert len(frames[key]) == len(episode)
-        for number, (frame, values) in enumerate(zip(frames[key], episode, strict=True)):
-            assert {*frame} == {*values}, (key, number)
-            for name, value in values.items():
-                assert np.array_equal(frame[name], value), (key, number, name)
-
-
-def together(*parts: Frames) -> Frames:
-    return {
-        key: [
-            {name: value for frame in frames for name, value in frame.items()}
-            for frames in zip(*(part[key] for part in parts), strict=True)
-        ]
-        for key in parts[0]
-    }
-
-
 def test_frames_equal_those_stored_together(places: tuple[Path, Path]) -> None:
     source, latents = places
-    expected = together(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}))
-    check_equal(read_all(source, join=[latents]), expected)
-    check_equal(read_all(source, join=latents), expected)
+    expected = merged_frames(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}))
+    check_frames(read_all(source, join=[latents]), expected)
+    check_frames(read_all(source, join=latents), expected)
     with seqrecord.open(latents) as companion:
-        check_equal(read_all(source, join=[companion]), expected)
+        check_frames(read_all(source, join=[companion]), expected)
     names = ["latent", "step"]
     some = {k: [{n: f[n] for n in names if n in f} for f in v] for k, v in expected.items()}
-    check_equal(read_all(source, join=[latents], features=names), some)
+    check_frames(read_all(source, join=[latents], features=names), some)
 
 
 def test_a_pickled_joined_dataset_is_equal(places: tuple[Path, Path]) -> None:
@@ -131,11 +110,11 @@ def test_trimmed_episodes(places: tuple[Path, Path], span: tuple[int, int]) -> N
     source, latents = places
     edit.trim_episodes(source, ["a"], slice(*span))
     latent = latent_frames({"b": (2, 3), "d": (0,)})
-    expected = cut(together(source_frames(), latent), "a", *span)
-    check_equal(read_all(source, join=[latents]), expected)
+    expected = cut(merged_frames(source_frames(), latent), "a", *span)
+    check_frames(read_all(source, join=[latents]), expected)
     edit.merge_datasets([source], source.with_name("copy"))
     if span != (5, 7) and span != (13, 14):  # without a whole chunk
-        check_equal(read_all(source.with_name("copy"), join=[latents]), expected)
+        check_frames(read_all(source.with_name("copy"), join=[latents]), expected)
 
 
 def test_frames_that_the_companion_lacks_are_gaps(
@@ -146,12 +125,12 @@ def test_frames_that_the_companion_lacks_are_gaps(
     edit.trim_episodes(source, ["d"], slice(5, 19))
     write_derived(latents.with_name("short"), source, cut(latent_frames(), "d", 5, 19))
     edit.restore_version(source, version)
-    expected = together(source_frames(), latent_frames())
+    expected = merged_frames(source_frames(), latent_frames())
     for number in (*range(5), *range(19, 23)):
         expected["d"][number] = source_frames()["d"][number]
     with caplog.at_level(logging.WARNING):
         frames = read_all(source, join=[latents.with_name("short")])
-    check_equal(frames, expected)
+    check_frames(frames, expected)
     [warning] = [r.getMessage() for r in caplog.records if "joined" in r.getMessage()]
     assert warning.endswith("9 frames of other episodes without values")
 
@@ -163,13 +142,13 @@ def test_missing_partners(places: tuple[Path, Path], caplog: pytest.LogCaptureFi
         seqrecord.open(source, join=[latents])
     assert error.value.episode == "b, c"
     assert (error.value.expected, error.value.got) == ("partners of 4 episodes", 2)
-    expected = together(source_frames(), latent_frames({"d": (0,)}))
+    expected = merged_frames(source_frames(), latent_frames({"d": (0,)}))
     with caplog.at_level(logging.WARNING):
         dropped = read_all(source, join=[latents], missing="drop")
-    check_equal(dropped, {key: expected[key] for key in "ad"})
+    check_frames(dropped, {key: expected[key] for key in "ad"})
     assert "2 episodes of 4 without a partner: left out" in caplog.text
     padded = read_all(source, join=[latents], missing="pad")
-    check_equal(padded, expected | {key: source_frames()[key] for key in "bc"})
+    check_frames(padded, expected | {key: source_frames()[key] for key in "bc"})
     with pytest.raises(seqrecord.ClipError, match="unknown missing"):
         seqrecord.open(source, join=[latents], missing="ignore")  # type: ignore[arg-type]
 
@@ -183,7 +162,7 @@ def test_companions_without_identities_join_by_key_and_length(
     write_dataset(plain, dict(reversed(latent_frames().items())), features=boxes)
     with caplog.at_level(logging.WARNING):
         frames = read_all(source, join=[plain])
-    check_equal(frames, together(source_frames(), latent_frames()))
+    check_frames(frames, merged_frames(source_frames(), latent_frames()))
     assert "joined to" in caplog.text
     assert "by key and length" in caplog.text
     edit.trim_episodes(source, ["d"], slice(5, 19))
@@ -201,7 +180,7 @@ def test_changed_sources_are_refused(places: tuple[Path, Path]) -> None:
     frames = read_all(source, join=[latents], check="lengths", features=["latent"])
     latent = latent_frames({"b": (2, 3), "d": (0,)})
     expected = {k: [{n: f[n] for n in f if n == "latent"} for f in v] for k, v in latent.items()}
-    check_equal(frames, expected)
+    check_frames(frames, expected)
 
 
 def test_other_frames_under_the_same_key_are_refused(places: tuple[Path, Path]) -> None:
@@ -218,25 +197,25 @@ def test_other_frames_under_the_same_key_are_refused(places: tuple[Path, Path]) 
 def test_renamed_and_merged_sources(places: tuple[Path, Path]) -> None:
     source, latents = places
     edit.rename_episodes(source, {"a": "b", "b": "a"})
-    expected = together(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}))
+    expected = merged_frames(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}))
     expected = {{"a": "b", "b": "a"}.get(key, key): frames for key, frames in expected.items()}
-    check_equal(read_all(source, join=[latents]), expected)
+    check_frames(read_all(source, join=[latents]), expected)
     both = source.with_name("both")
     edit.merge_datasets([source, source], both, prefixes=["x/", "y/"])
     merged = {f"{prefix}/{key}": frames for prefix in "xy" for key, frames in expected.items()}
     found = read_all(both, join=[latents])
-    check_equal({key: found[key] for key in merged}, merged)
+    check_frames({key: found[key] for key in merged}, merged)
 
 
 def test_two_companions(places: tuple[Path, Path], tmp_path: Path) -> None:
     source, latents = places
     returns = {k: columns(ret=np.arange(n, dtype="f4")) for k, n in LENGTHS.items()}
     write_derived(tmp_path / "returns", source, returns)
-    expected = together(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}), returns)
+    expected = merged_frames(source_frames(), latent_frames({"b": (2, 3), "d": (0,)}), returns)
     joined = read_all(source, join=[latents, tmp_path / "returns"])
-    check_equal(joined, expected)
+    check_frames(joined, expected)
     with seqrecord.open(source, join=[latents]) as inner:  # a joined dataset is a dataset
-        check_equal(read_all(tmp_path / "returns", join=[inner]), together(returns, expected))
+        check_frames(read_all(tmp_path / "returns", join=[inner]), merged_frames(returns, expected))
 
 
 def test_duplicate_names_are_refused(places: tuple[Path, Path]) -> None:
@@ -283,7 +262,7 @@ def test_whole_episodes_are_found_without_parsing_identities(places: tuple[Path,
     edit.rename_episodes(source, {"a": "c", "c": "x"})
     edit.rewrite_files(source, min_unused=0.01)
     frames = {{"a": "c", "c": "x"}.get(k, k): v for k, v in expected.items() if k != "b"}
-    check_equal(read_all(source, join=[latents]), frames)
+    check_frames(read_all(source, join=[latents]), frames)
     edit.trim_episodes(source, ["d"], slice(1, None))
     with pytest.raises(FormatError):
         seqrecord.open(source, join=[latents])
@@ -296,7 +275,7 @@ def test_a_damaged_mark_costs_time_only(places: tuple[Path, Path]) -> None:
         entry = dataset.episodes["b"].metadata["derived_from"]
     for mark in (entry["pages"][:-1] + "g", entry["pages"][:-2] + " 0", "", 3):
         edit.set_metadata(latents, ["b"], {"derived_from": {**entry, "pages": mark}})
-        check_equal(read_all(source, join=[latents]), expected)
+        check_frames(read_all(source, join=[latents]), expected)
 
 
 @pytest.mark.parametrize("codec", ["h264", "png", "fast"])
@@ -320,7 +299,7 @@ def test_companions_with_video(tmp_path: Path, codec: str) -> None:
     for key, first in (("a", 290), ("b", 0)):
         for number, frame in enumerate(stored[key], first):
             expected[key][number] |= frame
-    check_equal(joined, expected)
+    check_frames(joined, expected)
     with seqrecord.open(tmp_path / "source", join=[tmp_path / "video"], missing="pad") as dataset:
         clips = [
             (clip["episode"], int(clip["start"]))
@@ -380,7 +359,7 @@ def test_a_joined_feature_is_stored_for_good(places: tuple[Path, Path]) -> None:
                 edit.values_of_dataset(dataset, name),
                 spec=dataset.features[name],
             )
-    check_equal(read_all(source), expected)
+    check_frames(read_all(source), expected)
 
 
 def test_trimmed_companions(places: tuple[Path, Path]) -> None:
@@ -390,8 +369,8 @@ def test_trimmed_companions(places: tuple[Path, Path]) -> None:
         seqrecord.open(source, join=[latents])
     edit.trim_episodes(source, ["d"], slice(8, 19))
     latent = latent_frames({"b": (2, 3), "d": (0,)})
-    expected = cut(together(source_frames(), latent), "d", 8, 19)
-    check_equal(read_all(source, join=[latents]), expected)
+    expected = cut(merged_frames(source_frames(), latent), "d", 8, 19)
+    check_frames(read_all(source, join=[latents]), expected)
 
 
 def test_a_companion_trimmed_between_chunks(places: tuple[Path, Path]) -> None:
@@ -401,9 +380,9 @@ def test_a_companion_trimmed_between_chunks(places: tuple[Path, Path]) -> None:
     start = int(np.lcm.reduce(sizes))
     assert start < 23
     edit.trim_episodes(latents, ["d"], slice(start, None))
-    expected = together(source_frames(), latent_frames({"b": (2, 3)}))
+    expected = merged_frames(source_frames(), latent_frames({"b": (2, 3)}))
     expected["d"][:start] = source_frames()["d"][:start]
-    check_equal(read_all(source, join=[latents]), expected)
+    check_frames(read_all(source, join=[latents]), expected)
 
 
 def test_every_companion_is_checked_and_closed(places: tuple[Path, Path]) -> None:
@@ -434,7 +413,7 @@ def test_tables_and_datasets_join_together(
         key: [{} if i == 6 else {"score": float(i)} for i in range(n)] for key, n in LENGTHS.items()
     }
     latent = latent_frames({"b": (2, 3), "d": (0,)})
-    check_equal(frames, together(source_frames(), latent, scores))
+    check_frames(frames, merged_frames(source_frames(), latent, scores))
 
 
 def test_edit_add_stores_values_of_the_present_frames(places: tuple[Path, Path]) -> None:
@@ -445,7 +424,7 @@ def test_edit_add_stores_values_of_the_present_frames(places: tuple[Path, Path])
     for name in ("latent", "boxes", "text"):
         result = run("edit", "add", source, name, "--from", latents)
         assert f"{name}: " in result.output
-    check_equal(read_all(source), expected)
+    check_frames(read_all(source), expected)
     table = source.with_name("scores.parquet")
     rows = {"episode": ["x/a", "b", "c", "d"], "score": [0.0, 1.0, 2.0, 3.0]}
     pq.write_table(pa.table(rows), table)
@@ -457,14 +436,14 @@ def test_a_derived_dataset_joins_its_source(places: tuple[Path, Path]) -> None:
     source, latents = places
     edit.rename_episodes(source, {"a": "b", "b": "x"})
     latent = latent_frames({"b": (2, 3), "d": (0,)})
-    expected = together(latent, source_frames())
-    check_equal(read_all(latents, join=[source]), expected)
+    expected = merged_frames(latent, source_frames())
+    check_frames(read_all(latents, join=[source]), expected)
     edit.trim_episodes(source, ["d"], slice(4, 20))
     for number in (*range(4), *range(20, 23)):
         expected["d"][number] = latent["d"][number]
-    check_equal(read_all(latents, join=[source]), expected)
+    check_frames(read_all(latents, join=[source]), expected)
     edit.trim_episodes(latents, ["d"], slice(7, 21))
-    check_equal(read_all(latents, join=[source]), cut(expected, "d", 7, 21))
+    check_frames(read_all(latents, join=[source]), cut(expected, "d", 7, 21))
     edit.delete_episodes(source, ["x"])
     with pytest.raises(JoinError) as error:
         read_all(latents, join=[source])
@@ -484,8 +463,8 @@ def test_two_datasets_derived_from_one_source(places: tuple[Path, Path], tmp_pat
     returns = cut(returns, "d", 5, 19)
     write_derived(tmp_path / "returns", source, returns)
     latent = cut(latent_frames({"b": (2, 3), "d": (0,)}), "d", 5, 19)
-    expected = together({{"a": "x/a"}.get(k, k): v for k, v in latent.items()}, returns)
-    check_equal(read_all(tmp_path / "returns", join=[latents]), expected)
+    expected = merged_frames({{"a": "x/a"}.get(k, k): v for k, v in latent.items()}, returns)
+    check_frames(read_all(tmp_path / "returns", join=[latents]), expected)
     edit.add_feature(source, "step", lambda episode: [np.int32(7)] * len(episode), overwrite=True)
     write_derived(
         tmp_path / "third", source, {k: columns(z=range(len(v))) for k, v in returns.items()}
@@ -503,7 +482,7 @@ def test_keys_alone_prove_nothing(places: tuple[Path, Path], tmp_path: Path) -> 
         seqrecord.open(tmp_path / "other", join=[latents])
     assert error.value.got == "none of its features is left: image, step"
     joined = read_all(tmp_path / "other", join=[latents], check="lengths")
-    check_equal(joined, together(other, latent_frames({"b": (2, 3), "d": (0,)})))
+    check_frames(joined, merged_frames(other, latent_frames({"b": (2, 3), "d": (0,)})))
 
 
 def test_values_per_sample_are_refused(places: tuple[Path, Path]) -> None:
@@ -526,19 +505,19 @@ def test_few_changed_episodes_of_many(tmp_path: Path) -> None:
     write_derived(latents, source, latent, chunk_frames=5)
     edit.trim_episodes(source, ["a"], slice(3, 14))
     edit.rename_episodes(source, {"d": "x/d"})
-    expected = cut(together(own, latent), "a", 3, 14)
+    expected = cut(merged_frames(own, latent), "a", 3, 14)
     expected = {{"d": "x/d"}.get(key, key): frames for key, frames in expected.items()}
-    check_equal(read_all(source, join=[latents]), expected)
+    check_frames(read_all(source, join=[latents]), expected)
     both = source.with_name("both")
     edit.merge_datasets([source, source], both, prefixes=["y/", "z/"])
     merged = {f"{prefix}/{key}": frames for prefix in "yz" for key, frames in expected.items()}
-    check_equal(read_all(both, join=[latents]), merged)
+    check_frames(read_all(both, join=[latents]), merged)
     with SeqRecordWriter(source, mode="append") as writer, writer.episode("new") as episode:
         for frame in columns(image=noise(9, 4, 5, 3, seed=99), step=np.arange(9, dtype="<i4")):
             episode.append(frame)
     with pytest.raises(JoinError, match="without a partner"):
         seqrecord.open(source, join=[latents])
-    check_equal(read_all(source, join=[latents], missing="drop"), expected)
+    check_frames(read_all(source, join=[latents], missing="drop"), expected)
 
 
 @pytest.mark.parametrize("join", [5, True, None, object()])

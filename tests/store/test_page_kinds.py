@@ -11,22 +11,8 @@ import numpy.typing as npt
 import pytest
 
 import seqrecord
-from seqrecord import FeatureSpec, FrameCache, SeqRecordMapDataset, SeqRecordPipe
-from seqrecord.edit import (
-    delete_episodes,
-    merge_datasets,
-    rename_features,
-    rewrite_files,
-    trim_episodes,
-)
-from seqrecord.errors import (
-    ChecksumError,
-    CodecError,
-    FormatError,
-    FrameError,
-    SchemaError,
-    SeqRecordError,
-)
+from seqrecord import FeatureSpec, FrameCache, SeqRecordMapDataset, SeqRecordPipe, edit, errors
+from seqrecord.errors import CodecError, FormatError, SchemaError, SeqRecordError
 from seqrecord.store import areas
 from seqrecord.store.areas import (
     CACHE,
@@ -61,7 +47,7 @@ class BlockCodec(PageCodec):
         array = np.asarray(frame)
         check_fits(self.spec, array.dtype, array.shape)
         if not are_bools(array):
-            raise FrameError("a bool that is neither 0 nor 1", feature=self.spec.name)
+            raise errors.FrameError("a bool that is neither 0 nor 1", feature=self.spec.name)
         return Blob(array.astype(self.spec.dtype).tobytes(), array.shape)
 
     def join(self, frames: Sequence[bytes | memoryview]) -> bytes:
@@ -212,17 +198,17 @@ def expected(*keys: str, start: int = 0) -> dict[str, list[Any]]:
 
 def test_merged_datasets(tmp_path: Path) -> None:
     both = [write(tmp_path / "ab", "a", "b"), write(tmp_path / "c", "c")]
-    merge_datasets(both, tmp_path / "abc")
+    edit.merge_datasets(both, tmp_path / "abc")
     check_rebuilt(tmp_path / "abc", content, expected("a", "b", "c"))
 
 
 def test_edited_datasets(tmp_path: Path) -> None:
     path = write(tmp_path / "r", *LENGTHS)
-    trim_episodes(path, ["a", "c"], slice(11, None))
-    delete_episodes(path, ["b"])
-    rename_features(path, {"volume": "scan"})
-    rewrite_files(path, min_unused=0.01)
-    rename_features(path, {"scan": "volume"})
+    edit.trim_episodes(path, ["a", "c"], slice(11, None))
+    edit.delete_episodes(path, ["b"])
+    edit.rename_features(path, {"volume": "scan"})
+    edit.rewrite_files(path, min_unused=0.01)
+    edit.rename_features(path, {"scan": "volume"})
     check_rebuilt(path, content, expected("a", "c", start=11))
 
 
@@ -294,7 +280,7 @@ def test_damaged_pages(tmp_path: Path, at: int, error: type[SeqRecordError]) -> 
     data = bytearray(file.read_bytes())
     data[page.start + at] ^= 0xFF
     file.write_bytes(data)
-    kinds: list[tuple[bool, type[SeqRecordError]]] = [(True, ChecksumError), (False, error)]
+    kinds: list[tuple[bool, type[SeqRecordError]]] = [(True, errors.ChecksumError), (False, error)]
     for verify, kind in kinds:
         with seqrecord.open(path, verify=verify) as dataset, pytest.raises(kind) as caught:
             dataset.episodes["a"][0]

@@ -18,16 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import (
-    ClipError,
-    FormatError,
-    Seconds,
-    SeqRecordMapDataset,
-    SeqRecordRecorder,
-    SeqRecordWriter,
-    edit,
-    reindex,
-)
+from seqrecord import ClipError, Seconds, SeqRecordMapDataset, SeqRecordWriter, edit
 from seqrecord.edit import merge_datasets
 from seqrecord.export import to_files
 from seqrecord.store.format.time_spans import (
@@ -169,7 +160,7 @@ def test_the_clock_is_one_feature(tmp_path: Path) -> None:
         ]
         path = written(tmp_path / f"{wrong}", {"e": frames}, features={"t": SECONDS})
         assert rates(path) == [expected]
-    recorder = SeqRecordRecorder(tmp_path / "recorded", features={"t": SECONDS}, fps=FPS)
+    recorder = seqrecord.SeqRecordRecorder(tmp_path / "recorded", features={"t": SECONDS}, fps=FPS)
     with recorder, recorder.episode("e") as episode:
         append(episode, [{"t": np.float64(time)} for time in moved(7, 1)])
     assert rates(tmp_path / "recorded") == [None]
@@ -368,7 +359,10 @@ def test_recorder_writer_merge_and_edits_agree(
     now, start = [0.0], time.monotonic()
     monkeypatch.setattr(time, "monotonic", lambda: start + now[0])
     paths = [tmp_path / name for name in ("recorded", "written", "merged", "packed")]
-    with SeqRecordRecorder(paths[0], fps=FPS) as recorder, recorder.episode("e") as episode:
+    with (
+        seqrecord.SeqRecordRecorder(paths[0], fps=FPS) as recorder,
+        recorder.episode("e") as episode,
+    ):
         for number in range(120):
             episode.append({"a": np.int64(number)})
             now[0] += 1 / fps
@@ -520,7 +514,7 @@ def test_the_index_stores_time_spans(tmp_path: Path) -> None:
     before = seqrecord.open(path).contents.index.encode()
     for file in (path / "index").glob("*.arrow"):
         file.unlink()
-    reindex(path)
+    seqrecord.reindex(path)
     assert _bounds(path) == expected
     assert seqrecord.open(path).contents.index.encode() == before
     assert not seqrecord.verify(path).problems
@@ -537,7 +531,7 @@ def test_invalid_time_spans() -> None:
     texts = [base64.b64encode(np.array(each).tobytes()).decode() for each in numbers]
     others: list[object] = [None, "", "é", "=", 3, []]
     for text in (*others, *texts):
-        with pytest.raises(FormatError, match="time spans of timestamps"):
+        with pytest.raises(seqrecord.FormatError, match="time spans of timestamps"):
             TimeSpans.from_text(text, 4)
     good = table([TimeSpans((1.0, 2.0), (1.0, 2.0)), TimeSpans((), ())], 4)
     good.check(np.array([4, 1]))
@@ -547,6 +541,6 @@ def test_invalid_time_spans() -> None:
     ):
         bad = replace(good, min_growth=good.min_growth.copy(), max_growth=good.max_growth.copy())
         bad.min_growth[place], bad.max_growth[place] = least, most
-        with pytest.raises(FormatError, match="time spans of timestamps") as caught:
+        with pytest.raises(seqrecord.FormatError, match="time spans of timestamps") as caught:
             bad.check(np.array([4, 1]))
         assert caught.value.got == f"row {place[0]}"

@@ -16,14 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import (
-    Dataset,
-    EngineOptions,
-    FeatureSpec,
-    Schema,
-    SeqRecordPipe,
-    verify,
-)
+from seqrecord import Dataset, FeatureSpec, SeqRecordPipe, verify
 from seqrecord.errors import ChecksumError, CodecError
 from seqrecord.storage import ByteRange, CachedStorage, LocalStorage, Storage, StorageWrapper
 from seqrecord.store.format.pages import aligned, slice_frames
@@ -37,7 +30,7 @@ from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset
 from tests.kit.faults import CountingStorage, damages_once
 
 FRAMES = 700
-SCHEMA = Schema(
+SCHEMA = seqrecord.Schema(
     [
         FeatureSpec("big", np.dtype("u1"), (5000,)),  # one slice per frame
         FeatureSpec("mid", np.dtype("<f4"), (200,), group=1),  # six frames per slice
@@ -305,7 +298,7 @@ def test_clips_far_apart(
         stride=stride,
         features=features,
         batch_size=2,
-        engine=EngineOptions(shuffle_buffer=8),
+        engine=seqrecord.EngineOptions(shuffle_buffer=8),
         device=device,
     )
     for _ in range(2):

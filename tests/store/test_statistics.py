@@ -18,18 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import seqrecord
-from seqrecord import (
-    FeatureSpec,
-    Schema,
-    SeqRecordMapDataset,
-    SeqRecordPipe,
-    SeqRecordWriter,
-    add_statistics,
-    convert,
-    edit,
-    errors,
-    open_source,
-)
+from seqrecord import FeatureSpec, Schema, SeqRecordWriter, add_statistics, convert, edit, errors
 from seqrecord.errors import FormatError
 from seqrecord.statistics import FeatureStatistics, Statistics
 from seqrecord.store.checksum import crc32c
@@ -477,10 +466,10 @@ def test_episodes_with_nan_are_named(tmp_path: Path, caplog: pytest.LogCaptureFi
         options |= {"clip_len": 1, "windows": {"action": [0]}}
         for _ in range(2):
             if "random" in folder.name:
-                clips = SeqRecordMapDataset(folder, **options)
+                clips = seqrecord.SeqRecordMapDataset(folder, **options)
                 assert [clips[i] for i in range(len(clips))]
             else:
-                assert len([*SeqRecordPipe(folder, shuffle=False, **options)])
+                assert len([*seqrecord.SeqRecordPipe(folder, shuffle=False, **options)])
         return [record.getMessage() for record in caplog.records if record.levelname == "WARNING"]
 
     folder = tmp_path
@@ -683,7 +672,7 @@ def test_computed_statistics_match_the_frames(
 ) -> None:
     reports: list[Progress] = []
     got = seqrecord.open(small).compute_statistics(num_threads=num_threads, progress=reports.append)
-    convert(open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
+    convert(seqrecord.open_source(small), tmp_path / "d", codecs={"photo": "balanced"}, workers=1)
     whole = kept(tmp_path / "d")  # the writer got all frames
     assert_close(got, Statistics(whole.num_frames, {name: whole[name] for name in got}))
     assert got.num_frames == sum(EPISODES.values())

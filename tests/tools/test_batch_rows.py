@@ -13,14 +13,7 @@ import pytest
 import torch
 
 import seqrecord
-from seqrecord import (
-    EngineOptions,
-    Latest,
-    MaxFrames,
-    SeqRecordIterableDataset,
-    SeqRecordMix,
-    SeqRecordPipe,
-)
+from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import columns, noise, write_dataset
 
@@ -67,14 +60,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "sequences": {"batch_size": 2, "clip_len": 3, "order": "sequences"},
     "windows": {"batch_size": 4, "windows": {"id": [-2, 0], "image": range(0, 4, 2)}},
     "padding": {"batch_size": 4, "clip_len": 8, "pad": "edge"},
-    "budget": {"batch_size": MaxFrames(12), "clip_len": (2, 5)},
+    "budget": {"batch_size": seqrecord.MaxFrames(12), "clip_len": (2, 5)},
     "features": {"batch_size": 4, "clip_len": 3, "features": ["id"], "rename": {"id": "number"}},
     "resized": {"batch_size": 4, "clip_len": 3, "resize": (6, 8)},
     "memory": {"batch_size": 4, "clip_len": 3, "memory_limit": "1MiB"},
     "engine": {
         "batch_size": 4,
         "clip_len": 3,
-        "engine": EngineOptions(shuffle_buffer=40, fixed_shards=True),
+        "engine": seqrecord.EngineOptions(shuffle_buffer=40, fixed_shards=True),
     },
 }
 
@@ -112,7 +105,7 @@ def test_rows_of_a_mix_file(path: Path, tmp_path: Path) -> None:
     text = f"sources: {{a: {{location: '{path}'}}, b: {{location: '{path}', split: val}}}}\n"
     (tmp_path / "mix.yaml").write_text(text + "weights: {a: 1, b: 2}\n")
     options: dict[str, Any] = {"clip_len": 3, "batch_size": 5, "seed": 3}
-    mix = SeqRecordMix.from_file(tmp_path / "mix.yaml", **options)
+    mix = seqrecord.SeqRecordMix.from_file(tmp_path / "mix.yaml", **options)
     file = saved(mix, tmp_path)
     found = rows_of(tmp_path / "mix.yaml", file, "--batch", 2, "--epoch", 1)
     assert found["rows"] == as_json(mix.rows(1, 2))
@@ -138,7 +131,9 @@ def test_the_table_of_a_batch(path: Path, tmp_path: Path) -> None:
 
 
 def test_what_a_state_does_not_have(path: Path, tmp_path: Path) -> None:
-    timed = SeqRecordPipe(path, windows={"image": Latest(max_age=5)}, clip_len=2, batch_size=2)
+    timed = SeqRecordPipe(
+        path, windows={"image": seqrecord.Latest(max_age=5)}, clip_len=2, batch_size=2
+    )
     changed = SeqRecordPipe(path, clip_len=2, frame_transform=lambda frame: {"x": frame["id"]})
     for loader, problem in ((timed, "no windows of image"), (changed, "other settings: shapes")):
         message = fail("info", path, "--state", saved(loader, tmp_path), "--batch", 0)

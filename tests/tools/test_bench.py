@@ -31,14 +31,9 @@ from seqrecord.tools.profiler.advice import Sizes, advise
 from seqrecord.tools.profiler.bench import BenchOptions, measure
 from seqrecord.types import FeatureSummary, Progress, StepTimes
 from tests.kit.command_line import fail, run
-from tests.kit.datasets import HEIGHT, WIDTH, write_small
+from tests.kit.datasets import HEIGHT, WIDTH, write_small, written_once
 
-
-@pytest.fixture(scope="module")
-def dataset(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("bench") / "records"
-    write_small(path, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
-    return path
+dataset = written_once(write_small, episodes={"a/Easy": 11, "b/Easy": 9}, missing=False)
 
 
 def test_an_epoch(dataset: Path) -> None:

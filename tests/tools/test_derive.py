@@ -76,16 +76,6 @@ def stored(records: Path) -> dict[str, list[dict[str, Any]]]:
         }
 
 
-def append_copy_of_c(records: Path, key: str) -> None:
-    """Append an episode with the frames of episode c."""
-    with (
-        seqrecord.SeqRecordWriter(records, mode="append") as writer,
-        writer.episode(key) as episode,
-    ):
-        for frame in FRAMES["c"]:
-            episode.append(frame)
-
-
 def assert_latents(frames: list[dict[str, Any]], images: list[Any]) -> None:
     for frame, image in zip(frames, images, strict=True):
         assert torch.equal(torch.from_numpy(np.array(frame["latent"])), latent(image).float())
@@ -228,7 +218,7 @@ def test_again_computes_only_what_changed(records: Path) -> None:
     assert check(records, Encoder()).is_current
     edit.rename_episodes(records, {"b/z": "new/z"})
     edit.trim_episodes(records, ["a"], slice(2, 10))
-    append_copy_of_c(records, "d")
+    write_dataset(records, {"d": FRAMES["c"]}, mode="append")
     state = check(records, Encoder())
     assert (state.current, state.changed, state.new) == (("c",), ("a",), ("d",))
     assert state.renamed == {"b/z": "new/z"}
@@ -273,7 +263,7 @@ def test_another_table_changes_its_episodes_alone(records: Path) -> None:
 def test_a_new_episode_under_the_former_key_of_another(records: Path) -> None:
     derive(records, Encoder())
     edit.rename_episodes(records, {"a": "x"})
-    append_copy_of_c(records, "a")
+    write_dataset(records, {"a": FRAMES["c"]}, mode="append")
     state = check(records, Encoder())
     assert (state.renamed, state.new, state.changed, state.gone) == ({"a": "x"}, ("a",), (), ())
     assert derive(records, Encoder()).written == ("a",)

@@ -18,6 +18,7 @@ from seqrecord.export import to_files
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import columns, noise, write_dataset
 from tests.kit.lerobot_video_data import unpack
+from tests.kit.tiny import check_frames, read_all
 from tests.tools.test_page import data_of
 
 pytestmark = pytest.mark.usefixtures("home")
@@ -57,18 +58,6 @@ def places(tmp_path: Path) -> dict[str, Path]:
 
 def joined(places: dict[str, Path]) -> list[object]:
     return [places["records"], "--join", places["latents"], "--join", places["labels"]]
-
-
-def check_same(first: Path, second: Path) -> None:
-    """Assert that two datasets have the same frames."""
-    with seqrecord.open(first) as left, seqrecord.open(second) as right:
-        assert [*left.episodes] == [*right.episodes]
-        for key, episode in left.episodes.items():
-            for number in range(len(episode)):
-                frame, expected = episode[number], right.episodes[key][number]
-                assert {*frame} == {*expected}, (key, number)
-                for name, value in expected.items():
-                    np.testing.assert_array_equal(frame[name], value)
 
 
 def test_info_lists_the_features_of_all(places: dict[str, Path]) -> None:
@@ -112,7 +101,7 @@ def test_verify_checks_all_datasets(places: dict[str, Path]) -> None:
 def test_write_packs_the_features_of_all(places: dict[str, Path], tmp_path: Path) -> None:
     command = ["write", "--src", *joined(places), "--dst", tmp_path / "packed", "--quiet"]
     run(*command)
-    check_same(tmp_path / "packed", places["together"])
+    check_frames(read_all(tmp_path / "packed"), read_all(places["together"]))
     run("verify", "--deep", tmp_path / "packed")
     run(*[*command[:-2], tmp_path / "some", "--features", "score,image", "--quiet"])
     with seqrecord.open(tmp_path / "some") as dataset:
@@ -122,7 +111,7 @@ def test_write_packs_the_features_of_all(places: dict[str, Path], tmp_path: Path
 def test_edit_add_stores_a_companion(places: dict[str, Path]) -> None:
     for name, source in (("latent", "latents"), ("label", "labels"), ("score", "labels")):
         run("edit", "add", places["records"], name, "--from", places[source])
-    check_same(places["records"], places["together"])
+    check_frames(read_all(places["records"]), read_all(places["together"]))
     run("edit", "add", places["records"], "copy", "--from", places["labels"], "--feature", "score")
     with seqrecord.open(places["records"]) as dataset:
         episode = dataset.episodes["c"]

@@ -13,16 +13,8 @@ import pytest
 from click.testing import CliRunner
 
 import seqrecord
-from seqrecord import NotFoundError, SeqRecordPipe
-from seqrecord.edit import (
-    add_feature,
-    delete_episodes,
-    drop_features,
-    merge_datasets,
-    rename_episodes,
-    set_metadata,
-    split_episodes,
-)
+from seqrecord import NotFoundError, SeqRecordPipe, edit
+from seqrecord.edit import merge_datasets, split_episodes
 from seqrecord.errors import DestinationError, FormatError, SchemaError, SourceError
 from seqrecord.types import Progress
 from tests.formats.test_dataset_source import pages_of, write_video
@@ -38,8 +30,8 @@ def parts(tmp_path: Path) -> tuple[Path, Path]:
     split_episodes(a, ["e0"], "val")
     split_episodes(b, ["e4"], "train")
     split_episodes(b, ["e5"], "val")
-    delete_episodes(a, ["e1"])
-    set_metadata(b, ["e6"], {"number": "six"})
+    edit.delete_episodes(a, ["e1"])
+    edit.set_metadata(b, ["e6"], {"number": "six"})
     return a, b
 
 
@@ -98,7 +90,7 @@ def test_chunks_are_copied_as_they_are(tmp_path: Path) -> None:
 def test_to_another_storage_and_edits_there(parts: tuple[Path, Path], memory_url: Any) -> None:
     expected = {**content(parts[0]), **content(parts[1])}
     assert merge_datasets(parts, memory_url).num_episodes == 6
-    delete_episodes(memory_url, ["e4"])
+    edit.delete_episodes(memory_url, ["e4"])
     del expected["e4"]
     assert content(memory_url) == expected
     assert not seqrecord.verify(memory_url).problems
@@ -119,7 +111,7 @@ def test_statistics_of_all_together(tmp_path: Path) -> None:
 
 def test_keys_with_prefixes(tmp_path: Path) -> None:
     a, b = write(tmp_path / "a", range(3)), write(tmp_path / "b", range(3))
-    rename_episodes(b, {"e1": "renamed"})
+    edit.rename_episodes(b, {"e1": "renamed"})
     # An episode of a key that is there, which is in no dataset.
     other = write(tmp_path / "other", range(2, 3))
     for file in (other / "records").iterdir():
@@ -202,13 +194,13 @@ def test_features_stored_differently_are_encoded_as_in_the_first(tmp_path: Path)
     write_frames(b, "klm", ["text", "x", "s"], features={"x": {"kind": "state"}})
     write_frames(c, "p", names, codecs="raw")
     write_frames(d, "q", ["x", "y", "text"], codecs="raw")
-    drop_features(d, "y")
-    add_feature(d, "s", lambda episode: [None, *map(np.int32, range(1, 24))])
+    edit.drop_features(d, "y")
+    edit.add_feature(d, "s", lambda episode: [None, *map(np.int32, range(1, 24))])
     split_episodes(b, ["k", "m"], "val")
     split_episodes(c, ["p"], "val")
-    delete_episodes(b, ["l"])
-    rename_episodes(b, {"m": "renamed"})
-    set_metadata(b, ["renamed"], {"n": "two"})
+    edit.delete_episodes(b, ["l"])
+    edit.rename_episodes(b, {"m": "renamed"})
+    edit.set_metadata(b, ["renamed"], {"n": "two"})
     before = [state(path) for path in paths]
     made = tmp_path / "made"
     merge_datasets(paths, made, dry_run=True)

@@ -12,15 +12,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import export
-from seqrecord.errors import (
-    AccessError,
-    ConflictError,
-    DestinationError,
-    FormatError,
-    LocationError,
-    StorageError,
-)
+from seqrecord import errors, export
+from seqrecord.errors import ConflictError, DestinationError, StorageError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import small_frames, small_schema, write_dataset
 from tests.kit.lerobot_video_data import unpack
@@ -192,7 +185,7 @@ def test_a_push_that_fails_in_the_middle_is_resumed(hub: HubStub, records: Path)
     before, frames = hub.branches["main"], read_all(records)
     _append(records, "two")
     hub.most_uploads = len(hub.uploads) + 1
-    with pytest.raises(AccessError):
+    with pytest.raises(errors.AccessError):
         _push(records, hub)
     assert hub.branches["main"] == before
     np.testing.assert_equal(_read_pushed(hub), frames)
@@ -228,7 +221,7 @@ def test_requests_refused_by_the_hub(hub: HubStub, records: Path) -> None:
         _push(records, hub, private=True)
     assert not hub.uploads
     hub.gated = True
-    with pytest.raises(AccessError):
+    with pytest.raises(errors.AccessError):
         _push(records, hub)
     assert not hub.messages
     hub.gated, hub.ignored = False, tuple(each for each in _paths(records) if "records/" in each)
@@ -241,7 +234,7 @@ def test_datasets_and_urls_that_cannot_be_pushed(
 ) -> None:
     at = f"@{'0' * 40}"
     for url in (f"{hub.url}/folder", f"{hub.url}{at}", "hf://org/name", "s3://b/path", "records/"):
-        with pytest.raises(LocationError):
+        with pytest.raises(errors.LocationError):
             export.to_hub(records, url)
     with pytest.raises(DestinationError, match="seqrecord write"):  # an index of local files
         _push(unpack(tmp_path, "lerobot_video_v3"), hub)
@@ -249,7 +242,7 @@ def test_datasets_and_urls_that_cannot_be_pushed(
     [path] = damaged.glob("records/*.seqrec")
     with path.open("ab") as file:
         file.write(b"more")
-    with pytest.raises(FormatError):
+    with pytest.raises(errors.FormatError):
         _push(damaged, hub)
     assert not hub.exists
     with seqrecord.open(records) as dataset:
@@ -258,7 +251,7 @@ def test_datasets_and_urls_that_cannot_be_pushed(
             _push(dataset, hub)
     _push(records, hub)
     remote = seqrecord.open(hub.url, storage_options=_options(hub))
-    with remote, pytest.raises(LocationError, match="copy"):
+    with remote, pytest.raises(errors.LocationError, match="copy"):
         _push(remote, hub)
 
 

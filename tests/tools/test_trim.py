@@ -10,17 +10,8 @@ import numpy as np
 import pytest
 
 import seqrecord
-from seqrecord import ClipError, Seconds, SeqRecordMapDataset, SeqRecordPipe, SeqRecordWriter
-from seqrecord.edit import (
-    add_feature,
-    clean,
-    drop_features,
-    list_versions,
-    merge_datasets,
-    rename_episodes,
-    rewrite_files,
-    trim_episodes,
-)
+from seqrecord import ClipError, Seconds, SeqRecordMapDataset, SeqRecordPipe, SeqRecordWriter, edit
+from seqrecord.edit import rewrite_files, trim_episodes
 from tests.kit import command_line
 from tests.kit.datasets import write_dataset
 from tests.kit.tiny import Frames, copy_dataset, read_all, same_frames
@@ -173,17 +164,17 @@ def test_copies_and_rewritten_files(whole: Path, tmp_path: Path) -> None:
     for key, some in (("b", slice(37, 60)), ("a", slice(9, None))):
         trim_episodes(path, [key], some)
         frames = _sliced(frames, key, some)
-    merge_datasets([path], tmp_path / "merged")
+    edit.merge_datasets([path], tmp_path / "merged")
     seqrecord.convert(seqrecord.open_source(path), tmp_path / "converted", workers=1)
     for copied in ("merged", "converted"):
         _check(tmp_path / copied, frames, copied)
     _check_clips(tmp_path / "merged", frames)
-    again = merge_datasets([tmp_path / "merged"], tmp_path / "again")
+    again = edit.merge_datasets([tmp_path / "merged"], tmp_path / "again")
     assert again.num_frames == sum(map(len, frames.values()))
     assert same_frames(read_all(tmp_path / "again"), frames)
     freed = rewrite_files(path, min_unused=0.01)
     assert freed.freed_bytes > 0
-    clean(path, older_than=-1)
+    edit.clean(path, older_than=-1)
     _check(path, frames, "rewritten")
     _check_clips(path, frames)
     assert not rewrite_files(path, min_unused=0.5).rewritten
@@ -195,21 +186,21 @@ def test_other_edits_of_a_trimmed_dataset(whole: Path, tmp_path: Path) -> None:
     path, frames = _copy(whole, tmp_path), read_all(whole)
     trim_episodes(path, ["b"], slice(37, 60))
     frames = _sliced(frames, "b", slice(37, 60))
-    rename_episodes(path, {"b": "x"})
+    edit.rename_episodes(path, {"b": "x"})
     frames = {"x" if key == "b" else key: some for key, some in frames.items()}
-    add_feature(path, "number", lambda episode: np.arange(len(episode)), kind="state")
+    edit.add_feature(path, "number", lambda episode: np.arange(len(episode)), kind="state")
     for some in frames.values():
         for i, frame in enumerate(some):
             frame["number"] = np.array(i)
     _check(path, frames, "added")
     trim_episodes(path, ["x"], slice(-8, None))
     frames = _sliced(frames, "x", slice(-8, None))
-    drop_features(path, ["image"])
+    edit.drop_features(path, ["image"])
     for frame in (frame for some in frames.values() for frame in some):
         del frame["image"]
     _check(path, frames, "dropped")
     rewrite_files(path, min_unused=0.01)
-    clean(path, older_than=-1)
+    edit.clean(path, older_than=-1)
     _check(path, frames, "rewritten")
     write_dataset(path, {"new": frames["c"]}, rates={"new": 10}, mode="append")
     _check(path, {**frames, "new": frames["c"]}, "appended")
@@ -258,7 +249,7 @@ def test_any_slices_of_any_chunks(tmp_path: Path, thorough: bool) -> None:
                 frames = _sliced(frames, key, some)
                 if rng.random() < 0.5:
                     rewrite_files(path, min_unused=0.01)
-                    clean(path, older_than=-1)
+                    edit.clean(path, older_than=-1)
                 _check(path, frames, f"{case} {key} {some}")
 
 
@@ -270,7 +261,7 @@ def test_versions_and_states(whole: Path, tmp_path: Path) -> None:
         trim_episodes(path, ["b"], some)
         with seqrecord.open(path) as dataset:
             identities.append(dataset.contents.identity(np.arange(3)))
-    [first] = (v.id for v in list_versions(path) if v.num_frames == 112)
+    [first] = (v.id for v in edit.list_versions(path) if v.num_frames == 112)
     with seqrecord.open(path, version=first) as dataset:
         assert len(dataset.episodes["b"]) == 70
     assert same_frames(read_all(path, version=first), frames)

@@ -11,20 +11,9 @@ from typing import Any
 import numpy as np
 
 import seqrecord
-from seqrecord import SeqRecordRecorder, SeqRecordWriter
+from seqrecord import SeqRecordRecorder, SeqRecordWriter, edit
 from seqrecord.cloud.retrying import Retrier, RetryingStorage
-from seqrecord.edit import (
-    add_feature,
-    clean,
-    delete_episodes,
-    drop_features,
-    merge_datasets,
-    rename_episodes,
-    rewrite_files,
-    set_metadata,
-    split_episodes,
-    trim_episodes,
-)
+from seqrecord.edit import delete_episodes
 from tests.tools.simulation.model import Actor, Client, Server
 
 KEPT = 3  # versions kept by "clean keeping"
@@ -270,7 +259,7 @@ def _merge_resumed(before: Content, after: Content, actor: str, history: History
 
 
 def add(where: Any, actor: str, history: History) -> None:
-    add_feature(where, f"z{actor}", lambda episode: np.arange(len(episode), dtype=np.float32))
+    edit.add_feature(where, f"z{actor}", lambda episode: np.arange(len(episode), dtype=np.float32))
 
 
 _SOURCES: list[Server] = []
@@ -280,7 +269,7 @@ def merge(where: Any, actor: str, history: History, mode: Any = "create") -> Non
     for number in range(2):
         history.written[f"m{number}"] = frames(ord("m") + number)
     sources = [Client(None, None, server) for server in _SOURCES]
-    merge_datasets(sources, where, mode=mode, max_file_size=1000)
+    edit.merge_datasets(sources, where, mode=mode, max_file_size=1000)
 
 
 def _make_sources() -> None:
@@ -305,11 +294,11 @@ def _on(change: Callable[..., object], *arguments: Any, **options: Any) -> Do:
 
 
 def _split(where: Any, actor: str, history: History) -> None:
-    split_episodes(where, None, actor)
+    edit.split_episodes(where, None, actor)
 
 
 def _label(where: Any, actor: str, history: History) -> None:
-    set_metadata(where, None, {"label": actor})
+    edit.set_metadata(where, None, {"label": actor})
 
 
 COMMANDS: dict[str, Command] = {
@@ -324,8 +313,8 @@ COMMANDS: dict[str, Command] = {
     "reindex": Command(_on(seqrecord.reindex), _resumed),
     "delete": Command(_on(delete_episodes, "e1"), _deleted),
     "keep": Command(_on(delete_episodes, "e[12]*", others=True), _kept),
-    "rename": Command(_on(rename_episodes, {"e2": "two"}), _renamed),
-    "trim": Command(_on(trim_episodes, "e2", slice(1, None)), _trimmed),
+    "rename": Command(_on(edit.rename_episodes, {"e2": "two"}), _renamed),
+    "trim": Command(_on(edit.trim_episodes, "e2", slice(1, None)), _trimmed),
     "relabel": Command(
         _label, _becomes(lambda old, actor: replace(old, labels=dict.fromkeys(old.episodes, actor)))
     ),
@@ -337,13 +326,13 @@ COMMANDS: dict[str, Command] = {
         add, _becomes(lambda old, actor: replace(old, features=old.features | {f"z{actor}"}))
     ),
     "drop": Command(
-        _on(drop_features, ["y"]),
+        _on(edit.drop_features, ["y"]),
         _becomes(lambda old, actor: replace(old, features=old.features - {"y"})),
     ),
-    "rewrite": Command(_on(rewrite_files, min_unused=0.01, commit_bytes=1), _same),
-    "clean": Command(_on(clean, older_than=0), _same),
-    "clean keeping": Command(_on(clean, older_than=0, keep_versions=KEPT), _same),
-    "clean old": Command(_on(clean, older_than=3600), _same),
+    "rewrite": Command(_on(edit.rewrite_files, min_unused=0.01, commit_bytes=1), _same),
+    "clean": Command(_on(edit.clean, older_than=0), _same),
+    "clean keeping": Command(_on(edit.clean, older_than=0, keep_versions=KEPT), _same),
+    "clean old": Command(_on(edit.clean, older_than=3600), _same),
     "merge": Command(merge, _merged, in_empty=True, in_dataset=False),
     "resume merge": Command(
         partial(merge, mode="resume"), _merge_resumed, in_empty=True, in_dataset=False

@@ -21,16 +21,9 @@ from typing import Any
 from unittest import mock
 
 import seqrecord
+from seqrecord import errors
 from seqrecord.edit import clean, list_versions
-from seqrecord.errors import (
-    CommitUnknownError,
-    ConflictError,
-    DestinationError,
-    NotFoundError,
-    ResourceError,
-    SeqRecordError,
-    TransientError,
-)
+from seqrecord.errors import ConflictError, DestinationError, SeqRecordError
 from seqrecord.store.format.manifest import MANIFEST, VERSIONS, Manifest, read_manifest
 from seqrecord.store.processes import threads
 from tests.tools.simulation.commands import (
@@ -169,7 +162,7 @@ def simulated(name: str) -> Iterator[None]:
     outside = random.Random(name)
 
     def refuse(thread: object) -> None:
-        raise ResourceError("a simulated process starts no thread")
+        raise errors.ResourceError("a simulated process starts no thread")
 
     def token(count: int = 32) -> str:
         actor = current_actor()
@@ -328,11 +321,11 @@ class _Run:
             if isinstance(error, (ConflictError, DestinationError)) and name not in _IN_STEPS:
                 assert not count, f"{name} ({actor.name}) was refused, and did commit: {shown}"
             expected: tuple[type[SeqRecordError], ...]
-            expected = ConflictError, DestinationError, CommitUnknownError
+            expected = ConflictError, DestinationError, errors.CommitUnknownError
             if self.case.faults:
-                expected += (TransientError,)
+                expected += (errors.TransientError,)
             if self.case.in_empty:
-                expected += (NotFoundError,)  # as long as there is no dataset
+                expected += (errors.NotFoundError,)  # as long as there is no dataset
             if not cleans:
                 is_expected = isinstance(error, expected) or name in _NEED_EPISODES
                 assert is_expected, f"{name} ({actor.name}): {shown}"

@@ -19,14 +19,8 @@ from enum import Enum
 from typing import Any, TypeVar
 from weakref import WeakValueDictionary
 
-from seqrecord.errors import (
-    ConflictError,
-    DestinationError,
-    NotFoundError,
-    SeqRecordError,
-    StorageError,
-    TransientError,
-)
+from seqrecord import errors
+from seqrecord.errors import NotFoundError, TransientError
 from seqrecord.storage import ByteRange, FileInfo, Unfinished, Upload
 from seqrecord.store.checksum import Buffer
 from seqrecord.store.storage.base import (
@@ -100,7 +94,7 @@ class Server:
     def check(self, path: str, expected: str | None) -> None:
         stored = self.files.get(path)
         if (stored.tag if stored else None) != expected:
-            raise ConflictError("another file exists", file=path)
+            raise errors.ConflictError("another file exists", file=path)
 
     def put(self, path: str, data: bytes, expected: str | None) -> None:
         self.check(path, expected)
@@ -108,7 +102,7 @@ class Server:
 
     def commit(self, upload: _Open) -> None:
         if upload.path in self.files:
-            raise DestinationError("the file exists already", file=upload.path)
+            raise errors.DestinationError("the file exists already", file=upload.path)
         self.store(upload.path, bytes(upload.data))
         self.end(upload)
 
@@ -272,7 +266,7 @@ class World:
         self.steps.append(step)
         try:
             effect()
-        except SeqRecordError:
+        except errors.SeqRecordError:
             return
         self._after(step)
 
@@ -456,7 +450,7 @@ class _Upload:
 
     def _check(self) -> None:
         if self._upload.is_over:
-            raise StorageError("the upload is over", file=self.path)
+            raise errors.StorageError("the upload is over", file=self.path)
 
     def write(self, data: Buffer) -> None:
         self._check()
