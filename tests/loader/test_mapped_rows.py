@@ -262,6 +262,50 @@ def test_map_style(path: Path) -> None:
                 assert clip.keys() == wanted.keys()
                 for name, value in clip.items():
                     assert np.array_equal(value, wanted[name]), name
+        read = mapped.stats()["bytes_read"]
+        mapped.__getitems__(list(range(len(mapped))))
+        if case == "clips":  # the others have a bool
+            assert mapped.stats()["bytes_read"] == read
+        assert mapped.stats()["frames_mapped"] > 0 == copied.stats()["frames_mapped"]
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_map_style(path: Path, context: str) -> None:
+    settings: Any = {"clip_len": 2, "features": ["image", "flow", "pose"]}
+    mapped, copied = (SeqRecordMapDataset(data, **settings) for data in both(path))
+    wanted = [copied[number] for number in range(len(copied))]
+    _ = mapped[0]  # maps and marks that forks inherit
+    loader = DataLoader(
+        mapped, batch_size=None, num_workers=2, multiprocessing_context=context, shuffle=False
+    )
+    for clip, expected in zip(loader, wanted, strict=True):
+        assert all(np.array_equal(clip[name], expected[name]) for name in settings["features"])
+
+
+def test_map_style_with_functions_and_crops(path: Path) -> None:
+    settings = {n: v for n, v in CASES["crop"].items() if n != "batch_size"}
+    mapped, copied = (SeqRecordMapDataset(data, **settings) for data in both(path))
+    clips = []
+    for dataset in (mapped, copied):
+        torch.manual_seed(3)
+        clips.append(dataset.__getitems__([4, 1, 1, 30]))
+    for clip, expected in zip(*clips, strict=True):
+        assert all(np.array_equal(clip[name], expected[name]) for name in ("image", "pose"))
+
+
+def test_damage_and_shorter_files_in_map_style(tmp_path: Path) -> None:
+    path = write(tmp_path / "records")
+    damage(path, 100_000)
+    with pytest.raises(ChecksumError, match="image"):
+        SeqRecordMapDataset(path, clip_len=1, features=["image"]).__getitems__(range(46))
+    other = write(tmp_path / "other")
+    dataset = SeqRecordMapDataset(other, clip_len=1, features=["image"])
+    _ = dataset[0]
+    os.truncate(record_file(other), 4096)
+    with pytest.raises(StorageError, match="ended early"):
+        _ = dataset[0]
+    with pytest.raises(StorageError, match="ended early"):
+        _ = dataset[30]
 
 
 def test_a_mix(path: Path, tmp_path: Path) -> None:

@@ -61,16 +61,16 @@ class FrameChecks:
     stats: EngineStats
     counted: int | None
 
-    def check(self, target: MappedArena, group: int, chunk: IntArray, frame: IntArray) -> None:
+    def check(self, target: MappedArena, chunk: IntArray, frame: IntArray) -> None:
         """Check frames of a group, in rows of the chunk table; int64 [n] each."""
         begin = perf_counter()
         try:
             nbytes = target.load(chunk, frame)
         except Exception as error:
-            self.decoder.name(error, self.reader.chunk_at(group, int(chunk[0])))
+            self.decoder.name(error, self.reader.chunk_at(target.group, int(chunk[0])))
             raise
         self.stats.note_fetch(begin, nbytes, int(chunk[0]))
-        self.stats.add(frames_decoded=len(frame) * (group == self.counted))
+        self.stats.add(frames_decoded=len(frame) * (target.group == self.counted))
 
 
 @dataclass(frozen=True, eq=False)
@@ -349,7 +349,7 @@ class ChunkLoader:
         self._fetcher = ChunkFetcher(
             dataset, self._decoder, buffers.chunks, stats, in_pieces, mapped
         )
-        self.close = self._fetcher.close
+        self.check, self.close = self._checks.check, self._fetcher.close
 
     def __call__(self, items: Sequence[AssignedLoad], fetched: Fetched | None = None) -> None:
         """Perform loads of one group, to rows of one arena.
@@ -359,7 +359,7 @@ class ChunkLoader:
         loads, target = [item.load for item in items], items[0].target
         if isinstance(target, MappedArena):
             chunk, frame = _stored(self._clip_frames, items)
-            self._checks.check(target, loads[0].group, chunk, frame)
+            self.check(target, chunk, frame)
             self._stats.add(loads=len(loads))
             return
         still_open = self._fetcher.take(loads[0]) if len(items) == 1 else None

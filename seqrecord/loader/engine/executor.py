@@ -66,7 +66,6 @@ from seqrecord.store.clips.grids import ragged_arange, run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.page_kinds import page_kind
-from seqrecord.store.processes.machine import usable_memory
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.schema import FeatureSpec
@@ -289,8 +288,7 @@ class Executor:
                 of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors))
             if (mapped := self._mapped.get(group.group)) is not None:
                 mapped.frames.forget_changed()
-                touches = mapped.frames.nbytes > usable_memory() // 2
-                of_group.append(FileFrames(group, clip_frames, mapped, touches=touches))
+                of_group.append(FileFrames(group, clip_frames, mapped))
         return policies
 
     def _execute(self, start: int, end: int) -> None:
@@ -619,14 +617,7 @@ def mapped_arenas(job: Job, rows: Mapping[int, FrameRows]) -> dict[int, MappedAr
     """
     if job.frame_transform is not None:
         return {}
-    contents, arenas = job.dataset.contents, {}
-    for grid in contents.episode_table.groups:
-        frames = contents.mapped_frames.get(grid.group)
-        if frames is None or grid.group in rows:
-            continue
-        if (arena := MappedArena.of(frames, grid)) is not None:
-            arenas[grid.group] = arena
-    return arenas
+    return MappedArena.of_groups(job.dataset.contents, rows)
 
 
 def whole_chunks(job: Job) -> dict[int, GroupIndex]:

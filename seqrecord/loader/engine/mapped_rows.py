@@ -17,7 +17,7 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Container
 from functools import cache
 from typing import Any
 
@@ -28,7 +28,10 @@ import torch
 from seqrecord.store.clips.grids import ChunkGrid, IntArray
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.processes.machine import usable_memory
+from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.mapped_frames import MappedFrames
+from seqrecord.store.schema import Schema
 from seqrecord.store.storage.mapped_files import MappedFiles
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
@@ -89,12 +92,16 @@ class MappedArena:
     Args:
         frames: the frames of a group.
         grid: the chunks of the group.
+
+    Attributes:
+        touches: whether loads touch checked frames again: the page cache may drop them.
     """
 
     num_rows = 0  # with memory
 
     def __init__(self, frames: MappedFrames, grid: ChunkGrid) -> None:
         self.frames, self.specs = frames, frames.specs
+        self.touches = frames.nbytes > usable_memory() // 2
         self._grid, self._first_frame, memory = grid, frames.table.first_frame, frames.memory
         start, stop = memory.ctypes.data, memory.ctypes.data + len(memory)
         self._rows: dict[str, OverlappingRows] = {}
@@ -102,16 +109,31 @@ class MappedArena:
             shape: tuple[int, ...] = spec.shape  # type: ignore[assignment]
             self._rows[name] = OverlappingRows(memory, start, stop, shape, spec.dtype)
 
+    @property
+    def group(self) -> int:
+        """The number of the group."""
+        return self._grid.group
+
     @classmethod
-    def of(cls, frames: MappedFrames, grid: ChunkGrid) -> MappedArena | None:
-        """Rows of these frames; `None` if they have too many addresses."""
-        span = len(frames.memory)
-        is_possible = all(has_room(span, spec.nbytes) for spec in frames.specs.values())
-        return cls(frames, grid) if is_possible else None
+    def of_groups(cls, contents: Contents, without: Container[int] = ()) -> dict[int, MappedArena]:
+        """Rows of a dataset's mapped frames by group, except groups with too many addresses."""
+        arenas = {}
+        for grid in contents.episode_table.groups:
+            frames = contents.mapped_frames.get(grid.group)
+            if frames is None or grid.group in without:
+                continue
+            span = len(frames.memory)
+            if all(has_room(span, spec.nbytes) for spec in frames.specs.values()):
+                arenas[grid.group] = cls(frames, grid)
+        return arenas
 
     def __getitem__(self, feature: str) -> npt.NDArray[Any]:
         """Rows of a feature, [rows, …]. Nobody may write to them."""
         return self._rows[feature].array
+
+    def leaves(self, features: Schema) -> bool:
+        """Whether the group has other features than these rows."""
+        return any(s.group == self.group and n not in self.specs for n, s in features.items())
 
     def chunks(self, episode: IntArray, frame: IntArray) -> IntArray:
         """Rows of the chunk table that have frames of episodes; int64, all in one shape."""

@@ -3,6 +3,7 @@
 A `FrameSet` is a store of frames for calls, as a `FrameStore` is for plans. Its policy says which
 frames to load into which rows, and from which rows clips are copied::
 
+    mapped      rows in mapped record files: nothing is loaded, new frames are checked
     resident    a row for each frame of the selected episodes, kept for later calls
     others      a row for each frame of the call
     direct      rows of the batch: a frame goes to its first place, and is copied to the others
@@ -38,6 +39,7 @@ from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, HostBuffers
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
 from seqrecord.loader.engine.executor import gather
+from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import RowLoad
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
@@ -67,6 +69,7 @@ class FrameSet:
         frame_bytes: bytes of a frame.
         is_small: whether one thread loads all frames of a group.
         resident: the arena of resident frames, if there are any.
+        mapped: rows of features in mapped files, by group; neither in `specs` nor `direct`.
     """
 
     dataset: Dataset
@@ -77,7 +80,13 @@ class FrameSet:
     direct: Sequence[str] = ()
     is_small: bool = False
     resident: Arena | None = None
+    mapped: Mapping[int, MappedArena] = field(default_factory=dict)
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
+
+    @property
+    def has_loads(self) -> bool:
+        """Whether any feature has rows in memory."""
+        return bool(self.specs or self.direct)
 
     def acquire(self, num_rows: int) -> Arena:
         """Memory of at least `num_rows` rows for one call."""
@@ -96,6 +105,9 @@ class FrameSet:
         """
         episode, frame = split_keys(keys)
         for grid in self.grids:
+            mapped = self.mapped.get(grid.group)
+            if mapped is not None and not mapped.leaves(self.dataset.features):
+                continue
             chunk = grid.row(episode, grid.place(episode, frame))
             for a, b in pairwise([0, len(keys)] if self.is_small else run_bounds(constant=chunk)):
                 yield RowLoad(grid.group, chunk[a:b], frame[a:b], rows[a:b], target)
@@ -154,6 +166,7 @@ class RandomAccess:
                     self.stats,
                     frames,
                     exact=part.resident is not None,
+                    mapped=part.mapped,
                 ),
             )
             for part in sets
@@ -178,7 +191,7 @@ class RandomAccess:
             )
             for number, name in self._leaders.items()
         }
-        sources, acquired = list[ClipRows[Arena]](), list[tuple[FrameSet, Arena]]()
+        sources, acquired = list[ClipRows[Any]](), list[tuple[FrameSet, Arena]]()
         for part, loader in self._sets:
             if part.resident is not None:
                 sources += self._resident(part, part.resident, loader, keys)
@@ -186,6 +199,10 @@ class RandomAccess:
             wanted = np.concatenate([keys[number].reshape(-1) for number in part.windows])
             # Each frame once, its first place, and for every place which frame it is.
             unique, place, which = np.unique(wanted, return_index=True, return_inverse=True)
+            for rows_in_files in part.mapped.values():
+                sources += self._mapped(part, rows_in_files, loader, unique, keys)
+            if not part.has_loads:
+                continue
             direct = {name: builder.rows[name] for name in part.direct}
             rows = place if direct else np.arange(len(unique))
             arena = part.acquire(len(wanted) if direct else len(unique))
@@ -200,12 +217,36 @@ class RandomAccess:
                 clip_rows = rows[start:stop].reshape(keys[number].shape)
                 sources.append(ClipRows(arena, clip_rows, [n for n in names if n in part.specs]))
         drawn = NO_DRAWS if draw is None else draw(clips, sources)
-        if draw is None:
+        if draw is None and not any(part.mapped for part, _ in self._sets):
             threads = CallThreads(1)  # copying takes less time than starting threads
         gather(builder, np.arange(count), sources, threads, drawn, self._vectors)
         for part, arena in acquired:
             part.release(arena)
         return builder.finish()[0], drawn
+
+    def _mapped(
+        self,
+        part: FrameSet,
+        arena: MappedArena,
+        loader: ChunkLoader,
+        unique: IntArray,
+        keys: Mapping[int, IntArray],
+    ) -> Iterator[ClipRows[MappedArena]]:
+        """The rows of mapped frames, after checking new ones; `unique` are all keys, ascending."""
+        episode, frame = split_keys(unique)
+        chunk = arena.chunks(episode, frame)
+        is_missing = ~arena.are_checked(chunk, frame)
+        if arena.touches or is_missing.any():
+            index = slice(None) if arena.touches else is_missing
+            loader.check(arena, chunk[index], frame[index])
+        for number, names in part.windows.items():
+            episode, frame = split_keys(keys[number])
+            chunk = arena.chunks(episode, frame)
+            for name in names:
+                if name in arena.specs:
+                    rows = arena.rows(name, chunk, frame)
+                    self.stats.add(frames_mapped=arena.check(name, rows))
+                    yield ClipRows(arena, rows, [name])
 
     def _resident(
         self, part: FrameSet, arena: Arena, loader: ChunkLoader, keys: Mapping[int, IntArray]

@@ -287,16 +287,10 @@ class ResidentFrames(_ArenaFrames):
 
 
 class FileFrames(GroupFrames):
-    """Policy of a store: frames are copied from mapped files, and loads check them.
+    """Policy with frames that are copied from mapped files. Loads check them."""
 
-    Args:
-        touches: whether loads touch checked frames again: the page cache may drop them.
-    """
-
-    def __init__(
-        self, plan: GroupPlan, clip_frames: ClipFrames, arena: MappedArena, *, touches: bool
-    ) -> None:
-        self._arena, self._clip_frames, self._touches = arena, clip_frames, touches
+    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: MappedArena) -> None:
+        self._arena, self._clip_frames, self._touches = arena, clip_frames, arena.touches
         self._frame_step = plan.window.frame_step
         self._feature_sets = clip_frames.by_window(arena.specs)
 

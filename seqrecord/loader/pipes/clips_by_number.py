@@ -12,6 +12,7 @@ from torch.utils.data import get_worker_info
 
 from seqrecord.loader.engine.arena import Arena, RaggedFrames, for_users, nested, squeeze, stacked
 from seqrecord.loader.engine.calls import as_arrays
+from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.pools import divide
 from seqrecord.loader.engine.random_access import FrameSet, RandomAccess
 from seqrecord.loader.engine.stats import EngineStats
@@ -161,10 +162,12 @@ def _frame_set(
     """Features of a window; with a number of resident frames, or 0."""
     specs = {name: view.arrays[name] for name in names}
     stored = view.dataset.select([name for name, spec in specs.items() if spec.mask_of is None])
+    mapped = {} if num_resident else MappedArena.of_groups(stored.contents)
+    copied = frozenset[str]().union(*(arena.specs for arena in mapped.values()))
     direct: set[str] = set()
     if not (are_small or num_resident or view.draws.is_any):  # nothing is made of the frames
-        direct = stacked(specs).keys() - view.vectors.keys()
-    rows = {name: spec for name, spec in specs.items() if name not in direct}
+        direct = stacked(specs).keys() - view.vectors.keys() - copied
+    rows = {n: spec for n, spec in specs.items() if n not in direct and n not in copied}
     return FrameSet(
         stored,
         stored.contents.episode_table.groups,
@@ -174,4 +177,5 @@ def _frame_set(
         [name for name in names if name in direct],
         are_small,
         Arena(rows, num_resident) if num_resident else None,
+        mapped,
     )

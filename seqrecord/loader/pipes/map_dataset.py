@@ -105,13 +105,14 @@ class SeqRecordMapDataset(TorchDataset[dict[str, Any]]):
     def stats(self) -> dict[str, Any]:
         """Return statistics of this process.
 
-        These are `bytes_read`; `frames_decoded`; `frames_from_cache`; `video_frames_decoded`,
+        These are `bytes_read`; `frames_decoded`; `frames_from_cache`; `frames_mapped`, copies from
+        mapped files, for each feature; `video_frames_decoded`,
         including reference frames; `bytes_from_chunk_store` and `peak_chunk_store_bytes`, of the
         memory for remote chunks; and `features_resident`, features whose frames are kept in memory
         once read.
         """
         report = self._by_number.stats.report()
-        frames = ("frames_decoded", "frames_from_cache", "video_frames_decoded")
+        frames = ("frames_decoded", "frames_from_cache", "frames_mapped", "video_frames_decoded")
         nbytes = ("bytes_read", "bytes_from_chunk_store", "peak_chunk_store_bytes")
         found = {name: report[name] for name in (*nbytes, *frames)}
         return {**found, "features_resident": self._by_number.resident}
