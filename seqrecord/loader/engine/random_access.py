@@ -13,6 +13,7 @@ So each frame of a call is loaded once.
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -154,6 +155,7 @@ class RandomAccess:
         self._needs = BufferNeeds((), made, lengths, 0, _KEEP, shared=shared)
         self._buffers = dict[bool, HostBuffers]()  # for one clip, and for several
         chunks = Buffers[Arena](self._needs)
+        self._copies_mapped = any(part.mapped for part in sets)  # maybe many bytes
         self._sets = [
             (
                 part,
@@ -199,8 +201,10 @@ class RandomAccess:
             wanted = np.concatenate([keys[number].reshape(-1) for number in part.windows])
             # Each frame once, its first place, and for every place which frame it is.
             unique, place, which = np.unique(wanted, return_index=True, return_inverse=True)
+            which = which.reshape(-1)
+            shapes = {number: keys[number].shape for number in part.windows}
             for rows_in_files in part.mapped.values():
-                sources += self._mapped(part, rows_in_files, loader, unique, keys)
+                sources += self._mapped(part, rows_in_files, loader, unique, which, shapes)
             if not part.has_loads:
                 continue
             direct = {name: builder.rows[name] for name in part.direct}
@@ -209,7 +213,7 @@ class RandomAccess:
             acquired.append((part, arena))
             target = direct | {name: arena[name] for name in part.specs}
             threads.copy(_copies(part, loader, unique, rows, target))
-            rows = rows[which.reshape(-1)]
+            rows = rows[which]
             threads.copy(_repeats([*direct.values()], rows))
             stop = 0
             for number, names in part.windows.items():
@@ -217,7 +221,7 @@ class RandomAccess:
                 clip_rows = rows[start:stop].reshape(keys[number].shape)
                 sources.append(ClipRows(arena, clip_rows, [n for n in names if n in part.specs]))
         drawn = NO_DRAWS if draw is None else draw(clips, sources)
-        if draw is None and not any(part.mapped for part, _ in self._sets):
+        if draw is None and not self._copies_mapped:
             threads = CallThreads(1)  # copying takes less time than starting threads
         gather(builder, np.arange(count), sources, threads, drawn, self._vectors)
         for part, arena in acquired:
@@ -230,23 +234,29 @@ class RandomAccess:
         arena: MappedArena,
         loader: ChunkLoader,
         unique: IntArray,
-        keys: Mapping[int, IntArray],
+        which: IntArray,
+        shapes: Mapping[int, tuple[int, ...]],
     ) -> Iterator[ClipRows[MappedArena]]:
-        """The rows of mapped frames, after checking new ones; `unique` are all keys, ascending."""
+        """The rows of mapped frames, after checking new ones.
+
+        `unique` are keys, ascending, and `which` of them the windows of these `shapes` have, one
+        window after the other.
+        """
         episode, frame = split_keys(unique)
         chunk = arena.chunks(episode, frame)
         is_missing = ~arena.are_checked(chunk, frame)
         if arena.touches or is_missing.any():
             index = slice(None) if arena.touches else is_missing
             loader.check(arena, chunk[index], frame[index])
-        for number, names in part.windows.items():
-            episode, frame = split_keys(keys[number])
-            chunk = arena.chunks(episode, frame)
-            for name in names:
-                if name in arena.specs:
-                    rows = arena.rows(name, chunk, frame)
-                    self.stats.add(frames_mapped=arena.check(name, rows))
-                    yield ClipRows(arena, rows, [name])
+        for name in arena.specs:
+            rows, stop = arena.rows(name, chunk, frame), 0
+            arena.check(name, rows)
+            for number, names in part.windows.items():
+                start, stop = stop, stop + math.prod(shapes[number])
+                if name in names:
+                    clip_rows = rows[which[start:stop]].reshape(shapes[number])
+                    self.stats.add(frames_mapped=stop - start)
+                    yield ClipRows(arena, clip_rows, [name])
 
     def _resident(
         self, part: FrameSet, arena: Arena, loader: ChunkLoader, keys: Mapping[int, IntArray]

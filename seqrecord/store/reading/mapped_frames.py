@@ -38,6 +38,7 @@ Verify: TypeAlias = bool | Literal["always"]
 MIN_FRAME_BYTES = 16 << 10
 """Smaller frames are copied to rows: their pages of memory would have other features, too."""
 
+_MAX_STARTS = 1 << 20  # chunks of which the starts of pages are in memory
 _MAX_ABSENT = 1 << 20  # frames without the feature, whose numbers are in memory
 
 
@@ -125,6 +126,7 @@ class MappedFrames:
         self._columns = {name: table.schema.position(name) for name in specs}
         self._absent = {n: _absent_keys(table, column) for n, column in self._columns.items()}
         self._first = np.cumsum(table.num_frames, dtype=np.int64) - table.num_frames
+        self._starts: dict[str, IntArray] = {}
         # Shared, so that a fork checks nothing again; touched where frames are checked.
         marks = mmap.mmap(-1, max(1, int(table.num_frames.sum(dtype=np.int64))))
         self._is_checked = np.frombuffer(marks, np.bool_)
@@ -141,15 +143,25 @@ class MappedFrames:
 
     def places(self, feature: str, chunk: IntArray, frame: IntArray) -> IntArray:
         """First byte of each frame in `memory`, int64 of the arrays' shape."""
-        table, column = self.table, self._columns[feature]
-        start = page_offsets(table.page_length[chunk])[..., column]
-        start += table.offset[chunk].astype(np.int64)
-        start += self.records.files.places[table.file[chunk]]
+        if (starts := self._starts.get(feature)) is not None:
+            start = starts[chunk]
+        elif len(self.table.offset) > _MAX_STARTS:
+            start = self._page_starts(feature, chunk)
+        else:  # most of the time of a single clip would be spent here
+            starts = self._page_starts(feature, np.arange(len(self.table.offset)))
+            start = self._starts.setdefault(feature, starts)[chunk]
         nbytes, absent = self.specs[feature].nbytes, self._absent[feature]
         if not len(absent):
             return np.asarray(start + frame * nbytes, np.int64)
         position, is_absent = self._positions(absent, chunk, frame)
         return np.where(is_absent, 0, start + position * nbytes)
+
+    def _page_starts(self, feature: str, chunk: IntArray) -> IntArray:
+        """First byte of a feature's page in `memory`, for each chunk."""
+        table = self.table
+        start: IntArray = page_offsets(table.page_length[chunk])[..., self._columns[feature]]
+        start += table.offset[chunk].astype(np.int64)
+        return start + self.records.files.places[table.file[chunk]]
 
     def _positions(
         self, absent: IntArray, chunk: IntArray, frame: IntArray
