@@ -170,7 +170,9 @@ class Executor:
         self.job, self.memory = job, memory
         self._stats, self._num_threads, self._rows = stats, num_threads, rows
         decodes_there = decode_there and device is not None and job.frame_transform is None
-        self._mapped = mapped_arenas(job, rows) if device is None else {}
+        self._mapped: dict[int, MappedArena] = {}  # a transform copies frames
+        if device is None and job.frame_transform is None:
+            self._mapped = MappedArena.of_groups(job.dataset.contents, rows)
         needs = _needs(
             *(job, memory, device, rows, self._mapped), shared=shared, decodes_there=decodes_there
         )
@@ -608,16 +610,6 @@ def _of_group(job: Job, group: int, mapped: MappedArena | None) -> Mapping[str, 
         for n, s in job.specs.items()
         if specs[s.mask_of or n].group == group and n not in mapped_names
     }
-
-
-def mapped_arenas(job: Job, rows: Mapping[int, FrameRows]) -> dict[int, MappedArena]:
-    """Arenas of the mapped features by group, except groups with a row for each frame.
-
-    None with a frame transform, which copies frames.
-    """
-    if job.frame_transform is not None:
-        return {}
-    return MappedArena.of_groups(job.dataset.contents, rows)
 
 
 def whole_chunks(job: Job) -> dict[int, GroupIndex]:
