@@ -177,9 +177,13 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
         barrier.wait()
         now = _memory()
         reading = Reading(
-            *(seconds[0], min(seconds[1:], default=0.0)),
-            *(rates[0], max(rates[1:], default=0.0)),
-            *(now[0] - own, now[1] - shared, totals[0]),
+            first_epoch=seconds[0],
+            later_epoch=min(seconds[1:], default=0.0),
+            first_rate=rates[0],
+            later_rate=max(rates[1:], default=0.0),
+            own=now[0] - own,
+            shared=now[1] - shared,
+            total=totals[0],
         )
         barrier.wait()
         del loader
