@@ -175,6 +175,27 @@ def test_items_have_the_features_of_companions(golden: Path, home: Path) -> None
         dataset(golden, join=[{"episode": [0], "x": [1]}])
 
 
+def test_items_have_the_values_of_their_texts(golden: Path, home: Path, tmp_path: Path) -> None:
+    seqrecord.derive(
+        golden,
+        lambda batch: {"mean": batch["observation.state"].mean(dim=1)},
+        tmp_path / "means",
+        features=["observation.state"],
+        batch_size=4,
+        per_text={"task": lambda text: torch.full((len(text), 2), len(text)).bfloat16()},
+    )
+    ours = dataset(golden, join=[tmp_path / "means"])
+    assert ours.features["task_embedding"]["shape"] == (None, 2)
+    for item in (*(ours[number] for number in (0, 7, 15)), *ours[3:5]):
+        expected = torch.full((len(item["task"]), 2), len(item["task"])).bfloat16()
+        assert torch.equal(item["task_embedding"], expected)
+    sampler = PlannedSampler(ours, batch_size=4)
+    for items in DataLoader(ours, batch_size=4, sampler=sampler, collate_fn=list):
+        for item in items:
+            assert len(item["task_embedding"]) == len(item["task"])
+    assert ours.stats()["items_in_order"]
+
+
 def test_selected_episodes(golden: Path) -> None:
     ours = dataset(golden, episodes=[2, 0], delta_timestamps={"index": [-0.1, 0.1]})
     assert (len(ours), ours.num_episodes, ours.episodes) == (12, 2, [2, 0])

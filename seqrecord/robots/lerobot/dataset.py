@@ -149,6 +149,10 @@ class LeRobotDataset(PlannedDataset):
             for name, spec in dataset.features.items()
             if name not in own_names
         }
+        self._joined |= {
+            name: {"dtype": spec.dtype.name, "shape": spec.shape, "names": None}
+            for name, spec in ((n, d.array_spec()) for n, d in dataset.dictionaries.items())
+        }
         self.root, self.revision = self.meta.root, self.meta.revision
         self._images = {
             name: return_uint8 and self.features[name]["dtype"] == "video"
@@ -237,7 +241,7 @@ class LeRobotDataset(PlannedDataset):
         names = self.features.keys() | self._texts.keys()
         clips = SeqRecordMapDataset(
             skipping_bad_episodes(dataset) if skip_bad else dataset,
-            features=[name for name in dataset.features if name in names],
+            features=[name for name in dataset.contents.value_names if name in names],
             episodes=selected_keys,
             squeeze_time=True,
             metadata=[PERSISTENT] if PERSISTENT in self.features else None,
