@@ -3,9 +3,10 @@
     python -m benchmarks.derived FOLDER [--epochs 3]
 
 Samples of a world model: 17 frames of 64x64 pixels from every fourth start, as a causal video
-encoder with random weights turns them into latents [5, 8, 8, 8], with the 17 actions. One side
-encodes each batch in the training loop, the other reads latents that `seqrecord.derive` stored.
-Both get the same latents, which is checked. The decoding of the images counts for both sides, in
+encoder with random weights turns them into latents [5, 8, 8, 8], with the 17 actions, and the
+embedding of the task's text, one of three. One side encodes each batch in the training loop, the
+other reads latents and embeddings that `seqrecord.derive` stored. Both get the same values, which
+is checked. The decoding of the images counts for both sides, in
 the first epoch only: frames stay in memory.
 """
 
@@ -16,7 +17,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
@@ -25,13 +26,14 @@ import seqrecord
 from benchmarks.timing import machine, markdown
 from seqrecord import SeqRecordPipe, SeqRecordWriter
 
-__all__ = ["COLUMNS", "Encoder", "measure", "write"]
+__all__ = ["COLUMNS", "Encoder", "TextEncoder", "measure", "write"]
 
 FRAMES, BATCH, SIDE = 17, 8, 64
 CLIPS: dict[str, Any] = {
     "samples": seqrecord.samples.every(4),
-    "windows": {"image": range(FRAMES), "action": range(FRAMES)},
+    "windows": {"image": range(FRAMES), "action": range(FRAMES), "task": [0]},
 }
+TASKS = "open the drawer", "put the red cup into the drawer", "close it"
 
 
 class Encoder(torch.nn.Module):
@@ -58,6 +60,24 @@ class Encoder(torch.nn.Module):
         return latents.transpose(1, 2).bfloat16()
 
 
+class TextEncoder(torch.nn.Module):
+    """A layer of a language encoder: a text becomes a vector for each byte. Counts its texts."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        torch.manual_seed(1)
+        self.bytes = torch.nn.Embedding(256, 64)
+        self.layer = torch.nn.TransformerEncoderLayer(64, 4, 256, batch_first=True).eval()
+        self.num_texts = 0
+
+    @torch.no_grad()
+    def forward(self, text: str) -> torch.Tensor:
+        """Encode a text of L bytes to bfloat16 [L, 64]."""
+        self.num_texts += 1
+        values: torch.Tensor = self.layer(self.bytes(torch.tensor([*text.encode()]))[None])
+        return values[0].bfloat16()
+
+
 def write(folder: Path, episodes: int = 12, length: int = 400) -> None:
     """Write a dataset with one camera and actions."""
     rng = np.random.default_rng(0)
@@ -67,60 +87,84 @@ def write(folder: Path, episodes: int = 12, length: int = 400) -> None:
                 image = rng.integers(0, 256, (SIDE, SIDE, 3), np.uint8)
                 for _ in range(length):
                     image = np.roll(image, 1, axis=1)
-                    episode.append({"image": image, "action": rng.normal(size=7).astype("f4")})
+                    action = rng.normal(size=7).astype("f4")
+                    task = TASKS[number % len(TASKS)]
+                    episode.append({"image": image, "action": action, "task": task})
 
 
-def _epochs(pipe: SeqRecordPipe, epochs: int, encoder: Encoder | None) -> Iterator[dict[str, Any]]:
-    """Measure epochs; the sums of latents and actions by sample are the result."""
+Encoders: TypeAlias = tuple[Encoder, TextEncoder]
+
+
+def _counts(encoders: Encoders) -> tuple[int, int]:
+    return encoders[0].num_samples, encoders[1].num_texts
+
+
+def _epochs(
+    pipe: SeqRecordPipe, epochs: int, encoders: Encoders | None
+) -> Iterator[dict[str, Any]]:
+    """Measure epochs; the sums of latents, actions and embeddings by sample are the result."""
     for epoch in range(epochs):
-        calls = encoder.num_samples if encoder else 0
+        counts = _counts(encoders) if encoders else (0, 0)
         begin, sums = time.process_time(), {}
         for batch in pipe:
-            latents = encoder(batch["image"]) if encoder else batch["latent"][:, 0]
-            start = batch["start"] if encoder else batch["source_start"][:, 0]
-            actions = batch["action"] if encoder else batch["action"][:, 0]
-            both = latents.double().sum(dim=(1, 2, 3, 4)), actions.double().sum(dim=(1, 2))
-            for key, frame, *values in zip(
-                batch["episode"], start.tolist(), *(one.tolist() for one in both), strict=True
-            ):
+            if encoders is not None:
+                latents, start, actions = (
+                    encoders[0](batch["image"]),
+                    batch["start"],
+                    batch["action"],
+                )
+                embeddings = [encoders[1](text) for (text,) in batch["task"]]
+            else:
+                latents, start = batch["latent"][:, 0], batch["source_start"][:, 0]
+                actions = batch["action"][:, 0]
+                embeddings = [embedding for (embedding,) in batch["task_embedding"]]
+            columns = (
+                latents.double().sum(dim=(1, 2, 3, 4)).tolist(),
+                actions.double().sum(dim=(1, 2)).tolist(),
+                [embedding.double().abs().sum().item() for embedding in embeddings],
+            )
+            for key, frame, *values in zip(batch["episode"], start.tolist(), *columns, strict=True):
                 sums[key, frame] = values
-        num_encoded = (encoder.num_samples if encoder else 0) - calls
+        seconds = time.process_time() - begin
+        ends = _counts(encoders) if encoders else (0, 0)
+        num_encoded, num_texts = (end - count for end, count in zip(ends, counts, strict=True))
         yield {
             "epoch": epoch + 1,
-            "samples": len(sums),
-            "CPU s": time.process_time() - begin,
+            "CPU s": seconds,
             "encoded": num_encoded,
+            "texts": num_texts,
             "sums": sums,
         }
 
 
-COLUMNS = ("", "epoch", "CPU s per 1,000 samples", "samples encoded")
+COLUMNS = ("", "epoch", "CPU s per 1,000 samples", "samples encoded", "texts encoded")
 
 
-def measure(folder: Path, epochs: int = 3) -> list[tuple[str, str, str, str]]:
+def measure(folder: Path, epochs: int = 3) -> list[tuple[str, ...]]:
     """Return rows of a table; asserts that both deliver the same values."""
     records, latents = folder / "records", folder / "latents"
     if not records.exists():
         write(records)
     shutil.rmtree(latents, ignore_errors=True)
-    online, once_only = Encoder(), Encoder()
+    online, once_only = (Encoder(), TextEncoder()), (Encoder(), TextEncoder())
     options: dict[str, Any] = {"batch_size": BATCH, "seed": 0, "last_batch": "keep"}
-    pipe = SeqRecordPipe(records, features=["image", "action"], **CLIPS, **options)
+    pipe = SeqRecordPipe(records, features=["image", "action", "task"], **CLIPS, **options)
     rows = {"encoded at each step": [*_epochs(pipe, epochs, online)]}
     begin = time.process_time()
     seqrecord.derive(
         records,
-        lambda batch: {"latent": once_only(batch["image"])},
+        lambda batch: {"latent": once_only[0](batch["image"])},
         latents,
         features=["image"],
-        keep=["action"],
+        keep=["action", "task"],
+        per_text={"task": once_only[1]},
         batch_size=BATCH,
         **CLIPS,
     )
-    derived = {"epoch": 0, "CPU s": time.process_time() - begin, "encoded": once_only.num_samples}
-    pipe = SeqRecordPipe(
-        latents, clip_len=1, features=["latent", "action", "source_start"], **options
-    )
+    seconds, (num_samples, num_texts) = time.process_time() - begin, _counts(once_only)
+    derived = {"epoch": 0, "CPU s": seconds, "encoded": num_samples, "texts": num_texts}
+    names = ["latent", "action", "source_start", "task_embedding"]
+    pipe = SeqRecordPipe(latents, clip_len=1, features=names, **options)
     rows["latents derived once"] = [derived, *_epochs(pipe, epochs, None)]
     expected = rows["encoded at each step"][0]["sums"]
     for row in (*rows["encoded at each step"], *rows["latents derived once"][1:]):
@@ -133,6 +177,7 @@ def measure(folder: Path, epochs: int = 3) -> list[tuple[str, str, str, str]]:
             f"{row['epoch']}" if row["epoch"] else "derive",
             f"{1000 * row['CPU s'] / len(expected):.2f}",
             f"{row['encoded']:,}",
+            f"{row['texts']:,}",
         )
         for way, runs in rows.items()
         for row in runs

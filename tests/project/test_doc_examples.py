@@ -152,7 +152,16 @@ PAGES = [
         {"my-lerobot-dataset": "lerobot", "other-lerobot-dataset": "lerobot"},
         {"device": "cpu", "policy": act},
     ),
-    Page("docs/world-models.md", {"robot-records": "robot"}, {"model": sequence_model}),
+    Page(
+        "docs/world-models.md",
+        {"robot-records": "robot", "my-lerobot-dataset": "lerobot video"},
+        {"model": sequence_model},
+        {
+            '"action": range(5)': '"observation.state": range(5)',
+            'keep=["action", "task"]': 'keep=["observation.state", "task"]',
+            'batch["action"].shape  # [2, 5, …]': 'batch["observation.state"].shape',
+        },
+    ),
     Page(
         "docs/recipes.md",
         names={"policy": policy, "model": depth_model, "world_model": world_model},
@@ -287,7 +296,8 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
         options = ORIGINALS[original].options
         source = seqrecord.open_source(folder / f"{name} original", **options)
         seqrecord.convert(source, place, workers=1)
-    return {**found, "lerobot": folder / "lerobot"}
+    unpack(folder, "lerobot_video_v3").rename(folder / "lerobot video")
+    return {**found, "lerobot": folder / "lerobot", "lerobot video": folder / "lerobot video"}
 
 
 def blocks_of(text: str) -> Iterator[tuple[str, str]]:
