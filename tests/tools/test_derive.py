@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import socket
 import subprocess
 import sys
@@ -19,6 +20,7 @@ from seqrecord import Seconds, edit
 from seqrecord.errors import ClipError, NotFoundError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
+from tests.kit.processes import killed_at
 from tests.loader import rank_jobs
 
 RNG = np.random.default_rng(0)
@@ -363,6 +365,38 @@ def test_an_error_in_any_call_loses_nothing(records: Path, calls: int) -> None:
     assert {*report.skipped, *report.written} == {*LENGTHS}
     for key, frames in stored(records).items():
         assert_latents(frames, [frame["image"] for frame in FRAMES[key]])
+
+
+@pytest.mark.slow
+def test_a_kill_in_an_update_loses_no_value(tmp_path: Path) -> None:
+    """Values of changed and deleted episodes are there until the commit of the new ones."""
+    write_dataset(tmp_path / "records", FRAMES, fps=10.0)
+    derive(tmp_path / "records", Encoder())
+    before = tmp_path / "latents"
+    edit.trim_episodes(tmp_path / "records", ["a"], slice(0, 7))
+    edit.delete_episodes(tmp_path / "records", ["c"])
+    for at in range(1, 1000):
+        folder = tmp_path / str(at)
+        shutil.copytree(before, folder)
+
+        def work(folder: Path = folder) -> None:
+            arguments: dict[str, Any] = {"features": ["image"], "batch_size": 4}
+            seqrecord.derive(tmp_path / "records", Encoder(), folder, **arguments)
+
+        is_killed = killed_at(at, work)
+        with seqrecord.open(folder) as dataset:
+            lengths = {key: len(episode) for key, episode in dataset.episodes.items()}
+        assert lengths in (LENGTHS, {"b/z": 9, "a": 7})
+        work()
+        with seqrecord.open(folder) as dataset:
+            assert {key: len(e) for key, e in dataset.episodes.items()} == {"b/z": 9, "a": 7}
+            images = [frame["image"] for frame in FRAMES["a"][:7]]
+            assert_latents([dataset.episodes["a"][i] for i in range(7)], images)
+        assert seqrecord.verify(folder).ok
+        shutil.rmtree(folder)
+        if not is_killed:
+            break
+    assert at > 10
 
 
 # Mistakes

@@ -171,7 +171,8 @@ def convert(
     original = original.checked(skip_bad=skip_bad_episodes).with_fps(fps)
     with open_workers(executor) as runner:
         processes = workers or (runner and runner.count) or usable_cores()
-        target = Destination(open_storage(destination, storage_options), mode)
+        replaced: Collection[str] = getattr(source, "replaced", ())
+        target = Destination(open_storage(destination, storage_options), mode, replaced)
         try:
             packing = Packing.of(original, target, codecs, chunk_frames)
             dictionaries = _dictionaries(packing.source, target, max_file_size)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, get_args
 
@@ -52,6 +53,7 @@ from seqrecord.store.writing.committing import (
 
 if TYPE_CHECKING:
     from seqrecord.store.format.inventory import Inventory
+    from seqrecord.store.writing.commits import Version
 
 WriteMode = Literal["create", "resume", "append"]
 
@@ -70,17 +72,19 @@ class Destination:
     `DestinationError`, which names the missing or replaced file or a mode that fits, and closes
     `storage` on any error.
 
+    The commit deletes the episodes `replaced`, by key; new ones may have their keys.
+
     Attributes:
-        committed: keys of the dataset's episodes.
+        committed: keys of the dataset's episodes, without `replaced`.
         recovered: ordinals of other complete episodes on the storage, by key; `commit` adds them.
         first_ordinal: first ordinal that the dataset does not use.
         next_ordinal: first ordinal that no episode on the storage uses.
         damaged: files of other writers that a resume skipped in whole or in part.
     """
 
-    def __init__(self, storage: Storage, mode: WriteMode) -> None:
+    def __init__(self, storage: Storage, mode: WriteMode, replaced: Collection[str] = ()) -> None:
         check_mode(mode)
-        self.storage, self._mode = storage, mode
+        self.storage, self._mode, self._replaced = storage, mode, replaced
         self.writer = new_writer_id()
         self._missing_folders = missing_folders(storage, RECORDS)
         try:
@@ -110,7 +114,10 @@ class Destination:
             return
         self.damaged = _report_damaged(storage, damaged, files)
         self.schema = manifest.schema if manifest else None
-        self.committed = frozenset(self._index.positions) if self._index else frozenset()
+        positions: Mapping[str, int] = self._index.positions if self._index else {}
+        self.committed = frozenset(positions).difference(self._replaced)
+        rows = [positions[key] for key in self._replaced if key in positions]
+        self._deleted = tuple(self._index.uid(row) for row in rows) if self._index else ()
         self.recovered: dict[str, int] = {}
         self._footers: dict[str, Footer] = {}  # of the dataset's and of recovered files
         if is_resumed:
@@ -143,7 +150,8 @@ class Destination:
             self.damaged,
         )
         # As in `build_index`: of several uids of one key the smallest is taken.
-        uids = [uid for uid in sorted(complete_parts, reverse=True) if uid not in edits.deleted]
+        deleted = {*edits.deleted, *self._deleted}
+        uids = [uid for uid in sorted(complete_parts, reverse=True) if uid not in deleted]
         for uid in uids:
             part = complete_parts[uid]
             self.recovered[edits.keys.get(uid, part.key)] = part.ordinal
@@ -185,7 +193,7 @@ class Destination:
         nothing is committed or removed.
         """
         # Here, because a writer needs the code that builds indexes at its end only.
-        from seqrecord.store.writing.commits import append_version, put_version, rebuild_version
+        from seqrecord.store.writing.commits import put_version
         from seqrecord.store.writing.edit_files import put_splits
         from seqrecord.store.writing.stored_statistics import statistics_of
 
@@ -198,33 +206,31 @@ class Destination:
             )
         written_sizes = own_sizes(sizes, self.writer)
         footers = read_footers(self.storage, written_sizes)
-        if self._index is not None and not self._footers:
-            assert self._base.manifest is not None
-            version = append_version(self._base.manifest, self._index, footers, sizes)
-        else:
-            version = rebuild_version(self.storage, self._base, {**self._footers, **footers}, sizes)
-        if absent_keys := [key for key in keys if key not in version.index.positions]:
-            raise DestinationError(
-                "record files lack an episode that had ended (was a file removed?); nothing is "
-                "committed",
-                episode=absent_keys[0],
-                expected=f"{len(keys)} episodes that had ended",
-                got=f"{len(keys) - len(absent_keys)} of them",
-            )
-        check(version.index)
-        # Record files with incomplete episodes only: from this commit on no resume may recover
-        # them, and a writer that recovered them before cannot commit.
-        draft = version.manifest
-        unused = sorted(written_sizes.keys() - {file.path for file in draft.record_files})
-        removed = (*draft.removed, *unused)
-        version = version.with_fields(
-            removed=removed,
-            copied=copied or draft.copied,
-            dictionaries=tuple(dict.fromkeys((*draft.dictionaries, *dictionaries))),
-        )
-        merged_statistics = statistics_of(self.storage, self._base.manifest, version, statistics)
-        new_splits = {key: n for key, n in (splits or {}).items() if key not in self.committed}
         with SmallFiles(self.storage, self.writer) as small_files:
+            version = self._version(small_files, footers, sizes)
+            if absent_keys := [key for key in keys if key not in version.index.positions]:
+                raise DestinationError(
+                    "record files lack an episode that had ended (was a file removed?); nothing is "
+                    "committed",
+                    episode=absent_keys[0],
+                    expected=f"{len(keys)} episodes that had ended",
+                    got=f"{len(keys) - len(absent_keys)} of them",
+                )
+            check(version.index)
+            # Record files with incomplete episodes only: from this commit on no resume may recover
+            # them, and a writer that recovered them before cannot commit.
+            draft = version.manifest
+            unused = sorted(written_sizes.keys() - {file.path for file in draft.record_files})
+            version = version.with_fields(
+                removed=(*draft.removed, *unused),
+                copied=copied or draft.copied,
+                dictionaries=tuple(dict.fromkeys((*draft.dictionaries, *dictionaries))),
+            )
+            merged_statistics = None  # of replaced frames too
+            if not self._deleted:
+                previous = self._base.manifest
+                merged_statistics = statistics_of(self.storage, previous, version, statistics)
+            new_splits = {key: n for key, n in (splits or {}).items() if key not in self.committed}
             version = put_splits(small_files, version, new_splits)
             stored_inventories = self._inventories() if inventories else ()
             all_inventories = (*stored_inventories, *inventories)
@@ -237,6 +243,26 @@ class Destination:
 
             name_unfinished(self.storage)
         return manifest
+
+    def _version(
+        self, small_files: SmallFiles, footers: Mapping[str, Footer], sizes: Mapping[str, int]
+    ) -> Version:
+        """The next version, with the episodes in these record files of this writer."""
+        from seqrecord.store.writing.commits import append_version, rebuild_version
+
+        base, manifest, all_footers = self._base, self._base.manifest, {**self._footers, **footers}
+        if self._deleted:
+            from seqrecord.store.format.edits import Delete
+            from seqrecord.store.writing.edit_files import put_edits
+
+            assert manifest is not None, "a dataset of which episodes are replaced"
+            files = put_edits(small_files, [Delete(self._deleted)], manifest.edits)
+            base = replace(base, manifest=replace(manifest, edits=(*manifest.edits, *files)))
+            old_sizes = {path: sizes[path] for path in base.files if path not in all_footers}
+            all_footers = {**read_footers(self.storage, old_sizes), **all_footers}
+        elif self._index is not None and manifest is not None and not self._footers:
+            return append_version(manifest, self._index, footers, sizes)
+        return rebuild_version(self.storage, base, all_footers, sizes)
 
     def _inventories(self) -> tuple[Inventory, ...]:
         """The dataset's inventories; none, with a warning, if they are damaged."""

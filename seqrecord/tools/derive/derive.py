@@ -387,7 +387,8 @@ def _update(
     destination: str | PathLike[str],
     storage_options: Mapping[str, Any] | None,
 ) -> None:
-    """Rename and delete episodes of an existing dataset, so that only values are missing."""
+    """Rename episodes of an existing dataset, and choose those that new ones will replace."""
+    source.replaced = ()
     target = _existing(destination, storage_options)
     if target is None:
         return
@@ -401,6 +402,9 @@ def _update(
                     file=target.url,
                     got=f"{len(state.changed)} changed, {len(state.gone)} gone",
                 )
-            delete_episodes(destination, keys, storage_options=storage_options)
+            # In the commit of the new values: a kill before loses nothing.
+            source.replaced = keys
+            if keys_of_renamed := {*keys}.intersection(state.renamed.values()):
+                delete_episodes(destination, [*keys_of_renamed], storage_options=storage_options)
         if state.renamed:
             rename_episodes(destination, state.renamed, storage_options=storage_options)

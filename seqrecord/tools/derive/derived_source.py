@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any, TypeAlias
@@ -61,6 +61,7 @@ class DerivedSource:
         single: the features of the frame `start` alone, which get no axis of frames.
         settings: arguments that decide the values.
         dictionaries: values of texts that are stored beside.
+        replaced: episodes of the destination, by key, that the commit deletes.
     """
 
     dataset: Dataset
@@ -71,6 +72,7 @@ class DerivedSource:
     single: Sequence[str]
     settings: Settings
     dictionaries: Sequence[Dictionary] = ()
+    replaced: Collection[str] = ()
     format_name = "derived"
     _stream: _Stream | None = field(default=None, init=False)
 
