@@ -77,6 +77,8 @@ def copy_dataset(source: Path, target: Path) -> Path:
         copy = target / file.relative_to(source)
         copy.parent.mkdir(parents=True, exist_ok=True)
         copy.write_bytes(file.read_bytes())
+    for dictionary in source.glob("dictionaries/*"):
+        copy_dataset(dictionary, target / dictionary.relative_to(source))
     return target
 
 

@@ -26,7 +26,7 @@ _NAMES = (
     *("raw", "fast", "balanced", "small"),
     *("dtypes", "codecs", "variable", "images", "spanning", "measured", "groups", "video", "timed"),
     *("referring", "files", "mixed", "bfloat16"),
-    *("changed", "rewritten", "trimmed", "encodings", "videos"),
+    *("changed", "rewritten", "trimmed", "encodings", "videos", "texts"),
 )
 GOLDEN = Path(__file__).parents[1] / "golden" / "v1"
 _FORMAT = Path(__file__).parents[2] / "docs" / "format.md"
@@ -49,7 +49,12 @@ def _found(root: Path) -> object:
             {"key": key, "metadata": e.metadata, "frames": [describe(e[i]) for i in range(len(e))]}
             for key, e in dataset.episodes.items()
         ]
-        return {"features": [*map(str, dataset.features.values())], "episodes": episodes}
+        content = {"features": [*map(str, dataset.features.values())], "episodes": episodes}
+        dictionaries = {
+            name: {text: describe({"value": value})["value"] for text, value in values.items()}
+            for name, values in dataset.dictionaries.items()
+        }
+        return {**content, "dictionaries": dictionaries} if dictionaries else content
 
 
 @pytest.mark.parametrize("name", _NAMES)
