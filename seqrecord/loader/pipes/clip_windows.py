@@ -64,7 +64,10 @@ class SelectedWindows:
         excerpts: FrameLists | None = None,
         dilations: Sequence[int] | None = None,
     ) -> None:
-        self.dataset, self._selected, self._excerpts = dataset, selected, excerpts
+        self.dataset, self._selected = dataset, selected
+        num_frames = dataset.contents.episode_table.num_frames
+        num_frames = num_frames if excerpts is None else excerpts.num_frames
+        self._no_features = ClipFrames({}, num_frames, excerpts=excerpts)
         step, factors = 1, options.dilations  # drawn ones multiply the offsets of windows
         if not options.has_drawn_steps:
             step, factors = options.dilations[0], (1,)
@@ -88,14 +91,17 @@ class SelectedWindows:
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
         self.usual: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
-        self._windows = {**by_feature, **self._looking(by_feature)}
+        self._windows = by_feature
+        if self._nearest:
+            self._windows = {**by_feature, **self._looking(by_feature)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
             all_windows = (self.usual, *self._windows.values())
             offset_lists = [w.frame_offsets_at(rate) for w in all_windows for rate in self._rates]
             whole = OffsetWindow.of(np.unique(np.concatenate(offset_lists)), max_frames)
-            self.stored = self._frames(dict.fromkeys(dataset.features, whole))
+            of_features = dict.fromkeys(dataset.features, whole)
+            self.stored = replace(self._no_features, windows=of_features)
         else:
             self.stored = self.of_features(dict.fromkeys(dataset.features))
         self._reach = np.zeros((len(self._rates), 2), np.int64)
@@ -114,7 +120,8 @@ class SelectedWindows:
         if self.requested:
             names = [name for name, mask_of in arrays.items() if mask_of is None]
             _check_features(self.requested, names)
-        return self._frames({n: self._windows.get(of or n, self.usual) for n, of in arrays.items()})
+        windows = {n: self._windows.get(of or n, self.usual) for n, of in arrays.items()}
+        return replace(self._no_features, windows=windows)
 
     def columns_of(
         self, windows: Mapping[str, ClipWindow], arrays: Mapping[str, ArraySpec]
@@ -135,8 +142,6 @@ class SelectedWindows:
 
     def _looking(self, windows: Mapping[str, Any]) -> dict[str, NearestWindow]:
         """The windows of features with `Latest` or `Next`, which look for values."""
-        if not self._nearest:
-            return {}
         if self.is_transformed:
             raise ClipError(
                 "Latest and Next do not go with frame_transform, which needs whole frames",
@@ -174,11 +179,6 @@ class SelectedWindows:
             for part in window
         )
         return AnchoredWindow(tuple(anchors), longest, name, gaps, self.pads)
-
-    def _frames(self, windows: Mapping[str, ClipWindow]) -> ClipFrames:
-        if (excerpts := self._excerpts) is not None:
-            return ClipFrames(windows, excerpts.num_frames, excerpts=excerpts)
-        return ClipFrames(windows, self.dataset.contents.episode_table.num_frames)
 
     def enumerate(
         self,
@@ -219,7 +219,10 @@ class SelectedWindows:
 
         Raises `ClipError` with the row for an invalid column.
         """
-        frames, lacks = replace(self._frames({}), samples=samples), np.zeros(len(clips.start), bool)
+        frames, lacks = (
+            replace(self._no_features, samples=samples),
+            np.zeros(len(clips.start), bool),
+        )
         for window in self.anchored:
             lacks |= window.with_lacking(clips, frames)[1]
         return lacks

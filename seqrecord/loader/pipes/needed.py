@@ -48,8 +48,8 @@ def frames_of_epochs(view: View, max_clips: int) -> list[Intervals]:
     for window, frames_of_group in zip(view.group_windows, frames, strict=True):
         if not is_fixed:  # epochs may have other strides, or begin elsewhere
             window = replace(window, frame_step=1)
-        used = RunFrames(runs, view.episodes.num_frames, window, frames_of_group).intervals
-        intervals.append(united(np.zeros_like(used.episode), used)[1])
+        run_frames = RunFrames(runs, view.episodes.num_frames, window, frames_of_group)
+        intervals.append(united(*run_frames.intervals(np.zeros_like(runs.run)))[1])
     return intervals
 
 

@@ -93,7 +93,7 @@ def shard_frames(
     intervals, max_counts = [], []
     for window, frames_of_group in zip(windows, frames or [None] * len(windows), strict=True):
         run_frames = RunFrames(rows, episodes.num_frames, window, frames_of_group)
-        shard_of, used = united(*run_frames.intervals_of(shard))
+        shard_of, used = united(*run_frames.intervals(shard))
         counts = np.bincount(shard_of, used.counts, len(shards))
         max_counts.append(int(counts.max(initial=0)))
         intervals.append(used.take(shard_of == 0))

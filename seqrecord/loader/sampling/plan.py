@@ -267,8 +267,9 @@ class Plan(ABC):
 
     def used(self, group: int) -> Intervals:
         """All frames of a group, given by its place, that clips use. Intervals may overlap."""
-        window, frames = self._windows[group], self._frames[group]
-        return RunFrames(self._planned_runs(), self._episodes.num_frames, window, frames).intervals
+        window, frames, runs = self._windows[group], self._frames[group], self._planned_runs()
+        run_frames = RunFrames(runs, self._episodes.num_frames, window, frames)
+        return run_frames.intervals(np.zeros_like(runs.run))[1]
 
     def used_frames(self, group: int, loads: Loads, index: int) -> LoadFrames | None:
         """The frames of loads that clips from round `index` on use; `None` if they use all."""

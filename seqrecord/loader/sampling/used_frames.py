@@ -71,20 +71,17 @@ class RunFrames:
             return None
         has_holes = np.full(int(runs.run[-1]) + 1, solid is None)
         if solid is not None:
-            begin, stop = (frame_keys(runs.run, bound) for bound in self.bounds)
-            reach = np.maximum.accumulate(stop) + self.window.frame_step - 1
-            follows = runs.run[1:] == runs.run[:-1]
-            has_holes[runs.run[1:][follows & (begin[1:] > reach[:-1])]] = True
+            begin, stop = self.bounds
+            reach = np.maximum.accumulate(frame_keys(runs.run, stop)) + self.window.frame_step - 1
+            is_apart = frame_keys(runs.run, begin)[1:] > reach[:-1]
+            has_holes[runs.run[1:][is_apart & (runs.run[1:] == runs.run[:-1])]] = True
             has_holes[runs.run[runs.count < solid]] = True
         return has_holes if has_holes.any() else None
 
-    @cached_property
-    def intervals(self) -> Intervals:
-        """All used frames, in intervals that may overlap."""
-        return self.intervals_of(np.zeros_like(self.runs.run))[1]
-
-    def intervals_of(self, part: IntArray) -> tuple[IntArray, Intervals]:
-        """The used frames of parts of the rows, int64[rows], and the part of each interval."""
+    def intervals(self, part: IntArray) -> tuple[IntArray, Intervals]:
+        """The used frames in parts of the rows, int64[rows]: the part of each interval, and
+        intervals that may overlap.
+        """
         runs, step, (begin, stop) = self.runs, self.window.frame_step, self.bounds
         if self.has_holes is None:
             return part, Intervals(runs.episode, begin, stop, step)

@@ -756,10 +756,9 @@ def excluded_intervals(starts: Starts, uses: Sequence[ClipUse]) -> tuple[IntArra
                 (start[~is_long] - use_offsets).ravel(),
             ]
             stops += [stop[is_long] - offset, (stop[~is_long] - use_offsets).ravel()]
-    empty = np.zeros(0, np.int64)
-    owner, first_frame, stop = (
-        np.concatenate((empty, *parts)) for parts in (owners, firsts, stops)
-    )
+    if not owners:
+        return np.zeros(0, np.int64), np.zeros(0, np.int64)
+    owner, first_frame, stop = map(np.concatenate, (owners, firsts, stops))
     return starts.number(owner, first_frame), starts.number(owner, stop)
 
 

@@ -268,6 +268,8 @@ class Contents:
             chunk, word = gaps["chunk"].astype(np.int64), gaps["word"].astype(np.int64)
             bitmaps.append((chunk, word, gaps["present"]))
             hidden.append(np.maximum(-table.first_frame[chunk].astype(np.int64), 0))
+        if not sum(map(len, hidden)):
+            return MissingFrames.none()
         return missing_from_bitmaps(self.episode_table, bitmaps, hidden)
 
     def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
