@@ -17,6 +17,7 @@ import pytest
 import seqrecord
 from seqrecord import (
     At,
+    EngineOptions,
     FrameCache,
     Latest,
     Next,
@@ -83,6 +84,11 @@ def windows(*frames: Any) -> dict[str, Any]:
 
 TABLE: dict[str, Any] = {"episode": ["0", "0", "2", "2"], "start": [3, 40, 20, 30]}
 GOAL, NEAR = [55, 41, 2, 59], [5, 44, 20, 33]
+MANY: dict[str, Any] = {  # the first and the last ten frames of each episode
+    "episode": [str(i) for i in range(EPISODES) for _ in range(10)],
+    "start": [*range(10)] * EPISODES,
+    "goal": [LENGTH - 1 - (3 * i) % 10 for i in range(10)] * EPISODES,
+}
 LISTS = [[start, goal] for start, goal in zip(TABLE["start"], GOAL, strict=True)]
 IN_SECONDS = dict.fromkeys(("image", "id"), Seconds([0.0, 2.5]))
 
@@ -99,6 +105,7 @@ FORMS: dict[str, dict[str, Any]] = {
     "table": {"clip_len": 2, "samples": TABLE},
     "lists": {"samples": {"episode": TABLE["episode"], "frames": LISTS}},
     "anchors": {**windows(0, At("goal")), "samples": {**TABLE, "goal": GOAL}},
+    "many anchors": {**windows(0, At("goal")), "samples": MANY},
     "anchors within": {
         **windows(0, At("goal", within=(0, 10))),
         "samples": {**TABLE, "goal": NEAR},
@@ -180,6 +187,33 @@ def test_frames_without_samples_take_no_memory(path: Path, name: str) -> None:
     if name in SPARSE:
         assert used[0] == used[1]
         assert not stats["frames_decoded"]
+
+
+@pytest.mark.parametrize("cursors", [1, 2])
+@pytest.mark.parametrize("ranks", [1, 2])
+def test_anchors_anywhere_take_the_memory_of_their_frames(
+    path: Path, cursors: int, ranks: int
+) -> None:
+    """A cursor has no room for an episode, but for the frames of its samples."""
+    engine = EngineOptions(num_cursors=cursors, fixed_shards=False)
+    options = options_of("many anchors", batch_size=1, engine=engine)
+    room, used = cursors * LENGTH * (32 * 48 * 3 + 8), Used()
+    for rank in range(ranks):
+        make = partial(SeqRecordPipe, path, **options, rank=(rank, ranks))
+        limit = minimum_memory(make)
+        pipe, resumed = make(memory_limit=limit), make(memory_limit=limit)
+        batches = list(pipe)
+        used |= frames_in(batches)
+        assert pipe.stats()["planned_bytes"] < room
+        assert not pipe.stats()["features_resident"]
+        states = [pipe.state_dict() for _ in zip(range(4), pipe, strict=False)]
+        resumed.load_state_dict(states[-1])
+        ids = [batch["id"].tolist() for batch in resumed]
+        full = make(memory_limit=limit)
+        full.set_epoch(1)
+        assert ids == [batch["id"].tolist() for batch in full][4:]
+        assert pipe.stats()["frames_decoded"] <= len(frames_in(full))
+    assert len(used) == 20 * EPISODES
 
 
 @pytest.mark.parametrize("name", ["strides", "windows", "table", "anchors", "seconds"])

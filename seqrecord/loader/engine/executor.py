@@ -287,7 +287,8 @@ class Executor:
                 table = chunks.get(group.group)
                 of_group.append(ResidentFrames(group, clip_frames, arena, rows, used, table))
             elif arena.specs:
-                of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors))
+                used_alone = plan.used(place) if group.window.most_frames is not None else None
+                of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors, used_alone))
             if (mapped := self._mapped.get(group.group)) is not None:
                 mapped.frames.forget_changed()
                 of_group.append(FileFrames(group, clip_frames, mapped))

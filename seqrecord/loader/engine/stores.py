@@ -175,14 +175,25 @@ class FrameStore:
 
 
 class RingFrames(_ArenaFrames):
-    """Policy with a ring of rows per cursor. Frames are freed after their last clip."""
+    """Policy with a ring of rows per cursor. Frames are freed after their last clip.
+
+    Args:
+        used: the frames that clips of the plan use, if only these have rows; `None`: all.
+    """
 
     def __init__(
-        self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any, num_cursors: int
+        self,
+        plan: GroupPlan,
+        clip_frames: ClipFrames,
+        arena: Any,
+        num_cursors: int,
+        used: Intervals | None = None,
     ) -> None:
         super().__init__(plan, clip_frames, arena)
         rows, step = arena.num_rows // max(1, num_cursors), plan.window.frame_step
         self._rings = [Ring(cursor * rows, rows, step) for cursor in range(num_cursors)]
+        self._numbers = None if used is None else FrameNumbers(used, clip_frames.num_frames)
+        self._episodes: dict[int, int] = {}  # by run
 
     @property
     def nbytes(self) -> int:
@@ -193,14 +204,23 @@ class RingFrames(_ArenaFrames):
         assigned: list[AssignedLoad] = []
         full: set[int] = set()
         for load in waiting:
-            ring = self._rings[load.cursor]
-            if load.cursor in full or not ring.has_room(load.count):
+            ring, first, count = self._rings[load.cursor], load.first, load.count
+            if self._numbers is not None:
+                self._episodes[load.run] = load.episode
+                first, end = self._numbers.of(
+                    load.episode, np.array([first, first + count])
+                ).tolist()
+                count = end - first
+            if load.cursor in full or not ring.has_room(count):
                 full.add(load.cursor)  # later loads of the cursor wait too
                 late.append(load)
                 continue
-            rows, frames = ring.load(load.run, load.first, load.count), load.frames
+            rows, frames = ring.load(load.run, first, count), load.frames
             if len(frames) < len(rows):
-                rows = rows[(frames - load.first) // load.step]
+                numbers = frames
+                if self._numbers is not None:
+                    numbers = self._numbers.of(load.episode, frames)
+                rows = rows[(numbers - first) // load.step]
             if len(frames):
                 assigned.append(self._assigned(load, frames, rows))
         return assigned, late
@@ -208,11 +228,26 @@ class RingFrames(_ArenaFrames):
     def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
         last = self._clip_frames.num_frames[clips.episode] - 1
         begin, step = self._window.begin(clips.start, last), self._window.frame_step
+        numbers, episode = self._numbers, clips.episode
+        if numbers is not None:
+            begin = numbers.of(episode, begin)
         origin, first, number = (c[:, None] for c in find_rows(self._rings, clips.run, begin))
-        return lambda frames: np.add(first, (origin + frames // step) % number, dtype=np.int64)
+
+        def rows_of(frames: IntArray) -> IntArray:
+            if numbers is not None:
+                frames = numbers.of(episode[:, None], frames)
+            rows: IntArray = np.add(first, (origin + frames // step) % number, dtype=np.int64)
+            return rows
+
+        return rows_of
 
     def finish(self, frees: Frees) -> None:
-        counts = np.bincount(frees.cursor, frees.count, len(self._rings)).astype(np.int64)
+        freed_counts = frees.count
+        if self._numbers is not None and len(frees):
+            episode = np.array([self._episodes[run] for run in frees.run.tolist()])
+            ends = self._numbers.of(episode, np.stack((frees.first, frees.first + frees.count)))
+            freed_counts = ends[1] - ends[0]
+        counts = np.bincount(frees.cursor, freed_counts, len(self._rings)).astype(np.int64)
         for ring, count in zip(self._rings, counts.tolist(), strict=True):
             if count:
                 ring.free(count)
@@ -396,6 +431,26 @@ class FrameRows:
         return places
 
 
+class FrameNumbers:
+    """Numbers of frames among the used frames in all episodes: consecutive in each.
+
+    `used` may overlap; `num_frames`, int64[episodes], are the lengths of all episodes.
+    """
+
+    def __init__(self, used: Intervals, num_frames: IntArray) -> None:
+        selected = np.unique(used.episode)
+        self._first_place = first_rows(num_frames, selected)
+        numbers = np.zeros(int(num_frames[selected].sum()) + 1, np.int32)
+        episode, frame = used.frames
+        numbers[self._first_place[episode] + frame + 1] = 1
+        self._numbers = np.cumsum(numbers)
+
+    def of(self, episode: IntArray | int, frame: IntArray) -> IntArray:
+        """The number of used frames before each frame, which is the number of a used one."""
+        numbers: IntArray = self._numbers[self._first_place[episode] + frame]
+        return numbers
+
+
 def used_rows(used: Intervals, rows: FrameRows) -> npt.NDArray[np.bool_]:
     """Rows of the frames in some intervals; bool[rows]."""
     is_used = np.zeros(rows.num_rows, np.bool_)
@@ -431,6 +486,8 @@ class Ring:
     def load(self, run: int, first: int, count: int) -> IntArray:
         """Assign rows to the next frames of a run, from `first` on; int64[count]."""
         assert self.has_room(count), "the plan exceeds its frame limit"
+        if not count:  # of a load whose frames no clip uses
+            return np.zeros(0, np.int64)
         if (run, first) == self._next:
             self._spans[-1] = self._spans[-1]._replace(stop=self._loaded + count)
         else:

@@ -37,8 +37,8 @@ from seqrecord.loader.pipes.columns import (
 )
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
-from seqrecord.loader.sampling.runs import Window
-from seqrecord.loader.sampling.used_frames import SampleFrames
+from seqrecord.loader.sampling.runs import Runs, Window
+from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.processes.forks import PerProcess, cached_property
@@ -181,7 +181,21 @@ class View:
                 are_used=is_even and self.steps is None,
             )
             group_windows.append(reach)
-        return group_windows
+        if not any(window.whole for window in group_windows) or not self.has_fixed_frames:
+            return group_windows
+        return [
+            replace(window, most_frames=self._most_frames(window, frames))
+            for window, frames in zip(group_windows, self.group_frames(0), strict=True)
+        ]
+
+    def _most_frames(self, window: Window, frames: SampleFrames) -> int | None:
+        """The most frames of an episode that samples have in a group, if they may be anywhere."""
+        if not window.whole:
+            return None
+        runs = Runs.of(self.samples.clips)
+        run_frames = RunFrames(runs, self.episodes.num_frames, window, frames)
+        _, used = run_frames.intervals(np.zeros_like(runs.run))
+        return int(np.bincount(used.episode, used.counts).max())
 
     @property
     def has_fixed_frames(self) -> bool:

@@ -424,8 +424,13 @@ def resident_bounds(stats: ClipStats, settings: PlanSettings) -> list[int]:
 def _of_one_clip(stats: ClipStats, group: GroupStats) -> int:
     """The greatest number of a group's frames for one clip, to the end of a chunk."""
     window, tail = group.window, group.largest_chunk - 1
+    return min(-(-(window.span + tail) // window.frame_step), _of_one_episode(stats, window))
+
+
+def _of_one_episode(stats: ClipStats, window: Window) -> int:
+    """The greatest number of frames with rows in an episode."""
     longest = -(-stats.longest_episode // window.frame_step)
-    return min(-(-(window.span + tail) // window.frame_step), longest)
+    return longest if window.most_frames is None else min(longest, window.most_frames)
 
 
 def _of_one_regular_clip(stats: ClipStats) -> int:
@@ -455,7 +460,7 @@ def _of_any_chunks(stats: ClipStats, blocks: BlockSizes, group: GroupStats) -> i
     # run's end that rest is not loaded; between two parts of one run it may be.
     counted = -(-(place + clip - 1) * stride // clip)
     max_chunks = max(1, min(clips, (place + clip - 1 + gap) // (clip + gap)))
-    whole = -(-stats.longest_episode // step)  # more than that is in no stretch
+    whole = _of_one_episode(stats, group.window)  # more than that is in no stretch
 
     def held(number: int) -> int:
         tails = number if stats.parted else 1

@@ -60,7 +60,8 @@ class Window:
     by `back` further frames, and ahead by `ahead`, which `offset` and `span` include. `length` is 0
     if frames are not evenly spaced, or differ between features. With `whole`, clips may use any
     frame of their episode, which is not cut. `solid` or more clips, `stride` apart, use all frames
-    from their first to their last, `frame_step` apart; `None` if they may leave out some.
+    from their first to their last, `frame_step` apart; `None` if they may leave out some. Clips of
+    an episode use at most `most_frames` of its frames, if this is known; then only these have rows.
     """
 
     offset: int
@@ -71,6 +72,7 @@ class Window:
     ahead: int = 0
     whole: bool = False
     solid: int | None = field(default=None, compare=False)
+    most_frames: int | None = field(default=None, compare=False)
 
     @classmethod
     def of(cls, spec: ClipSpec) -> Window:

@@ -319,9 +319,10 @@ class At:
 
     `within` limits the distance of the column from `start`, in frames: clips then read the frames
     around their start once, like other windows. Without it, an anchor may be anywhere in the
-    episode: each place in the epoch from which clips are mixed keeps a whole episode of the
-    feature's group in memory, shards begin at episodes where possible, and `memory_limit` must
-    suffice for one episode. Frames are read once, too.
+    episode: each place in the epoch from which clips are mixed keeps the frames of an episode's
+    samples in memory (if functions or random numbers choose other ones in each epoch, all its
+    frames), shards begin at episodes where possible, and `memory_limit` must suffice for one
+    episode. Frames are read once, too.
 
     Args:
         column: name of a `samples` column with integers.
