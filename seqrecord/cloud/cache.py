@@ -102,8 +102,8 @@ class CachedStorage(StorageWrapper):
             for byte_range, buffer in zip(ranges, buffers, strict=True)
             if buffer.nbytes
         ]
-        is_fixed = has_fixed_files(self.inner)
-        if not range_buffers or not (is_fixed or path.endswith(_CACHED_SUFFIXES)):
+        is_cached = has_fixed_files(self.inner) or path.endswith(_CACHED_SUFFIXES)
+        if not (range_buffers and is_cached):
             self.inner.read_ranges(path, ranges, buffers)
             return
         absent_slots = self._read_cached(path, range_buffers)
@@ -115,7 +115,7 @@ class CachedStorage(StorageWrapper):
             counts = {"hits": not absent_bytes, "misses": absent_bytes > 0}
             self._cache.count(**counts, bytes=byte_range.length - absent_bytes)
         with contextlib.ExitStack() as stack:
-            if absent_slots and is_fixed and self._is_filling():
+            if absent_slots and self._reads_ahead():
                 ahead_slots = _AHEAD_BYTES // self.slot_bytes
                 lock_numbers = {hash((path, slot // ahead_slots)) % _LOCKS for slot in absent_slots}
                 # In ascending order, so that threads with several locks in common cannot wait for
@@ -124,11 +124,10 @@ class CachedStorage(StorageWrapper):
                     stack.enter_context(self._ahead_locks.get()[number])
                 # Another thread may have read them.
                 absent_slots = self._read_cached(path, range_buffers)
-                start_slots = {slot - slot % ahead_slots for slot in absent_slots}
                 absent_slots = {
-                    slot
-                    for start_slot in start_slots
-                    for slot in range(start_slot, start_slot + ahead_slots)
+                    slot - slot % ahead_slots + offset
+                    for slot in absent_slots
+                    for offset in range(ahead_slots)
                 }
             if absent_slots:
                 self._load(path, range_buffers, absent_slots)
@@ -206,9 +205,10 @@ class CachedStorage(StorageWrapper):
         for number, slots in entries.items():
             self._cache.add(self._entry(path, number), min(length, size - number * length), slots)
 
-    def _is_filling(self) -> bool:
+    def _reads_ahead(self) -> bool:
         """Whether to read ahead: not after evictions or errors, which would repeat the reading."""
-        return not any(self._cache.counts[name] for name in ("evictions", "failures", "busy"))
+        failures = (self._cache.counts[name] for name in ("evictions", "failures", "busy"))
+        return has_fixed_files(self.inner) and not any(failures)
 
     def _entry(self, path: str, number: int) -> CacheEntry:
         return CacheEntry(self.place, f"{path} {number}", self.slot_bytes)

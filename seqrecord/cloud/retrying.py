@@ -111,7 +111,7 @@ class Retrier:
             nbytes = 0 if item is None else item.length
         state, start = self._state.get(), self.clock()
         closed, backoff, attempts = state.closed, self.first_wait, 0
-        causes: list[str] = []  # unique, the last attempt's last
+        causes: dict[str, None] = {}  # in the order of their last attempts
         while True:
             if self.quota is not None and (quota_delay := self.quota.delay(nbytes)) > 0:
                 self.sleep(quota_delay, file=file, closed=closed)
@@ -124,10 +124,8 @@ class Retrier:
                 raise  # from an inner retrier
             except TransientError as error:
                 cause, server_delay = error.message, error.retry_after or 0.0
-                causes = [
-                    *(earlier_cause for earlier_cause in causes if earlier_cause != cause),
-                    cause,
-                ][-1 - _OTHER_CAUSES :]
+                causes.pop(cause, None)
+                causes[cause] = None
             else:
                 if attempts > 1 and state.was_warned():
                     _logger.warning("%s: recovered after %.0f s", file, self.clock() - start)
@@ -151,7 +149,7 @@ class Retrier:
         problem = f"bytes {item.start} to {item.stop} could not be read" if item else "it failed"
         raise DeadlineError(
             f"{problem}: {counted(attempts, 'attempt')} in {current_time - start:.0f} s; at last "
-            + "; before that ".join(reversed(causes)),
+            + "; before that ".join([*reversed(causes)][: 1 + _OTHER_CAUSES]),
             file=file,
         )
 

@@ -144,6 +144,25 @@ class Job:
     def num_frames(self) -> int:
         return sum(info.num_frames for _, info in self.episodes)
 
+    def remedy(self, error: SourceError) -> str:
+        """What the caller can do about an episode that cannot be read."""
+        remedy = (
+            "to pack the other episodes, resume with skip_bad_episodes (--resume "
+            "--skip-bad-episodes)"
+        )
+        if self.externals:
+            remedy = (
+                "to read the other episodes in place, index them (`seqrecord index SRC -o DST "
+                "--skip-bad-episodes`), and open DST"
+            )
+        if hasattr(self.source, "parts"):  # merge
+            remedy = "`seqrecord edit delete` leaves the episode out of its dataset"
+        if error.feature is not None and OTHER_FEATURES not in error.message:
+            remedy += f"; {OTHER_FEATURES}"
+        if format_of(self.source) == "lerobot":
+            remedy += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
+        return remedy
+
 
 def frame_cost(schema: Schema, *, copied: Collection[str] = (), in_place: bool = False) -> int:
     """Relative cost of packing a frame of `schema`, in bytes.
@@ -218,24 +237,8 @@ def write_job(job: Job, advance: Callable[[int], None] | None = None) -> JobResu
             except SourceError as error:
                 has_other_size = isinstance(error, OtherSizeError)
                 if not (job.skip_bad_episodes or (has_other_size and not job.strict)):
-                    remedy = (
-                        "to pack the other episodes, resume with skip_bad_episodes (--resume "
-                        "--skip-bad-episodes)"
-                    )
-                    if job.externals:
-                        remedy = (
-                            "to read the other episodes in place, index them (`seqrecord index "
-                            "SRC -o DST --skip-bad-episodes`), and open DST"
-                        )
-                    if hasattr(job.source, "parts"):  # merge
-                        remedy = "`seqrecord edit delete` leaves the episode out of its dataset"
-                    if error.feature is not None and OTHER_FEATURES not in error.message:
-                        remedy += f"; {OTHER_FEATURES}"
-                    if format_of(job.source) == "lerobot":
-                        remedy += "; `seqrecord doctor` lists all problems of a LeRobot dataset"
                     raise SourceError(
-                        f"{error.message}; {remedy}",
-                        **error.context(),
+                        f"{error.message}; {job.remedy(error)}", **error.context()
                     ) from error
                 files.drop()
                 # A copy, which keeps no frames of the stack.

@@ -323,17 +323,18 @@ class DatasetSource:
         shown = reader.visible_frames(chunk)
         shown_slice, is_whole = slice(shown.start, shown.stop), len(shown) == chunk.num_frames
         gaps, largest_bytes, external, times = {}, [], 0, {}
+        no_frames = np.zeros(chunk.num_frames, bool)
+        empty_page = Page("", chunk, 0, 0, 0, b"", present=no_frames, max_nbytes=0, sums=None)
         for name in specs:
-            page = pages.get(name)
-            present = np.zeros(chunk.num_frames, bool) if page is None else page.present
-            if present is not None:
-                gaps[self.target.position(name)] = present[shown_slice]
-            if page is not None and is_whole and self.keeps_references:
+            page = pages.get(name, empty_page)
+            if page.present is not None:
+                gaps[self.target.position(name)] = page.present[shown_slice]
+            if is_whole and self.keeps_references:
                 external += page.external
         for spec in specs.variable:
-            page = pages.get(spec.name)
-            nbytes = 0 if page is None else page.max_nbytes or 0
-            if page is not None and page in data and not is_whole:
+            page = pages.get(spec.name, empty_page)
+            nbytes = page.max_nbytes or 0
+            if page in data and not is_whole:
                 nbytes = self._largest_shown(page, data[page], shown) * spec.dtype.itemsize
             largest_bytes.append(nbytes)
         for name in timestamp_features(specs):
@@ -343,10 +344,12 @@ class DatasetSource:
                 out = values.reshape(-1, *specs[name].shape)
                 reader.decode(page, data[page], frames.tolist(), out)
                 times[name] = (values, chunk.first_frame + frames)
-        cut_pages = {
-            n: reader.cut(page, data[page], shown) for n, page in pages.items() if page in data
-        }
-        parts = [cut_pages.get(name, b"") for name in specs]
+        parts = [
+            reader.cut(page, data[page], shown)
+            if (page := pages.get(name, empty_page)) in data
+            else b""
+            for name in specs
+        ]
         span = range(chunk.first_frame + shown.start, chunk.first_frame + shown.stop)
         places = [self.target.position(name) for name in specs]
         stored_chunk = StoredChunk.of(

@@ -112,6 +112,37 @@ def _cut(items: Iterator[_T], part: _Part, position: int = 0) -> Iterator[tuple[
             return
 
 
+@dataclass(frozen=True)
+class _Clock:
+    """Times of a source's frames: a feature, or the times that the source has beside features."""
+
+    source: Any
+    schema: Schema
+    feature: str | None
+
+    @classmethod
+    def of(cls, source: Source, schema: Schema, episodes: Sequence[EpisodeInfo]) -> _Clock:
+        """Raises `SchemaError` without timestamps."""
+        feature = clock_of(schema)
+        if feature is not None:
+            return cls(_clock_only(source, feature, episodes), schema, feature)
+        if getattr(source, "timestamps", None) is None:
+            raise SchemaError(
+                "split_at_gaps needs timestamps; name the feature's kind (--kind "
+                "FEATURE=timestamp)",
+                expected="a feature of kind timestamp",
+                got=", ".join(schema),
+            )
+        return cls(source, schema, None)
+
+    def steps(self, info: EpisodeInfo) -> npt.NDArray[np.float64]:
+        """Seconds between successive frames of an episode: [frames - 1]."""
+        if self.feature is None:
+            return _distances(self.source.timestamps(info))
+        times = _values(self.source, info, self.feature)
+        return _distances(times) * _unit_size(self.schema, self.feature, times)
+
+
 def split_at_gaps(
     source: Source, schema: Schema, episodes: Sequence[EpisodeInfo], seconds: float
 ) -> tuple[SplitSource, str]:
@@ -132,21 +163,11 @@ def split_at_gaps(
         raise SourceError(
             "a packed dataset cannot be split at gaps; split its original (write --split-at-gaps)"
         )
-    source_times: Any = getattr(source, "timestamps", None)
-    clock = clock_of(schema)
-    if clock is None and source_times is None:
-        raise SchemaError(
-            "split_at_gaps needs timestamps; name the feature's kind (--kind FEATURE=timestamp)",
-            expected="a feature of kind timestamp",
-            got=", ".join(schema),
-        )
-    clock_source = source if clock is None else _clock_only(source, clock, episodes)
+    clock = _Clock.of(source, schema, episodes)
     parts: dict[str, _Part] = {}
     num_cut, num_parts, first_gap = 0, 0, ""
     for info in episodes:
-        times = source_times(info) if clock is None else _values(clock_source, info, clock)
-        size = 1.0 if clock is None else _unit_size(schema, clock, times)
-        steps = _distances(times) * size
+        steps = clock.steps(info)
         if len(gaps := np.flatnonzero(steps > seconds) + 1):
             num_cut, num_parts = num_cut + 1, num_parts + len(gaps) + 1
             first_gap = (

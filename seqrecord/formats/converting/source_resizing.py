@@ -67,8 +67,7 @@ class SourceResizing:
         """The per-frame intrinsics that change: scales of x and y, and offsets; float64 [4]."""
         images = {
             name: (spec.stored.shape[:2], spec.shape[:2]) if name in self.resized else None
-            for name, spec in self.features.items()
-            if self._is_picture(spec)
+            for name, spec in self._pictures.items()
         }
         names = [name for name, spec in self.features.items() if spec.kind == "intrinsics"]
         intrinsics = {}
@@ -79,12 +78,20 @@ class SourceResizing:
                 intrinsics[name] = self._camera(image).intrinsics([_UNIT])[0]
         return intrinsics
 
-    def _is_picture(self, spec: FeatureSpec) -> bool:
-        return spec.name in self.resized or is_picture(spec.name, spec.stored, spec.kind)
+    @cached_property
+    def _pictures(self) -> dict[str, FeatureSpec]:
+        return {
+            name: spec
+            for name, spec in self.features.items()
+            if name in self.resized or is_picture(name, spec.stored, spec.kind)
+        }
+
+    def _size(self, name: str) -> tuple[int, int]:
+        height, width = (side or 0 for side in self.features[name].shape[:2])
+        return height, width
 
     def _camera(self, name: str) -> EpisodeCamera:
-        height, width = (side or 0 for side in self.features[name].shape[:2])
-        return EpisodeCamera(name, self.features[name].stored.shape[:2], (height, width))
+        return EpisodeCamera(name, self.features[name].stored.shape[:2], self._size(name))
 
     def _along_x(self, name: str, camera: Any) -> float:
         """Factor of widths, of a camera whose intrinsics are known."""
@@ -136,23 +143,23 @@ class SourceResizing:
             for n, feature_camera in camera.items()
             if isinstance(feature_camera, Mapping)
         }
-        for name, spec in self.features.items():
+        for name in self._pictures:
             feature_camera = camera.get(name, camera)
-            if not self._is_picture(spec) or not isinstance(feature_camera, Mapping):
+            if not isinstance(feature_camera, Mapping):
                 continue
             camera_values = {
                 n: value for n, value in feature_camera.items() if not isinstance(value, Mapping)
             }
             if name in self.resized:
-                height, width = (side or 0 for side in spec.shape[:2])
                 numbers = self._camera(name).intrinsics([camera])[0].tolist()
-                new_values = dict(zip(_FACTS, (*numbers, width, height), strict=True))
-                is_known = not any(map(math.isnan, numbers))
-                if is_known and isinstance(camera_values.get("skew"), int | float):
-                    new_values["skew"] = camera_values["skew"] * self._along_x(name, camera)
-                camera_values = {n: v for n, v in camera_values.items() if n not in new_values} | (
-                    new_values if is_known else {}
-                )
+                new_values: dict[str, Any] = {}
+                if not any(map(math.isnan, numbers)):
+                    sides = reversed(self._size(name))
+                    new_values = dict(zip(_FACTS, (*numbers, *sides), strict=True))
+                    if isinstance(camera_values.get("skew"), int | float):
+                        new_values["skew"] = camera_values["skew"] * self._along_x(name, camera)
+                other_values = {n: v for n, v in camera_values.items() if n not in _FACTS}
+                camera_values = {**other_values, **new_values}
             cameras[name] = camera_values
         return {
             **metadata,

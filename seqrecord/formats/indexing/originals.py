@@ -173,8 +173,9 @@ def _reference_source(source: Any) -> Any:
     has_references = are_named or bool(referable_features(schema))
     has_pixels = any(spec.kind in PIXEL_KINDS for spec in schema.values())
     # An original of numbers and texts is copied whole; pictures never are.
+    has_more = any((large_features, unreadable, has_pixels, not schema))
     if (large_features and (are_named or not hasattr(source, "leaving_out"))) or (
-        not has_references and (large_features or unreadable or has_pixels or not schema)
+        has_more and not has_references
     ):
         for error in unreadable.values():
             raise error

@@ -123,13 +123,7 @@ class EurocSource(SequenceSource):
             if name != "cam0":
                 tables.metadata[f"frames_without_{name}"] = len(paths) - num_matched
                 tables.metadata[f"{name}_without_frame"] = len(by_time) - num_matched
-            camera = None
-            if description := _sensor_of(tables, mav / name):
-                tables.metadata["cameras"][name] = description
-                if camera := _pinhole(description, tables.files[-1]):
-                    tables.metadata.setdefault("camera", {})[feature] = camera.to_json()
-            if camera is None:
-                tables.notes.append(f"camera {name} unknown: no pinhole camera in its sensor.yaml")
+            _add_camera(tables, mav / name, feature)
         tables.places["timestamp"] = f"{prefix}cam0/data.csv"
         tables.begin(tables.times)
         _add_imu(tables, mav / "imu0", f"{prefix}imu0/*")
@@ -144,6 +138,17 @@ FORMAT = SourceFormat("euroc", EurocSource.expected, EurocSource, ("exif",), tak
 
 def _mav(folder: Path) -> Path:
     return folder / "mav0" if is_directory(folder / "mav0") else folder
+
+
+def _add_camera(tables: SequenceTables, folder: Path, feature: str) -> None:
+    """Add the description of an image's camera."""
+    camera = None
+    if description := _sensor_of(tables, folder):
+        tables.metadata["cameras"][folder.name] = description
+        if camera := _pinhole(description, tables.files[-1]):
+            tables.metadata.setdefault("camera", {})[feature] = camera.to_json()
+    if camera is None:
+        tables.notes.append(f"camera {folder.name} unknown: no pinhole camera in its sensor.yaml")
 
 
 def _add_imu(tables: SequenceTables, folder: Path, place: str) -> None:

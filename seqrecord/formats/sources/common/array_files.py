@@ -54,7 +54,7 @@ NPZ = ".npz"
 """File name ending of ZIP files with npy files, in lower case."""
 
 _EXR = ".exr"
-_EXR_COLOURS = (("R", "G", "B"), ("R", "G", "B", "A"))
+_EXR_COLOURS = {frozenset(names): tuple(names) for names in ("RGB", "RGBA")}
 
 
 @dataclass(frozen=True)
@@ -329,8 +329,9 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
                     "unsupported OpenEXR file",
                     expected="one flat image: neither deep nor multi-part",
                 )
-            data_window, display_window = (
-                _window(parts[0].header[f"{n}Window"]) for n in ("data", "display")
+            header = parts[0].header
+            data_window, display_window = map(
+                _window, (header["dataWindow"], header["displayWindow"])
             )
             for size in (data_window[2:], display_window[2:]):
                 check_image_size((*size, len(parts[0].header["channels"])), itemsize=4)
@@ -340,12 +341,12 @@ def _read_exr(path: Path) -> npt.NDArray[Any]:
         raise
     except Exception as error:  # the library raises many types
         raise SourceError("cannot decode the OpenEXR file", got=first_line(error)) from error
-    names = next((c for c in _EXR_COLOURS if channels.keys() == set(c)), tuple(channels))
+    names = _EXR_COLOURS.get(frozenset(channels), tuple(channels))
     planes = [np.asarray(channels[name].pixels) for name in names]
     kinds = [f"{name} ({plane.dtype})" for name, plane in zip(names, planes, strict=True)]
     plane_forms = {(plane.dtype.kind in "fu", plane.dtype, plane.shape) for plane in planes}
     if plane_forms != {(True, planes[0].dtype, size)} or (
-        len(names) > 1 and names not in _EXR_COLOURS
+        len(names) > 1 and frozenset(names) not in _EXR_COLOURS
     ):
         raise SourceError(
             "the OpenEXR channels are not one image",

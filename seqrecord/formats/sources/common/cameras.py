@@ -86,20 +86,21 @@ class Camera:
                 expected="finite fx, fy, cx, cy, focal lengths above 0, sizes of 1 pixel or more",
                 got=", ".join(f"{value:g}" for value in values),
             )
-        if model == OPENCV and not any(distortion):
-            model = None
-        while model == OPENCV and len(distortion) > 4 and not distortion[-1]:
-            distortion.pop()
-        if model == OPENCV and len(distortion) > MAX_COEFFICIENTS:
-            raise SourceError(
-                "invalid camera",
-                file=str(path),
-                expected=f"at most {MAX_COEFFICIENTS} distortion coefficients",
-                got=len(distortion),
-            )
-        if model == OPENCV and len(distortion) > NUM_COEFFICIENTS[0]:
-            count = min(n for n in NUM_COEFFICIENTS if n >= len(distortion))
-            distortion += [0.0] * (count - len(distortion))
+        if model == OPENCV:
+            while len(distortion) > 4 and not distortion[-1]:
+                distortion.pop()
+            if len(distortion) > MAX_COEFFICIENTS:
+                raise SourceError(
+                    "invalid camera",
+                    file=str(path),
+                    expected=f"at most {MAX_COEFFICIENTS} distortion coefficients",
+                    got=len(distortion),
+                )
+            if len(distortion) > NUM_COEFFICIENTS[0]:
+                count = min(n for n in NUM_COEFFICIENTS if n >= len(distortion))
+                distortion += [0.0] * (count - len(distortion))
+            if not any(distortion):
+                model = None
         used_coefficients = tuple(distortion) if model else ()
         return cls(
             fx, fy, cx - centre, cy - centre, int(width), int(height), model, used_coefficients

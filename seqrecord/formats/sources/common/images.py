@@ -82,6 +82,7 @@ _TIFF_HAS_PLANES = 2  # a plane for each channel
 _TIFF_BIG_ENDIAN = b"MM"
 _TIFF_KINDS = {1: "u", 2: "i", 3: "f"}
 _PNG_COLOURS = {0: "L", 2: "RGB", 3: "P", 4: "LA", 6: "RGBA"}
+_DTYPES: dict[str, type[Any]] = {"1": np.bool_}  # of Pillow's modes; others are uint8
 _CHANNELS: dict[str, tuple[int, ...]] = {
     "1": (),
     "L": (),
@@ -280,7 +281,7 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
     except Exception as error:
         raise _undecodable(error) from error
     mode = image.mode
-    dtype: np.dtype[Any] = np.dtype(np.uint8)
+    dtype: np.dtype[Any] = np.dtype(_DTYPES.get(mode, np.uint8))
     if format_ == "png":  # signature, length and name of IHDR, width, height, bit depth, colour
         if len(head) < 26 or head[25] not in _PNG_COLOURS:
             raise SourceError("PNG without a valid header")
@@ -288,11 +289,9 @@ def _header(stream: BinaryIO, path: Path) -> tuple[ImageHeader, Image.Image | No
         if head[24] == 16:
             dtype = np.dtype(np.uint16)
         elif image.mode == "1":
-            mode, dtype = "1", np.dtype(np.bool_)
+            mode = "1"
     elif format_ == "tiff":
         dtype = _tiff_dtype(image)
-    elif mode == "1":
-        dtype = np.dtype(np.bool_)
     if mode not in _CHANNELS:
         raise SourceError(
             "unsupported image mode",

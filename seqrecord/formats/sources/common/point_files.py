@@ -37,7 +37,7 @@ _PLY_NAMES = {
     "f8": ("double", "float64"),
 }
 _PLY = {name: kind for kind, names in _PLY_NAMES.items() for name in names}
-_PLY_ORDERS = {"ascii": "", "binary_little_endian": "<", "binary_big_endian": ">"}
+_PLY_ORDERS = {"ascii": "<", "binary_little_endian": "<", "binary_big_endian": ">"}
 _PCD = {f"{kind.upper()}{size}": f"<{kind}{size}" for kind in "iuf" for size in "1248"}
 _HEADER_BYTES = 1 << 16
 _PAGE = 4096
@@ -79,28 +79,33 @@ def _read_bin(path: Path, data: bytes, columns: Sequence[str] | None) -> npt.NDA
 
 
 def _read_ply(data: bytes) -> npt.NDArray[np.void]:
-    end = re.search(rb"\nend_header\r?\n", data[:_HEADER_BYTES])
-    lines = data[: end.start() if end else 0].decode("ascii", "replace").splitlines()
-    if end is None or lines[0] != "ply":
+    header = re.match(rb"ply(?=[\r\n])(.*?)\nend_header\r?\n", data[:_HEADER_BYTES], re.DOTALL)
+    if header is None:
         raise ValueError(f"no header of PLY: {data[:16]!r}")
-    order, counts, columns = "", dict[str, int](), list[tuple[str, list[str]]]()
+    lines = header[1].decode("ascii", "replace").splitlines()
+    order, is_text = "<", True
+    counts, columns = dict[str, int](), dict[str, list[list[str]]]()  # by element
     for keyword, *words in map(str.split, filter(None, lines)):
         if keyword == "format":
-            order = _PLY_ORDERS[words[0]]
+            order, is_text = _PLY_ORDERS[words[0]], words[0] == "ascii"
         elif keyword == "element":
-            counts[words[0]] = int(words[1])
+            counts[words[0]], columns[words[0]] = int(words[1]), []
         elif keyword == "property":
-            columns.append(([*counts][-1], words))
+            columns[[*counts][-1]].append(words)
     filled_elements = [name for name, count in counts.items() if count or name == "vertex"]
-    vertex_columns = [words for element, words in columns if element == "vertex"]
+    vertex_columns = columns.get("vertex", [])
     if filled_elements != ["vertex"] or any(words[0] == "list" for words in vertex_columns):
         raise UnsupportedError(
             "PLY of more than points; save the points alone",
             expected="one element, vertex, without lists",
-            got=", ".join(f"{element} {' '.join(words)}" for element, words in columns)[:300],
+            got=", ".join(
+                f"{element} {' '.join(words)}"
+                for element, element_columns in columns.items()
+                for words in element_columns
+            )[:300],
         )
-    fields = [(name, f"{order or '<'}{_PLY[kind]}", 1) for kind, name in vertex_columns]
-    return _rows(fields, counts["vertex"], data[end.end() :], is_text=not order)
+    fields = [(name, f"{order}{_PLY[kind]}", 1) for kind, name in vertex_columns]
+    return _rows(fields, counts["vertex"], data[header.end() :], is_text=is_text)
 
 
 def _read_pcd(data: bytes) -> npt.NDArray[np.void]:

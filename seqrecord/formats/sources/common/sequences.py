@@ -370,9 +370,9 @@ class SequenceSource(ScannedSource):
                     facts = sequence.metadata.items()
                     counts.update({name: n for name, n in facts if _WITHOUT_PARTNER.search(name)})
                     notes.update(sequence.notes)
-                    excluded_names = [name for name in sequence.places if not self.wants(name)]
-                    unselected.update(excluded_names)
-                    hidden_patterns.update(sequence.places[name] for name in excluded_names)
+                    excluded = {n: p for n, p in sequence.places.items() if not self.wants(n)}
+                    unselected.update([*excluded])
+                    hidden_patterns.update(excluded.values())
                     known_files.update(sequence.files)
             if known_files or not sequences:
                 unread += unread_paths(folder, _taker(folder, known_files, hidden_patterns))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -64,7 +64,7 @@ def read_frames(
     if lengths or frame names of features disagree, and for a gap in the frame numbers. `columns`
     name the columns of `.bin` files.
     """
-    labels: dict[str, tuple[str, ...]] = {}  # columns of points
+    reader = _FrameReader(in_place, exif, columns)
     listing = look(path)
     if METADATA in listing.names:
         read_metadata(path / METADATA)
@@ -90,19 +90,31 @@ def read_frames(
                 if key not in feature.files.names:
                     continue
                 frame_path = path / feature.folder / feature.files.names[key]
-                if in_place and page_kind(spec).may_refer(spec):
-                    frame[name] = ReferencedFile(str(frame_path))
-                else:
-                    with located(SourceError, feature=name, frame=index):
-                        are_points = frame_path.suffix.lower() in POINT_ENDINGS and not spec.codec
-                        if are_points and spec.value == "array":
-                            points = read_points(frame_path, columns).get(feature.member or "")
-                            frame[name] = check_columns(labels, points, spec, frame_path)
-                        else:
-                            frame[name] = _read_frame(frame_path, spec, exif, feature.member)
+                with located(SourceError, feature=name, frame=index):
+                    frame[name] = reader.read(frame_path, spec, feature.member)
             elif spec.kind in name_values:
                 frame[name] = name_values[spec.kind]
         yield frame
+
+
+@dataclass(frozen=True)
+class _FrameReader:
+    """Reads the files of an episode with one frame each; arguments as for `read_frames`."""
+
+    in_place: bool
+    exif: str | None
+    columns: Sequence[str] | None
+    labels: dict[str, tuple[str, ...]] = field(default_factory=dict)  # columns of points
+
+    def read(self, path: Path, spec: FeatureSpec, member: str | None) -> Any:
+        """Return the value of a feature in a file, or the reference to it."""
+        if self.in_place and page_kind(spec).may_refer(spec):
+            return ReferencedFile(str(path))
+        are_points = path.suffix.lower() in POINT_ENDINGS and not spec.codec
+        if are_points and spec.value == "array":
+            points = read_points(path, self.columns).get(member or "")
+            return check_columns(self.labels, points, spec, path)
+        return _read_frame(path, spec, self.exif, member)
 
 
 @dataclass(frozen=True)
@@ -122,24 +134,27 @@ def _find_features(
     path: Path, listing: Listing, schema: Schema, sparse: Collection[str]
 ) -> _EpisodeData:
     """Find the features of an episode by its files and folders."""
+    is_selected = schema.__contains__
     arrays = {
-        name: _open_array(path / file, schema[name])
-        for name, file in listing.arrays.items()
-        if name in schema
+        name: _open_array(path / listing.arrays[name], schema[name])
+        for name in filter(is_selected, listing.arrays)
     }
     all_features, row_files = name_features(
         path, listing, look_inside(path, listing.subfolders), sparse
     )
-    files = {name: folder for name, folder in all_features.items() if name in schema}
-    dense = [name for name in files if name not in sparse]
-    if not dense:  # the frames must not depend on the selected features
-        dense = [name for name in all_features if name not in sparse][:1]
+    files = {name: all_features[name] for name in filter(is_selected, all_features)}
+    all_dense = [name for name in all_features if name not in sparse]
+    # The frames must not depend on the selected features.
+    dense = [*filter(is_selected, all_dense)] or all_dense[:1]
     for name in {**dict.fromkeys(dense), **files}:
         all_features[name].files.check(path / all_features[name].folder, name)
     _check_lengths(path, arrays, {name: all_features[name] for name in (*dense, *files)}, dense)
-    first_files = all_features[dense[0]].files if dense else None
-    times = first_files.time_values if first_files else ()
-    order = first_files.names if first_files else _order_of_arrays(path, listing, arrays)
+    times: Sequence[int] = ()
+    if dense:
+        first_files = all_features[dense[0]].files
+        order, times = first_files.names, first_files.time_values
+    else:
+        order = _order_of_arrays(path, listing, arrays)
     used_names = {*all_features, *listing.arrays}
     rows = find_rows(path, row_files, used_names, None if order is None else len(order))
     row_arrays = _load_rows(path, rows, schema)
@@ -259,20 +274,19 @@ def _check_lengths(
     if not any(lengths.values()):
         return
     first_name, num_frames = next(iter(lengths.items()))
-    origin = f"as in {first_name}{'/' if dense else '.npy'}"
+    origin, frames = f"as in {first_name}.npy", {*range(num_frames)}
+    if dense:
+        origin, frames = f"as in {first_name}/", {*files[first_name].files.names}
     for name, length in lengths.items():
         if length != num_frames:
             expected = f"{num_frames} frames, {origin}"
             shorter_name = name if length < num_frames else first_name
             if {first_name, name} <= files.keys() and places[first_name] == places[name]:
-                file_names = " and ".join(
-                    files[feature].files.first for feature in (first_name, name)
-                )
+                file_names = f"{files[first_name].files.first} and {files[name].files.first}"
                 expected += (
                     f"; if {file_names} belong to two recordings, move one to another folder"
                 )
             raise _frames_error(places[name], name, expected, f"{length} frames", shorter_name)
-    frames = {*(files[first_name].files.names if dense else range(num_frames))}
     for name, folder in files.items():
         if extra_frames := folder.files.names.keys() - frames:
             expected = f"{_first_frame(frames - folder.files.names.keys())}, {origin}"

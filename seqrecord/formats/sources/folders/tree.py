@@ -101,13 +101,13 @@ class Listing:
         return not self.subfolders and not self.is_episode
 
     @property
-    def wrapped(self) -> str | None:
-        """The single subfolder beside a file of times, as for a sensor of KITTI raw.
+    def wrapped(self) -> str:
+        """The single subfolder beside a file of times, as for a sensor of KITTI raw, or "".
 
         `image_02/data/0000000000.png` and `image_02/timestamps.txt`.
         """
         is_sensor = self.rows == [_TIMES] and len(self.subfolders) == 1
-        return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else None
+        return self.subfolders[0] if is_sensor and not (self.groups or self.arrays) else ""
 
     def named_groups(self, folder: str) -> Iterator[tuple[str, FrameFiles]]:
         """Yield the `groups` with feature names, in a folder below the episode's."""
@@ -175,7 +175,7 @@ def name_features(
     `listing` lists the episode's folder at `path`, `sub_listings` its subfolders. Text files for
     fewer than half of the frames count as row files, unless the feature is `sparse`.
     """
-    parts = {n: part for n, part in sub_listings.items() if part.groups}
+    parts = _parts_with_frames(sub_listings)
     # A single group of files without numbers beside features is an unrelated picture.
     is_alone = not parts and all(group.pattern for group in listing.groups.values())
     if len(listing.groups) > 1 or is_alone:
@@ -189,23 +189,32 @@ def name_features(
                     place = f"{name}.{place}"
                 features[place] = FeatureFolder(folder, files, member)
     rows: list[str] = []
-    leaves = {"": listing, **{n: part for n, part in sub_listings.items() if part.is_leaf}}
-    for folder, leaf in leaves.items():
+    for folder, leaf in {"": listing, **_leaves(sub_listings)}.items():
         for name, files in leaf.named_texts(folder):
             features[f"{name}.txt" if name in features else name] = FeatureFolder(folder, files)
         rows += leaf.row_files(folder)
-    for name in [name for name in _rare_texts(features) if name not in sparse]:
+    for name in _rare_texts(features, sparse):
         paths = files_like(path / features.pop(name).first)
         rows += [file.relative_to(path).as_posix() for file in paths]
     return features, rows
 
 
-def _rare_texts(features: Mapping[str, FeatureFolder]) -> list[str]:
+def _parts_with_frames(sub_listings: Mapping[str, Listing]) -> dict[str, Listing]:
+    """Return the subfolders with features of one file per frame."""
+    return {name: part for name, part in sub_listings.items() if part.groups}
+
+
+def _leaves(sub_listings: Mapping[str, Listing]) -> dict[str, Listing]:
+    """Return the subfolders whose files can belong to the episode."""
+    return {name: part for name, part in sub_listings.items() if part.is_leaf}
+
+
+def _rare_texts(features: Mapping[str, FeatureFolder], sparse: Collection[str]) -> list[str]:
     """Return the features of text files for fewer than half of the other features' frames."""
     counts = {name: feature.files.num_frames for name, feature in features.items()}
     texts = [name for name, feature in features.items() if is_text_name(feature.first)]
     num_frames = max((counts[name] for name in counts.keys() - texts), default=0)
-    return [name for name in texts if 2 * counts[name] < num_frames]
+    return [name for name in texts if 2 * counts[name] < num_frames and name not in sparse]
 
 
 def files_like(first_file: Path) -> list[Path]:
@@ -264,17 +273,17 @@ def _visit(
         part = _visit(path / name, depth + 1, sparse, episodes, fallback_episodes)
         if part is not None:
             sub_listings[f"{name}/{part.inner}".rstrip("/")] = part
-    if depth and listing.wrapped and (part := sub_listings.get(listing.wrapped)) and part.is_leaf:
+    if depth and (part := sub_listings.get(listing.wrapped)) and part.is_leaf:
         return replace(part, inner=listing.wrapped)
-    parts = {name: part for name, part in sub_listings.items() if part.groups}
+    parts = _parts_with_frames(sub_listings)
     groups = [part.groups.keys() for part in parts.values()]
     shared_words = set[str]().union(*(words for words in groups if len(words) > 1)) - {""}
-    single_words = (words for words in groups if len(words) == 1)
-    if listing.is_episode or any(not words & shared_words for words in single_words):
+    has_feature = any(len(words) == 1 and not words & shared_words for words in groups)
+    if listing.is_episode or has_feature:
         episodes.append(_make_episode(path, listing, sub_listings, sparse))
         return None
     episodes.extend(_make_episode(path / name, part, {}, sparse) for name, part in parts.items())
-    if any(name.lower().endswith(NPZ) for name in listing.rows):
+    if NPZ in map(ending_of, listing.rows):
         fallback_episodes.append(_make_episode(path, listing, sub_listings, sparse))
     return listing
 
@@ -287,8 +296,9 @@ def _make_episode(
 ) -> EpisodeFolder:
     """Return the episode with the features of its folders."""
     folders, rows = name_features(path, listing, sub_listings, sparse)
-    leaves = {name: part for name, part in sub_listings.items() if part.is_leaf}
-    cameras = [f"{name}/{file}" for name, part in leaves.items() for file in part.cameras]
+    cameras = [
+        f"{name}/{file}" for name, part in _leaves(sub_listings).items() for file in part.cameras
+    ]
     return EpisodeFolder(
         path,
         folders,
