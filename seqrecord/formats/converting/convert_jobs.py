@@ -315,8 +315,9 @@ def _write_frames(
         parts = videos_of(source, info)
     parts = {name: guarded(video, episode=info.key) for name, video in parts.items()}
     checks = {"strict": job.strict, "decodes": job.check_video}
-    resized = {} if job.resizing is None else job.resizing.resized
-    videos = EpisodeVideos(source, parts, job.schema, info.num_frames, resized=resized, **checks)
+    videos = EpisodeVideos(
+        source, parts, job.schema, info.num_frames, resizing=job.resizing, **checks
+    )
     with _as_source_errors():
         for chunk, times in chunks_of(source, info):
             files.append_chunk(chunk, times)
@@ -336,9 +337,7 @@ def _write_frames(
             if not block.columns and has_frames_only:
                 raise FrameError("frame without features", episode=info.key, frame=start)
             for stored_block in videos.blocks(block):
-                files.append(
-                    stored_block if job.resizing is None else job.resizing.block(stored_block)
-                )
+                files.append(stored_block)
         advance(block.num_frames)
     if count != info.num_frames or count == 0:
         raise SourceError(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import CodecError, SourceError, located
+from seqrecord.formats.converting.source_resizing import SourceResizing
 from seqrecord.in_place.files import opened
 from seqrecord.store.format.inventory import Inventory, LeftOut
 from seqrecord.store.originals.protocol import Source
@@ -138,7 +139,7 @@ class EpisodeVideos:
     Args:
         parts: the parts of each video, by feature.
         stored: the features of the dataset. A video that is none there is decoded.
-        resized: names of features that are decoded too.
+        resizing: features with another size, which are decoded too.
         num_frames, checks: as for `SourceVideo`.
     """
 
@@ -149,10 +150,12 @@ class EpisodeVideos:
         stored_schema: Schema,
         num_frames: int,
         *,
-        resized: Collection[str],
+        resizing: SourceResizing | None = None,
         **checks: bool,
     ) -> None:
         schema = source.schema() if parts else stored_schema
+        self._resizing = resizing
+        resized = () if resizing is None else resizing.resized
         self.videos = {
             name: SourceVideo(schema[name], stored_schema[name], num_frames, **checks)
             for name in parts
@@ -172,13 +175,15 @@ class EpisodeVideos:
                 yield name, part
 
     def blocks(self, block: Block) -> Iterator[Block]:
-        """Yield the frames of a source's block, with the next frames of decoded videos.
+        """Yield the frames to store of a source's block, with the next ones of decoded videos.
 
         Nothing, if all features are stored as video.
         """
-        if not self._decoded:
-            yield from [block] * self._stores_frames
-            return
+        blocks = self._with_videos(block) if self._decoded else [block] * self._stores_frames
+        for stored_block in blocks:
+            yield stored_block if self._resizing is None else self._resizing.block(stored_block)
+
+    def _with_videos(self, block: Block) -> Iterator[Block]:
         for frame in block.frames():
             decoded_values = {name: next(frames) for name, frames in self._decoded.items()}
             yield Block.of({**frame, **decoded_values})

@@ -149,6 +149,7 @@ def _find_features(
     for name in {**dict.fromkeys(dense), **files}:
         all_features[name].files.check(path / all_features[name].folder, name)
     _check_lengths(path, arrays, {name: all_features[name] for name in (*dense, *files)}, dense)
+    order: Mapping[int | str, str] | None
     times: Sequence[int] = ()
     if dense:
         first_files = all_features[dense[0]].files

@@ -38,8 +38,15 @@ _FIELDS = ("role", "content", "style", "timestamp", "camera", "tool_calls")
 _STYLES = dict.fromkeys(("subtask", "plan", "memory", "motion", "task_aug"), PERSISTENT)
 _STYLES |= dict.fromkeys(("interjection", "vqa", "trace"), EVENTS)
 _TOLERANCE = 0.1  # seconds
-_EXPRESSION = re.compile(r"(active_at|emitted_at|nth_prev|nth_next)\((.*)\)")
-_SELECTORS = ("style", "role", "tool_name", "camera", "offset")
+_SELECTORS = ("style", "role", "tool_name", "camera")
+_PERSISTENT_STYLES = tuple(style for style, column in _STYLES.items() if column == PERSISTENT)
+_RESOLVERS: dict[str, tuple[tuple[str, ...], tuple[str | None, ...]]] = {  # selectors, styles
+    "active_at": (_SELECTORS, _PERSISTENT_STYLES),
+    "emitted_at": (_SELECTORS, (*_STYLES, None)),
+    "nth_prev": ((*_SELECTORS, "offset"), _PERSISTENT_STYLES),
+    "nth_next": ((*_SELECTORS, "offset"), _PERSISTENT_STYLES),
+}
+_EXPRESSION = re.compile(rf"({'|'.join(_RESOLVERS)})\((.*)\)")
 
 
 @dataclass(frozen=True)
@@ -64,20 +71,20 @@ class Resolver:
         if isinstance(text, Resolver):
             return text
         match = _EXPRESSION.fullmatch(text.strip()) if isinstance(text, str) else None
-        parts = [part.strip() for part in match[2].split(",")] if match else []
+        name, arguments = match.groups() if match else ("", "")
+        parts = [part.strip() for part in arguments.split(",")]
         pairs = [part.partition("=") for part in parts if part not in ("", "t")]
         values = {key.strip(): value.strip(" \"'") for key, _, value in pairs}
-        keys = _SELECTORS if match and match[1].startswith("nth") else _SELECTORS[:-1]
-        if match is None or not all(key in keys and value for key, value in values.items()):
+        keys, styles = _RESOLVERS.get(name, (_SELECTORS, ()))
+        if not name or not all(key in keys and value for key, value in values.items()):
             raise _not_resolver(feature, f"keys {', '.join(keys)}", text)
         offset = values.pop("offset", "1")
         if not re.fullmatch(r"-?[1-9]\d{0,8}", offset):
             raise _not_resolver(feature, "an offset other than 0", text)
-        resolver = cls(match[1], **values, offset=int(offset))
-        is_of_all = resolver.name == "emitted_at"
-        styles = [style for style, column in _STYLES.items() if is_of_all or column == PERSISTENT]
-        if resolver.style not in ([*styles, None] if is_of_all else styles):
-            raise _not_resolver(feature, f"a style among {', '.join(styles)}", text)
+        resolver = cls(name, **values, offset=int(offset))
+        if resolver.style not in styles:
+            names = ", ".join(filter(None, styles))
+            raise _not_resolver(feature, f"a style among {names}", text)
         return resolver
 
     def __str__(self) -> str:

@@ -287,11 +287,12 @@ def number_column(batch: pa.RecordBatch, name: str) -> npt.NDArray[Any]:
     return to_numpy(column)
 
 
+_NUMBER_TYPES = (pa.types.is_integer, pa.types.is_floating, pa.types.is_boolean)
+
+
 def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
     """Convert numbers or nested lists to [rows, *shape] of the feature's dtype."""
-    values, rows = column, len(column)
-    if isinstance(values, pa.ExtensionArray):
-        values = values.storage
+    values, rows = getattr(column, "storage", column), len(column)  # of an extension type
     sizes: list[int] = []
     while isinstance(values, (pa.ListArray, pa.LargeListArray, pa.FixedSizeListArray)):
         # `flatten` would import pyarrow.compute, which takes 0.1 s.
@@ -309,11 +310,7 @@ def array_of(column: pa.Array, spec: FeatureSpec) -> npt.NDArray[Any]:
         values = values.values.slice(begin, len(values) * size)
     if tuple(sizes) != spec.shape and (spec.shape or sizes != [1]):
         raise _shape_error(spec, f"{values.type} {sizes}")
-    if values.null_count or not (
-        pa.types.is_integer(values.type)
-        or pa.types.is_floating(values.type)
-        or pa.types.is_boolean(values.type)
-    ):
+    if values.null_count or not any(is_type(values.type) for is_type in _NUMBER_TYPES):
         raise _shape_error(spec, f"{values.type} with {values.null_count} nulls")
     array = to_numpy(values)
     if array.dtype != spec.dtype:

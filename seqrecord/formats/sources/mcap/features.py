@@ -33,7 +33,7 @@ class TopicFeatures:
         self.names = {suffix: value.names for suffix, value in message.items() if value.names}
         self.specs: dict[str, FeatureSpec] = {}
         for suffix, value in message.items():
-            name = f"{prefix}.{suffix}" if suffix else prefix
+            name = ".".join(filter(None, (prefix, suffix)))
             if selected_names is not None and name not in selected_names:
                 continue
             data, kind, unit = value.data, value.kind, value.unit
@@ -53,8 +53,7 @@ class TopicFeatures:
                 if kind == "image":
                     kind = pixel_kind(name, data.dtype, data.shape) or kind
                     unit = unit if kind == "depth" else None
-                shape = (None, *data.shape[1:]) if value.is_ragged else data.shape
-                spec = feature_spec(name, data.dtype, shape, path, kind=kind, unit=unit)
+                spec = feature_spec(name, data.dtype, value.shape, path, kind=kind, unit=unit)
             self.specs[suffix] = spec
 
     @property

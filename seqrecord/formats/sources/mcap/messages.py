@@ -67,6 +67,12 @@ class Value:
     names: tuple[str, ...] = ()
     is_ragged: bool = False
 
+    @property
+    def shape(self) -> tuple[int | None, ...]:
+        """Shape of an array in all messages."""
+        assert isinstance(self.data, np.ndarray)
+        return (None, *self.data.shape[1:]) if self.is_ragged else self.data.shape
+
 
 Message: TypeAlias = "dict[str, Value]"
 """The values of a message by feature name suffix, which may be empty."""

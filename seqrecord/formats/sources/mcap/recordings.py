@@ -36,6 +36,11 @@ class Recording:
     metadata: Path | None = None
     unlisted: tuple[Path, ...] = ()
 
+    @property
+    def place(self) -> Path:
+        """The file that stands for it in errors."""
+        return self.metadata or self.paths[0]
+
     @cached_property
     def topics(self) -> dict[str, Topic]:
         """All topics in the order of names. Raises `SourceError` if files disagree on a type."""
@@ -123,18 +128,18 @@ def find_recordings(root: Path) -> list[Recording]:
     folders = {mark.parent for mark in marks if mark.parent in parents or _is_bag(mark)}
     files_by_place: dict[Path, list[Path]] = {folder: [] for folder in sorted(folders)}
     for path in paths:
-        outermost = next((folder for folder in reversed(path.parents) if folder in folders), None)
-        if outermost in (None, path.parent):
-            files_by_place.setdefault(outermost or path, []).append(path)
+        outermost = next(filter(folders.__contains__, reversed(path.parents)), path)
+        if outermost in (path, path.parent):
+            files_by_place.setdefault(outermost, []).append(path)
     recordings = [
         _folder_recording(key_of(place, root, ending=True), place, files)
         if place in folders
         else Recording(key_of(place, root), tuple(files))
         for place, files in files_by_place.items()
-        if files or not any(parent in folders for parent in place.parents)
+        if files or folders.isdisjoint(place.parents)
     ]
     # Checks keys.
-    by_key((recording.key, recording.metadata or recording.paths[0]) for recording in recordings)
+    by_key((recording.key, recording.place) for recording in recordings)
     return sorted(recordings, key=lambda recording: natural_order(recording.key))
 
 

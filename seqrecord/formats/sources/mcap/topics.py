@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import filterfalse
 
 import numpy as np
 
@@ -94,7 +96,7 @@ class TopicSource(Originals):
         """Topics to read, with the name or name prefix of their features."""
         if self.map is not None:
             prefixes = {topic: name for name, topic in self.map.items()}
-            if unknown := [topic for topic in prefixes if topic not in self.offered]:
+            if unknown := [*filterfalse(self.offered.__contains__, prefixes)]:
                 raise self._topic_error("no such topic", ", ".join(unknown))
         else:
             prefixes = {
@@ -120,7 +122,7 @@ class TopicSource(Originals):
         features_by_topic: dict[str, TopicFeatures] = {}
         names = self.features or ()
         for topic, prefix in self._prefixes.items():
-            if names and not any(n == prefix or n.startswith(f"{prefix}.") for n in names):
+            if names and not any(f"{n}.".startswith(f"{prefix}.") for n in names):
                 continue
             features = None
             with self.unless_unreadable(prefix):
@@ -134,9 +136,7 @@ class TopicSource(Originals):
             for topic_features in features_by_topic.values()
             for spec in topic_features.specs.values()
         ]
-        if duplicate_names := sorted(
-            {name for name in offered_names if offered_names.count(name) > 1}
-        ):
+        if duplicate_names := sorted(Counter(offered_names) - Counter({*offered_names})):
             raise self._topic_error(
                 "two topics give the same feature name; rename by --map NAME=TOPIC",
                 ", ".join(duplicate_names),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -36,7 +37,7 @@ _FISHEYE = ("OPENCV_FISHEYE", "FISHEYE")
 _NUMBERS = ("fl_x", "fl_y", "cx", "cy", "w", "h", "k1", "k2", "k3", "k4", "p1", "p2")
 _CAMERA = {*_NUMBERS, "camera_angle_x", "camera_angle_y", "camera_model", "is_fisheye"}
 _FRAME = {*_CAMERA, "file_path", "transform_matrix", "depth_file_path", "mask_path"}
-_FILES = ("file_path", "depth_file_path", "mask_path")
+_OTHER_FILES = {DEPTH: "depth_file_path", "mask": "mask_path"}
 _DEPTH_SCALE = "integer_depth_scale"
 _HEAD = 1 << 16
 _MOST_NUMBERS, _MOST_LEVELS = 16, 3  # of a value that is kept in the metadata
@@ -58,13 +59,16 @@ def _has_frames(path: Path) -> bool:
         return b'"frames"' in file.read(_HEAD)
 
 
-def _read(path: Path) -> Scene:
-    folder, content = path.parent, read_json(path)
-    with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
-        frames = [{**frame} for frame in content["frames"]]
-        shared_values = {name: value for name, value in content.items() if name in _CAMERA}
-    files: dict[tuple[int, str], Path] = {}
-    for at, frame in enumerate(frames):
+@dataclass(frozen=True)
+class _FrameFiles:
+    """Files of a frame: the image, and others by feature."""
+
+    image: Path
+    other_files: Mapping[str, Path]
+
+    @classmethod
+    def of(cls, frame: Mapping[str, Any], at: int, path: Path) -> _FrameFiles:
+        """Raises `SourceError` for a frame without an image, or files outside of the folder."""
         if not isinstance(frame.get("file_path"), str):
             raise SourceError(
                 "frame without an image",
@@ -74,16 +78,27 @@ def _read(path: Path) -> Scene:
                 got=repr_of(frame.get("file_path"), 100),
             )
         with located(SourceError, frame=at):
-            for name in [name for name in _FILES if frame.get(name) is not None]:
-                files[at, name] = inside(folder, frame[name], path)
-        image = files[at, "file_path"]
-        files[at, "file_path"] = image if image.suffix else image.with_suffix(".png")
-    images = [files[at, "file_path"] for at in range(len(frames))]
+            image = inside(path.parent, frame["file_path"], path)
+            other_files = {
+                name: inside(path.parent, frame[key], path)
+                for name, key in _OTHER_FILES.items()
+                if frame.get(key) is not None
+            }
+        return cls(image if image.suffix else image.with_suffix(".png"), other_files)
+
+
+def _read(path: Path) -> Scene:
+    content = read_json(path)
+    with well_formed(path, "frames, a list of objects with file_path and transform_matrix"):
+        frames = [{**frame} for frame in content["frames"]]
+        shared_values = {name: value for name, value in content.items() if name in _CAMERA}
+    frame_files = [_FrameFiles.of(frame, at, path) for at, frame in enumerate(frames)]
+    images = [files.image for files in frame_files]
     existing_images = existing_files(images)
     size = next((image_size(image) for image in images if image in existing_images), None)
     views = []
     cameras: dict[str, Camera | None] = {}
-    for at, frame in enumerate(frames):
+    for at, (frame, files) in enumerate(zip(frames, frame_files, strict=True)):
         frame_values = {name: value for name, value in frame.items() if name in _CAMERA}
         with located(SourceError, file=str(path), frame=at):
             _check_intrinsics(frame_values, shared_values)
@@ -91,9 +106,7 @@ def _read(path: Path) -> Scene:
             if (key := repr(frame_values)) not in cameras:
                 cameras[key] = _camera({**shared_values, **frame_values}, size, path)
             pose = known_pose_of(frame["transform_matrix"], path, flip="yz")
-        names = {DEPTH: "depth_file_path", "mask": "mask_path"}
-        other_files = {name: files[at, key] for name, key in names.items() if (at, key) in files}
-        views.append(View(images[at], cameras[key], pose, other_files))
+        views.append(View(files.image, cameras[key], pose, files.other_files))
     return _scene(path, content, frames, views)
 
 

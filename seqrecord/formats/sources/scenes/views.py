@@ -114,15 +114,16 @@ def sequence_of(
 ) -> SequenceFrames:
     """Make the columns of a scene, in the order of the images' names."""
     views, names, notes = _order_views(_existing_views(scene))
-    file_names = dict.fromkeys([IMAGE, *(name for view in views for name in view.other_files)])
+    file_names = dict.fromkeys([IMAGE, *chain.from_iterable(view.other_files for view in views)])
     files = {name: [view.file(name) for view in views] for name in file_names}
     columns: dict[str, Column] = {}
     cameras: dict[str, _FrameCameras] = {}
+    units = {DEPTH: scene.depth_unit}
     for name, paths in files.items():
         file_camera = scene.cameras.get(name)
         columns[name], cameras[name] = _file_column(
             *(name, paths, [file_camera or view.camera for view in views]),
-            unit=scene.depth_unit if name == DEPTH else None,
+            unit=units.get(name),
         )
     camera_columns, camera_metadata = _camera_columns(cameras, str(next(iter(scene.files))))
     columns |= camera_columns
@@ -144,9 +145,9 @@ def sequence_of(
     columns |= names
     return SequenceFrames(
         len(views),
-        {name: column for name, column in columns.items() if wants(name)},
+        {name: columns[name] for name in filter(wants, columns)},
         places,
-        [*lists, *(path_of(file) for file in chain(*files.values()) if file is not None)],
+        [*lists, *map(path_of, filter(None, chain.from_iterable(files.values())))],
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,

@@ -5,6 +5,8 @@ Format: Microsoft's AVI RIFF file reference, and OpenDML 1.02 for files above 1 
 
 from __future__ import annotations
 
+import re
+
 from seqrecord.formats.sources.video.file_bytes import (
     UNVERIFIABLE,
     Contents,
@@ -12,6 +14,7 @@ from seqrecord.formats.sources.video.file_bytes import (
     StreamFacts,
 )
 
+_FOURCC = re.compile(rb"[ -~]{4}")
 _HEAD = 8
 _LIST_HEAD = 12
 _ENTRY = 16
@@ -76,7 +79,7 @@ class _Chunks:
             self.notes.append(f"{self._frames} frames, of {self._declared} that are declared")
 
     def _check_riff(self, at: int, stop: int, *, is_open: bool) -> None:
-        data, movie, index, broken_offset = self._data, None, None, None
+        data, movie, index, broken_offset = self._data, 0, None, None
         previous_frames = self._filled
         while at < stop:
             kind, size = self._head(at, stop)
@@ -97,7 +100,7 @@ class _Chunks:
                 index = (start, end)
             at = end + end % 2
         if broken_offset is not None and not (
-            movie is not None and index is not None and self._is_indexed(movie, *index)
+            index is not None and self._is_indexed(movie, *index)
         ):
             got = data.read(broken_offset, 4).hex()
             raise data.damaged("no chunk where one must begin", broken_offset, "a FourCC", got)
@@ -119,21 +122,23 @@ class _Chunks:
         """Return the end of the chunks with frames, and where their sequence is broken."""
         data, start = self._data, at
         is_open = is_open or declared <= start
-        if is_open and UNVERIFIABLE not in self.notes:
-            self.notes.append(UNVERIFIABLE)
-        end = stop if is_open else declared
+        end = declared
+        if is_open:
+            end = stop
+            if UNVERIFIABLE not in self.notes:
+                self.notes.append(UNVERIFIABLE)
         if end > data.nbytes + _ROUNDING:
             raise data.truncated(start - _LIST_HEAD, "the list of frames", end)
         while at < end:
             kind, size = self._head(at, end)
             if is_open and kind == b"idx1":
                 return at, None
-            if not kind.isascii() or not kind.decode("ascii").isprintable() or len(kind) < 4:
-                is_padding = is_open and data.are_zeros(at)
-                if is_padding:
+            if not _FOURCC.fullmatch(kind):
+                if is_open and data.are_zeros(at):
                     self.notes.append(data.rest(at))
-                self._has_all &= is_padding
-                return end + end % 2, None if is_padding else at
+                    return end + end % 2, None
+                self._has_all = False
+                return end + end % 2, at
             if at + _HEAD + size > data.nbytes:
                 raise data.truncated(at, f"chunk {kind.decode('ascii')!r}", at + _HEAD + size)
             self._chunks += 1

@@ -230,9 +230,8 @@ class _Tables:
             return
         if not _scale_of(track.tables.get(b"mdhd", b"")):
             raise data.damaged("a track without a time scale", box.at, "ticks per second", 0)
-        wide_offsets = track.tables.get(b"co64")
-        offsets = _rows(track.tables.get(b"stco", b""), ">u4", 4) if wide_offsets is None else None
-        chunks = _rows(wide_offsets or b"", ">u8", 4) if offsets is None else offsets
+        table, number = (b"co64", ">u8") if b"co64" in track.tables else (b"stco", ">u4")
+        chunks = _rows(track.tables.get(table, b""), number, 4)
         runs = _rows(track.tables.get(b"stsc", b""), ">u4", 4, 3).reshape(-1, 3)
         if not len(chunks) or not len(runs):
             raise data.damaged("its tables place no sample", box.at, f"{len(sizes)} samples", 0)

@@ -125,7 +125,7 @@ class VideoSource(InPlace):
                         *(path, len(file.other_videos) + 1, "; ".join(file.other_videos)),
                     )
         names = ", ".join(f"*{ending}" for ending in sorted(endings))
-        cameras = {name for files in self._files.values() for name in files}
+        cameras = set[str]().union(*self._files.values())
         places = {
             name: names if name in (_IMAGE, _TIME) else f"*/{name}.*" for name in self.schema()
         }

@@ -51,6 +51,7 @@ NO_PICTURE = "the row's frame cannot be decoded, or an edit list hides it"
 
 _DECODERS = {"av1": "libdav1d"}
 _HIDDEN = -1
+_OPTIONS = {"h264": {"strict": "1"}}  # of decoders
 _BYTE, _WORD = 8, 16  # bits
 _GREY_NDIM = 2
 _DEEP = "dtype=uint16 decodes them"
@@ -412,19 +413,20 @@ def _decode(file: VideoFile, packets: Iterable[_SelectedPacket], rows: _RowFrame
             context.height, context.width = file.coded_size
             if file.extradata:
                 context.extradata = file.extradata
-        context.options = EXACT_CROP | ({"strict": "1"} if file.codec == "h264" else {})
+        context.options = EXACT_CROP | _OPTIONS.get(file.codec, {})
     is_first, form, rows.decodes = True, None, True
     for selected_packet in chain(packets, (None,)):
         coded_packet = None
         if selected_packet is not None:
             packet, _ = selected_packet
-            is_start = is_first or packet.is_cut or packet.is_key
+            is_start = any((is_first, packet.is_cut, packet.is_key))
             coded_packet, is_first = packet_of(file.bare_packet(packet.data, is_start)), False
             # FFmpeg's PNG adds other packets to the last frame.
             coded_packet.is_keyframe = packet.is_key
             # The decoder copies pts to the frames.
-            coded_packet.pts = len(sent_ticks) if packet.is_shown else _HIDDEN
+            coded_packet.pts = _HIDDEN
             if packet.is_shown:
+                coded_packet.pts = len(sent_ticks)
                 sent_ticks.append(packet.tick)
                 heappush(pending_ticks, packet.tick)
         with _source_errors():

@@ -6,7 +6,7 @@ https://github.com/webdataset/webdataset#the-webdataset-format
 from __future__ import annotations
 
 import logging
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -130,7 +130,9 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
             raise SourceError("no tar file found", file=str(self.root), expected="*.tar")
         keys: set[str] = set()
         are_named = False
+        names_by_folder: defaultdict[Path, list[str]] = defaultdict(list)
         for path in paths:
+            names_by_folder[path.parent].append(path.name)
             repeated_place, num_before = None, len(scan.episodes)
             with scan.unless_broken(self._place(path, "", 0)), opened(path) as stream:
                 all_samples = _samples(stream, path, skipped_names=scan.unread)
@@ -165,13 +167,12 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                 self.path,
                 ", ".join(sorted(pattern.removeprefix("*.") for pattern in scan.unread)),
             )
-        for folder in dict.fromkeys(path.parent for path in paths):
-            names = [path.name for path in paths if path.parent == folder]
+        for shard_folder, names in names_by_folder.items():
             if missing_names := missing_shards(names):
                 shown = ", ".join(missing_names[:5])
                 note = f"{counted(len(missing_names), 'shard')} missing: {shown}"
                 scan.notes.append(note)
-                _logger.warning("%s: %s", folder, note)
+                _logger.warning("%s: %s", shard_folder, note)
 
     def _scan_episode(self, scan: Scan, place: EpisodeInfo, episode: _Episode) -> str | None:
         """Add an episode and its features; returns the pattern of its samples' names."""
@@ -281,10 +282,7 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
         folder, samples = next(by_folder, ("", iter(())))
         is_found = self._place(path, folder, 0).key == info.key
         for index, sample in enumerate(samples if is_found else ()):
-            members_by_name = {
-                name: member for name, member in sample.fields.items() if name in schema
-            }
-            dense_names = members_by_name.keys() - {*self.sparse}
+            dense_names = (sample.fields.keys() & schema.keys()) - {*self.sparse}
             if dense_names != (fields := fields or dense_names):
                 name = min(dense_names ^ fields)
                 raise SourceError(
@@ -295,18 +293,21 @@ class WebDatasetSource(NumberedFrames, ScannedSource):
                     f"sparse={name} (--source-option)",
                     got=", ".join(sorted(dense_names)),
                 )
-            number = None if pattern is None else sample.number(pattern, path)
-            numbers.append(sample.key if number is None else number)
+            frame_number: int | str = sample.key
+            name_values: dict[str | None, Any] = {
+                FRAME_NUMBER: np.array(index, np.int64),
+                FRAME_NAME: sample.key,
+            }
+            if pattern is not None:
+                frame_number = sample.number(pattern, path)
+                name_values[FRAME_NUMBER] = np.array(frame_number, np.int64)
+            numbers.append(frame_number)
             if not self.allow_gaps:
                 check_numbers(numbers[-3:], path, num_frames=info.num_frames)
                 time = sample.check_time(time, path, index)
-            name_values = {
-                FRAME_NUMBER: np.array(index if number is None else number, np.int64),
-                FRAME_NAME: sample.key,
-            }
             frame: dict[str, Any] = {}
             for name, spec in schema.items():
-                if (member := members_by_name.get(name)) is None:
+                if (member := sample.fields.get(name)) is None:
                     if spec.kind in name_values:
                         frame[name] = name_values[spec.kind]
                 elif self.in_place and page_kind(spec).may_refer(spec):

@@ -169,16 +169,18 @@ class ZarrSource(ScannedSource):
             with skipping_unreadable(), _open(path) as group:  # raised by reading
                 arrays, ends = _arrays(group), _episode_ends(group, path)
                 meta = {_ENDS, *(f"meta/{name}" for name in _per_episode(group, path, len(ends)))}
-                last_end = max([0, *ends[-1:].tolist()])
+                last_end, selected_places = max([0, *ends[-1:].tolist()]), list[str]()
+                used_places = {*meta}
                 for name, array in arrays.items():
+                    place = f"data/{name}"
+                    used_places.add(place)
                     if name in self.schema():
                         rows[name] += max(0, array.shape[0] - last_end)
+                        selected_places.append(place)
                     else:
-                        left_out_counts[f"data/{name}", NOT_SELECTED, False] += 1
-                selected_places = [f"data/{name}" for name in arrays if name in self.schema()]
+                        left_out_counts[place, NOT_SELECTED, False] += 1
                 for place in (*selected_places, *sorted(meta)):
                     _count_chunks(group[place], path, unwritten, notes)
-                used_places = {*meta, *(f"data/{name}" for name in arrays)}
                 try:
                     for place in sorted({*_array_places(group)} - used_places):
                         reason = _NOT_PACKED.get(place.partition("/")[0], "outside of data/")
