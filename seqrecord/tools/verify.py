@@ -55,6 +55,7 @@ from seqrecord.store.reading.metadata import (
 from seqrecord.store.reading.opening import index_of_original
 from seqrecord.store.reading.pages import Page
 from seqrecord.store.reading.versions import needed_paths, read_version
+from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.local import LocalStorage
@@ -294,12 +295,15 @@ class _Run:
                 self.files[file.path] = file
         return [result.footer for result in results]
 
+    def _decodes(self, spec: FeatureSpec) -> bool:
+        return self._deep or (self._check_video and spec.is_video)
+
     def _check_chunks(self, files: Sequence[RecordFile], index: Index) -> None:
         """Check the chunks of an index that no other index had."""
         paths = [file.path for file in files]
-        missing_files = [number for number, path in enumerate(paths) if path not in self.files]
+        is_there = np.array([path in self.files for path in paths], bool)
         selections = [
-            ~np.isin(group.file, missing_files) & ~self._checked_chunks.covers(paths, group)
+            is_there[group.file] & ~self._checked_chunks.covers(paths, group)
             for group in index.groups
         ]
         for group, rows in zip(index.groups, selections, strict=True):
@@ -309,11 +313,13 @@ class _Run:
             externals=self._externals,
             checks_digests=True,
         )
-        videos = [name for name, spec in index.schema.items() if spec.is_video]
-        features = [*index.schema] if self._deep else videos if self._check_video else []
-        check = partial(_check_chunk, reader, index, frozenset(features))
-        storage_errors = (error for error in self.problems if isinstance(error, StorageError))
-        self._reported_problems |= {(error.message, error.file) for error in storage_errors}
+        decoded = frozenset(name for name, spec in index.schema.items() if self._decodes(spec))
+        check = partial(_check_chunk, reader, index, decoded)
+        self._reported_problems |= {
+            (error.message, error.file)
+            for error in self.problems
+            if isinstance(error, StorageError)
+        }
         places = _sorted_chunks(index.groups, selections)
         for problems, counts in self._threads.map(check, places, self._ahead):
             for problem in problems:

@@ -101,12 +101,12 @@ class _Default:
             chosen = options.get("features")
             names = {n: old for n, old in names.items() if chosen is None or old in chosen}
         self.seen.update(names)
+        shared_names = [*filter(names.__contains__, self.value)]
         if self.key != "features":
-            return {name: one for name, one in self.value.items() if name in names}
-        found = [names[name] for name in self.value if name in names]
+            return {name: self.value[name] for name in shared_names}
         problem, expected = "the source has none of the mix's features", ", ".join(names)
-        raise_if(not found, problem, expected, ", ".join(self.value))
-        return found
+        raise_if(not shared_names, problem, expected, ", ".join(self.value))
+        return [names[name] for name in shared_names]
 
 
 @dataclass(frozen=True)
@@ -146,8 +146,12 @@ class _MixFile:
         own = {n: _Default(n, top[n], f"{lines[n]}, {n}") for n in top if n not in options}
         entries = self._entries(root)
         inner = replace(self, defaults={**self.defaults, **own})
-        each = {n: inner.source(n, one, root["sources"].lines[n]) for n, one in entries.items()}
-        sources = {name: source for name, source in each.items() if source is not None}
+        source_lines = root["sources"].lines
+        sources = {
+            name: source
+            for name, entry in entries.items()
+            if (source := inner.source(name, entry, source_lines[name])) is not None
+        }
         is_nested = len(self.files) > 1
         if is_nested and not sources:
             return None

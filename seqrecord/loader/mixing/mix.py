@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
+from itertools import chain
 from os import PathLike
 from typing import TYPE_CHECKING, Any
 
@@ -341,11 +342,11 @@ def _weighted(
     """
     is_right = isinstance(sources, Mapping) and bool(sources)
     check("sources", sources, is_right, "a dict of one loader at least, by name")
-    datasets = [dataset for name in sources for dataset in _datasets(name, sources[name])]
+    datasets = [*chain.from_iterable(map(_datasets, sources, sources.values()))]
     name, count = Counter(dataset.name for dataset in datasets).most_common(1)[0]
     raise_if(count > 1, "two datasets of a mix have one name", "other names", name)
-    weights_at, changes = by_epoch(proportions["weights"])
-    others, features = {n: v for n, v in proportions.items() if n != "weights"}, None
+    others, features = dict(proportions), None
+    weights_at, changes = by_epoch(others.pop("weights"))
     excluded = excluded_sources(others.values()) | excluded_always(weights_at, changes)
     used = {one.name: one.view for one in datasets if one.source not in excluded}
     if join == "intersection" and used:

@@ -46,6 +46,7 @@ from seqrecord.loader.pipes.memory import check_machine
 from seqrecord.loader.pipes.normalizations import steps_of_state
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.states import Clip, Json, Segments, State
+from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.elastic import items_of_workers
 from seqrecord.loader.sampling.memory import CONSUMER
@@ -82,6 +83,11 @@ class MixParts:
     steps: Mapping[str, VectorSteps] = field(default_factory=dict)
 
     @property
+    def views(self) -> dict[str, View]:
+        """The view of each dataset, by name."""
+        return {dataset.name: dataset.view for dataset in self.datasets}
+
+    @property
     def sizes(self) -> tuple[SourceSize, ...]:
         """The size of each dataset."""
         return tuple(dataset.size for dataset in self.datasets)
@@ -114,7 +120,7 @@ class MixLoader:
         self.options, self.join, self.form = options, join, form
         self.batch_size = size = options.most_clips
         shares = schedule.typical_shares()
-        views = {dataset.name: dataset.view for dataset in datasets}
+        views = parts.views
         features = joined_features(views, join)
         formed = form.views(views, shares, features)
         for name, steps in parts.steps.items():
@@ -127,9 +133,9 @@ class MixLoader:
         expected = (
             "a number of clips; or sources of equal shapes, no number of batches, repeat or choose"
         )
-        has_count = isinstance(stop, int) or epoch_clips is not None
+        is_excluded = any((alternate, isinstance(stop, int), epoch_clips is not None))
         got = f"stopping_strategy={stop!r}, single_source_batches={alternate}"
-        raise_if(frames is not None and (alternate or has_count), problem, expected, got)
+        raise_if(frames is not None and is_excluded, problem, expected, got)
         self.loaders = {
             dataset.name: SourceLoader(
                 dataset,

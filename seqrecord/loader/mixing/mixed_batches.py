@@ -87,7 +87,7 @@ class MixedBatches:
 
         Raises `ClipError` if two kinds of entries have one name.
         """
-        kinds = {number: dict[str, str]() for number in sources}  # of entries
+        kinds = defaultdict[int, dict[str, str]](dict)  # of entries, by source
         views = {number: source.view for number, source in sources.items()}
         form, columns = dict[str, View](), dict[str, ClipColumn]()
         for number, source in sources.items():
@@ -95,16 +95,15 @@ class MixedBatches:
             problem = f"frame lists of source {source.name!r} differ in length"
             expected, got = 'ragged="pad" in a mix', f"ragged={view.cut!r}"
             raise_if(view.cut != "pad", problem, expected, got)
-            for name in view.batch_arrays:
-                if name in features:
-                    kinds[number][name] = "a feature"
-                    form.setdefault(name, view)  # of the first source with the feature
+            for name in filter(features.__contains__, view.batch_arrays):
+                kinds[number][name] = "a feature"
+                form.setdefault(name, view)  # of the first source with the feature
             kinds[number] |= dict.fromkeys(texts & names_in(view), "values of texts")
             for column in view.columns.in_table(view.samples.samples_in(0)):
                 is_list = column.dtype is None
                 kinds[number][column.name] = "a list" if is_list else f"a column {column.text}"
                 columns[column.name] = column
-        made = [name for name in features if name in form]
+        made = [*filter(form.__contains__, features)]
         of_cameras = [
             name
             for name in columns

@@ -234,14 +234,15 @@ class LeRobotDataset(PlannedDataset):
             )
         selected_keys = None
         if self.episodes is not None:
-            selected_keys = [keys[i] for i in sorted({*self.episodes}) if 0 <= i < len(keys)]
-        deltas = (self.delta_indices or {}).items()
-        windows = {name: window for name, window in deltas if name in dataset.features}
+            numbers_here = {*range(len(keys))}.intersection(self.episodes)
+            selected_keys = [keys[i] for i in sorted(numbers_here)]
+        deltas = self.delta_indices or {}
+        windows = {n: deltas[n] for n in filter(dataset.features.__contains__, deltas)}
         frames: dict[str, Any] = {"windows": windows, "pad": "edge"} if windows else {"clip_len": 1}
         names = self.features.keys() | self._texts.keys()
         clips = SeqRecordMapDataset(
             skipping_bad_episodes(dataset) if skip_bad else dataset,
-            features=[name for name in dataset.contents.value_names if name in names],
+            features=[*filter(names.__contains__, dataset.contents.value_names)],
             episodes=selected_keys,
             squeeze_time=True,
             metadata=[PERSISTENT] if PERSISTENT in self.features else None,

@@ -118,6 +118,8 @@ class LeRobotMixDataset(PlannedDataset):
         steps_of = self.mix_meta.statistics.normalizations
         deltas = self.delta_indices or {}
         self.sources = [source.with_windows(deltas, steps_of[source.name]) for source in sources]
+        self._episode_numbers = {source.name: source.numbers for source in self.sources}
+        self._rates = {source.name: source.fps or self.fps for source in self.sources}
         views = {source.name: source.view for source in self.sources}
         names = joined_features(views, self._loader.join)
         differing_shapes(views, views, names, alternate=False, own_units=None)
@@ -236,23 +238,22 @@ class LeRobotMixDataset(PlannedDataset):
         columns = {
             name: self._values(name, batch_column)
             for name, batch_column in batch.items()
-            if name in self._names or _described(name) in self._names
+            if not self._names.isdisjoint((name, _described(name)))
         }
         for name, batch_column in columns.items():
             if isinstance(batch_column, list):  # without texts of sources that lack the feature
                 columns[name] = ["" if text is None else text for text in batch_column]
         for name, fill in self.mix_meta.statistics.fills.items():
             columns[name] = _padded(columns[name], name, batch, fill)
-        sources = {source.name: source for source in self.sources}
         pairs = zip(batch["dataset"], batch["episode"], strict=True)
-        episode = np.array([sources[name].numbers[key] for name, key in pairs])
+        episode = np.array([self._episode_numbers[name][key] for name, key in pairs])
         start = batch["start"].numpy()
         columns["dataset"] = batch["dataset"]
         columns["frame_index"] = torch.from_numpy(start)
         columns["episode_index"] = torch.from_numpy(episode)
         columns["index"] = torch.from_numpy(self._numbers.begins[episode] + start)
         if TIMESTAMP not in columns:
-            rates = [sources[name].fps or self.fps for name in batch["dataset"]]
+            rates = [self._rates[name] for name in batch["dataset"]]
             columns[TIMESTAMP] = torch.from_numpy((start / np.array(rates)).astype(np.float32))
         first_tasks = self.mix_meta.first_tasks
         batch_texts = batch.get(TASK, [None] * len(start))

@@ -7,6 +7,7 @@ import json
 import logging
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from os import PathLike
 from pathlib import Path
 from typing import Any
@@ -113,8 +114,8 @@ class MixMeta:
         )
         entries = {**statistics.entries, **_of_images(sources, images, image_frames)}
         entries |= _of_images(sources, depths, _DEPTH_FRAMES, 1)
-        texts = [texts for source in sources for texts in source_tasks(source)]
-        distinct = sorted({text for episode in texts for text in episode})
+        texts = [*chain.from_iterable(map(source_tasks, sources))]
+        distinct = sorted({*chain.from_iterable(texts)})
         tasks = {text: number for number, text in enumerate(distinct)}
         features = {n: _entry(n, s, sources, images, depths) for n, s in shown.items()}
         deployed = [source for source in sources if source.name == deploy] or sources
@@ -149,10 +150,14 @@ class _MixFeatures:
     @classmethod
     def of(cls, loaders: Mapping[str, ClipLoader], sources: Sequence[MixSource]) -> _MixFeatures:
         """Raises `ClipError` for a feature named like a column of LeRobot's items."""
-        specs = {n: s for loader in loaders.values() for n, s in loader.view.batch_arrays.items()}
-        numbers = {n: s for n, s in specs.items() if s.value_kind.number_dtype(s) is not None}
-        shown = {n: s for n, s in numbers.items() if n != TIMESTAMP}
-        if reserved := [name for name in specs if name in COMPUTED]:
+        arrays = (loader.view.batch_arrays.items() for loader in loaders.values())
+        specs = dict(chain.from_iterable(arrays))
+        shown = {
+            name: spec
+            for name, spec in specs.items()
+            if name != TIMESTAMP and spec.value_kind.number_dtype(spec) is not None
+        }
+        if reserved := [*filter(COMPUTED.__contains__, specs)]:
             names = ", ".join(f"'{name}': 'my_{name}'" for name in reserved)
             raise ClipError(
                 "a feature has the name of a column of LeRobot's items",

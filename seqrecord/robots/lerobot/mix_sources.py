@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -210,9 +211,7 @@ def _options(
     features: Collection[str],
     deltas: Mapping[str, Sequence[int]],
 ) -> LoaderOptions:
-    windows: dict[str, Any] = {
-        option_name: deltas[option_name] for option_name in features if option_name in deltas
-    }
+    windows: dict[str, Any] = {name: deltas[name] for name in filter(deltas.__contains__, features)}
     for feature, window in (source_options.windows or {}).items():
         if isinstance(window, Nearest) and window.window is None and feature in windows:
             windows[feature] = replace(window, window=windows[feature])
@@ -225,12 +224,8 @@ def _options(
                 expected="no window",
                 got=window,
             )
-    arguments = {
-        n: getattr(source_options, n)
-        for option_name in fields(ClipOptions)
-        if (n := option_name.name) != "seed"
-    }
-    arguments |= {option_name: getattr(source_options, option_name) for option_name in _OF_SOURCE}
+    option_names = (*map(attrgetter("name"), fields(ClipOptions)), *_OF_SOURCE)
+    arguments = {option_name: getattr(source_options, option_name) for option_name in option_names}
     arguments |= {"features": None, "rename": None, "resize": None}  # the dataset has them
     arguments |= {"vectors": None, "seed": 0}
     engine = {

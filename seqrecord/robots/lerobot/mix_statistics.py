@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -111,12 +112,10 @@ class MixStatistics:
         if not parts:
             return
         size = parts[0].size
-        if scope in (None, "mix") and len({part.dtype for part in parts}) > 1:
+        if scope in (None, "mix") and len({*map(attrgetter("dtype"), parts)}) > 1:
             for part in parts:  # which become float32, as in LeRobot
                 unchanged = Normalization("mean_std", np.zeros(1), np.ones(1), "the stored values")
-                places = part.channels.places
-                count = size if places is None else len(places)
-                self.normalizations[part.source.name][name] = unchanged.at(range(count))
+                self.normalizations[part.source.name][name] = unchanged.at(range(len(part.places)))
         if scope is None:
             num_lacking = sum(int(s.lengths.sum()) for s in sources if not s.has(name))
             numbers = _mixture(parts, size, num_lacking)
@@ -133,10 +132,8 @@ class MixStatistics:
             source: _Fitted.of(_mixture(group, size, None), mode, name, group)
             for source, group in groups.items()
         }
-        trivial = {
-            statistic: np.full(size, value)
-            for statistic, value in zip(STATISTIC_NAMES, _NOTHING, strict=True)
-        }
+        values = np.tile(np.array(_NOTHING)[:, None], size)
+        trivial = dict(zip(STATISTIC_NAMES, values, strict=True))
         deployed = (
             fitted_by_source[deploy]
             if deploy in fitted_by_source
@@ -150,8 +147,7 @@ class MixStatistics:
             step = Normalization(
                 "mean_std", stored.offset - deployed.offset * ratio, ratio, f"{deploy}'s values"
             )
-            places = range(size) if part.channels.places is None else part.channels.places
-            self.normalizations[part.source.name][name] = step.at(places)
+            self.normalizations[part.source.name][name] = step.at(part.places)
 
 
 @dataclass(frozen=True, eq=False)
@@ -163,6 +159,11 @@ class _Part:
     size: int
     num_frames: int
     dtype: np.dtype[Any]
+
+    @property
+    def places(self) -> Sequence[int]:
+        """The places of its channels in batches."""
+        return range(self.size) if self.channels.places is None else self.channels.places
 
     @classmethod
     def of(cls, source: MixSource, name: str, weight: float) -> _Part:

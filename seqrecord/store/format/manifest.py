@@ -168,6 +168,11 @@ class Manifest:
     earlier_commits: tuple[str, ...] = ()
     superseded: tuple[str, ...] = ()
 
+    @property
+    def file_sizes(self) -> dict[str, int]:
+        """Bytes of the record files, by path."""
+        return {file.path: file.size for file in self.record_files}
+
     def encode(self) -> bytes:
         """Encode the manifest as JSON text."""
         value: dict[str, Any] = {"format": "seqrecord", "version": MANIFEST_VERSION}

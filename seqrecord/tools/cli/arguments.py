@@ -131,11 +131,11 @@ _CHECK = click.option(
 )
 
 
-def check_usage(*rules: tuple[str, object]) -> None:
-    """Raise `UsageError` with the message of the first rule whose second item is true."""
-    for message, is_wrong in rules:
-        if is_wrong:
-            raise click.UsageError(message)
+def check_usage(*rules: tuple[object, ...]) -> None:
+    """Raise `UsageError` with the message of the first rule whose other items are all true."""
+    for message, *conditions in rules:
+        if all(conditions):
+            raise click.UsageError(str(message))
 
 
 def is_given(context: click.Context, name: str) -> bool:

@@ -123,18 +123,18 @@ def info(
     _check_budget(budget, samples, [is_mix, state])
     check_usage(
         ("a mix file takes only --clip-len, --split, --samples, --json",
-         is_mix and any((is_listing, versions, features, storage_options, batch_size, joining))),
-        ("--split requires a mix file or --state", split is not None and not any((is_mix, state))),
+         is_mix, any((is_listing, versions, features, storage_options, batch_size, joining))),
+        ("--split requires a mix file or --state", split is not None, not any((is_mix, state))),
         ("--versions cannot be combined with KEY, --episodes, --clip-len or --features",
-         versions and any((is_listing, clip_len, features))),
-        ("--versions cannot be combined with --batch-size", versions and batch_size),
-        ("--versions cannot be combined with --join", versions and joining),
-        ("--versions cannot be combined with --samples", versions and samples is not None),
-        ("--batch-size requires --clip-len", batch_size and clip_len is None),
-        ("--batch-size cannot be combined with KEY or --episodes", batch_size and is_listing),
-        ("--batch-size cannot be combined with --samples", batch_size and samples is not None),
+         versions, any((is_listing, clip_len, features))),
+        ("--versions cannot be combined with --batch-size", versions, batch_size),
+        ("--versions cannot be combined with --join", versions, joining),
+        ("--versions cannot be combined with --samples", versions, samples is not None),
+        ("--batch-size requires --clip-len", batch_size, clip_len is None),
+        ("--batch-size cannot be combined with KEY or --episodes", batch_size, is_listing),
+        ("--batch-size cannot be combined with --samples", batch_size, samples is not None),
         ("--samples cannot be combined with KEY or --episodes",
-         not is_mix and samples is not None and is_listing),
+         not is_mix, samples is not None, is_listing),
     )  # fmt: skip
     if state is not None:
         opening: dict[str, Any] = {"storage_options": storage_options, **joining}
@@ -167,11 +167,11 @@ def _check_place(
 ) -> None:
     """Raise `UsageError` unless `--state` and the place of a batch come together, alone."""
     check_usage(
-        ("--state requires --batch", state is not None and place["batch"] is None),
+        ("--state requires --batch", state is not None, place["batch"] is None),
         ("--batch, --epoch, --rank and --segment require --state",
-         state is None and any(number is not None for number in place.values())),
+         state is None, any(number is not None for number in place.values())),
         ("--state cannot be combined with KEY, --episodes, --versions, --clip-len or --features",
-         state is not None and any(others)),
+         state is not None, any(others)),
     )  # fmt: skip
 
 

@@ -51,6 +51,9 @@ skip_bad_episodes = click.option(
 )
 
 
+_CAMERAS = {**{name: (name,) for name in CAMERAS}, "both": CAMERAS}
+
+
 @click.command(cls=Command)
 @click.option(
     "--src",
@@ -84,9 +87,7 @@ skip_bad_episodes = click.option(
 )
 @write_mode
 @feature_names("Features to convert.")
-@click.option(
-    "--cameras", type=click.Choice([*CAMERAS, "both"]), help="Cameras, for TartanAir. [both]"
-)
+@click.option("--cameras", type=click.Choice([*_CAMERAS]), help="Cameras, for TartanAir. [both]")
 @pairs(
     *("--map", "places", "FEATURE=PATH"),
     "Path of a feature inside the original's files (repeatable), such as "
@@ -165,7 +166,7 @@ def write(
     """
     destination = dst or _default_destination(src)
     named: dict[str, Any] = {
-        "cameras": CAMERAS if cameras == "both" else cameras and (cameras,),
+        "cameras": None if cameras is None else _CAMERAS[cameras],
         "map": places or None,
     }
     extra_options = source_options or {}

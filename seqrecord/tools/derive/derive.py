@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import dataclass, fields, replace
+from itertools import filterfalse
 from os import PathLike
 from typing import Any, cast
 
@@ -293,11 +294,8 @@ def _options(
     if twice := sorted({*features} & {*keep}):
         raise ClipError("a feature is an input and kept", feature=twice[0], expected="one of both")
     known = {f.name for f in fields(LoaderOptions)} - _FIXED.keys()
-    for name in clips:
-        if name not in known:
-            raise ClipError(
-                f"derive has no argument {name}", expected="an argument that chooses clips"
-            )
+    for name in filterfalse(known.__contains__, clips):
+        raise ClipError(f"derive has no argument {name}", expected="an argument that chooses clips")
     per_frame = is_per_frame(clips)
     names = [*features, *keep]
     windows, single = clips.get("windows") or {}, list[str]()
@@ -333,7 +331,7 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
     by_uid = {str(entry["uid"]): key for key, entry in entries.items() if "uid" in entry}
     index = source.dataset.contents.index
     uids = {key: index.uid(number) for key, number in source.numbers.items()}
-    of_others = {by_uid[uid] for uid in uids.values() if uid in by_uid}
+    of_others = {by_uid[uid] for uid in by_uid.keys() & uids.values()}
     current, changed, new, renamed = list[str](), list[str](), list[str](), dict[str, str]()
     for key, number in source.numbers.items():
         # A new episode may have the former key of a renamed one.
@@ -353,7 +351,7 @@ def _compare_with(source: DerivedSource, target: Dataset) -> Derivation:
             for key, entry in entries.items()
             if entry.get("uid") in index.positions_by_uid or key in index.positions
         }
-    gone = tuple(key for key in target.episodes if key not in handled)
+    gone = tuple(filterfalse(handled.__contains__, target.episodes))
     return Derivation(tuple(current), tuple(dict.fromkeys(changed)), tuple(new), gone, renamed)
 
 

@@ -93,14 +93,14 @@ class _Examination:
         }
         document = json_object(read_bytes(self._root / INFO, _MAX_INFO_BYTES))
         episodes = self._episodes()
-        readable_episodes = [episode for episode in episodes if episode.error is None]
 
         tables: dict[str, list[LeRobotEpisode]] = {}
         videos: dict[tuple[str, str], list[LeRobotEpisode]] = {}
-        for episode in readable_episodes:
-            tables.setdefault(episode.file, []).append(episode)
-            for name, video in episode.videos.items():
-                videos.setdefault((name, video.file), []).append(episode)
+        for episode in episodes:
+            if episode.error is None:
+                tables.setdefault(episode.file, []).append(episode)
+                for name, video in episode.videos.items():
+                    videos.setdefault((name, video.file), []).append(episode)
         unnamed_files = self._unnamed({*tables, *(file for _, file in videos)})
         total = len(tables) + len(videos) + len(unnamed_files)
         num_done = 0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from os import PathLike
 from pathlib import Path
@@ -143,9 +143,10 @@ def measure(
         raise SourceError(
             "no actions, states or poses, which --quality measures", file=str(location)
         )
-    names = [*sizes, *([] if clock is None else [clock])]
+    names = [*sizes, *filter(None, [clock])]
     source = open_source(location, storage_options=storage_options, features=names)
     infos = source.episodes()
+    report = progress or (lambda _: None)
     flat = [FeatureSpec(name, np.dtype("f8"), (size,)) for name, size in sizes.items()]
     collected = StatisticsCollector(Schema(flat))
     episodes: list[EpisodeQuality] = []
@@ -158,8 +159,7 @@ def measure(
                 collected.add_frames(name, values, np.arange(info.num_frames))
             collected.skip(info.num_frames)
             collected.keep()
-        if progress is not None:
-            progress(Progress(number, 2 * len(infos)))
+        report(Progress(number, 2 * len(infos)))
     statistics = collected.statistics()
     for number, info in enumerate(infos, len(infos) + 1):
         try:
@@ -170,15 +170,20 @@ def measure(
             episodes.append(quality)
         except SourceError as error:
             episodes.append(EpisodeQuality(info.key, 0, info.num_frames, error=str(error)))
-        if progress is not None:
-            progress(Progress(number, 2 * len(infos)))
+        report(Progress(number, 2 * len(infos)))
+    for at, distance in _final_distances(finals):
+        episodes[at] = replace(episodes[at], final_pose=distance)
+    return Quality(tuple(_ranked(episodes)))
+
+
+def _final_distances(finals: Mapping[int, FloatArray]) -> Iterator[tuple[int, float | None]]:
+    """Distances of last states from their median, without incomplete ones."""
     max_size = max(map(len, finals.values()), default=0)
     complete_poses = {at: final for at, final in finals.items() if len(final) == max_size}
     if complete_poses:
         middle = np.nanmedian(np.stack([*complete_poses.values()]), axis=0)
         for at, final in complete_poses.items():
-            episodes[at] = replace(episodes[at], final_pose=_rms(final - middle))
-    return Quality(tuple(_ranked(episodes)))
+            yield at, _rms(final - middle)
 
 
 def _vectors(source: Source, info: EpisodeInfo, names: Sequence[str]) -> dict[str, FloatArray]:

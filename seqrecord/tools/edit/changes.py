@@ -66,9 +66,10 @@ class EditedDataset:
         and commits nothing, if the record files do not give the expected episodes (`Delete` edits
         may remove some), and `ConflictError` if another writer has committed.
         """
-        storage, manifest, kinds = self.storage, self.manifest, {type(edit) for edit in edits}
+        storage, manifest, kinds = self.storage, self.manifest, {*map(type, edits)}
         own_files = own_sizes(record_sizes(storage), writer) if writer else {}
-        sizes = {path: size for path, size in own_files.items() if path not in self.base.files}
+        new_paths = sorted(own_files.keys() - self.base.files.keys())
+        sizes = {path: own_files[path] for path in new_paths}
         old_files = [file for file in manifest.record_files if file.path not in replaced_files]
         footers = {file.path: self.footers[file.path] for file in old_files}
         footers |= read_footers(storage, sizes)
@@ -79,13 +80,11 @@ class EditedDataset:
                 edits=(*manifest.edits, *put_edits(small_files, edits, manifest.edits)),
                 record_files=(*old_files, *new_files),
             )
-            lengths = {file.path: file.size for file in new_manifest.record_files}
-            version = rebuild_version(
-                storage, replace(self.base, manifest=new_manifest), footers, lengths
-            )
+            new_base = replace(self.base, manifest=new_manifest)
+            version = rebuild_version(storage, new_base, footers, new_manifest.file_sizes)
             is_same = np.array_equal(version.index.uids, self.index.uids)
             if not edits:
-                is_same = is_same and version.index.fingerprint() == self.index.fingerprint()
+                is_same &= version.index.fingerprint() == self.index.fingerprint()
             if not is_same and Delete not in kinds:
                 raise FormatError(
                     "record files and index have different episodes; see `seqrecord verify`",
@@ -96,7 +95,7 @@ class EditedDataset:
             if statistics is None and version.manifest.statistics is not None:
                 statistics = self._rekeyed(edits)
             committed = put_version(small_files, self.base, version, statistics, refused=_REFUSED)
-        return committed, list(sizes)
+        return committed, new_paths
 
     def _rekeyed(self, edits: Sequence[Edit]) -> Statistics | None:
         """The statistics with the new keys of renamed episodes; `None` if they need no change."""
@@ -153,9 +152,8 @@ def read_existing(storage: Storage) -> EditedDataset:
     """Read the dataset on a storage. Raises `NotFoundError` if there is none."""
 
     def look(base: Base, manifest: Manifest) -> EditedDataset:
-        sizes = {file.path: file.size for file in manifest.record_files}
-        index = load_index(storage, manifest)
-        return EditedDataset(storage, base, manifest, index, read_footers(storage, sizes))
+        index, footers = load_index(storage, manifest), read_footers(storage, manifest.file_sizes)
+        return EditedDataset(storage, base, manifest, index, footers)
 
     with naming_originals(storage):
         return read_consistent(storage, look)

@@ -14,6 +14,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import replace
 from functools import partial
 from itertools import islice
+from operator import eq
 from os import PathLike
 from pathlib import Path
 from types import MappingProxyType
@@ -403,8 +404,9 @@ def set_text(
         def old_values(episode: Episode) -> Iterator[Any]:
             return values_in_order(episode, name, range(len(episode)))
 
+        is_text = partial(eq, text)
         selection = [dataset.episodes[keys[n]] for n in dataset.find_episodes(episodes).tolist()]
-        changed_uids = {e.uid for e in selection if any(value != text for value in old_values(e))}
+        changed_uids = {e.uid for e in selection if not all(map(is_text, old_values(e)))}
 
     def new_values(episode: Episode) -> Iterable[Any]:
         return [text] * len(episode) if episode.uid in changed_uids else old_values(episode)
@@ -418,6 +420,7 @@ def set_text(
             if_version=if_version,
             storage_options=storage_options,
         )
+        if_version = None  # the commit made another version
 
     def relabel(dataset: EditedDataset) -> Change:
         places = dataset.index.positions
@@ -430,8 +433,7 @@ def set_text(
         # Two commits, so another writer may have removed an episode meanwhile.
         return dataset.relabel(with_text, [places[e.key] for e in selection if e.key in places])
 
-    version = None if changed_uids else if_version  # the feature's commit made another version
-    relabelled_keys = {*edit_dataset(location, relabel, dry_run, storage_options, version)}
+    relabelled_keys = {*edit_dataset(location, relabel, dry_run, storage_options, if_version)}
     return [e.key for e in selection if e.uid in changed_uids or e.key in relabelled_keys]
 
 

@@ -50,25 +50,26 @@ def kind_of(
     n may vary.
     """
     name = declared or name
-    if len(shape) == 2 and name.startswith(_SAMPLED):
-        form = "rows" if shape[1] is not None and shape[1] <= _MAX_AXES else ""
-    elif (
-        declared not in OTHER_KINDS
-        and len(shape) >= 2
-        and all(n is None or n >= _MIN_SIDE for n in shape[:2])
-    ):
-        form = _PICTURE_FORMS.get(shape[2:], "")
-    else:
-        sizes: Any = shape  # without `None` where they are multiplied
-        is_few = None not in shape and (
-            len(shape) < 2 or (len(shape) == 2 and math.prod(sizes) <= MOST_CURVES)
-        )
-        form = "numbers" if is_few else ""
+    form = _form_of(name, shape, may_be_picture=declared not in OTHER_KINDS)
     for kind, rule_form, dtypes, prefixes in _RULES:
         is_of_dtype = dtype.str[1:].startswith(dtypes)
         if form == rule_form and is_of_dtype and name.startswith(prefixes):
             return kind
     return "text"
+
+
+def _form_of(name: str, shape: tuple[int | None, ...], *, may_be_picture: bool) -> str:
+    """The form of frames in `_RULES`; "" for none of these."""
+    if len(shape) == 2 and name.startswith(_SAMPLED):
+        return "rows" if shape[1] is not None and shape[1] <= _MAX_AXES else ""
+    is_large = len(shape) >= 2 and all(n is None or n >= _MIN_SIDE for n in shape[:2])
+    if may_be_picture and is_large:
+        return _PICTURE_FORMS.get(shape[2:], "")
+    sizes: Any = shape  # without `None` where they are multiplied
+    is_few = None not in shape and (
+        len(shape) < 2 or (len(shape) == 2 and math.prod(sizes) <= MOST_CURVES)
+    )
+    return "numbers" if is_few else ""
 
 
 def kind_of_frames(

@@ -244,34 +244,30 @@ class EpisodePages:
         for name in row.get("missing", ()):
             row.setdefault("gaps", {})[name] = gaps(episode, name)
         if share.points:
-            curves = {n: self._curves(episode, n) for n in features.curves}
-            row["curves"] = {name: curve.to_json() for name, curve in curves.items()}
-            row["sums"] = {n: (c.sums, c.low, c.high) for n, c in curves.items()}
+            curves, sums = dict[str, Any](), dict[str, Any]()
+            for name in features.curves:
+                curve = Curves(episode, self._dataset.features[name], share.points)
+                curves[name], sums[name] = curve.to_json(), (curve.sums, curve.low, curve.high)
+            row["curves"], row["sums"] = curves, sums
         if share.text:
             row["texts"] = {name: captions(episode, name, share.text) for name in features.texts}
-        pictures, brightness, still_shares, thumbnails = {}, [], [], []
-        numbered = enumerate(features.pictures) if share.pictures else ()
-        page_frames = self._frames_of(episode) if share.pictures else []
-        for number, name in numbered:
-            frames, tiles = self._tiles_of(episode, small_episode, name, page_frames)
-            if tiles and features.kinds[name] == "picture":
-                brightness.append(float(np.mean([tile.mean() for tile in tiles])) / 2.55)
-                still_shares.append(share_still(tiles))
-                thumbnails.append(thumbnail(tiles))
-            store = partial(self._store, place, number)
-            if (picture := self._picture(frames, tiles, self._limits[name], store)) is not None:
-                pictures[name] = picture
+        brightness, still_shares, thumbnails = list[float](), list[float](), list[Any]()
         if share.pictures:
+            pictures, page_frames = dict[str, Any](), self._frames_of(episode)
+            for number, name in enumerate(features.pictures):
+                frames, tiles = self._tiles_of(episode, small_episode, name, page_frames)
+                if tiles and features.kinds[name] == "picture":
+                    brightness.append(float(np.mean([tile.mean() for tile in tiles])) / 2.55)
+                    still_shares.append(share_still(tiles))
+                    thumbnails.append(thumbnail(tiles))
+                store = partial(self._store, place, number)
+                if (picture := self._picture(frames, tiles, self._limits[name], store)) is not None:
+                    pictures[name] = picture
             row["pictures"] = pictures
         if thumbnails:
             row["thumbnail"] = np.concatenate(thumbnails)
-        numbers |= (
-            {"light": min(brightness), "still": 100 * max(still_shares)} if brightness else {}
-        )
+            numbers |= {"light": min(brightness), "still": 100 * max(still_shares)}
         row["numbers"] = {name: float(f"{value:.4g}") for name, value in numbers.items()}
-
-    def _curves(self, episode: Episode, name: str) -> Curves:
-        return Curves(episode, self._dataset.features[name], self._share.points)
 
     def _frames_of(self, episode: Episode) -> list[int]:
         """Evenly spaced frames, the same for all cameras.

@@ -39,13 +39,14 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
         if values.type in (pa.int64(), pa.float64()) and name != "rank"
     }
     plottable = [name for name, values in numbers.items() if np.isfinite(values).any()]
-    unknown_columns = [name for name in columns or () if name not in plottable]
+    plotted = columns or plottable
+    unknown_columns = [name for name in plotted if name not in plottable]
     if unknown_columns or not plottable:
         raise SchemaError(
             "no such column", expected=", ".join(plottable), got=", ".join(unknown_columns)
         )
     shown = spread(len(keys), DEFAULT_CLIP_LEN)
-    strips = {name: Strip([*numbers[name]]) for name in columns or plottable}
+    strips = {name: Strip([*numbers[name]]) for name in plotted}
     strips["episode"] = Strip([keys[i] for i in shown])
     return draw_sheet(
         strips,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from itertools import filterfalse
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -182,11 +183,10 @@ def _view_clip(
         raise ClipError(
             "the clip has no features", expected="a dict of frames by feature", got=str(clip)
         )
-    unknown = [name for name in features or () if name not in frames_of]
-    if unknown:
+    plotted = list(frames_of) if features is None else features
+    if unknown := [*filterfalse(frames_of.__contains__, plotted)]:
         expected = f"some of {', '.join(frames_of)}"
         raise SchemaError("no such feature", expected=expected, got=", ".join(unknown))
-    plotted = list(frames_of) if features is None else features
     length = max(len(frames_of[name]) for name in plotted)
     begin = int(clip_start) if start is None else start
     step = int(columns.get("dilation", dilation))
@@ -198,7 +198,8 @@ def _view_clip(
         present = [frame for frame in frames if frame is not None]
         is_curve = kind_of_frames(name, present) in ("curves", "samples")
         strips[name] = (frames if is_curve else [frames[i] for i in places], None, None)
-    extra = [f", {n}: {_value_text(columns[n])}" for n in columns if n not in frames_of]
+    extra_names = filterfalse(frames_of.__contains__, columns)
+    extra = [f", {name}: {_value_text(columns[name])}" for name in extra_names]
     return _draw(strips, numbers, [numbers[i] for i in places], key, "", extra)
 
 

@@ -138,6 +138,7 @@ def sequence_of(
         "frames_without_pose": sum(view.pose is None for view in views),
     }
     lists = [*scene.files]
+    used_files: Iterator[Path | DecodedFile] = filter(None, chain.from_iterable(files.values()))
     places = dict.fromkeys(names, "file names") | {
         name: _pattern(files[name], folder) if name in files else os.path.relpath(lists[0], folder)
         for name in columns
@@ -147,7 +148,7 @@ def sequence_of(
         len(views),
         {name: columns[name] for name in filter(wants, columns)},
         places,
-        [*lists, *map(path_of, filter(None, chain.from_iterable(files.values())))],
+        [*lists, *map(path_of, used_files)],
         {name: value for name, value in metadata.items() if value != 0},
         notes=[*notes, *scene.notes],
         split=scene.split,
