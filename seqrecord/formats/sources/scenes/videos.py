@@ -170,17 +170,13 @@ def _is_re10k_row(words: Sequence[str]) -> bool:
     return _MICROSECONDS.fullmatch(words[0]) is not None
 
 
-def _are_mostly_numbers(words: Sequence[str]) -> bool:
-    """Return whether a line is a row, perhaps a broken one, and no URL or title."""
-    return 2 * sum(map(is_number, words)) > len(words)
-
-
 def _read_re10k(path: Path) -> Scene:
     folder = path.with_suffix("")
     images = images_in(folder)
     size = image_size(next(iter(images.values()))) if images else (0, 0)
     rows, url = read_rows(path), ""
-    if rows.words and not _are_mostly_numbers(rows.words[0]):  # else a list without its URL
+    # A line of mostly numbers is a row, perhaps a broken one, of a list without its URL.
+    if rows.words and 2 * sum(map(is_number, rows.words[0])) <= len(rows.words[0]):
         url = " ".join(rows.words[0])
         rows = Rows(path, rows.words[1:], rows.lines[1:])
     if not rows.words:
