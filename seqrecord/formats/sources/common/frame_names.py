@@ -24,7 +24,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
-from itertools import chain, pairwise
+from itertools import chain, filterfalse, pairwise
 from pathlib import Path
 from string import Formatter
 from typing import Any, NamedTuple
@@ -163,14 +163,12 @@ def files_by_feature(files: Iterable[str]) -> dict[str, FrameFiles]:
     words_of: dict[tuple[int, ...], str] = {}
     are_several = False
     for texts, names in by_texts.items():
-        words = _words(texts) if names[0].numbers else ""
+        words = ""
+        if names[0].numbers:
+            words = _words(texts)
+            are_several |= any(words_of.setdefault(name.numbers, words) != words for name in names)
         by_words.setdefault(words, []).extend(names)
-        if len(by_texts) > 1:
-            known_words = (
-                words_of.setdefault(name.numbers, words) for name in names if name.numbers
-            )
-            are_several |= any(earlier_words != words for earlier_words in known_words)
-    odd_words = [words for words in by_words if not _WORD.fullmatch(words)]
+    odd_words = filterfalse(_WORD.fullmatch, by_words)
     odd_names = [*chain.from_iterable(map(by_words.__getitem__, odd_words))]
     words_of_features = filter(_WORD.fullmatch, sorted(by_words))
     valid_words = {words: [n for n in by_words[words] if n.numbers] for words in words_of_features}

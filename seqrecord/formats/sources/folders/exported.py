@@ -64,6 +64,10 @@ class ExportedEpisode:
     fps: float | None = None
     split: str | None = None
 
+    @property
+    def by_name(self) -> dict[str, ExportedFeature]:
+        return {feature.spec.name: feature for feature in self.features}
+
 
 def frame_stem(number: int) -> str:
     """Return the name, without ending, of a frame's files."""

@@ -6,6 +6,7 @@ import logging
 from collections import Counter, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -237,14 +238,12 @@ class FolderSource(NumberedFrames, ScannedSource):
         for episode in self._episodes:
             key, exported_features = self._key(episode.path), dict[str, ExportedFeature]()
             with errors[""].skipped(episode=key):
+                offered = {*(*episode.folders, *episode.arrays, *self._rows[episode.path].features)}
                 if episode.is_exported:
-                    features = read_description(episode.path).features
-                    exported_features = {feature.spec.name: feature for feature in features}
+                    exported_features = read_description(episode.path).by_name
+                    offered = {*exported_features}
                 selected_names = filter(self._wants, exported_features)
                 exported_specs |= {name: exported_features[name].spec for name in selected_names}
-                rows = self._rows[episode.path].features
-                file_names = {*episode.folders, *episode.arrays, *rows}
-                offered = {*exported_features} if episode.is_exported else file_names
                 scan.offered |= dict.fromkeys(offered)
                 for name in filter(self._wants, offered):
                     with errors[name].skipped(episode=key, feature=name):
@@ -259,18 +258,19 @@ class FolderSource(NumberedFrames, ScannedSource):
                         specs[name] = merge_specs(specs.get(name, spec), spec)
         specs = {**exported_specs, **specs}
         for name in sorted(errors.keys() - specs.keys()):
-            if (error := errors[name].first) is not None and not specs:
-                raise error
-            if error is not None and name:
-                with self.unless_unreadable(name):
+            if (error := errors[name].first) is not None:
+                if not specs:
                     raise error
+                if name:
+                    with self.unless_unreadable(name):
+                        raise error
         all_specs = {s.name: s for s in self._name_specs() if s.name not in scan.offered} | specs
         names = [*exported_specs, *sorted(all_specs.keys() - exported_specs.keys())]
-        scan.specs += [all_specs[name] for name in names]
+        scan.specs += map(all_specs.__getitem__, names)
         scan.offered |= dict.fromkeys(names)
         for name in {*(self.features or ())} - scan.offered.keys():
             self._check_rows(name)
-        scan.episodes += [self._info(episode, names) for episode in self._episodes]
+        scan.episodes += map(partial(self._info, names=names), self._episodes)
         scan.notes += self._notes(specs)
 
     def _wants(self, name: str) -> bool:
