@@ -97,10 +97,7 @@ class ChunkReader:
         if self._storage.local_path(path) is not None:
             return state_of(self._storage, path)
         if path not in self._states:
-            state = None
-            with suppress(SeqRecordError):  # reading may succeed, for example where HEAD is refused
-                state = state_of(self._storage, path)
-            self._states[path] = state
+            self._states[path] = _state_if_known(self._storage, path)
         return self._states[path]
 
     def chunk_at(self, group: int, row: int, episode: int | None = None) -> Chunk:
@@ -416,6 +413,13 @@ def slice_error(
     return ChecksumError.of(
         message, int(actual_sums[number]), int(sums[number]), offset=start + 4 * number
     )
+
+
+def _state_if_known(storage: Storage, path: str) -> list[Any] | None:
+    try:
+        return state_of(storage, path)
+    except SeqRecordError:  # reading may succeed, for example where HEAD is refused
+        return None
 
 
 def has_digest(page: Page, data: memoryview) -> bool:
