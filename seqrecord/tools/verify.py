@@ -315,20 +315,17 @@ class _Run:
         )
         decoded = frozenset(name for name, spec in index.schema.items() if self._decodes(spec))
         check = partial(_check_chunk, reader, index, decoded)
-        self._reported_problems |= {
-            (error.message, error.file)
-            for error in self.problems
-            if isinstance(error, StorageError)
-        }
+        reported = self._reported_problems
+        reported |= {(e.message, e.file) for e in self.problems if isinstance(e, StorageError)}
         places = _sorted_chunks(index.groups, selections)
         for problems, counts in self._threads.map(check, places, self._ahead):
             for problem in problems:
                 # An external file or a missing package affects many pages: one problem.
                 fact = problem.message, problem.file
-                if fact not in self._reported_problems:
+                if fact not in reported:
                     self.problems.append(problem)
                 if isinstance(problem, (StorageError, MissingPackageError)):
-                    self._reported_problems.add(fact)
+                    reported.add(fact)
             self.counts.update(counts)
             if self._progress is not None:
                 self._progress(Progress(self.counts["page_bytes"], self._total_bytes))
