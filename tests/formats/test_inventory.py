@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import logging
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from seqrecord.edit import delete_episodes, merge_datasets
 from seqrecord.errors import FormatError, SourceError
 from seqrecord.formats.converting.dataset_source import DatasetSource
 from seqrecord.sources import Account, EpisodeInfo, Inventory, LeftOut, inventory_of, unread_files
-from seqrecord.store.format.inventory import MAX_INVENTORY_BYTES, PackedFeature, encode_inventories
 from tests.formats.format_cases.sequences import write_tum
 from tests.formats.format_cases.webdataset import write_tar
 from tests.kit.command_line import run
@@ -65,12 +64,15 @@ class Plain:
         self.frames = Recording().frames
 
 
-EXPECTED = Inventory(
-    "Recording",
-    "2 recordings",
-    (PackedFeature("x", "float32", (3,), "pose", "m", "*/x.npy"),),
-    (CLOUDS, CHOSEN),
-    ("unit of x assumed: m",),
+FEATURE = {"name": "x", "dtype": "float32", "shape": [3], "kind": "pose", "unit": "m"}
+EXPECTED = Inventory.from_json(
+    {
+        "format": "Recording",
+        "reason": "2 recordings",
+        "features": [FEATURE | {"place": "*/x.npy"}],
+        "left_out": [asdict(CLOUDS), asdict(CHOSEN)],
+        "notes": ["unit of x assumed: m"],
+    }
 )
 
 
@@ -116,21 +118,6 @@ def test_conversions_edits_and_merges_keep_inventories(tmp_path: Path) -> None:
         first, *others = seqrecord.open(path).inventories
         assert first == EXPECTED
         assert [each.reason for each in others] == ["more of it", *last]
-
-
-def test_the_file_of_inventories_is_at_most_64_kib() -> None:
-    many = tuple(LeftOut(f"{'x' * 500}{n}", n, "no reader") for n in range(300))
-    notes = tuple(f"note {n}" for n in range(600))
-    data = encode_inventories([replace(EXPECTED, left_out=many, notes=notes)] * 3)
-    assert len(data) <= MAX_INVENTORY_BYTES
-    [one] = json.loads(data)["inventories"]
-    found = Inventory.from_json(one)
-    assert 10 < len(found.left_out) < 300
-    assert "shortened to 64 KiB" in found.notes
-    several = [replace(EXPECTED, reason=f"{n}{'y' * 900}", notes=notes[:9]) for n in range(100)]
-    data = encode_inventories(several)
-    assert len(data) <= MAX_INVENTORY_BYTES
-    assert json.loads(data)["inventories"][-1]["reason"].startswith("99")
 
 
 def test_text_is_limited_in_lines_and_lists_data_first() -> None:

@@ -1,8 +1,10 @@
-"""Notes of a conversion: files that stay after a resume, features that may be poses."""
+"""Notes of a conversion: files that stay, features that may be poses; the size of inventories."""
 
 from __future__ import annotations
 
+import json
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +12,9 @@ import pytest
 
 import seqrecord
 from seqrecord import FeatureSpec, Schema, SeqRecordWriter, convert
+from seqrecord.sources import Inventory, LeftOut
 from seqrecord.store.feature_kinds import unknown_pose_kinds
+from seqrecord.store.format.inventory import MAX_INVENTORY_BYTES, PackedFeature, encode_inventories
 from tests.kit.faults import abandon, small_writer
 from tests.kit.made_source import MadeSource
 
@@ -66,3 +70,22 @@ def test_a_resume_names_files_that_stay(
     assert partial
     assert partial[0].name.removesuffix(".partial") in lines[0]
     assert seqrecord.verify(folder).ok
+
+
+def test_the_file_of_inventories_is_at_most_64_kib() -> None:
+    many = tuple(LeftOut(f"{'x' * 500}{n}", n, "no reader") for n in range(300))
+    notes = tuple(f"note {n}" for n in range(600))
+    feature = PackedFeature("x", "float32", (3,), "pose", "m", "*/x.npy")
+    long = Inventory("Recording", "long", (feature,), many, notes)
+    data = encode_inventories([long] * 3)
+    assert len(data) <= MAX_INVENTORY_BYTES
+    [one] = json.loads(data)["inventories"]
+    found = Inventory.from_json(one)
+    assert 10 < len(found.left_out) < 300
+    assert "shortened to 64 KiB" in found.notes
+    several = [
+        replace(long, reason=f"{n}{'y' * 900}", left_out=(), notes=notes[:9]) for n in range(100)
+    ]
+    data = encode_inventories(several)
+    assert len(data) <= MAX_INVENTORY_BYTES
+    assert json.loads(data)["inventories"][-1]["reason"].startswith("99")
