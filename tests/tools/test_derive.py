@@ -20,6 +20,7 @@ from seqrecord import Seconds, edit
 from seqrecord.errors import ClipError, NotFoundError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
+from tests.kit.lerobot_video_data import unpack
 from tests.kit.processes import killed_at
 from tests.loader import rank_jobs
 
@@ -509,3 +510,36 @@ def test_ranks_of_a_launcher_share_a_command(records: Path, tmp_path: Path) -> N
     assert "3 episodes written" in outputs[0]
     assert outputs[1] == ""
     assert_means(tmp_path / "means")
+
+
+def test_an_original_in_place_is_a_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Values depend on the content of its files: not on their index, place or times."""
+    root, features = unpack(tmp_path, "lerobot_video_v3"), ["observation.images.front"]
+    calls, texts = list[int](), list[str]()
+
+    def mean(batch: dict[str, Any]) -> dict[str, Any]:
+        calls.append(len(batch[features[0]]))
+        return {"mean": batch[features[0]].float().mean(dim=(1, 2, 3))}
+
+    def embed(text: str) -> Any:
+        texts.append(text)
+        return np.zeros((len(text), 2), np.float32)
+
+    def again(source: Path = root) -> Any:
+        calls.clear()
+        options: dict[str, Any] = {"features": features, "per_text": {"task": embed}}
+        return seqrecord.derive(source, mean, tmp_path / "means", **options)
+
+    assert len(again().written) == 3
+    assert texts == ["look"]
+    monkeypatch.setenv("SEQRECORD_HOME", str(tmp_path / "another home"))
+    assert again().written == ()
+    moved = tmp_path / "moved"
+    shutil.copytree(root, moved)
+    shutil.rmtree(root)
+    assert again(moved).written == ()
+    assert (calls, texts) == ([], ["look"])
+    joined = seqrecord.open(moved, join=[tmp_path / "means"])
+    windows = {"mean": [0], "task": [0]}
+    for batch in seqrecord.SeqRecordPipe(joined, windows=windows, batch_size=4, ragged="pad"):
+        assert batch["task_embedding"].shape == (4, 1, 4, 2)

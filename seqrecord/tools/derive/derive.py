@@ -386,12 +386,14 @@ def _update(
     storage_options: Mapping[str, Any] | None,
 ) -> None:
     """Rename episodes of an existing dataset, and choose those that new ones will replace."""
-    source.replaced = ()
+    source.replaced, source.stored_schema = (), None
     target = _existing(destination, storage_options)
     if target is None:
         return
     with target:
         state = _compare_with(source, target)
+        if not (state.changed or state.new):
+            source.stored_schema = target.features
         if state.changed or state.gone:
             keys = [*state.changed, *state.gone]
             if len(keys) == len(target.episodes):

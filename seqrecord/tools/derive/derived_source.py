@@ -62,6 +62,7 @@ class DerivedSource:
         settings: arguments that decide the values.
         dictionaries: values of texts that are stored beside.
         replaced: episodes of the destination, by key, that the commit deletes.
+        stored_schema: features of the destination, if it has the values of all episodes.
     """
 
     dataset: Dataset
@@ -73,6 +74,7 @@ class DerivedSource:
     settings: Settings
     dictionaries: Sequence[Dictionary] = ()
     replaced: Collection[str] = ()
+    stored_schema: Schema | None = None
     format_name = "derived"
     _stream: _Stream | None = field(default=None, init=False)
 
@@ -152,7 +154,10 @@ class DerivedSource:
         return clip_frames.stored_frames(clips.episode[:, None], frames)[1]
 
     def schema(self) -> Schema:
-        """Return the features of the first batch; calls the function once."""
+        """Return the features of the first batch; calls the function once, if it has to."""
+        if self.stored_schema is not None:
+            known_specs = self.stored_schema.values()
+            return Schema([replace(spec, codec=(), group=0, added=None) for spec in known_specs])
         stream = self._open(next(iter(self.numbers)))
         columns = stream.peek()
         specs = {name: self._kept_spec(name, columns[name]) for name in self.keep}
