@@ -185,14 +185,15 @@ def test_items_have_the_values_of_their_texts(golden: Path, home: Path, tmp_path
         per_text={"task": lambda text: torch.full((len(text), 2), len(text)).bfloat16()},
     )
     ours = dataset(golden, join=[tmp_path / "means"])
-    assert ours.features["task_embedding"]["shape"] == (None, 2)
+    assert ours.features["task_embedding"]["shape"] == (4, 2)
+    assert ours.features["task_embedding_mask"]["dtype"] == "bool"
     for item in (*(ours[number] for number in (0, 7, 15)), *ours[3:5]):
         expected = torch.full((len(item["task"]), 2), len(item["task"])).bfloat16()
         assert torch.equal(item["task_embedding"], expected)
+        assert item["task_embedding_mask"].all()
     sampler = PlannedSampler(ours, batch_size=4)
-    for items in DataLoader(ours, batch_size=4, sampler=sampler, collate_fn=list):
-        for item in items:
-            assert len(item["task_embedding"]) == len(item["task"])
+    for batch in DataLoader(ours, batch_size=4, sampler=sampler):
+        assert batch["task_embedding"].shape == (len(batch["task"]), 4, 2)
     assert ours.stats()["items_in_order"]
 
 

@@ -22,10 +22,12 @@ from seqrecord.formats.sources.lerobot.layout import (
 )
 from seqrecord.formats.sources.video.streams import TOLERANCE
 from seqrecord.loader.pipes.collating import collate
+from seqrecord.loader.pipes.frame_arrays import ragged_arrays
 from seqrecord.loader.pipes.map_dataset import SeqRecordMapDataset
 from seqrecord.loader.pipes.option_values import FrameCache
 from seqrecord.robots.lerobot.items import Episodes, PlannedDataset
 from seqrecord.robots.lerobot.planned import ClipPlanner, PlannedReader
+from seqrecord.store.bfloat16 import dtype_name
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.clips.windows import delta_timestamps
 from seqrecord.store.lazy import import_extra
@@ -149,9 +151,12 @@ class LeRobotDataset(PlannedDataset):
             for name, spec in dataset.features.items()
             if name not in own_names
         }
+        # Padded, as items are tensors of one shape, which any `collate_fn` joins.
+        values = {name: values.array_spec() for name, values in dataset.dictionaries.items()}
+        self._of_texts, _ = ragged_arrays("pad", values)
         self._joined |= {
-            name: {"dtype": spec.dtype.name, "shape": spec.shape, "names": None}
-            for name, spec in ((n, d.array_spec()) for n, d in dataset.dictionaries.items())
+            name: {"dtype": dtype_name(spec.dtype), "shape": spec.shape, "names": None}
+            for name, spec in self._of_texts.items()
         }
         self.root, self.revision = self.meta.root, self.meta.revision
         self._images = {
@@ -246,6 +251,7 @@ class LeRobotDataset(PlannedDataset):
             episodes=selected_keys,
             squeeze_time=True,
             metadata=[PERSISTENT] if PERSISTENT in self.features else None,
+            ragged="pad" if self._of_texts else "list",
             **frames,
             **options,
         )
