@@ -15,6 +15,7 @@ from seqrecord.store.clips.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
     ChunkGrid,
+    distinct,
     frame_keys,
     search_keys,
     split_keys,
@@ -225,3 +226,9 @@ def test_search_keys_may_be_out_of_range(place: tuple[int, int], owner: int, fra
 def test_limits_of_datasets_fit_into_keys() -> None:
     assert MAX_EPISODES <= MAX_OWNERS
     assert MAX_EPISODE_FRAMES <= MAX_FRAMES
+
+
+@pytest.mark.parametrize("shape", [(0,), (1,), (7, 3), (1000,)])
+def test_distinct_values(shape: tuple[int, ...]) -> None:
+    values = np.random.default_rng(0).integers(-50, 50, shape)
+    assert distinct(values).tolist() == sorted({*values.reshape(-1).tolist()})

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, WindowFrames
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
+from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.clips.tables import EpisodeLayout
 from seqrecord.store.processes.forks import cached_property
 
@@ -172,7 +172,7 @@ def _divided(episode: IntArray, frames: IntArray, max_frames: int) -> IntArray:
 
     `episode` is the number of each clip's episode, counted from 0, ascending.
     """
-    keys = np.unique(frame_keys(episode[:, None], frames))
+    keys = distinct(frame_keys(episode[:, None], frames))
     is_large = np.bincount(split_keys(keys)[0]) > max_frames
     begins = np.diff(episode, prepend=-1) != 0
     frames_of_excerpt: set[int] = set()

@@ -17,6 +17,7 @@ from seqrecord.loader.clips.frame_lists import FrameLists, with_last_repeated
 from seqrecord.loader.clips.samples import Values, taken
 from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
 from seqrecord.store.clips.frames import COPIES, MissingFrames
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.table_places import (
     INDEX,
     UNKNOWN,
@@ -253,7 +254,7 @@ def read_frame_lists(
     excerpts, order = FrameLists.of(episode[whole], frames[whole], most)
     row = np.flatnonzero(whole)[order]
     own = {name: taken(column, row) for name, column in own.items()}
-    return np.unique(episode[mine]), excerpts, row, own, int((mine & ~whole).sum())
+    return distinct(episode[mine]), excerpts, row, own, int((mine & ~whole).sum())
 
 
 def _from_arrow(read: Callable[[], Any]) -> Any:

@@ -29,7 +29,7 @@ from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import AssignedLoad, Load, RowLoad
 from seqrecord.loader.frame_cache import CachedFrames, CachedRows, FrameFolder
 from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import run_bounds
+from seqrecord.store.clips.grids import distinct, run_bounds
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.dataset import Dataset
@@ -276,7 +276,7 @@ class ChunkFetcher:
         for group in self._groups:
             if group != chunk.group:
                 rows = self._index.groups[group].chunks_of(chunk.episode, frames)
-                for row in np.unique(rows).tolist():
+                for row in distinct(rows).tolist():
                     yield self._reader.chunk_at(group, row, chunk.episode)
 
     def close(self) -> None:

@@ -25,7 +25,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from seqrecord.store.clips.grids import ChunkGrid, IntArray
+from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct
 from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.machine import usable_memory
@@ -228,7 +228,7 @@ class PlacedRows:
         """
         starts = np.sort(np.fromiter(self._files, np.int64))
         if len(starts) > _FEW_FILES:  # else it takes less time to check all
-            numbers = np.unique(np.searchsorted(starts, self._addresses[rows], side="right") - 1)
+            numbers = distinct(np.searchsorted(starts, self._addresses[rows], side="right") - 1)
             starts = starts[numbers[numbers >= 0]]
         for start in starts.tolist():
             self._files[start].check([0])

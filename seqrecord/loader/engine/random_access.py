@@ -44,7 +44,7 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
 from seqrecord.loader.engine.stores import RowLoad
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
-from seqrecord.store.clips.grids import ChunkGrid, frame_keys, run_bounds, split_keys
+from seqrecord.store.clips.grids import ChunkGrid, distinct, frame_keys, run_bounds, split_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.pages import slice_frames
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -265,7 +265,7 @@ class RandomAccess:
         rows = {number: self._rows(keys[number]) for number in part.windows}
         missing = [keys[number][~arena.is_read[places]] for number, places in rows.items()]
         if any(map(len, missing)):
-            self._load_missing(part, arena, loader, np.unique(np.concatenate(missing)))
+            self._load_missing(part, arena, loader, distinct(np.concatenate(missing)))
         return [ClipRows(arena, rows[number], names) for number, names in part.windows.items()]
 
     def _load_missing(

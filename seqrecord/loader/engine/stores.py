@@ -40,7 +40,7 @@ from seqrecord.loader.sampling.plan import Clips, Frees, GroupPlan, Loads, Plan,
 from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
 from seqrecord.store.clips.frames import ClipFrames
-from seqrecord.store.clips.grids import frame_keys, ragged_arange, search_keys
+from seqrecord.store.clips.grids import distinct, frame_keys, ragged_arange, search_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
@@ -399,7 +399,7 @@ class FrameRows:
         self, intervals: Intervals, num_frames: IntArray, *, fills_gaps: bool = False
     ) -> None:
         self.fills_gaps = fills_gaps
-        selected = np.unique(intervals.episode)
+        selected = distinct(intervals.episode)
         self._first_place = first_rows(num_frames, selected)  # among all frames of these episodes
         self._row: npt.NDArray[np.int32] | None = None  # at each place, -1 for none; `None`: all
         self.num_rows = intervals.num_frames

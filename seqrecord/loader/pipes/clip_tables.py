@@ -26,6 +26,7 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes
 from seqrecord.loader.sampling.memory import USUAL_LIMIT
 from seqrecord.store.clips.frames import ClipKeys
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.table_places import EpisodeNames
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -104,7 +105,7 @@ def _of_starts(
     windows = SelectedWindows(options, dataset, selected, dilations=dilations)
     episode, start, own = read_samples(columns, _names(dataset), windows.extents)
     mine = np.isin(episode, selected)
-    selected = np.unique(episode[mine])
+    selected = distinct(episode[mine])
     whole = np.zeros(len(episode), np.bool_)
     for some in [windows.dilations] if dilations is None else [(one,) for one in dilations]:
         rows = mine if dilations is None else mine & (own["dilation"] == some[0])

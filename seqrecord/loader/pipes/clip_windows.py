@@ -25,6 +25,7 @@ from seqrecord.store.clips.frames import (
     SampleValues,
     offset_range,
 )
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, IntArray, enumerate_clips
 from seqrecord.store.clips.windows import At, Next, Seconds, describe_offsets
 from seqrecord.store.reading.array_specs import ArraySpec
@@ -99,7 +100,7 @@ class SelectedWindows:
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
             all_windows = (self.usual, *self._windows.values())
             offset_lists = [w.frame_offsets_at(rate) for w in all_windows for rate in self._rates]
-            whole = OffsetWindow.of(np.unique(np.concatenate(offset_lists)), max_frames)
+            whole = OffsetWindow.of(distinct(np.concatenate(offset_lists)), max_frames)
             of_features = dict.fromkeys(dataset.features, whole)
             self.stored = replace(self._no_features, windows=of_features)
         else:

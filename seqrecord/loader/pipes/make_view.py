@@ -28,6 +28,7 @@ from seqrecord.loader.pipes.options import ClipOptions, LoaderOptions
 from seqrecord.loader.pipes.sample_episodes import SelectedEpisodes, checked_samples, complete_clips
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
 from seqrecord.loader.pipes.view import View
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import EpisodeLayout, IntArray
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.reading.array_specs import ArraySpec, bind_schema
@@ -146,7 +147,7 @@ def _view(
     dataset, metadata = episodes.windows.dataset, tuple(options.metadata or ())
     rows = epochs.typical.episode  # of all epochs
     rows = rows if episodes.excerpts is None else episodes.excerpts.episode[rows]
-    stored = stored_arrays(dataset, np.unique(rows))
+    stored = stored_arrays(dataset, distinct(rows))
     transform, is_deterministic = None, True
     nested = unchanged = frozenset[str]()
     if options.frame_transform is None:

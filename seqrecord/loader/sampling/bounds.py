@@ -37,6 +37,7 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.passes import num_passes
 from seqrecord.loader.sampling.runs import Window, cut_group, unit_group, units_of
+from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 
 LAST_BATCH = ("repeat", "drop", "keep")
@@ -195,7 +196,7 @@ class ClipStats:
         used = table.episode[np.diff(table.episode, prepend=-1) != 0]
         lengths = episodes.num_frames[used]
         sizes = episodes.leading_grid.chunk_frames
-        chunks = np.unique(sizes[table.selected])
+        chunks = distinct(sizes[table.selected])
         chunks = chunks[chunks > 0]
         is_regular = sizes[used] > 0
         longest = np.zeros_like(chunks)

@@ -43,6 +43,7 @@ from seqrecord.store.clips.grids import (
     MAX_FRAMES,
     MAX_OWNERS,
     ChunkGrid,
+    distinct,
     frame_keys,
     ragged_arange,
     search_keys,
@@ -101,7 +102,7 @@ class Window:
             whole: clips may use any frame of their episode; only with `pad`.
             are_used: each clip uses all these frames, or its episode's first or last frame.
         """
-        union = np.unique(np.concatenate(offsets))
+        union = distinct(np.concatenate(offsets))
         begin, end = int(union[0]) - reach[0], int(union[-1]) + reach[1]
         step = 1 if pad else int(np.gcd.reduce(union - begin, initial=stride))
         solid = _solid_clips((union - begin) // step, stride // step) if are_used else None
@@ -474,7 +475,7 @@ def shuffle_runs(
     )
     is_long[0] = not even
     cuts = runs.snap(targets[is_long], places)
-    runs = runs.cut(np.unique(cuts))
+    runs = runs.cut(distinct(cuts))
 
     number = np.empty(int(runs.run[-1]) + 1, np.int64)
     number[permutation(key_of(Purpose.RUN_ORDER, key), len(number))] = np.arange(len(number))

@@ -26,7 +26,7 @@ import numpy as np
 from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.random_order import Purpose, hash64, key_of
 from seqrecord.loader.sampling.runs import Cuts, Runs
-from seqrecord.store.clips.grids import ragged_arange
+from seqrecord.store.clips.grids import distinct, ragged_arange
 from seqrecord.store.units import MAX_INT
 
 UNCUT_CHUNKS = 4  # in half an episode, or in a run: so short ones stay whole, because a cut reads
@@ -96,7 +96,7 @@ def spread_runs(
     begin, end = places.chunks(*runs.find(wanted))
     half = (end - begin) // (2 * runs.stride)
     cuts = runs.snap(np.minimum(wanted + half, ends[owner] - 1), places)
-    parts = runs.cut(np.unique(cuts[cuts > (ends - clips)[owner]]))
+    parts = runs.cut(distinct(cuts[cuts > (ends - clips)[owner]]))
 
     first = parts.first_clip[np.diff(parts.run, prepend=-1) != 0]
     whole = runs.run[runs.find(first)[0]]  # of each part

@@ -39,7 +39,7 @@ import numpy as np
 import numpy.typing as npt
 
 from seqrecord.errors import ClipError
-from seqrecord.store.clips.grids import IntArray, frame_keys, split_keys
+from seqrecord.store.clips.grids import IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.processes.forks import cached_property
 
 UNKNOWN = -1
@@ -199,7 +199,7 @@ class OffsetWindow(ClipWindow):
     @property
     def frame_offsets(self) -> IntArray:
         """Frame offsets from a clip's start, equal in all episodes; int64[n]."""
-        return self.offsets[0] if len(self.offsets) == 1 else np.unique(self.offsets)
+        return self.offsets[0] if len(self.offsets) == 1 else distinct(self.offsets)
 
     def frame_offsets_at(self, rate: int) -> IntArray:
         """See `ClipWindow`."""
@@ -298,12 +298,12 @@ class AnchoredWindow(ClipWindow):
             for anchor in self.anchors
             for low, high in [anchor.within or (0, 0)]
         ]
-        return np.unique(np.concatenate([span.reshape(-1) for span in spans]))
+        return distinct(np.concatenate([span.reshape(-1) for span in spans]))
 
     def frame_offsets_at(self, _rate: int) -> IntArray:
         """Frame offsets from a clip's start alone, which decide whether a clip is complete."""
         start_offsets = [anchor.offsets for anchor in self.anchors if anchor.column is None]
-        return np.unique(np.concatenate([np.zeros(0, np.int64), *start_offsets]))
+        return distinct(np.concatenate([np.zeros(0, np.int64), *start_offsets]))
 
     def find(self, clips: ClipKeys, frames: ClipFrames, *, checks: bool = True) -> WindowFrames:
         """See `ClipFrames.find`.
@@ -429,7 +429,7 @@ class TimedWindow(ClipWindow):
         shape = len(start), len(self.times)
         window_frames = WindowFrames(np.zeros(shape, np.int64), np.zeros(shape, bool))
         num_far = 0
-        for row in np.unique(episode).tolist():
+        for row in distinct(episode).tolist():
             episode_clips = np.flatnonzero(episode == row)
             numbers, is_pad, num_far_frames = self._find(row, start[episode_clips], checks=checks)
             window_frames.frames[episode_clips] = numbers

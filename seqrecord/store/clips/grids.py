@@ -18,6 +18,7 @@ No owner has frame 2^32 - 1. Its key separates the frames of one owner from the 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -131,7 +132,7 @@ class ChunkGrid:
         chunks. `num_frames`, int64[n], are the lengths of the episodes.
         """
         size = self.chunk_frames.copy()
-        for length in np.unique(size[size > max_frames]).tolist():
+        for length in distinct(size[size > max_frames]).tolist():
             size[self.chunk_frames == length] = _even_piece(length, max_frames)
         irregular = np.flatnonzero((size == 0) & (num_frames > 0))
         if not len(irregular) and np.array_equal(size, self.chunk_frames):
@@ -253,6 +254,15 @@ def ragged_arange(counts: IntArray) -> tuple[IntArray, IntArray]:
     """
     owner = np.repeat(np.arange(len(counts)), counts)
     return owner, np.arange(len(owner)) - (np.cumsum(counts) - counts)[owner]
+
+
+def distinct(values: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """Distinct values of an array, ascending, [n]."""
+    # Not `numpy.unique`: it imports `numpy.ma`, 15 to 30 ms of CPU in each new process.
+    values = np.sort(values, axis=None)
+    is_new = np.ones(len(values), np.bool_)
+    np.not_equal(values[1:], values[:-1], out=is_new[1:])
+    return values[is_new]
 
 
 def run_bounds(*columns: IntArray, constant: IntArray | None = None) -> list[int]:

@@ -30,7 +30,7 @@ from seqrecord.store.clips.frames import (
     merged_intervals,
     offset_range,
 )
-from seqrecord.store.clips.grids import ChunkGrid, IntArray, frame_keys, split_keys
+from seqrecord.store.clips.grids import ChunkGrid, IntArray, distinct, frame_keys, split_keys
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.text import repr_of
 from seqrecord.store.units import is_integer
@@ -128,7 +128,7 @@ class EpisodeLayout:
         single = (size >= self.num_frames[selected]) & (size > 0)
         if not single.any():
             return replace(self, leading=leading)
-        chunk_sizes = np.unique(size[~single & (size > 0)])
+        chunk_sizes = distinct(size[~single & (size > 0)])
         lengths = size[single]
         place = np.searchsorted(chunk_sizes, lengths)
         nominal = np.append(chunk_sizes, lengths.max())[place]

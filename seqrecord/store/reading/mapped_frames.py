@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from seqrecord.errors import ClipError, FormatError, SeqRecordError
 from seqrecord.store.checksum import crc32c
-from seqrecord.store.clips.grids import IntArray, frame_keys, run_bounds
+from seqrecord.store.clips.grids import IntArray, distinct, frame_keys, run_bounds
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.format.pages import page_offsets
 from seqrecord.store.format.rows import WORD, absent_frames
@@ -94,7 +94,7 @@ class MappedRecords:
         starts = self.files.places
         numbers: Iterable[int] = range(len(starts))
         if len(starts) > 1:
-            numbers = np.unique(np.searchsorted(starts, places, side="right") - 1).tolist()
+            numbers = distinct(np.searchsorted(starts, places, side="right") - 1).tolist()
         self.files.check(n for n in numbers if n >= 0 and self.are_mapped[n])
 
 
