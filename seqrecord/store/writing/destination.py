@@ -113,16 +113,19 @@ class Destination:
             self._open(mode, is_second=True)
             return
         self.damaged = _report_damaged(storage, damaged, files)
-        self.schema = manifest.schema if manifest else None
-        positions: Mapping[str, int] = self._index.positions if self._index else {}
+        self.schema, self.first_ordinal = None, 0
+        positions: Mapping[str, int] = {}
+        self._deleted: tuple[str, ...] = ()
+        if manifest and self._index:
+            self.schema, self.first_ordinal = manifest.schema, manifest.next_ordinal
+            positions = self._index.positions
+            rows = map(positions.__getitem__, filter(positions.__contains__, self._replaced))
+            self._deleted = tuple(map(self._index.uid, rows))
         self.committed = frozenset(positions).difference(self._replaced)
-        rows = [positions[key] for key in self._replaced if key in positions]
-        self._deleted = tuple(self._index.uid(row) for row in rows) if self._index else ()
         self.recovered: dict[str, int] = {}
         self._footers: dict[str, Footer] = {}  # of the dataset's and of recovered files
         if is_resumed:
             self._recover(footers, unfinished)
-        self.first_ordinal = manifest.next_ordinal if manifest else 0
         next_ordinals = (ordinal + 1 for ordinal in self.recovered.values())
         self.next_ordinal = max((self.first_ordinal, *next_ordinals))
 
