@@ -28,6 +28,7 @@ from seqrecord.storage import (
     open_storage,
 )
 from seqrecord.store.processes.system import reserve, sync
+from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.local import find_remote_mount
 from tests.kit.faults import CountingStorage
 from tests.kit.processes import busy_threads, in_fork
@@ -55,6 +56,20 @@ def _open_fds() -> int:
 
 class TestLocalStorage(StorageContract):
     make = staticmethod(LocalStorage)
+
+
+class TestFolderOfALocalStorage(StorageContract):
+    @staticmethod
+    def make(folder: Path) -> Storage:
+        return in_folder(LocalStorage(folder), "dictionaries/a")
+
+
+class TestFolder(StorageContract):
+    """Its files are those of the storage that it is in."""
+
+    @staticmethod
+    def make(folder: Path) -> Storage:
+        return in_folder(CountingStorage(LocalStorage(folder)), "dictionaries/a")
 
 
 class TestMemoryStorage(StorageContract):

@@ -534,3 +534,41 @@ def test_a_kill_at_any_change_loses_nothing(tmp_path: Path) -> None:
         if not is_killed:
             break
     assert at > 10
+
+
+def test_texts_can_be_added_later_and_of_several_features(tmp_path: Path) -> None:
+    frames = [
+        {"image": np.full((2, 2, 3), i, np.uint8), "task": "open it", "hint": f"step {i % 2}"}
+        for i in range(6)
+    ]
+    write_dataset(tmp_path / "records", {"e": frames}, fps=5.0)
+    folder = derive(tmp_path / "records", None, per_text=None, keep=["task", "hint"])
+    encoder = TextEncoder()
+    per_text = {"task": embedding, "hint": encoder}
+    derive(tmp_path / "records", None, per_text=per_text, keep=["task", "hint"])
+    assert encoder.texts == ["step 0", "step 1"]
+    with seqrecord.open(folder) as dataset:
+        assert [*dataset.dictionaries] == ["task_embedding", "hint_embedding"]
+        assert dataset.num_frames == 6
+        assert dataset.statistics["mean"].mean == pytest.approx([2.5])
+    for batch in seqrecord.SeqRecordPipe(folder, clip_len=2, batch_size=5):
+        for clip, texts in enumerate(batch["hint"]):
+            for frame, text in enumerate(texts):
+                assert_equal(batch["hint_embedding"][clip][frame], text)
+                assert_equal(batch["task_embedding"][clip][frame], "open it")
+
+
+def test_a_destination_that_is_no_local_folder(records: Path) -> None:
+    encoder, place = TextEncoder(), "memory://derived/texts"
+    for _ in range(2):
+        seqrecord.derive(
+            *(records, mean, place), features=["image"], keep=["task"], per_text={"task": encoder}
+        )
+    assert encoder.texts == [*TASKS]
+    for batch in seqrecord.SeqRecordPipe(place, clip_len=2, batch_size=3):
+        assert_batch(batch, "list")
+    assert seqrecord.verify(place).ok
+    for batch in DataLoader(
+        seqrecord.SeqRecordMapDataset(place, clip_len=2), batch_size=4, collate_fn=collated
+    ):
+        assert_batch(batch, "list")

@@ -13,6 +13,7 @@ from seqrecord.store.storage.base import (
     StorageWrapper,
     Unfinished,
     Upload,
+    check_path,
     entries_of,
     identity_of,
 )
@@ -102,8 +103,8 @@ class FolderStorage(StorageWrapper):
         return self.inner.local_path(self._path_of(path))
 
     def _path_of(self, path: str) -> str:
-        """The path in `inner`."""
-        return f"{self.folder}/{path}"
+        """The path in `inner`. Raises `LocationError` for an unclean one."""
+        return f"{self.folder}/{check_path(path)}"
 
     def _own(self, path: str) -> str:
         """The path in the folder."""
