@@ -46,6 +46,9 @@ class FolderStorage(StorageWrapper):
     def __reduce__(self) -> tuple[Callable[..., Any], tuple[Any, ...]]:
         return type(self), (self.inner, self.folder)
 
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self.url!r})"
+
     @property
     def url(self) -> str:
         return f"{self.inner.url}/{self.folder}"
