@@ -9,11 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe, SeqRecordWriter, samples
+from seqrecord import ClipSpec, EngineOptions, SeqRecordPipe, samples
 from seqrecord.loader.sampling.bounds import PlanSettings
 from seqrecord.loader.sampling.epoch import EpochPlan
 from seqrecord.loader.sampling.runs import Shard
 from tests.kit.clip_data import all_names
+from tests.kit.datasets import columns, write_dataset, written_once
 from tests.loader.clip_cases import episode_table, listed_clips
 
 RARE = {"e020", "e120"}
@@ -24,19 +25,20 @@ SIZE = 32
 pytestmark = pytest.mark.slow
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("passes") / "records"
+def write(path: Path) -> None:
+    episodes = {
+        f"e{number:03d}": columns(
+            image=[np.full((64, 64, 3), number, np.uint8)] * LENGTH,
+            id=[np.array([number, frame]) for frame in range(LENGTH)],
+        )
+        for number in range(NUM_EPISODES)
+    }
+    metadata = {key: {"task": "rare" if key in RARE else "common"} for key in episodes}
     features = {"image": {"kind": "image"}}
-    with SeqRecordWriter(path, codecs={"image": "fast"}, features=features) as writer:
-        for number in range(NUM_EPISODES):
-            key = f"e{number:03d}"
-            task = {"task": "rare" if key in RARE else "common"}
-            with writer.episode(key, metadata=task) as episode:
-                for frame in range(LENGTH):
-                    image = np.full((64, 64, 3), number, np.uint8)
-                    episode.append({"image": image, "id": np.array([number, frame])})
-    return path
+    write_dataset(path, episodes, metadata=metadata, codecs={"image": "fast"}, features=features)
+
+
+path = written_once(write)
 
 
 STREAMED = {"memory_limit": "15.36MiB"}

@@ -16,7 +16,7 @@ from torch.utils.data import DataLoader
 import seqrecord
 from seqrecord import SeqRecordIterableDataset, SeqRecordPipe
 from tests.formats.camera_originals import write_tum
-from tests.kit.datasets import noise, write_dataset
+from tests.kit.datasets import columns, noise, write_dataset, written_once
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
 
@@ -24,14 +24,13 @@ FEATURES = ("id", "image")
 CLIP: dict[str, Any] = {"clip_len": 3, "seed": 4}
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    root = tmp_path_factory.mktemp("rows") / "records"
-    frames = [{"id": np.array([n], np.int64), "image": noise(6, 8, 3, seed=n)} for n in range(30)]
-    episodes = {f"e{n}": frames[: 12 + 3 * n] for n in range(6)}
-    metadata = {key: {"robot": key.upper()} for key in episodes}
-    write_dataset(root, episodes, metadata=metadata, chunk_frames=8)
-    return root
+_FRAMES = columns(id=np.arange(30)[:, None], image=noise(30, 6, 8, 3))
+path = written_once(
+    write_dataset,
+    {f"e{n}": _FRAMES[: 12 + 3 * n] for n in range(6)},
+    metadata={f"e{n}": {"robot": f"E{n}"} for n in range(6)},
+    chunk_frames=8,
+)
 
 
 def check(batch: Any, rows: Any, features: tuple[str, ...] = FEATURES) -> None:

@@ -17,7 +17,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
-import seqrecord
 from seqrecord import (
     ClipError,
     Dataset,
@@ -395,18 +394,20 @@ def stamps(episode: int) -> npt.NDArray[np.int64]:
     return found
 
 
-@pytest.fixture(scope="module")
-def timed(tmp_path_factory: pytest.TempPathFactory) -> Dataset:
-    path = tmp_path_factory.mktemp("timed") / "records"
+def write_timed(path: Path) -> None:
+    episodes = {
+        str(number): columns(
+            time=stamps(number),
+            imu=[np.array([number, i]) for i in range(length)],
+            image=[np.full((4, 4), i) for i in range(length)],
+        )
+        for number, length in enumerate(TIMED)
+    }
     features = {"time": {"kind": "timestamp", "unit": "ns"}}
-    with SeqRecordWriter(path, features=features, chunk_frames=8) as writer:
-        for number, length in enumerate(TIMED):
-            with writer.episode(f"{number}") as episode:
-                for i, at in enumerate(stamps(number)):
-                    frame = {"time": at, "imu": np.array([number, i]), "image": np.full((4, 4), i)}
-                    episode.append(frame)
-                assert length == i + 1
-    return seqrecord.open(path)
+    write_dataset(path, episodes, features=features, chunk_frames=8)
+
+
+timed = written_once(write_timed, open_it=True)
 
 
 def check(clip: dict[str, Any], times: list[float], tolerance: float) -> tuple[int, int]:

@@ -21,6 +21,7 @@ from seqrecord.store.format.footer import parse_footer
 from seqrecord.store.format.index import Index
 from seqrecord.store.format.manifest import Manifest
 from tests.kit import tiny
+from tests.kit.datasets import written_once
 from tests.kit.processes import run_code, run_python
 from tests.store.fuzz_files import ALLOWED, KINDS
 from tests.store.hostile_cases import CASES
@@ -29,9 +30,7 @@ ROOT = Path(__file__).parents[2]
 _TABLES = ("episodes", "chunks0", "gaps")
 
 
-@pytest.fixture(scope="module")
-def good(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return tiny.write_tiny(tmp_path_factory.mktemp("good") / "dataset")
+good = written_once(tiny.write_tiny)
 
 
 @pytest.fixture

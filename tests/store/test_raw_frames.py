@@ -26,7 +26,7 @@ from seqrecord.store.reading.chunk_sizes import (
     overlapping_chunk_bytes,
 )
 from tests.kit.clip_data import LARGE, LENGTHS, check_clip, possible_clips, write_numbered
-from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset
+from tests.kit.datasets import columns, damage, flip, nth_page, write_dataset, written_once
 from tests.kit.faults import CountingStorage, damages_once
 
 FRAMES = 700
@@ -62,9 +62,7 @@ def write(folder: Path) -> Path:
     return folder
 
 
-@pytest.fixture(scope="module")
-def root(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write(tmp_path_factory.mktemp("parts") / "records")
+root = written_once(write)
 
 
 @pytest.fixture

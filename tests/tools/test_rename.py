@@ -30,7 +30,7 @@ from seqrecord import (
 )
 from seqrecord.errors import SchemaError, SeqRecordError
 from tests.kit.clip_data import digest
-from tests.kit.datasets import write_dataset
+from tests.kit.datasets import write_dataset, written_once
 
 SCHEMA = seqrecord.Schema(
     [
@@ -55,14 +55,13 @@ def frame(number: int, i: int) -> dict[str, Any]:
     return found | ({"gps": rng.normal(size=3)} if i % 3 == 0 else {})
 
 
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("rename") / "records"
-    lengths = {0: 14, 1: 9, 2: 3}
-    episodes = {f"e/{n}": [frame(n, i) for i in range(length)] for n, length in lengths.items()}
-    metadata = {f"e/{number}": {"task": number} for number in lengths}
-    write_dataset(folder, episodes, metadata=metadata, schema=SCHEMA, chunk_frames=5)
-    return folder
+path = written_once(
+    write_dataset,
+    {f"e/{n}": [frame(n, i) for i in range(length)] for n, length in enumerate((14, 9, 3))},
+    metadata={f"e/{n}": {"task": n} for n in range(3)},
+    schema=SCHEMA,
+    chunk_frames=5,
+)
 
 
 def by_stored_names(clip: Mapping[str, Any]) -> dict[str, Any]:
