@@ -1,11 +1,13 @@
 """How full the batches of a budget are: `python -m benchmarks.budgets [CASE …]`.
 
 Writes datasets whose samples are lists of frames, of a length for each episode, to a temporary
-folder, and iterates over the loaders of 8 ranks. For each case and budget: the part of packed
-batches that is used, and of padded batches that is padding, of the worst rank; batches beyond the
-number that the sum of costs needs; |correlation| of mean length and number of a batch; decoded
-frames for each stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget,
-and in a batch of equally many clips without. `--planning` measures the CPU time of plans instead.
+folder, and iterates over the loaders of 8 ranks. For each case and budget: the batches of a rank,
+and the least number that its part of the costs needs (padded: of clips in batches of one length);
+the part of packed batches that is used, and of padded batches that is padding, of the worst rank;
+batches beyond the number that the sum of costs needs; |correlation| of mean length and number of a
+batch, the mean of all ranks, and its standard error in random orders; decoded frames for each
+stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget, and in a batch
+of equally many clips without. `--planning` measures the CPU time of plans instead.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -31,7 +34,7 @@ __all__ = ["CASES", "Case", "Use", "measure", "planning_seconds", "write"]
 RANKS = 8
 BUDGETS = (4, 16, 32)  # longest rows
 BATCHES = 40  # of each rank, of the largest budget
-PLANNED_ROWS = 20_000
+PLANNED_ROWS = 1_000_000
 
 
 @dataclass(frozen=True)
@@ -78,6 +81,8 @@ CASES = (
 class Use:
     """The batches of a budget, see above; `used` and `padding` are of the worst rank."""
 
+    batches: int
+    least_batches: int
     used: float
     padding: float
     extra: float
@@ -124,7 +129,7 @@ def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, pad
         rows, longest = np.array(counts), np.array(most)
         numbers.append(len(rows))
         used.append(float((longest * rows if padded else np.array(sums)).mean()) / size)
-        padding.append(1 - sum(sums) / float((longest * rows).sum()))
+        padding.append(1 - sum(sums) / float((longest * rows).sum()) if padded else 0.0)
         if (mean := np.array(sums) / rows).std() > 0:  # else a rank has one length
             means.append(float(np.corrcoef(mean, np.arange(len(rows)))[0, 1]))
         same = max(1, round(float(rows.mean())))
@@ -133,7 +138,11 @@ def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, pad
     total = sum(map(len, table["frames"]))
     assert {*numbers} == {numbers[0]}
     assert clips == len(table["frames"])
+    lengths = np.array([*map(len, table["frames"])])
+    parts = 1 / (size // lengths) if padded else lengths / size
     return Use(
+        numbers[0],
+        ceil(float(parts.sum()) / RANKS),
         min(used),
         max(padding),
         sum(numbers) * size / total - 1,
@@ -164,9 +173,10 @@ def planning_seconds(folder: Path, *, padded: bool, rows: int = PLANNED_ROWS) ->
 
 def lines(cases: Sequence[Case]) -> Iterator[str]:
     """Lines of the table, as they are measured."""
-    names = "batches | used | padding | extra batches | correlation | decodes | buffers"
-    yield f"| lists | episodes | budget | {names} | episodes, without a budget |"
-    yield "|---" * 11 + "|"
+    names = "batches | of a rank, least | used | padding | extra batches | correlation, by chance"
+    names += " | decodes | buffers | episodes, without a budget"
+    yield f"| lists | episodes | budget | {names} |"
+    yield "|---" * 12 + "|"
     for case in cases:
         with tempfile.TemporaryDirectory() as name:
             folder = Path(name) / "records"
@@ -176,8 +186,11 @@ def lines(cases: Sequence[Case]) -> Iterator[str]:
                     use = measure(case, folder, table, budget, padded=padded)
                     cells = [case.name, f"{case.episodes}", f"{budget} longest"]
                     cells += ["padded" if padded else "packed"]
-                    cells += [f"{use.used:.0%}", f"{use.padding:.0%}", f"{use.extra:.0%}"]
-                    cells += [f"{use.correlation:.2f}", f"{use.decodes:.3f}", f"{use.buffers:.2f}"]
+                    cells += [f"{use.batches}, {use.least_batches}"]
+                    cells += [f"{use.used:.1%}", f"{use.padding:.1%}", f"{use.extra:.1%}"]
+                    chance = (use.batches * RANKS) ** -0.5
+                    cells += [f"{use.correlation:.2f}, {chance:.2f}"]
+                    cells += [f"{use.decodes:.3f}", f"{use.buffers:.2f}"]
                     cells += [f"{use.episodes:.1f}, {use.episodes_before:.1f}"]
                     yield "| " + " | ".join(cells) + " |"
 
