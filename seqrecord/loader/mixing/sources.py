@@ -257,6 +257,7 @@ class SourceLoader(ClipLoader):
             rank=mix.rank,
             device=mix.device,
         )
+        view = view.with_seed(options.seed)
         super().__init__(Planner.of(view, options, limit_in, machine_part))
         self.name = dataset.name
 

@@ -66,9 +66,7 @@ class SelectedWindows:
         dilations: Sequence[int] | None = None,
     ) -> None:
         self.dataset, self._selected = dataset, selected
-        num_frames = dataset.contents.episode_table.num_frames
-        num_frames = num_frames if excerpts is None else excerpts.num_frames
-        self._no_features = ClipFrames({}, num_frames, excerpts=excerpts)
+        self._no_features = _without_features(dataset, excerpts)
         step, factors = 1, options.dilations  # drawn ones multiply the offsets of windows
         if not options.has_drawn_steps:
             step, factors = options.dilations[0], (1,)
@@ -92,9 +90,7 @@ class SelectedWindows:
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
         self.usual: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
-        self._windows = by_feature
-        if self._nearest:
-            self._windows = {**by_feature, **self._looking(by_feature)}
+        self._windows = {**by_feature, **self._looking(by_feature)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
@@ -143,6 +139,8 @@ class SelectedWindows:
 
     def _looking(self, windows: Mapping[str, Any]) -> dict[str, NearestWindow]:
         """The windows of features with `Latest` or `Next`, which look for values."""
+        if not self._nearest:
+            return {}
         if self.is_transformed:
             raise ClipError(
                 "Latest and Next do not go with frame_transform, which needs whole frames",
@@ -268,6 +266,13 @@ class SelectedWindows:
                 f"{frames}, {request.limit}={request.most}, unknown={request.unknown}"
             )
         return descriptions
+
+
+def _without_features(dataset: Dataset, excerpts: FrameLists | None) -> ClipFrames:
+    """The frames of no feature."""
+    if excerpts is None:
+        return ClipFrames({}, dataset.contents.episode_table.num_frames)
+    return ClipFrames({}, excerpts.num_frames, excerpts=excerpts)
 
 
 def _has_anchors(window: Any) -> bool:

@@ -92,7 +92,7 @@ class Planner:
         Raises `MemoryLimitError` with the smallest sufficient limit; in a mix, only the first use
         does.
         """
-        view, most, costs = with_budget(view.with_seed(options.seed), options)
+        view, most, costs = with_budget(view, options)
         settings = PlanSettings(
             shuffle=options.shuffle,
             seed=options.seed,
@@ -100,8 +100,7 @@ class Planner:
             last_batch=options.last_batch,
             order=options.order,
         )
-        ranks = Ranks(options.rank)
-        planner = cls(view, options, settings, ranks, limit_in, machine_part, costs)
+        planner = cls(view, options, settings, Ranks(options.rank), limit_in, machine_part, costs)
         planner.clips(0)
         if limit_in is None:
             planner.plan_memory(1)
@@ -113,24 +112,23 @@ class Planner:
 
     def with_shuffle(self, shuffle: bool) -> Planner:
         """The planner with or without a shuffled order."""
-        if shuffle == self.settings.shuffle:
-            return self
         settings = replace(self.settings, shuffle=shuffle)
-        given = self.limit_in, self.machine_part, self.costs, self.resident_frames
-        return Planner(self.view, self.options, settings, self.ranks, *given)
+        return self if settings == self.settings else self._copy(settings=settings)
 
     def with_frames_of(self, earlier: Planner) -> Planner:
         """The planner with memory for the resident frames of an earlier one, of the same episodes
         in one process, if these include its own.
         """
-        if earlier.plan_memory(1).in_memory is None:
-            return self
-        frames = earlier._frames_of_epochs
-        pairs = zip(frames, self._frames_of_epochs, strict=True)
-        if not all(intervals.include(own) for intervals, own in pairs):
-            return self
-        given = self.limit_in, self.machine_part, self.costs, frames
-        return Planner(self.view, self.options, self.settings, self.ranks, *given)
+        frames, own_frames = earlier._frames_of_epochs, self._frames_of_epochs
+        are_resident = earlier.plan_memory(1).in_memory is not None
+        if are_resident and all(map(Intervals.include, frames, own_frames)):
+            return self._copy(resident_frames=frames)
+        return self
+
+    def _copy(self, **changes: Any) -> Planner:
+        """A copy that plans anew."""
+        changes |= {name: {} for name in ("_memory_plans", "_remaining", "_requests")}
+        return replace(self, _logged=set(), **changes)
 
     # ---- clips and plans
 
@@ -147,26 +145,8 @@ class Planner:
 
     @cached_property
     def request(self) -> dict[str, Any]:
-        """The arguments that determine the order, beside samples and settings of plans, as JSON.
-
-        Features have their stored names, because `rename` does not change the order.
-        """
-        view, options, stored = self.view, self.options, self.view.dataset.contents.stored_name
-        # The padding of features may change, and does so with the dataset.
-        arrays = view.stored_arrays if view.transform is None else view.arrays
-        drawn = {"frames_per_batch": options.frames_per_batch, "budget": self.costs.describe()}
-        return {
-            "clip_len": list(options.clip_lens or ()) or options.clip_len,
-            "stride": view.samples.base.clips.spec.stride,
-            "dilation": options.dilation,
-            "windows": {stored(n): window for n, window in view.windows.describe().items()},
-            "pad": options.pad,
-            "features": sorted(map(stored, view.dataset.features)),
-            "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
-            "shuffle_buffer": options.tuning.shuffle_buffer,
-            "fixed_shards": options.tuning.fixed_shards,
-            **{name: value for name, value in drawn.items() if value is not None},
-        }
+        """See `_order_request`."""
+        return _order_request(self.view, self.options, self.costs)
 
     def clips(self, epoch: int, segments: Segments = ()) -> ClipTable:
         """The clips of an epoch that remain after its segments.
@@ -209,13 +189,7 @@ class Planner:
         Raises `ClipError` if `last_batch="drop"` leaves no batch, and `StateError` for impossible
         segments.
         """
-        options = self.options
-        if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
-            raise ClipError(
-                "clip_len or a size is drawn for each batch, and the loader makes single clips",
-                expected="a batch_size; or a SeqRecordMix around the loader",
-                got=f"clip_len={options.clip_len}",
-            )
+        _check_batches(self.options)
         if shard.index == 0 and shard.count not in self._logged:
             self._logged.add(shard.count)
             _log_mixing(self, shard.count)
@@ -230,7 +204,7 @@ class Planner:
             segment=len(segments),
             windows=self.view.group_windows,
             frames=self.view.group_frames(epoch),
-            draws=options.draws,
+            draws=self.options.draws,
             costs=self.costs.of(epoch),
         )
         self.costs.log(plan)
@@ -339,13 +313,9 @@ class Planner:
     @cached_property
     def _all_clip_stats(self) -> ClipStats:
         view, epochs = self.view, self.view.samples
-        return ClipStats.of(
-            epochs.typical,
-            view.episodes,
-            view.group_windows,
-            any_clips=epochs.differs_by_epoch,
-            repeats=epochs.rows_differ,
-        )
+        table, differ = epochs.typical, epochs.differs_by_epoch
+        repeats, place = epochs.rows_differ, (view.episodes, view.group_windows)
+        return ClipStats.of(table, *place, any_clips=differ, repeats=repeats)
 
     @cached_property
     def sizes(self) -> FrameSizes:
@@ -369,8 +339,7 @@ class Planner:
         """See `frames_of_epochs`. Frames of more clips than can stay are not looked up."""
         if self.resident_frames is not None:
             return self.resident_frames
-        limit = self.options.memory_limit
-        most_bytes = MOST_OF_RANK if limit is None else parse_size(limit)
+        most_bytes = parse_size(self.options.memory_limit or MOST_OF_RANK)
         return frames_of_epochs(self.view, most_bytes // sum(self.sizes.of_staying.frames))
 
     def staying_frames(
@@ -417,21 +386,58 @@ class Planner:
         view, shards = self.view, None if shard is None else np.array([shard.index])
         table, windows = view.samples.clips, view.group_windows
         frames = view.group_frames(0) if view.has_fixed_frames else None
-        place = table, view.episodes, windows, settings, num_shards, shards
-        return shard_frames(*place, frames)
+        return shard_frames(table, view.episodes, windows, settings, num_shards, shards, frames)
 
     def staying_rows(
         self, shard: Shard, segments: Segments, settings: PlanSettings
     ) -> dict[int, FrameRows]:
         """The rows of resident frames in a shard, by group."""
-        view, frames = self.view, self._frames_of_epochs
+        frames = self._frames_of_epochs
         if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
             frames = self._shard_frames(shard.count, settings, shard)[0]
-        between, rows = groups_loaded_between(view), dict[int, FrameRows]()
-        for grid, intervals in zip(view.episodes.groups, frames, strict=True):
-            fills_gaps = grid.group in between
-            rows[grid.group] = FrameRows(intervals, view.episodes.num_frames, fills_gaps=fills_gaps)
-        return rows
+        return _frame_rows(self.view, frames)
+
+
+def _check_batches(options: LoaderOptions) -> None:
+    """Raise `ClipError` for draws per batch, and no batches."""
+    if options.most_clips is None and (options.clip_lens is not None or options.draws_sizes):
+        raise ClipError(
+            "clip_len or a size is drawn for each batch, and the loader makes single clips",
+            expected="a batch_size; or a SeqRecordMix around the loader",
+            got=f"clip_len={options.clip_len}",
+        )
+
+
+def _frame_rows(view: View, frames: Sequence[Intervals]) -> dict[int, FrameRows]:
+    """Rows of the resident frames of each group."""
+    between, rows = groups_loaded_between(view), dict[int, FrameRows]()
+    for grid, intervals in zip(view.episodes.groups, frames, strict=True):
+        fills_gaps = grid.group in between
+        rows[grid.group] = FrameRows(intervals, view.episodes.num_frames, fills_gaps=fills_gaps)
+    return rows
+
+
+def _order_request(view: View, options: LoaderOptions, costs: EpochCosts) -> dict[str, Any]:
+    """The arguments that determine the order, beside samples and settings of plans, as JSON.
+
+    Features have their stored names, because `rename` does not change the order.
+    """
+    stored = view.dataset.contents.stored_name
+    # The padding of features may change, and does so with the dataset.
+    arrays = view.stored_arrays if view.transform is None else view.arrays
+    drawn = {"frames_per_batch": options.frames_per_batch, "budget": costs.describe()}
+    return {
+        "clip_len": list(options.clip_lens or ()) or options.clip_len,
+        "stride": view.samples.base.clips.spec.stride,
+        "dilation": options.dilation,
+        "windows": {stored(n): window for n, window in view.windows.describe().items()},
+        "pad": options.pad,
+        "features": sorted(map(stored, view.dataset.features)),
+        "shapes": {stored(name): str(spec) for name, spec in sorted(arrays.items())},
+        "shuffle_buffer": options.tuning.shuffle_buffer,
+        "fixed_shards": options.tuning.fixed_shards,
+        **{name: value for name, value in drawn.items() if value is not None},
+    }
 
 
 def plan_clips(location: DatasetLike, options: LoaderOptions) -> Planner:

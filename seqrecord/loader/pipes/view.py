@@ -180,18 +180,14 @@ class View:
                 whole=any(map(attrgetter("is_anywhere"), windows)),
                 are_used=is_even and self.steps is None,
             )
+            if reach.whole and self.has_fixed_frames:
+                frames = self.group_frames(0)[len(group_windows)]
+                reach = replace(reach, most_frames=self._most_frames(reach, frames))
             group_windows.append(reach)
-        if not any(window.whole for window in group_windows) or not self.has_fixed_frames:
-            return group_windows
-        return [
-            replace(window, most_frames=self._most_frames(window, frames))
-            for window, frames in zip(group_windows, self.group_frames(0), strict=True)
-        ]
+        return group_windows
 
-    def _most_frames(self, window: Window, frames: SampleFrames) -> int | None:
-        """The most frames of an episode that samples have in a group, if they may be anywhere."""
-        if not window.whole:
-            return None
+    def _most_frames(self, window: Window, frames: SampleFrames) -> int:
+        """The most frames of an episode that samples have in a group."""
         runs = Runs.of(self.samples.clips)
         run_frames = RunFrames(runs, self.episodes.num_frames, window, frames)
         _, used = run_frames.intervals(np.zeros_like(runs.run))
