@@ -19,6 +19,7 @@ import json
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from typing import Any
 
 from seqrecord.errors import ClipError, FormatError, located
@@ -44,6 +45,7 @@ def function_name(function: Callable[..., Any]) -> str:
     return f"{kind.__module__}:{kind.__qualname__}"
 
 
+@cache
 def package_versions() -> dict[str, str]:
     """Return the versions of this package, and of others on which values may depend."""
     versions = {"seqrecord": __version__}
