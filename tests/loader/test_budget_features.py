@@ -1,4 +1,4 @@
-"""Budgets over video, HTTP, joins, crops, cameras and workers: rows are those without a budget."""
+"""Budgets over video, HTTP, joins, crops and workers: the same rows as without a budget."""
 
 from __future__ import annotations
 
@@ -101,7 +101,7 @@ def check_rows(batches: Any, expected: dict[Row, dict[str, Any]], names: list[st
     "case",
     ["video", "http", "join", "center", "resize", pytest.param("small", marks=pytest.mark.slow)],
 )
-def test_rows_are_those_of_single_clips(folder: Path, case: str, ranks: int) -> None:
+def test_rows_equal_single_clips(folder: Path, case: str, ranks: int) -> None:
     options: dict[str, Any] = {}
     names, place = ["image", "step"], cast("Any", folder / "video")
     if case == "join":

@@ -28,6 +28,7 @@ from seqrecord import (
     SeqRecordPipe,
     open_source,
 )
+from seqrecord.loader.sampling import used_frames
 from seqrecord.samples import SampleRandom, Samples, dilate, reverse
 from tests.formats.cases import index_source
 from tests.kit.clip_data import minimum_memory
@@ -170,6 +171,20 @@ def test_resident_epochs(path: Path, name: str) -> None:
     if is_filled:
         assert len(seen) <= sum(decoded) <= LENGTH * EPISODES
         assert sum(decoded[1:]) < decoded[0]
+
+
+@EACH
+def test_frames_of_long_episodes(encoded: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Their used frames are sorted instead of marked, as no memory has room for marks."""
+
+    def decoded() -> tuple[Used, int]:
+        make = partial(SeqRecordPipe, encoded, **options_of(name), rank=(0, 1))
+        pipe = make(memory_limit=minimum_memory(make))
+        return frames_in(pipe), pipe.stats()["frames_decoded"]
+
+    expected = decoded()
+    monkeypatch.setattr(used_frames, "_MAX_MARKS", 0)
+    assert decoded() == expected
 
 
 SPARSE = ["strides", "dilation", "coprime", "windows", "backwards", "padded", "table", "seconds"]

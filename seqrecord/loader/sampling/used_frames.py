@@ -23,11 +23,12 @@ import numpy.typing as npt
 
 from seqrecord.loader.sampling.runs import Intervals, Runs, Window
 from seqrecord.store.clips.frames import ClipKeys
-from seqrecord.store.clips.grids import frame_keys, split_keys
+from seqrecord.store.clips.grids import distinct, frame_keys, split_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _CLIPS_AT_ONCE = 1 << 13  # whose arrays are small: 1 << 15 take half as long again
+_MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several times as slow
 
 SampleFrames: TypeAlias = Callable[[ClipKeys], IntArray]
 """Returns the frames of a group in clips, int64[n, T]."""
@@ -144,7 +145,7 @@ class RunFrames:
         assert self.frames is not None, "runs without holes have no frames to look up"
         room = stop - begin + 2  # with a margin on both sides, for frames outside
         shift = np.cumsum(room) - room + 1 - begin
-        is_used = np.zeros(int(room.sum()), np.bool_)
+        places = _UsedPlaces(int(room.sum()))
         ends = np.cumsum(np.maximum(high - low, 0))
         first_clip = high - ends
         num_clips = int(ends[-1]) if len(ends) else 0
@@ -157,12 +158,11 @@ class RunFrames:
                 self.runs.episode[row], start, self.runs.samples(row, clips), np.zeros_like(start)
             )
             part = owner[part]
-            places = self.frames(keys) + shift[part][:, None]
-            np.maximum(places, (begin + shift - 1)[part][:, None], out=places)
-            np.minimum(places, (stop + shift)[part][:, None], out=places)
-            is_used[places] = True
-        is_used[begin + shift - 1] = is_used[stop + shift] = False
-        return np.flatnonzero(is_used), shift
+            frames = self.frames(keys) + shift[part][:, None]
+            np.maximum(frames, (begin + shift - 1)[part][:, None], out=frames)
+            np.minimum(frames, (stop + shift)[part][:, None], out=frames)
+            places.add(frames)
+        return places.without(np.concatenate((begin + shift - 1, stop + shift))), shift
 
 
 def united(part: IntArray, intervals: Intervals) -> tuple[IntArray, Intervals]:
@@ -180,3 +180,26 @@ def united(part: IntArray, intervals: Intervals) -> tuple[IntArray, Intervals]:
     openings = np.flatnonzero(np.append(True, apart)[: len(part)])
     stops = split_keys(reached[np.append(openings[1:], len(part))[: len(openings)] - 1])[1]
     return part[openings], Intervals(episode[openings], begin[openings], stops, step)
+
+
+class _UsedPlaces:
+    """Distinct places in `[0, num_places)`: marked, or sorted where marks need much memory."""
+
+    def __init__(self, num_places: int) -> None:
+        self._marks = np.zeros(num_places, np.bool_) if num_places <= _MAX_MARKS else None
+        self._parts = [np.empty(0, np.int64)]  # distinct places each; the longest one first
+
+    def add(self, places: IntArray) -> None:
+        if self._marks is not None:
+            self._marks[places] = True
+            return
+        self._parts.append(distinct(places))
+        if sum(map(len, self._parts)) > 2 * len(self._parts[0]):
+            self._parts = [distinct(np.concatenate(self._parts))]
+
+    def without(self, places: IntArray) -> IntArray:
+        """The added places except these, ascending; int64[n]."""
+        if self._marks is not None:
+            self._marks[places] = False
+            return np.flatnonzero(self._marks)
+        return np.setdiff1d(distinct(np.concatenate(self._parts)), places, assume_unique=True)
