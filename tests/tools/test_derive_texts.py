@@ -383,6 +383,88 @@ def test_another_function_or_version_is_refused(records: Path) -> None:
         derive(records, None, per_text=None)
 
 
+def other_embedding(text: str) -> torch.Tensor:
+    return embedding(text) + 1
+
+
+def interrupted(text: str) -> torch.Tensor:
+    if text == TASKS[2]:
+        raise ValueError("interrupted")
+    return other_embedding(text)
+
+
+@pytest.mark.parametrize("version", ["", "2"])
+@pytest.mark.parametrize("is_local", [True, False])
+def test_values_of_an_interrupted_function_are_not_used(
+    records: Path, version: str, is_local: bool
+) -> None:
+    place: Any = records.parent / "out" if is_local else f"memory://interrupted/texts{version}"
+
+    def call(encode: Any, version: str) -> None:
+        per_text = {"task": encode}
+        seqrecord.derive(
+            *(records, mean, place), features=["image"], per_text=per_text, version=version
+        )
+
+    with pytest.raises(ClipError, match="interrupted"):
+        call(interrupted, "")
+    encoder = TextEncoder()
+    arguments: dict[str, Any] = {"features": ["image"], "per_text": {"task": encoder}}
+    call(encoder, version)
+    state = seqrecord.check_derived(records, mean, place, version=version, **arguments)
+    assert state.is_current
+    assert encoder.texts == [*TASKS]
+    for batch in seqrecord.SeqRecordPipe(
+        seqrecord.open(records, join=[place]), clip_len=2, batch_size=3
+    ):
+        assert_batch(batch, "list")
+
+
+def test_a_function_of_another_version_continues_from_nothing(records: Path) -> None:
+    calls = list[str]()
+
+    def encode(text: str) -> torch.Tensor:
+        calls.append(text)
+        return interrupted(text) if len(calls) <= 3 else embedding(text)
+
+    with pytest.raises(ClipError, match="interrupted"):
+        derive(records, encode, keep=["task"], version="1")
+    folder = derive(records, encode, keep=["task"], version="2")
+    assert values_of(folder) == EXPECTED
+
+
+@pytest.mark.parametrize(
+    ("wrong", "expected", "got"),
+    [
+        (lambda text: np.zeros(len(text), np.float32), r"float32 \[13\]", r"float32 \[8\]"),
+        (lambda text: np.zeros((2, len(text))), r"float64 \[\?, 13\]", r"float64 \[2, 8\]"),
+        (lambda text: np.zeros((2,) * (1 + len(text) % 2)), r"\[\?, 2\]", r"float64 \[2\]"),
+        (lambda text: np.zeros(3, f"f{4 + len(text) % 2 * 4}"), "float64", "float32"),
+    ],
+)
+def test_values_that_differ_can_be_corrected(
+    records: Path, wrong: Any, expected: str, got: str
+) -> None:
+    functions = [wrong, embedding]
+
+    def encode(text: str) -> Any:
+        return functions[0](text)
+
+    match = rf"per_text.*task_embedding; expected: .*{expected}.*; got: .*{got}.* text 'close it'"
+    with pytest.raises(ClipError, match=match):
+        derive(records, encode, keep=["task"])
+    del functions[0]
+    folder = derive(records, encode, keep=["task"])
+    assert values_of(folder) == EXPECTED
+    append_episode(records, "new", "one more")
+    functions[0] = wrong
+    with pytest.raises(ClipError, match=r"got: .* for the text 'one more'"):
+        derive(records, encode, keep=["task"])
+    functions[0] = embedding
+    derive(records, encode, keep=["task"])
+    assert [*values_of(folder)] == [*TASKS, "one more"]
+
+
 def test_a_feature_that_is_no_text(records: Path) -> None:
     with pytest.raises(ClipError, match="per_text is for texts"):
         derive(records, None, per_text={"image": embedding})
@@ -420,10 +502,6 @@ def test_merge_and_copies(tmp_path: Path) -> None:
     source = seqrecord.open_source(merged)
     seqrecord.convert(source, copy, codecs="small", workers=1)
     assert values_of(copy) == EXPECTED
-
-
-def other_embedding(text: str) -> torch.Tensor:
-    return embedding(text) + 1
 
 
 def test_a_merge_of_different_values_is_refused(tmp_path: Path) -> None:

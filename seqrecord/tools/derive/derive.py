@@ -34,7 +34,9 @@ from seqrecord.tools.derive.ranks import RankWorkers, follow, lead, rank_group
 from seqrecord.tools.derive.text_source import (
     TextFunction,
     TextSource,
+    discard_texts,
     distinct_texts,
+    recover_texts,
     stored_texts,
     text_sources,
     write_texts,
@@ -142,7 +144,7 @@ def derive(
 
         def write_values_of_texts() -> None:
             for texts, text_runner in zip(of_texts, runners[1:], strict=True):
-                texts.texts = _lacking_texts(source, texts, place)
+                _choose_texts(source, texts, place)
                 if texts.texts:
                     with place.folder(texts.dictionary.folder) as storage:
                         write_texts(texts, storage, text_runner, codecs, max_file_size)
@@ -244,6 +246,14 @@ class _Place:
         with closing(open_storage(self.destination, self.storage_options)) as storage:
             yield in_folder(storage, path)
 
+    def uses(self, dictionary: str) -> bool:
+        """Whether there is a dataset, and it has a dictionary of this name."""
+        target = _existing(self.destination, self.storage_options)
+        if target is None:
+            return False
+        with target:
+            return dictionary in (entry.name for entry in target.contents.manifest.dictionaries)
+
 
 def _check_destination(source: DerivedSource, place: _Place) -> None:
     """Raise `ClipError` for a dataset of others, or with values of texts that would be missing."""
@@ -267,10 +277,31 @@ def _check_destination(source: DerivedSource, place: _Place) -> None:
 
 def _lacking_texts(source: DerivedSource, texts: TextSource, place: _Place) -> list[str]:
     """Return the texts of the source's episodes that have no value."""
+    is_used = place.uses(texts.dictionary.name)
     with place.folder(texts.dictionary.folder) as storage:
-        stored = stored_texts(texts, storage)
+        stored = stored_texts(texts, storage, is_used=is_used)
     distinct = distinct_texts(source.dataset, texts.dictionary.text, source.numbers)
-    return [text for text in distinct if text not in stored]
+    return [text for text in distinct if text not in stored.texts]
+
+
+def _choose_texts(source: DerivedSource, texts: TextSource, place: _Place) -> None:
+    """Choose the texts that get values now: all without a value.
+
+    If an interrupted call left values of another function, version or shape, and no dataset uses
+    them yet, they are removed, and all texts are chosen.
+    """
+    is_used = place.uses(texts.dictionary.name)
+    distinct = distinct_texts(source.dataset, texts.dictionary.text, source.numbers)
+    with place.folder(texts.dictionary.folder) as storage:
+        recover_texts(storage)
+        stored = stored_texts(texts, storage, is_used=is_used)
+        texts.texts = [text for text in distinct if text not in stored.texts]
+        is_fit = not texts.texts or stored.fits(spec := texts.spec())
+        if is_used and not is_fit and stored.spec is not None:
+            raise texts.misfit(texts.texts[0], stored.spec, spec)
+        if not is_used and not (is_fit and stored.texts):
+            discard_texts(storage)
+            texts.texts = distinct
 
 
 def _codecs_of_frames(codecs: Codecs | None, source: DerivedSource) -> Codecs | None:

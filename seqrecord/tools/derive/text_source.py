@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence, Set
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Any, TypeAlias
@@ -10,10 +10,11 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
+from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, SourceError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.convert_jobs import Workers
-from seqrecord.store.format.manifest import Dictionary
+from seqrecord.store.format.footer import RECORDS
+from seqrecord.store.format.manifest import INDEX, MANIFEST, VERSIONS, Dictionary
 from seqrecord.store.format.text_keys import FEATURE, TEXT, key_of_text
 from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
@@ -24,6 +25,7 @@ from seqrecord.store.reading.join_relatives import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of
+from seqrecord.store.writing.destination import Destination
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.provenance import function_name, package_versions
 from seqrecord.tools.derive.results import array_of_result
@@ -53,7 +55,11 @@ class TextSource:
     _first_value: dict[str, Any] = field(default_factory=dict, init=False)
 
     def schema(self) -> Schema:
-        """Return the feature of the first value; calls the function once.
+        """Return the feature of the values."""
+        return Schema([self.spec()])
+
+    def spec(self) -> FeatureSpec:
+        """Return dtype and shape of the first value; calls the function once.
 
         The first axis of a value with several axes varies.
         """
@@ -61,7 +67,7 @@ class TextSource:
         if (value := self._first_value.get(text)) is None:
             value = self._first_value[text] = self._call(text)
         shape = value.shape if value.ndim < 2 else (None, *value.shape[1:])
-        return Schema([FeatureSpec(self.dictionary.name, value.dtype, shape)])
+        return FeatureSpec(self.dictionary.name, value.dtype, shape)
 
     def episodes(self) -> Sequence[EpisodeInfo]:
         """Return an episode of one frame for each text."""
@@ -86,6 +92,17 @@ class TextSource:
         value = self._call(text) if value is None else value
         values: Any = [value] if value.ndim > 1 else value[None]
         yield Block(1, {self.dictionary.name: values})
+
+    def misfit(self, text: str, expected: FeatureSpec, got: object) -> ClipError:
+        """Return the error for a text's value of another dtype or shape than the others."""
+        return ClipError(
+            "the function of per_text returns values of different dtype or shape; values of one "
+            "axis have one length, and of several axes only the first one may differ. Correct the "
+            "function, and derive again",
+            feature=self.dictionary.name,
+            expected=expected,
+            got=f"{got} for the text {repr_of(text, 200)}",
+        )
 
     def _call(self, text: str) -> np.ndarray[Any, Any]:
         try:
@@ -144,10 +161,46 @@ def text_sources(per_text: Mapping[str, TextFunction] | None, version: str) -> l
     return sources
 
 
-def stored_texts(source: TextSource, storage: Storage) -> set[str]:
-    """Return the texts that have values in a dictionary's storage.
+def recover_texts(storage: Storage) -> None:
+    """Commit the values of interrupted calls, so that `stored_texts` compares them too."""
+    target = Destination(storage, "resume")
+    try:
+        if target.recovered:
+            target.commit(target.finished)
+    finally:
+        target.release()
 
-    Raises `ClipError` for values of another function or version.
+
+def discard_texts(storage: Storage) -> None:
+    """Remove all files of a dictionary that no dataset uses.
+
+    The manifest goes first: after a kill the other files are values of an interrupted call again.
+    """
+    storage.remove(MANIFEST)
+    for upload in storage.unfinished(RECORDS):
+        storage.remove(upload.path)
+    for folder in (RECORDS, VERSIONS, INDEX):
+        for file in storage.files(folder):
+            storage.remove(file.path)
+
+
+@dataclass(frozen=True)
+class StoredTexts:
+    """What a dictionary's storage has: texts with values, and dtype and shape of these."""
+
+    texts: Set[str] = frozenset()
+    spec: FeatureSpec | None = None
+
+    def fits(self, spec: FeatureSpec) -> bool:
+        """Whether values of `spec` can be added."""
+        return self.spec is None or (self.spec.dtype, self.spec.shape) == (spec.dtype, spec.shape)
+
+
+def stored_texts(source: TextSource, storage: Storage, *, is_used: bool) -> StoredTexts:
+    """Return the values of a source's function and version in a dictionary's storage.
+
+    `is_used` is whether the derived dataset has the dictionary. Then values of another function or
+    version raise `ClipError`, otherwise nothing is returned.
     """
     name = source.dictionary.name
     place = DictionaryPlace(name, source.dictionary.text, name, storage)
@@ -155,21 +208,24 @@ def stored_texts(source: TextSource, storage: Storage) -> set[str]:
         try:
             entries = dictionary.entries()
         except NotFoundError:
-            return set()
+            return StoredTexts()
+        spec = dictionary.spec
     for text, metadata in entries.items():
         stored = metadata.get(DERIVED_FROM)
         stored = stored if isinstance(stored, dict) else {}
-        if any(stored.get(key) != value for key, value in source.entry.items()):
-            raise ClipError(
-                "the values of texts are of another function or version; derive into another "
-                "folder",
-                file=storage.url,
-                feature=name,
-                expected=repr_of(source.entry),
-                got=f"{repr_of({key: stored.get(key) for key in source.entry})} for the text "
-                f"{repr_of(text, 100)}",
-            )
-    return {*entries}
+        if all(stored.get(key) == value for key, value in source.entry.items()):
+            continue
+        if not is_used:
+            return StoredTexts()
+        raise ClipError(
+            "the values of texts are of another function or version; derive into another folder",
+            file=storage.url,
+            feature=name,
+            expected=repr_of(source.entry),
+            got=f"{repr_of({key: stored.get(key) for key in source.entry})} for the text "
+            f"{repr_of(text, 100)}",
+        )
+    return StoredTexts(entries.keys(), spec)
 
 
 def write_texts(
@@ -179,17 +235,26 @@ def write_texts(
     codecs: Codecs | None,
     max_file_size: int | str | None,
 ) -> None:
-    """Store the values of a source's texts in a dictionary's storage, which is closed."""
+    """Store the values of a source's texts in a dictionary's storage, which is closed.
+
+    Raises `ClipError` for a value of another dtype or shape than the others.
+    """
     name = source.dictionary.name
     if isinstance(codecs, Mapping):
         codecs = {name: codecs[name]} if name in codecs else None
-    convert(
-        source,
-        storage,
-        codecs=codecs,
-        mode="resume",
-        workers=1 if runner is None else None,
-        executor=runner,
-        max_file_size=max_file_size,
-        statistics=False,
-    )
+    try:
+        convert(
+            source,
+            storage,
+            codecs=codecs,
+            mode="resume",
+            workers=1 if runner is None else None,
+            executor=runner,
+            max_file_size=max_file_size,
+            statistics=False,
+        )
+    except SourceError as error:
+        texts = {key_of_text(text): text for text in source.texts}
+        if error.episode in texts and isinstance(error.expected, FeatureSpec):
+            raise source.misfit(texts[error.episode], error.expected, error.got) from error
+        raise
