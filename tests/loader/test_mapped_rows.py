@@ -14,7 +14,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
+from seqrecord import CenterCrop, SeqRecordMapDataset, SeqRecordMix, SeqRecordPipe
 from seqrecord.errors import ChecksumError, ClipError, StorageError
 from seqrecord.storage import ByteRange, LocalStorage
 from seqrecord.store.storage.mapped_files import num_reserved_maps
@@ -386,8 +386,42 @@ def test_functions_cannot_write_to_files(path: Path) -> None:
         return clip
 
     settings: Any = {"clip_len": 1, "batch_size": 2, "features": ["image"]}
-    with pytest.raises(ValueError, match="read-only"):
-        list(SeqRecordPipe(path, **settings, clip_transform=write_to))
+    files = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
+    pipe = SeqRecordPipe(path, **settings, clip_transform=write_to)
+    assert not any(batch["image"].any() for _ in range(2) for batch in pipe)
+    assert {file: file.read_bytes() for file in files} == files
+    assert all(batch["image"].any() for batch in SeqRecordPipe(path, **settings))
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_limit": "300KiB"}, {"verify": "always"}], ids=str)
+@pytest.mark.parametrize("is_cropped", [False, True])
+def test_functions_may_write_by_torch(
+    path: Path, options: dict[str, Any], is_cropped: bool
+) -> None:
+    """Frames in memory and in files remain."""
+
+    def negated(clip: dict[str, Any], _: np.random.Generator) -> dict[str, Any]:
+        torch.from_numpy(clip["image"]).bitwise_not_()
+        return clip
+
+    settings: Any = {"clip_len": 1, "batch_size": 2, "features": ["image"], "shuffle": False}
+    verify = options.get("verify", True)
+    loader = {n: value for n, value in options.items() if n != "verify"}
+    steps = [CenterCrop(64)] if is_cropped else []
+    with seqrecord.open(path, verify=verify) as dataset:
+        expected = [
+            ~batch["image"]
+            for batch in SeqRecordPipe(dataset, **settings, clip_transform=steps or None)
+        ]
+        pipe = SeqRecordPipe(dataset, **settings, **loader, clip_transform=[*steps, negated])
+        for _ in range(2):
+            assert all(map(torch.equal, [batch["image"] for batch in pipe], expected))
+        clips = SeqRecordMapDataset(
+            dataset, clip_len=1, features=["image"], clip_transform=[*steps, negated]
+        )
+        whole = torch.cat(expected)
+        for _ in range(2):
+            assert all(torch.equal(clips[n]["image"], whole[n]) for n in range(len(clips)))
 
 
 def test_an_unknown_value_of_verify(path: Path) -> None:

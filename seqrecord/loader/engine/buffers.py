@@ -384,31 +384,39 @@ class HostBatchBuilder:
         for number in numbers:
             slot, clip = int(slots[number]), dict[str, Any]()
             for source in sources:
-                clip.update(_views(source, number))
+                clip.update(_values(source, number))
             out = {name: buffer[slot] for name, buffer in self._buffers.items()}
             for name, frames in calls.make(number, clip, out, vectors).items():
                 if (column := self._columns.get(name)) is not None:
                     column.put(slot, frames)
 
 
-def _views(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
-    """Read-only features of a clip: views [frames, …] or lists of frames."""
-    from seqrecord.loader.engine.calls import read_only  # most loaders have no functions of clips
+def _values(source: ClipRows[Arena], clip: int) -> Iterator[tuple[str, Any]]:
+    """Features of a clip, apart from the memory of rows: arrays [frames, …], or lists of frames."""
+    # Copies, not read-only arrays: torch writes to these, too, which would change the rows, or end
+    # the process where they are in a mapped file.
     from seqrecord.loader.engine.crops import frames_in
 
     arena, rows, crop = source.arena, source.rows[clip], source.crop
     for name in source.features:
         is_stacked = FORMS[arena.specs[name].value_kind].is_stacked
         if crop is not None and name in (crop.features if is_stacked else crop.parts):
-            frames = numbers_of(crop.view(name, clip, *source_of(arena, name, rows)))
-            yield crop.target(name, clip), read_only(frames)
+            memory, places = source_of(arena, name, rows)
+            frames = _apart(crop.view(name, clip, memory, places), memory)
+            yield crop.target(name, clip), numbers_of(frames)
         elif is_stacked:
-            yield name, read_only(numbers_of(frames_in(*source_of(arena, name, rows))))
+            memory, places = source_of(arena, name, rows)
+            yield name, numbers_of(_apart(frames_in(memory, places), memory))
         else:
             values = arena.find_list(name, rows)
             values = values if crop is None else crop.change_lists(name, values, [clip])
-            arrays = (numbers_of(v) if isinstance(v, np.ndarray) else v for v in values)
-            yield name, [*map(read_only, arrays)]
+            yield name, [numbers_of(v.copy()) if isinstance(v, np.ndarray) else v for v in values]
+
+
+def _apart(frames: npt.NDArray[Any], memory: Any) -> npt.NDArray[Any]:
+    """Frames that do not share `memory`."""
+    is_array = isinstance(memory, np.ndarray)
+    return frames.copy() if is_array and np.may_share_memory(frames, memory) else frames
 
 
 def source_of(arena: Any, feature: str, rows: IntArray) -> tuple[Any, IntArray]:

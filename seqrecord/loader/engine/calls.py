@@ -74,12 +74,18 @@ class ClipFunctions:
         the seed alone; see `repeatable`.
         """
         unknown, row = cls(functions, dataset, tuple(clip), {}), _rows(columns)(0)
+        arguments: list[dict[str, Any]] = []  # of each call
+
+        def call() -> dict[str, Any]:
+            arguments.append({name: _copied(value) for name, value in clip.items()})
+            return unknown._call(arguments[-1], row, seed=0)
+
         try:
             for function in functions:
                 check_signature(f"a function of {_NAME}", function, "clip", "generator")
             values = repeatable(
                 f"a function of {_NAME}",
-                lambda: unknown._call(dict(clip), row, seed=0),
+                call,
                 expected="random numbers from the argument generator, such as factors for "
                 "torchvision.transforms.v2.functional; or transforms of whole batches in the "
                 "training loop",
@@ -99,7 +105,7 @@ class ClipFunctions:
             texts = {name for name, value in values.items() if object_kind(value) is not None}
             single = frozenset(texts.union(largest).intersection(specs))
             listed = frozenset(name for name, value in values.items() if isinstance(value, list))
-            unchanged = unchanged_values(clip, clip, values)
+            unchanged = unchanged_values(arguments[0], clip, values)
             clip_functions = cls(functions, dataset, tuple(clip), specs, single, listed, unchanged)
             clip_functions._check(values)
         except Exception as error:
@@ -211,6 +217,13 @@ def read_only(array: Any) -> Any:
     view: npt.NDArray[Any] = array.view()
     view.flags.writeable = False
     return view
+
+
+def _copied(value: Any) -> Any:
+    """A copy of a feature of a clip."""
+    if isinstance(value, list):
+        return [_copied(frame) for frame in value]
+    return value.copy() if isinstance(value, np.ndarray) else value
 
 
 def as_arrays(clip: Any) -> Any:

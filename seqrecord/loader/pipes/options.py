@@ -318,8 +318,8 @@ class ClipOptions:
 
             Functions come after crops and flips. A function is called once for each clip with a
             dict and a `numpy.random.Generator` seeded by seed, epoch and clip. The dict has
-            read-only arrays [clip_len, …], valid during the call (a list of arrays for a feature of
-            variable shape, a list of texts for a text feature), and the clip's values in all
+            arrays [clip_len, …] that it may change (a list of arrays for a feature of variable
+            shape, a list of texts for a text feature), and the clip's values in all
             columns of the batch: `episode`, `start`, masks `<feature>_is_pad`, columns of
             `samples`, metadata. A function returns the arrays of the batch, each with at least one
             axis and with the same dtype and shape for every clip, or lists of texts for a text
