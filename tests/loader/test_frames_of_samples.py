@@ -173,6 +173,25 @@ def test_resident_epochs(path: Path, name: str) -> None:
         assert sum(decoded[1:]) < decoded[0]
 
 
+@pytest.mark.parametrize("limit", ["least", "1GiB"])
+@pytest.mark.parametrize("options", [{"clip_len": 4}, {"clip_len": 2, "dilation": 3, "stride": 5}])
+@pytest.mark.parametrize("codec", ["png", VIDEO, "raw"])
+def test_trimmed_episodes(tmp_path: Path, codec: str, options: Any, limit: str) -> None:
+    """Their chunks have frames outside of them, which are no frames of the next episode."""
+    path = write(tmp_path / "records", codec)
+    seqrecord.edit.trim_episodes(path, None, slice(7, 25))
+    make = partial(SeqRecordPipe, path, batch_size=2, seed=1, rank=(0, 1), **options)
+    pipe = make(memory_limit=minimum_memory(make) if limit == "least" else limit)
+    clips = SeqRecordMapDataset(path, **options)
+    used = [
+        *(frames_in(pipe) for _ in range(3)),
+        frames_in([seqrecord.collate([clips[n] for n in range(len(clips))])]),
+    ]
+    assert used == used[:1] * 4
+    if options == {"clip_len": 4}:
+        assert used[0] == {(e, frame) for e in range(EPISODES) for frame in range(7, 25)}
+
+
 @EACH
 def test_frames_of_long_episodes(encoded: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Their used frames are sorted instead of marked, as no memory has room for marks."""

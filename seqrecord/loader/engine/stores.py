@@ -304,7 +304,10 @@ class ResidentFrames(_ArenaFrames):
             begin = int(chunks.first_frame[load.chunk])
             first = begin + (first - begin) % step
             stop = max(stop, begin + int(chunks.num_frames[load.chunk]))
+        # Chunks of trimmed episodes have frames outside of them.
+        stop = min(stop, int(self._clip_frames.num_frames[load.episode]))
         frames = np.arange(first, stop, step)
+        frames = frames[frames >= 0]
         rows = self._frame_rows.find(np.full_like(frames, load.episode), frames)
         frames, rows = frames[rows >= 0], rows[rows >= 0]
         is_wanted = self._used[rows]
