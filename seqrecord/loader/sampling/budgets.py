@@ -327,7 +327,7 @@ def _cuts(values: IntArray, costs: ClipCosts) -> list[int]:
     full = np.minimum(place + np.minimum(costs.budget // values, costs.max_rows), number)
     changes = np.concatenate(([0], np.flatnonzero(np.diff(values)) + 1, [number]))
     change = changes[np.searchsorted(changes, full, side="right") - 1]
-    is_near = (change - place) >= _LEAST_FILL * (full - place)
+    is_near = change - place >= (_LEAST_FILL * (full - place)).astype(np.int64)
     stops = zip(full.tolist(), np.where(is_near, change, full).tolist(), strict=True)
     spent, begins = [inf] * (number + 1), [0] * (number + 1)  # to a place, by the best batch to it
     spent[0] = 0
