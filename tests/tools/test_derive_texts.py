@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader
 
 import seqrecord
 from seqrecord import edit, export
-from seqrecord.errors import ClipError, DestinationError, FormatError, SchemaError
+from seqrecord.errors import ClipError, DestinationError, FormatError, JoinError, SchemaError
 from tests.kit.command_line import fail, run
 from tests.kit.datasets import write_dataset
 from tests.kit.processes import killed_at
@@ -256,6 +256,25 @@ def test_features_choose_values(records: Path, features: Any, expected: set[str]
     read_all(seqrecord.open(records, join=[companion]), features=["image", "task_embedding"])
     without = seqrecord.open(folder, features=["mean"])
     assert seqrecord.open(records, join=[without]).dictionaries == {}
+
+
+def test_a_join_without_the_texts_is_refused(records: Path) -> None:
+    folder = derive(records, embedding)
+    edit.rename_features(records, {"task": "goal"})
+    for features in (None, ["image", "task_embedding"]):
+        with pytest.raises(JoinError, match=r"values of texts task, which no .*'task': NAME"):
+            seqrecord.open(records, join=[folder], features=features)
+    read_all(seqrecord.open(records, join=[folder], features=["goal", "mean"]))
+    without = seqrecord.open(folder, features=["mean"])
+    read_all(seqrecord.open(records, join=[without]))
+    renamed = seqrecord.open(folder).renamed({"task": "goal"})
+    for batch in seqrecord.SeqRecordPipe(
+        seqrecord.open(records, join=[renamed]), clip_len=2, batch_size=3
+    ):
+        assert_batch({**batch, "task": batch["goal"]}, "list")
+    edit.rename_features(records, {"goal": "text", "image": "task"})
+    with pytest.raises(JoinError, match="expected: the feature task, a text; got: task: uint8"):
+        seqrecord.open(records, join=[folder])
 
 
 def test_workers_and_resume(derived: Path) -> None:

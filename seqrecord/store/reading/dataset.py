@@ -203,11 +203,14 @@ class Dataset:
     def renamed(self, names: Mapping[str, str]) -> Dataset:
         """Return the dataset with features or dictionaries renamed. `names`: present to new names.
 
+        Texts of dictionaries may be features of a dataset that this one will join.
+
         Raises `SchemaError` for an unknown feature, and for an invalid or duplicate new name.
         """
         contents, schema = self.contents, self.contents.index.schema.active
         of_texts = {place.name for place in contents.dictionaries}
-        if features := [name for name in names if name not in of_texts]:
+        texts = {place.text for place in contents.dictionaries}
+        if features := [name for name in names if name not in of_texts | texts]:
             schema.select(features)
         used_names = {*names.values()} & ((schema.keys() | of_texts) - names.keys())
         if invalid_names := [n for n in names.values() if n in used_names or n.startswith("~")]:

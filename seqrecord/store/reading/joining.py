@@ -80,6 +80,32 @@ def join_datasets(
     return Dataset(join.contents())
 
 
+def check_texts(
+    joined: Dataset, companions: Sequence[Dataset], features: Sequence[str] | None
+) -> None:
+    """Raise `JoinError` for selected values of texts without a feature of the texts.
+
+    The feature itself need not be selected.
+    """
+    schema = joined.contents.index.schema.active
+    for companion in companions:
+        for place in companion.contents.dictionaries:
+            text = schema.get(place.text)
+            is_selected = features is None or place.name in features
+            if not is_selected or (text is not None and text.value == "text"):
+                continue
+            raise JoinError(
+                f"a companion has values of texts {place.text}, which no dataset of the join has. "
+                f"If they have another name now, rename them: join=[seqrecord.open(COMPANION)."
+                f"renamed({{{place.text!r}: NAME}})], or derive into another folder; or select "
+                f"features= without {place.name}",
+                file=companion.url,
+                feature=place.name,
+                expected=f"the feature {place.text}, a text",
+                got=text or first_of(list(schema), 20),
+            )
+
+
 def _without_texts_of(base: Dataset, companion: Dataset) -> Dataset:
     """Return a companion without texts that only its dictionaries select and `base` has too."""
     contents = companion.contents

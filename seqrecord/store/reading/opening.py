@@ -151,7 +151,7 @@ def open_joined(
     companions = _companions(join)
     if not companions:
         return open_base(features)
-    from seqrecord.store.reading.joining import join_datasets
+    from seqrecord.store.reading.joining import check_texts, join_datasets
 
     with ExitStack() as opened_datasets, ExitStack() as opened_tables:
 
@@ -183,7 +183,9 @@ def open_joined(
             datasets.append(companion_of(member, base))
             if not isinstance(member, Dataset):
                 opened_datasets.callback(datasets[-1].close)
-        dataset = join_datasets(base, datasets, missing=missing, check=check).select(features)
+        dataset = join_datasets(base, datasets, missing=missing, check=check)
+        check_texts(dataset, datasets, features)
+        dataset = dataset.select(features)
         opened_datasets.pop_all()
         return dataset
 
