@@ -103,7 +103,13 @@ def test_each_distinct_text_is_encoded_and_stored_once(records: Path) -> None:
         dictionary = dataset.dictionaries["task_embedding"]
         assert len(dictionary) == 3
         assert {*dictionary} == {*TASKS}
-        assert "an unknown text" not in dictionary
+        default = np.zeros(1)
+        keys: list[Any] = ["an unknown text", 3, None]
+        for key in keys:
+            assert key not in dictionary
+            assert dictionary.get(key, default) is default
+            with pytest.raises(KeyError):
+                dictionary[key]
         for text, value in dictionary.items():
             assert value.dtype == np.float32
             assert_equal(value, text)
@@ -523,13 +529,42 @@ def test_merge_and_copies(tmp_path: Path) -> None:
     assert values_of(copy) == EXPECTED
 
 
-def test_a_merge_of_different_values_is_refused(tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("encode", "match"),
+    [
+        (other_embedding, "different values of a text"),
+        (lambda text: np.zeros((2, 4), np.float32), "different dtype or shape"),
+    ],
+)
+def test_a_refused_merge_leaves_nothing_behind(tmp_path: Path, encode: Any, match: str) -> None:
     folders = []
-    for number, encode in enumerate((embedding, other_embedding)):
+    for number, function in enumerate((embedding, encode)):
         records = write_records(tmp_path / str(number) / "records", range(number * 3, 6))
-        folders.append(derive(records, encode, keep=["task"]))
-    with pytest.raises(DestinationError, match="different values of a text"):
-        edit.merge_datasets(folders, tmp_path / "merged", prefixes=["a/", "b/"])
+        folders.append(derive(records, function, keep=["task"]))
+    merged = tmp_path / "merged"
+    with pytest.raises((DestinationError, SchemaError), match=match):
+        edit.merge_datasets(folders, merged, prefixes=["a/", "b/"])
+    assert not [*merged.rglob("*.*")]
+    edit.merge_datasets(folders[1:], merged)
+    assert values_of(merged) == values_of(folders[1])
+    with pytest.raises((DestinationError, SchemaError), match=match):
+        seqrecord.convert(seqrecord.open_source(folders[0]), merged, mode="append")
+    assert values_of(merged) == values_of(folders[1])
+
+
+@pytest.mark.parametrize("num_texts", [2, 3])
+def test_values_left_by_an_interrupted_merge_are_not_mixed_in(
+    records: Path, num_texts: int
+) -> None:
+    folder, merged = derive(records, embedding, keep=["task"]), records.parent / "merged"
+    left = derive(
+        write_records(records.parent / "left" / "records", range(num_texts)), other_embedding
+    )
+    shutil.copytree(left / "dictionaries", merged / "dictionaries")
+    (merged / "dictionaries" / "task_embedding" / "manifest.json").unlink()
+    edit.merge_datasets([folder], merged)
+    assert values_of(merged) == EXPECTED
+    assert seqrecord.verify(merged).ok
 
 
 def test_verify_reindex_and_clean(derived: Path) -> None:

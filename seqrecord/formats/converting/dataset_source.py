@@ -8,8 +8,8 @@ too if their group changes. Other features are decoded and encoded again.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing, suppress
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import groupby
 from typing import Any, ClassVar, TypeAlias, TypeVar
@@ -25,6 +25,7 @@ from seqrecord.errors import (
     SourceError,
     StorageError,
 )
+from seqrecord.formats.converting.dictionary_copies import copy_dictionaries
 from seqrecord.store.areas import DATASET
 from seqrecord.store.format.inventory import Inventory
 from seqrecord.store.format.manifest import (
@@ -41,15 +42,13 @@ from seqrecord.store.originals.inventory import Account, not_selected
 from seqrecord.store.originals.protocol import EpisodeInfo
 from seqrecord.store.reading.contents import DictionaryPlace
 from seqrecord.store.reading.dataset import Dataset, open_packed
-from seqrecord.store.reading.dictionaries import TextDictionary
 from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.pages import Chunk, Page
 from seqrecord.store.schema import Block, EncodedImage, FeatureSpec, Frame, Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.base import Storage
-from seqrecord.store.storage.folder import in_folder
 from seqrecord.store.storage.opening import StorageLike, open_storage
-from seqrecord.store.text import counted, repr_of
+from seqrecord.store.text import counted
 from seqrecord.store.writing.chunking import StoredChunk
 from seqrecord.store.writing.edit_files import batched
 from seqrecord.store.writing.record_file import Times
@@ -498,47 +497,9 @@ def _located(key: str, items: Iterator[_T]) -> Iterator[_T]:
 
 
 def _copy_texts(
-    places: Iterable[DictionaryPlace], storage: Storage, write: WriteSource
+    places: Sequence[DictionaryPlace], storage: Storage, write: WriteSource
 ) -> list[Dictionary]:
-    """Copy the datasets of dictionaries to a destination.
-
-    Raises `DestinationError` if two datasets have different values of a text.
-    """
-    dictionaries = dict[str, Dictionary]()
-    for place in places:
-        dictionary = dictionaries.setdefault(place.name, Dictionary(place.name, place.text))
-        if dictionary.text != place.text:
-            raise DestinationError(
-                "two datasets have values of one name for texts of different features; rename one",
-                file=place.storage.url,
-                feature=place.name,
-                expected=f"values of {dictionary.text}",
-                got=f"values of {place.text}",
-            )
-        folder = in_folder(storage, dictionary.folder)
-        _check_equal_values(place, replace(place, feature=place.name, storage=folder))
-        dataset = open_packed(place.storage).renamed({place.feature: place.name})
+    def copy(dataset: Dataset, folder: Storage) -> None:
         write(DatasetSource(dataset), folder)
-    return [*dictionaries.values()]
 
-
-def _check_equal_values(place: DictionaryPlace, other_place: DictionaryPlace) -> None:
-    """Raise `DestinationError` if two dictionaries have different values of a text."""
-    values, other_values = TextDictionary(place), TextDictionary(other_place)
-    with closing(other_values):
-        try:
-            texts = [text for text in other_values.entries() if text in values]
-        except NotFoundError:  # nothing was copied yet
-            return
-        for text in texts:
-            array, other_array = values.stored([text])[text], other_values.stored([text])[text]
-            if array.shape == other_array.shape and array.tobytes() == other_array.tobytes():
-                continue
-            raise DestinationError(
-                "two datasets have different values of a text; select features without them, and "
-                "derive them again",
-                file=place.storage.url,
-                feature=place.name,
-                expected=f"equal values in {other_place.storage.url}",
-                got=f"another value of {repr_of(text, 200)}",
-            )
+    return copy_dictionaries(places, storage, copy)

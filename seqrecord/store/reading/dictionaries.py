@@ -85,6 +85,8 @@ class TextDictionary(Mapping[str, npt.NDArray[Any]]):
         return self._values.get().entries()
 
     def __getitem__(self, text: str) -> npt.NDArray[Any]:
+        if text not in self:
+            raise KeyError(text)
         value: npt.NDArray[Any] = numbers_of(self.stored([text])[text]).copy()
         return value
 

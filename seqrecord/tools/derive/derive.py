@@ -14,6 +14,7 @@ import torch.distributed as dist
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError
 from seqrecord.formats.converting.convert import ConvertReport, convert
 from seqrecord.formats.converting.convert_jobs import Meter
+from seqrecord.formats.converting.dictionary_copies import discard_texts, recover_texts
 from seqrecord.loader.clips.sample_tables import column_names
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.store.originals.protocol import Source
@@ -34,9 +35,7 @@ from seqrecord.tools.derive.ranks import RankWorkers, follow, lead, rank_group
 from seqrecord.tools.derive.text_source import (
     TextFunction,
     TextSource,
-    discard_texts,
     distinct_texts,
-    recover_texts,
     stored_texts,
     text_sources,
     write_texts,

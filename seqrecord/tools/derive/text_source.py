@@ -13,8 +13,7 @@ import torch
 from seqrecord.errors import ClipError, NotFoundError, SeqRecordError, SourceError
 from seqrecord.formats.converting.convert import convert
 from seqrecord.formats.converting.convert_jobs import Workers
-from seqrecord.store.format.footer import RECORDS
-from seqrecord.store.format.manifest import INDEX, MANIFEST, VERSIONS, Dictionary
+from seqrecord.store.format.manifest import Dictionary
 from seqrecord.store.format.text_keys import FEATURE, TEXT, key_of_text
 from seqrecord.store.originals.inventory import Account
 from seqrecord.store.originals.protocol import EpisodeInfo
@@ -25,7 +24,6 @@ from seqrecord.store.reading.join_relatives import DERIVED_FROM
 from seqrecord.store.schema import Block, FeatureSpec, Frame, Schema
 from seqrecord.store.storage.base import Storage
 from seqrecord.store.text import repr_of
-from seqrecord.store.writing.destination import Destination
 from seqrecord.store.writing.stored_schema import Codecs
 from seqrecord.tools.derive.provenance import function_name, package_versions
 from seqrecord.tools.derive.results import array_of_result
@@ -159,29 +157,6 @@ def text_sources(per_text: Mapping[str, TextFunction] | None, version: str) -> l
         entry = {"function": function_name(function), "version": version}
         sources.append(TextSource(Dictionary(text + SUFFIX, text), function, (), entry))
     return sources
-
-
-def recover_texts(storage: Storage) -> None:
-    """Commit the values of interrupted calls, so that `stored_texts` compares them too."""
-    target = Destination(storage, "resume")
-    try:
-        if target.recovered:
-            target.commit(target.finished)
-    finally:
-        target.release()
-
-
-def discard_texts(storage: Storage) -> None:
-    """Remove all files of a dictionary that no dataset uses.
-
-    The manifest goes first: after a kill the other files are values of an interrupted call again.
-    """
-    storage.remove(MANIFEST)
-    for upload in storage.unfinished(RECORDS):
-        storage.remove(upload.path)
-    for folder in (RECORDS, VERSIONS, INDEX):
-        for file in storage.files(folder):
-            storage.remove(file.path)
 
 
 @dataclass(frozen=True)
