@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shutil
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -628,8 +629,10 @@ def test_exports_leave_values_out(
     assert not (tmp_path / "some").exists()
 
 
-def test_summary(derived: Path) -> None:
-    assert "task_embedding: 3 texts of task, bfloat16 [?, 3]" in str(seqrecord.summarize(derived))
+def test_summary(records: Path) -> None:
+    folder, line = derive(records, embedding), "task_embedding: 3 texts of task, bfloat16 [?, 3]"
+    assert line in str(seqrecord.summarize(folder))
+    assert line in run("info", records, "--join", folder).output
 
 
 def test_command(records: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -663,6 +666,28 @@ def test_a_kill_at_any_change_loses_nothing(tmp_path: Path) -> None:
         assert values_of(folder) == {text: EXPECTED[text] for text in TASKS[:2]}
         read_all(folder)
         assert seqrecord.verify(folder).ok
+        if not is_killed:
+            break
+    assert at > 10
+
+
+@pytest.mark.slow
+def test_a_kill_while_values_are_replaced_mixes_none(tmp_path: Path) -> None:
+    other_values = {text: other_embedding(text).float().tolist() for text in TASKS}
+    for at in range(1, 1000):
+        records = write_records(tmp_path / str(at) / "records", range(3))
+        with pytest.raises(ClipError, match="interrupted"):
+            derive(records, interrupted)
+
+        def work(records: Path = records) -> None:
+            derive(records, embedding, keep=["task"])
+
+        is_killed = killed_at(at, work)
+        with suppress(ClipError):  # refused if the kill came after the commit of the dataset
+            derive(records, other_embedding, keep=["task"])
+        values = values_of(records.parent / "derived")
+        assert values == (other_values if is_killed and values != EXPECTED else EXPECTED)
+        assert seqrecord.verify(records.parent / "derived").ok
         if not is_killed:
             break
     assert at > 10
