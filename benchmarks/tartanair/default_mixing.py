@@ -119,7 +119,7 @@ def measured(
             read += sum(int(work.groups[0].loads.count.sum()) for work in rounds)
         else:  # each frame once, whichever cursors need it
             used = np.zeros((len(lengths), int(lengths.max())), np.bool_)
-            for row, begin, stop in zip(*plan.used(0), strict=True):
+            for row, begin, stop in zip(*plan.used(0)[:3], strict=True):
                 used[row, begin:stop] = True
             read += int(used.sum())
         order = rng.permutation(len(episode))

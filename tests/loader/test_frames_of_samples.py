@@ -202,7 +202,7 @@ def test_frames_of_long_episodes(encoded: Path, name: str, monkeypatch: pytest.M
         return frames_in(pipe), pipe.stats()["frames_decoded"]
 
     expected = decoded()
-    monkeypatch.setattr(used_frames, "_MAX_MARKS", 0)
+    monkeypatch.setattr(used_frames, "MAX_MARKS", 0)
     assert decoded() == expected
 
 

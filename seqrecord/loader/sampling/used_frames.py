@@ -28,7 +28,7 @@ from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _CLIPS_AT_ONCE = 1 << 13  # whose arrays are small: 1 << 15 take half as long again
-_MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several times as slow
+MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several times as slow
 
 SampleFrames: TypeAlias = Callable[[ClipKeys], IntArray]
 """Returns the frames of a group in clips, int64[n, T]."""
@@ -186,7 +186,7 @@ class _UsedPlaces:
     """Distinct places in `[0, num_places)`: marked, or sorted where marks need much memory."""
 
     def __init__(self, num_places: int) -> None:
-        self._marks = np.zeros(num_places, np.bool_) if num_places <= _MAX_MARKS else None
+        self._marks = np.zeros(num_places, np.bool_) if num_places <= MAX_MARKS else None
         self._parts = [np.empty(0, np.int64)]  # distinct places each; the longest one first
 
     def add(self, places: IntArray) -> None:
