@@ -13,6 +13,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 import seqrecord
 from seqrecord import (
@@ -28,7 +30,7 @@ from seqrecord import (
     SeqRecordPipe,
     open_source,
 )
-from seqrecord.loader.sampling import used_frames
+from seqrecord.loader.sampling.used_frames import UsedPlaces
 from seqrecord.samples import SampleRandom, Samples, dilate, reverse
 from tests.formats.cases import index_source
 from tests.kit.clip_data import minimum_memory
@@ -192,18 +194,15 @@ def test_trimmed_episodes(tmp_path: Path, codec: str, options: Any, limit: str) 
         assert used[0] == {(e, frame) for e in range(EPISODES) for frame in range(7, 25)}
 
 
-@EACH
-def test_frames_of_long_episodes(encoded: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their used frames are sorted instead of marked, as no memory has room for marks."""
-
-    def decoded() -> tuple[Used, int]:
-        make = partial(SeqRecordPipe, encoded, **options_of(name), rank=(0, 1))
-        pipe = make(memory_limit=minimum_memory(make))
-        return frames_in(pipe), pipe.stats()["frames_decoded"]
-
-    expected = decoded()
-    monkeypatch.setattr(used_frames, "MAX_MARKS", 0)
-    assert decoded() == expected
+@given(st.lists(st.lists(st.integers(1, 98), max_size=30), max_size=9))
+def test_used_places_are_marked_or_sorted(parts: list[list[int]]) -> None:
+    """Sorted in intervals that are too long for marks, with equal results."""
+    for max_marks in (0, 100):
+        places = UsedPlaces(100, max_marks)
+        for part in parts:
+            places.add(np.array(part, np.int64).reshape(-1, 1))
+        expected = sorted({place for part in parts for place in part} - {5, 50})
+        assert places.without(np.array([5, 50])).tolist() == expected
 
 
 SPARSE = ["strides", "dilation", "coprime", "windows", "backwards", "padded", "table", "seconds"]

@@ -28,7 +28,7 @@ from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import cached_property
 
 _CLIPS_AT_ONCE = 1 << 13  # whose arrays are small: 1 << 15 take half as long again
-MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several times as slow
+_MAX_MARKS = 1 << 26  # bytes; frames of longer intervals are sorted, several times as slow
 
 SampleFrames: TypeAlias = Callable[[ClipKeys], IntArray]
 """Returns the frames of a group in clips, int64[n, T]."""
@@ -145,7 +145,7 @@ class RunFrames:
         assert self.frames is not None, "runs without holes have no frames to look up"
         room = stop - begin + 2  # with a margin on both sides, for frames outside
         shift = np.cumsum(room) - room + 1 - begin
-        places = _UsedPlaces(int(room.sum()))
+        places = UsedPlaces(int(room.sum()))
         ends = np.cumsum(np.maximum(high - low, 0))
         first_clip = high - ends
         num_clips = int(ends[-1]) if len(ends) else 0
@@ -182,11 +182,11 @@ def united(part: IntArray, intervals: Intervals) -> tuple[IntArray, Intervals]:
     return part[openings], Intervals(episode[openings], begin[openings], stops, step)
 
 
-class _UsedPlaces:
+class UsedPlaces:
     """Distinct places in `[0, num_places)`: marked, or sorted where marks need much memory."""
 
-    def __init__(self, num_places: int) -> None:
-        self._marks = np.zeros(num_places, np.bool_) if num_places <= MAX_MARKS else None
+    def __init__(self, num_places: int, max_marks: int = _MAX_MARKS) -> None:
+        self._marks = np.zeros(num_places, np.bool_) if num_places <= max_marks else None
         self._parts = [np.empty(0, np.int64)]  # distinct places each; the longest one first
 
     def add(self, places: IntArray) -> None:
