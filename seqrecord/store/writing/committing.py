@@ -371,8 +371,7 @@ def commit(small_files: SmallFiles, base: Base, manifest: Manifest) -> Manifest:
         ),
     )
     if previous is not None:
-        with suppress(ConflictError):  # it is there already
-            storage.put(version_path(previous.commit), previous.encode(), expected=None)
+        _keep_version(storage, previous)
     small_files.keep()
     try:
         put_manifest(storage, manifest, expected=base.tag)
@@ -409,6 +408,12 @@ def _forgotten_files(
             if path.endswith(".json") and path not in small_paths
         ]
     return paths
+
+
+def _keep_version(storage: Storage, manifest: Manifest) -> None:
+    """Copy a manifest into the kept versions before it is replaced, unless it is there already."""
+    with suppress(ConflictError):
+        storage.put(version_path(manifest.commit), manifest.encode(), expected=None)
 
 
 def _resolve_outcome(
