@@ -12,6 +12,6 @@ def test_both_ways(tmp_path: Path) -> None:
     rows = measure(tmp_path, epochs=2)
     assert [row[:2] for row in rows] == [
         *(("encoded at each step", epoch) for epoch in ("1", "2")),
-        *(("latents derived once", epoch) for epoch in ("derive", "1", "2")),
+        *(("derived once", epoch) for epoch in ("derive", "1", "2")),
     ]
     assert [row[3] for row in rows] == ["4", "4", "4", "0", "0"]

@@ -430,8 +430,11 @@ def test_comparison_is_published(
         assert row["bound"] in ("copy", "disk")
     assert {*document["minutes"]} == {"loaders, trials", "loaders", "other"}
     assert {row["frames"] for row in measured if row["loader"] == "by-hand"} == {"mapped"}
-    with pytest.raises(SystemExit, match="not published: "):
-        results.write(folder, to)  # repeats are too few, or the tree has changes
+    changed = document | {"commit": "abc-dirty"}
+    (folder / "results.json").write_text(json.dumps(changed))
+    with pytest.raises(SystemExit, match=r"not published: .*not one committed tree: abc-dirty"):
+        results.write(folder, to)
+    (folder / "results.json").write_text(json.dumps(document))
     text = results.write(folder, to, is_draft=True).read_text()
     assert "`seqrecord` gives " in text
     assert "38 rendered frames with image_left, " in text
