@@ -330,4 +330,4 @@ def test_values_of_texts_are_pushed(hub: HubStub, tmp_path: Path) -> None:
         np.testing.assert_equal(dictionary["open it"], np.full((7, 2), 3, np.float32))
         [batch, *_] = seqrecord.SeqRecordPipe(dataset, clip_len=2, batch_size=2)
         assert [value.shape for value in batch["task_embedding"][0]] == [(7, 2)] * 2
-    assert set(_push(folder, hub).sent) <= {"dictionaries/task_embedding/manifest.json"}
+    assert not _push(folder, hub).sent

@@ -259,6 +259,10 @@ def _compare_branch(
     }
     if previous_manifest.commit == manifest.commit:
         unchanged_paths.add(MANIFEST)
+        for dictionary in manifest.dictionaries:  # new values are in new files
+            own = {path for path in files if path.startswith(f"{dictionary.folder}/")}
+            if own - unchanged_paths == {path := f"{dictionary.folder}/{MANIFEST}"}:
+                unchanged_paths.add(path)
     removed_paths = {file.path for file in old_files} - {file.path for file in new_files}
     return unchanged_paths, sorted(removed_paths & sizes.keys())
 
