@@ -227,9 +227,9 @@ def _copied(value: Any) -> Any:
 
 
 def as_arrays(clip: Any) -> Any:
-    """Convert a feature of a clip to the input of functions: read-only arrays, or texts."""
+    """Convert a feature of a clip to arrays or texts."""
     if isinstance(clip, torch.Tensor):
-        return read_only(user_array(clip))
+        return user_array(clip)
     return [as_arrays(frame) for frame in clip] if isinstance(clip, list) else clip
 
 

@@ -441,7 +441,7 @@ class FrameNumbers:
     """
 
     def __init__(self, used: Intervals, num_frames: IntArray) -> None:
-        selected = np.unique(used.episode)
+        selected = distinct(used.episode)
         self._first_place = first_rows(num_frames, selected)
         numbers = np.zeros(int(num_frames[selected].sum()) + 1, np.int32)
         episode, frame = used.frames
