@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -188,7 +189,10 @@ def usage(pid: int | None = None) -> Usage:
     total = Usage()
     for process in _tree(os.getpid() if pid is None else pid):
         with contextlib.suppress(OSError, psutil.Error):
-            total.cpu_seconds += sum(process.cpu_times()[:4])
+            times = process.cpu_times()
+            # `cpu_times` counts in ticks of 10 ms, as long as a small window.
+            own = time.process_time() if process.pid == os.getpid() else sum(times[:2])
+            total.cpu_seconds += own + sum(times[2:4])
             text = Path(f"/proc/{process.pid}/io").read_text()
             counters = dict(line.split(": ") for line in text.splitlines())
             total.bytes_requested += int(counters["rchar"])
