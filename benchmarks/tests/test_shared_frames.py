@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
-from benchmarks.training.shared_frames import Job, measure, rows, write
+import numpy as np
+import pytest
+
+from benchmarks.training.shared_frames import FIVE, Job, compare, measure, rows, write, write_five
 
 
 def test_processes_share_the_frames_of_a_cache(tmp_path: Path) -> None:
@@ -26,7 +30,29 @@ def test_processes_share_raw_frames(tmp_path: Path) -> None:
         assert reading.own < copied.own
 
 
+def test_clips_of_five_features_equal_those_by_hand(tmp_path: Path) -> None:
+    write_five(tmp_path / "five", 2, 12, 80, 96)
+    job = Job(str(tmp_path / "five"), "raw", clip_len=4, batch=4, features=tuple(FIVE))
+    assert compare(job) == 2 * 9
+    [by_hand] = measure(replace(job, loader="memmap", reused=4))
+    [ours] = measure(job)
+    assert ours.total == by_hand.total
+
+
+def test_other_frames_are_an_error(tmp_path: Path) -> None:
+    write_five(tmp_path / "five", 1, 6, 80, 96)
+    flow = np.load(tmp_path / "five" / "flow.npy", mmap_mode="r+")
+    flow[0, 3, 40, 50, 1] += 1
+    flow.flush()
+    job = Job(str(tmp_path / "five"), "raw", clip_len=2, batch=4, features=tuple(FIVE))
+    with pytest.raises(AssertionError, match="flow"):
+        compare(job)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)  # 27 processes
 def test_the_table_has_a_row_for_each_loader(tmp_path: Path) -> None:
     write(tmp_path, 1, 24, 80)
+    write_five(tmp_path / "five", 1, 20, 32, 48)
     table = list(rows(tmp_path, 1, 2))
-    assert [cells[1] for cells in table] == ["1", "2"] * 5 + ["1"] * 6
+    assert [cells[1] for cells in table] == ["1", "2"] * 5 + ["1"] * 11

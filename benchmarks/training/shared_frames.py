@@ -4,8 +4,8 @@ Writes a small dataset of two cameras to a temporary folder, as JPEG and as raw 
 frame cache. Then new processes, one alone and four together, each read it for three epochs, as
 single frames and as clips: CPU seconds and samples per second of the first epoch and of the later
 ones, memory beside batches that no file has, and the proportional share of all memory (PSS) while
-the other processes still have theirs. Cold rows begin with dropped page caches. Repeats of all rows
-alternate.
+the other processes still have theirs. Cold rows begin with dropped page caches. Raw clips of five
+features of 480x640 are in a dataset of their own. Repeats of all rows alternate.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import multiprocessing
 import statistics
 import tempfile
 import time
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,14 +27,24 @@ import torch
 import seqrecord
 from benchmarks.timing import drop_page_cache, markdown
 
-__all__ = ["Job", "Reading", "measure", "write"]
+__all__ = ["Job", "Reading", "compare", "measure", "write", "write_five"]
 
 CAMERAS = ("left", "right")
+FIVE: Mapping[str, tuple[type[np.generic], tuple[int, ...]]] = {
+    "image_left": (np.uint8, (3,)),
+    "depth_left": (np.float32, ()),
+    "flow": (np.float32, (2,)),
+    "mask": (np.uint8, ()),
+    "seg_left": (np.uint8, ()),
+}
+"""Dtypes, and shapes behind height and width, of the dataset of five features."""
 CLIP = 16  # frames
 EPOCHS = 3
 REPEATS = 5
 TOGETHER = 4
 BATCH = 8
+BATCH_OF_FIVE = 4  # clips, 332 MB
+REUSED = 4  # batches by hand, as many as the loader has
 COLUMNS = {
     "CPU s per 1,000 samples, epoch 1": ("first_epoch", ".3f"),
     "later": ("later_epoch", ".3f"),
@@ -50,10 +60,10 @@ _TIMEOUT = 600  # seconds: a process may end without an answer
 
 @dataclass(frozen=True)
 class Job:
-    """Frames of a process: of the dataset, with the folder of a cache, or of memmaps by hand.
+    """Frames of a process: of the dataset, with the folder of a cache, or of arrays by hand.
 
-    `loader` is "encoded", "raw", "raw, not mapped" or "memmap". Files that are `cold` are not in
-    the page cache.
+    `loader` is "encoded", "raw", "raw, not mapped", "memmap" or "memory". By hand, `reused` batches
+    take turns. Files that are `cold` are not in the page cache.
     """
 
     folder: str
@@ -61,6 +71,9 @@ class Job:
     cache: str = ""
     clip_len: int = 1
     cold: bool = False
+    batch: int = BATCH
+    features: tuple[str, ...] = CAMERAS
+    reused: int = 1
 
 
 @dataclass(frozen=True)
@@ -108,13 +121,33 @@ def write(folder: Path, episodes: int = 10, frames: int = 100, side: int = 224) 
     dataset.close()
 
 
+def write_five(
+    folder: Path, episodes: int = 4, frames: int = 60, height: int = 480, width: int = 640
+) -> None:
+    """Write a dataset of five features as raw frames and as memmaps."""
+    rng = np.random.default_rng(0)
+    folder.mkdir()
+    arrays = {}
+    for name, (dtype, shape) in FIVE.items():
+        size = episodes, frames, height, width, *shape
+        arrays[name] = np.lib.format.open_memmap(folder / f"{name}.npy", "w+", dtype, size)
+    with seqrecord.SeqRecordWriter(folder / "raw", codecs="raw") as writer:
+        for number in range(episodes):
+            with writer.episode(f"e{number}") as episode:
+                for frame in range(frames):
+                    for array in arrays.values():
+                        array[number, frame] = rng.integers(0, 256, array.shape[2:], np.uint8)
+                    episode.append({name: array[number, frame] for name, array in arrays.items()})
+    for array in arrays.values():
+        array.flush()
+
+
 def open_loader(job: Job) -> Iterable[dict[str, Any]]:
     """A loader of the job's frames; each iteration is an epoch."""
     folder = Path(job.folder)
-    if job.loader == "memmap":
-        arrays = {n: np.load(folder / f"{n}.npy", mmap_mode="r") for n in CAMERAS}
-        return Memmaps(arrays, job.clip_len)
-    options: dict[str, Any] = {"clip_len": job.clip_len, "batch_size": BATCH}
+    if job.loader in ("memmap", "memory"):
+        return ByHand(open_arrays(job), job)
+    options: dict[str, Any] = {"clip_len": job.clip_len, "batch_size": job.batch}
     if job.loader == "encoded":
         cache = seqrecord.FrameCache(job.cache, "100GiB") if job.cache else None
         options |= {"memory_limit": "4GiB", "frame_cache": cache}
@@ -123,27 +156,50 @@ def open_loader(job: Job) -> Iterable[dict[str, Any]]:
     return seqrecord.SeqRecordPipe(seqrecord.open(folder / "raw", verify=verify), **options)
 
 
-class Memmaps:
-    """Batches of memmaps by hand, in reused memory."""
+def open_arrays(job: Job) -> dict[str, npt.NDArray[Any]]:
+    """The features' arrays [episodes, frames, …], in mapped files or in memory."""
+    mode: Any = None if job.loader == "memory" else "r"
+    return {n: np.load(Path(job.folder) / f"{n}.npy", mmap_mode=mode) for n in job.features}
 
-    def __init__(self, arrays: dict[str, npt.NDArray[np.uint8]], clip_len: int) -> None:
-        self._arrays, self._epoch, self._clip_len = arrays, 0, clip_len
+
+def compare(job: Job) -> int:
+    """Compare all clips of a loader's epoch with the arrays by hand; returns their number."""
+    arrays, count = open_arrays(job), 0
+    for batch in open_loader(job):
+        clips = zip(batch["episode"], batch["start"].tolist(), strict=True)
+        for clip, (key, start) in enumerate(clips):
+            for name, array in arrays.items():
+                frames = array[int(key[1:]), start : start + job.clip_len]
+                assert np.array_equal(batch[name][clip].numpy(), frames), (key, start, name)
+            count += 1
+    return count
+
+
+class ByHand:
+    """Batches of arrays by hand, in reused memory."""
+
+    def __init__(self, arrays: Mapping[str, npt.NDArray[Any]], job: Job) -> None:
+        self._arrays, self._epoch, self._job = arrays, 0, job
+        sizes = {name: (job.batch, job.clip_len, *a.shape[2:]) for name, a in arrays.items()}
+        self._batches = [
+            {name: np.empty(sizes[name], a.dtype) for name, a in arrays.items()}
+            for _ in range(job.reused)
+        ]
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        num_episodes, num_frames, *shape = self._arrays[CAMERAS[0]].shape
-        count = num_frames - self._clip_len + 1
+        num_episodes, num_frames = next(iter(self._arrays.values())).shape[:2]
+        count = num_frames - self._job.clip_len + 1
         order = np.random.default_rng(self._epoch).permutation(num_episodes * count)
         frames = order[:, None] // count * num_frames + order[:, None] % count
-        frames = frames + np.arange(self._clip_len)
-        arrays = {name: array.reshape(-1, *shape) for name, array in self._arrays.items()}
-        clips = {n: np.empty((BATCH, self._clip_len, *shape), np.uint8) for n in CAMERAS}
+        frames = frames + np.arange(self._job.clip_len)
+        arrays = {name: array.reshape(-1, *array.shape[2:]) for name, array in self._arrays.items()}
         self._epoch += 1
-        for begin in range(0, len(order), BATCH):
-            rows = frames[begin : begin + BATCH]
-            batch = {name: clips[name][: len(rows)] for name in CAMERAS}
-            for name in CAMERAS:
-                arrays[name].take(rows, 0, batch[name], "clip")
-            yield {name: torch.from_numpy(batch[name]) for name in CAMERAS}
+        for number, begin in enumerate(range(0, len(order), self._job.batch)):
+            rows = frames[begin : begin + self._job.batch]
+            batch = self._batches[number % len(self._batches)]
+            for name, array in arrays.items():
+                array.take(rows, 0, batch[name][: len(rows)], "clip")
+            yield {name: torch.from_numpy(clips[: len(rows)]) for name, clips in batch.items()}
 
 
 def _memory() -> tuple[float, float]:
@@ -167,8 +223,9 @@ def _read(job: Job, epochs: int, barrier: Any, answers: Any) -> None:
         for _ in range(epochs):
             total = count = 0
             for batch in loader:
-                total += sum(int(batch[name][:, :, ::64, ::64].sum()) for name in CAMERAS)
-                count += len(batch[CAMERAS[0]])
+                for name in job.features:  # whole numbers, so that the order does not matter
+                    total += int(batch[name][:, :, ::64, ::64].sum(dtype=torch.float64))
+                count += len(batch[job.features[0]])
                 del batch
             seconds.append(1000 * (time.process_time() - begin) / count)
             rates.append(count / (time.perf_counter() - start))
@@ -214,28 +271,46 @@ def measure(job: Job, processes: int = 1, epochs: int = EPOCHS) -> list[Reading]
     return readings
 
 
-def rows(folder: Path, repeats: int = REPEATS, together: int = TOGETHER) -> Iterator[list[str]]:
-    """Cells of the table: medians of the repeats, which alternate."""
-    place, cache = str(folder), str(folder / "cache")
-    measure(Job(place, "encoded", cache), epochs=1)
+def jobs_of(folder: Path) -> dict[str, Job]:
+    """The rows of the table."""
+    place, cache, five = str(folder), str(folder / "cache"), str(folder / "five")
     by_hand = "NumPy memmaps, reused batches"
     raw = {"raw frames": "raw", "raw frames, not mapped": "raw, not mapped", by_hand: "memmap"}
     jobs = {
         "JPEG, no cache": Job(place, "encoded"),
         "JPEG, warm frame cache": Job(place, "encoded", cache),
         **{name: Job(place, loader) for name, loader in raw.items()},
+        "NumPy arrays in memory": Job(place, "memory", reused=REUSED),
+        "JPEG, no cache, batches of 64": Job(place, "encoded", batch=64),
+        "NumPy arrays in memory, batches of 64": Job(place, "memory", batch=64, reused=REUSED),
     }
     for name, loader in raw.items():
         jobs[f"{name}, clips of {CLIP}"] = Job(place, loader, clip_len=CLIP)
         jobs[f"{name}, cold"] = Job(place, loader, cold=True)
+    of_five: Any = {"clip_len": CLIP, "batch": BATCH_OF_FIVE, "features": tuple(FIVE)}
+    jobs[f"raw frames, clips of {CLIP}, five features"] = Job(five, "raw", **of_five)
+    name = f"NumPy memmaps, {REUSED} reused batches, clips of {CLIP}, five features"
+    jobs[name] = Job(five, "memmap", reused=REUSED, **of_five)
+    return jobs
+
+
+def rows(folder: Path, repeats: int = REPEATS, together: int = TOGETHER) -> Iterator[list[str]]:
+    """Cells of the table: medians of the repeats, which alternate."""
+    jobs = jobs_of(folder)
+    measure(jobs["JPEG, warm frame cache"], epochs=1)
+    for job in jobs.values():
+        if job.loader == "raw":
+            compare(job)
     readings: dict[tuple[str, int], list[Reading]] = {}
     for _ in range(repeats):
         for name, job in jobs.items():
-            for count in (1,) if job.cold or job.clip_len > 1 else (1, together):
+            alone = job.cold or job.clip_len > 1 or job.loader == "memory" or job.batch != BATCH
+            for count in (1,) if alone else (1, together):
                 readings.setdefault((name, count), []).extend(measure(job, count))
-    totals = dict[int, set[int]]()
+    totals = dict[tuple[str, int], set[int]]()
     for (name, _), of_row in readings.items():
-        totals.setdefault(jobs[name].clip_len, set()).update(r.total for r in of_row)
+        job = jobs[name]
+        totals.setdefault((job.folder, job.clip_len), set()).update(r.total for r in of_row)
     assert all(len(of_length) == 1 for of_length in totals.values()), "loaders differ"
     for (name, count), of_row in readings.items():
         cells = [name, str(count)]
@@ -250,6 +325,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     repeats = parser.parse_args(arguments).repeats
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
+        write_five(Path(folder) / "five")
         print(markdown(["row", "processes", *COLUMNS], rows(Path(folder), repeats)))
 
 
