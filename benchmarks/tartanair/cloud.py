@@ -6,11 +6,13 @@ Renders and packs a tree unless FOLDER has them, starts Azurite and moto (S3), a
 its own process, all rows once before repeating any. Half of the cores run the services and their
 proxies, the other half the row, also if it reads from local disk.
 
-A row's name is BY/PLACE/ACTION. `epoch` has a consumer that takes 50 ms per batch; `far` adds a
-latency of 60 ms and a limit of 80 MB/s per connection. `stream` is an epoch with a consumer that
-only reads the batches; `narrow` adds a limit of 1 Gbit/s for all connections; `count` goes through
-a proxy that counts requests. `client` is obstore alone: its `stream` and `narrow` fetch the same
-record files. `open` opens a large index; `write-raw` and `write-balanced` write frames from memory.
+A row's name is BY/PLACE/ACTION. A place is the local disk, a service that our client reads, or
+another reader of Azurite: adlfs, blobfile, or rclone's FUSE mount. `epoch` has a consumer that
+takes 50 ms per batch; `far` adds a latency of 60 ms and a limit of 80 MB/s per connection. `stream`
+is an epoch with a consumer that only reads the batches; `narrow` adds a limit of 1 Gbit/s for all
+connections; `count` goes through a proxy that counts requests. `client` is obstore alone: its
+`stream` and `narrow` fetch the same record files. `open` opens a large index; `write-raw` and
+`write-balanced` write frames from memory.
 
 Results are cloud.json and CLOUD.md in FOLDER and the folder of `--to`.
 """
@@ -24,7 +26,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -35,7 +37,15 @@ import psutil
 from benchmarks.checks import header
 from benchmarks.pages import code_of
 from benchmarks.suite import Suite, make_parser
-from benchmarks.tartanair.cloud_services import Service, cpu_seconds, make_index, serve
+from benchmarks.tartanair.cloud_services import (
+    MOUNT,
+    READERS,
+    Service,
+    cpu_seconds,
+    make_index,
+    readers,
+    serve,
+)
 from benchmarks.tartanair.generate import generate
 from benchmarks.timing import (
     ROOT,
@@ -56,6 +66,10 @@ CONSUMER_SECONDS = 0.05
 RECORD_BYTES = {"azurite": None, "moto": 64 << 20}  # None: the default
 WRITES = {"raw": 1, "balanced": 2}  # factor of the number of frames, by codecs
 CLIENT_THREADS = {"stream": [2, 8, 16], "narrow": [8]}
+READER_ACTIONS = {
+    **dict.fromkeys(READERS, ("epoch", "far", "stream", "count", "open")),
+    MOUNT: ("epoch", "stream", "open"),  # its requests are rclone's
+}
 FRAME_BYTES = 480 * 640 * (3 + 4 + 8 + 1 + 1)  # of all features except poses
 _ROWS = "benchmarks.tartanair.cloud_rows"
 _TIME_LIMIT = 3600
@@ -76,6 +90,7 @@ class Setup:
 
     folder: Path
     services: Mapping[str, Service]
+    readers: Mapping[str, Service]
     index: str
     write_frames: int
 
@@ -124,7 +139,8 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
         made[name] = Row({"action": action, "cores": list(cores), **arguments}, **more)
 
     waiting = {**SETTINGS, "consumer": CONSUMER_SECONDS}
-    places: dict[str, Service | None] = {"local": None, **setup.services}
+    writers: dict[str, Service | None] = {"local": None, **setup.services}
+    places = {**writers, **setup.readers}
     for action, settings in (
         ("epoch", waiting),
         ("far", waiting),
@@ -133,8 +149,10 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
         ("count", {**SETTINGS, "epochs": 1}),
     ):
         for name, service in places.items():
+            if action not in READER_ACTIONS.get(name, (action,)):
+                continue
             if service:
-                place = service.place("records", action)
+                place = service.place("records", action) | {"is_mount": name == MOUNT}
             elif action in ("epoch", "stream"):
                 place = {"location": str(setup.records("azurite")), "options": None}
             else:
@@ -154,7 +172,7 @@ def rows(setup: Setup, cores: Sequence[int] = ()) -> dict[str, Row]:
     for codecs, times in WRITES.items():
         frames = times * setup.write_frames
         job = {"records": str(setup.records("azurite")), "codecs": codecs, "frames": frames}
-        for name, service in places.items():
+        for name, service in writers.items():
             row = f"seqrecord/{name}/write-{codecs}"
             add(row, "write", arguments=job, writes=(service, written))
     for name, service in setup.services.items():
@@ -233,11 +251,12 @@ def _serving(folder: Path, index: str, write_frames: int) -> Iterator[Setup]:
     shutil.rmtree(home, ignore_errors=True)
     try:
         with serve(home) as services:
-            setup = Setup(folder, services, index, write_frames)
+            setup = Setup(folder, services, {}, index, write_frames)
             for name, service in services.items():
                 service.cloud.upload(setup.records(name), "records")
                 service.cloud.upload(folder / index, "index")
-            yield setup
+            with readers(services["azurite"], home / "rclone") as others:
+                yield replace(setup, readers=others)
     finally:
         shutil.rmtree(home, ignore_errors=True)
         shutil.rmtree(folder / "written", ignore_errors=True)
@@ -257,7 +276,15 @@ def _pack(folder: Path, index: str, index_frames: int) -> None:
 # ---- the page
 
 _Value = Callable[[str], float | None]
-_NAMES = {"azurite": "Azurite", "moto": "moto (S3)", "local": "local disk"}
+_NAMES = {
+    "azurite": "Azurite",
+    "moto": "moto (S3)",
+    "local": "local disk",
+    "mount": "Azurite by rclone's mount",
+    "adlfs": "Azurite by adlfs",
+    "blobfile": "Azurite by blobfile",
+}
+_FIRST_BATCH = "first batch, s"
 
 
 class Figure(NamedTuple):
@@ -304,7 +331,7 @@ def figures(results: Results) -> Iterator[Figure]:
         (f"at full speed: {local}", of_local("stream", "stream")),
         (local, of_local("epoch", "epoch"), 1.10),
         (f"60 ms away: {local}", of_local("far", "epoch"), 1.10),
-        ("first batch, s", of("epoch", first), 1.0),
+        (_FIRST_BATCH, of("epoch", first), 1.0),
         ("60 ms away: first batch, s", of("far", first)),
         ("requests / GiB", requests, 160),
         (f"{opened}, s", of("open", "seconds"), 2.0),
@@ -342,6 +369,7 @@ def page(document: Mapping[str, Any]) -> str:
         "repeats": max(map(len, rows.values())),
         "others": f"{others:.0%}",
         "figures": _figures(rows),
+        "first_batches": _first_batches(rows),
         "all_rows": _all_rows(rows),
     }
     return template.format(**{**document, **values})
@@ -357,11 +385,35 @@ def _figures(results: Results) -> str:
         line = [figure.name, "" if figure.target is None else f"{sign} {figure.target:g}"]
         for place in places:
             value = figure.values.get(place)
-            shown = number(value, ".3f" if figure.name.count(" / ") else "")
+            is_exact = figure.name.count(" / ") or (figure.target or 10) < 10
+            shown = number(value, ".3f" if is_exact else "")
             is_short = value is not None and not figure.is_reached(place)
             line.append(f"**{shown}**" if is_short else shown)
         lines.append(line)
     return markdown(columns, lines)
+
+
+def _first_batches(results: Results) -> str:
+    """Why first batches miss their target; empty if none does."""
+    figure = next((each for each in figures(results) if each.name == _FIRST_BATCH), None)
+    parts = []
+    for place in figure.values if figure else ():
+        runs = results[f"seqrecord/{place}/epoch"]
+        nbytes, rate = median(runs, "first_batch_bytes"), "bytes_per_second"
+        streamed = median(results.get(f"seqrecord/{place}/stream", ()), rate)
+        seconds = quotient(nbytes, streamed)
+        if figure and not figure.is_reached(place) and seconds is not None:
+            parts.append(
+                f"{_NAMES[place]}: {number(median(runs, 'opening_seconds'))} s to open, "
+                f"{number(nbytes, '.0f', 1e6)} MB, which take {number(seconds)} s at the rate of "
+                "its `stream`"
+            )
+    if not parts:
+        return ""
+    return (
+        "\n**First batches that take longer** wait for the first block of every cursor, from which "
+        f"batches are mixed, and for what is read ahead meanwhile. {'; '.join(parts)}.\n"
+    )
 
 
 _COLUMNS = (

@@ -1,10 +1,10 @@
-"""Services of the object store benchmark: Azurite and moto, and lines to them."""
+"""Services of the object store benchmark: Azurite and moto, lines to them, and other readers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +12,7 @@ import numpy as np
 import psutil
 import pyarrow as pa
 
+from benchmarks.tartanair.backends import BACKENDS, place_of, require
 from benchmarks.tartanair.cloud_line import Line
 from benchmarks.timing import files_of
 from seqrecord.store.checksum import crc32c
@@ -19,12 +20,27 @@ from seqrecord.store.format.index import NO_SPLIT, GroupIndex, Index
 from seqrecord.store.format.manifest import IndexFile, Manifest, RecordFile
 from seqrecord.store.format.rows import GAP_ROW
 from seqrecord.store.schema import FeatureSpec, Schema
-from tests.kit.services import Azurite, Moto
+from tests.kit.services import Azurite, Moto, Mount, need_mount
 from tests.kit.services.fault_proxy import FaultProxy
 
-__all__ = ["FAR", "NARROW", "SERVICES", "Service", "cpu_seconds", "make_index", "serve", "start"]
+__all__ = [
+    "FAR",
+    "MOUNT",
+    "NARROW",
+    "READERS",
+    "SERVICES",
+    "Service",
+    "cpu_seconds",
+    "make_index",
+    "readers",
+    "serve",
+    "start",
+]
 
 SERVICES = ("azurite", "moto")
+MOUNT = "mount"
+READERS = (MOUNT, *BACKENDS)
+"""Other readers of Azurite's objects."""
 NARROW: dict[str, Any] = {"bytes_per_second": 125e6}
 FAR: dict[str, Any] = {"seconds_away": 0.06, "connection_bytes_per_second": 80e6}
 
@@ -107,19 +123,26 @@ Cloud = _Azurite | _Moto
 
 @dataclass(frozen=True)
 class Service:
-    """A service, and the hosts of its lines by row. `proxy` counts requests."""
+    """A service, and the hosts of its lines by row. `proxy` counts requests.
+
+    Our client reads, unless another `backend` or a `mount` does. A mount reads from the service
+    itself, without a line.
+    """
 
     cloud: Cloud
     hosts: dict[str, str]
     proxy: FaultProxy
+    backend: str = ""
+    mount: Path | None = None
 
     def host(self, row: str) -> str:
         return self.hosts.get(row, self.cloud.host)
 
     def place(self, prefix: str, row: str = "") -> dict[str, Any]:
         """Location and options of a folder, arguments of `cloud_rows`."""
-        options = self.cloud.options(self.host(row))
-        return {"location": self.cloud.location(prefix), "options": options}
+        if self.mount:
+            return {"location": str(self.mount / prefix), "options": None}
+        return place_of(self.cloud, prefix, self.host(row), self.backend)
 
 
 def _files(source: Path, prefix: str) -> list[tuple[Path, str]]:
@@ -147,6 +170,21 @@ def serve(folder: Path, names: tuple[str, ...] = SERVICES) -> Iterator[dict[str,
             hosts = {"narrow": narrow.host, "far": far.host, "count": proxy.host}
             services[name] = Service(cloud, hosts, proxy)
         yield services
+
+
+@contextmanager
+def readers(azurite: Service, folder: Path) -> Iterator[dict[str, Service]]:
+    """`READERS` of a service whose objects are there; rclone's files are in `folder`."""
+    require(need_mount)
+    cloud = azurite.cloud
+    assert isinstance(cloud, _Azurite)
+    options = ("--dir-cache-time", "300s")  # rclone's default: nothing is written
+    mount = Mount(cloud.service, cloud.container, folder, options=options)
+    try:
+        backends = {name: replace(azurite, backend=name) for name in BACKENDS}
+        yield {MOUNT: replace(azurite, mount=mount.path), **backends}
+    finally:
+        mount.close()
 
 
 def cpu_seconds() -> float:

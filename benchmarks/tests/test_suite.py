@@ -77,7 +77,7 @@ SYSTEMS = {
         *("memmap", "zarr", "zarr-cached", "mosaic", "litdata", "grain"),
     ],
     "Storages, and video": [
-        *("mount", "adlfs", "obstore", "blobfile", "video, RGB alone", "seqrecord, RGB alone"),
+        *("mount", "adlfs", "our client", "blobfile", "video, RGB alone", "seqrecord, RGB alone"),
     ],
     "Audio": [
         "DataLoader, torchaudio",

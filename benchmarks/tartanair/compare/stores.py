@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Callable
 from contextlib import ExitStack
 from functools import partial
 from pathlib import Path
 from typing import Any
 
+from benchmarks.tartanair.backends import BACKENDS, place_of, require
 from benchmarks.tartanair.loaders.base import write_remote
 
 __all__ = ["STORES", "Stores"]
 
-STORES = ("mount", "adlfs", "obstore", "blobfile", "s3")
-"""`mount` is rclone's FUSE mount of Azurite, in blobfuse's place; `s3` is moto, in AIStore's."""
+STORES = ("mount", "azurite", *BACKENDS, "s3")
+"""`azurite` is read by our own client; `mount` is rclone's FUSE mount of it, in blobfuse's place;
+`s3` is moto, in AIStore's.
+"""
 
 
 class Stores:
@@ -54,21 +56,16 @@ class Stores:
             self._uploaded.add((service, name))
         if storage == "mount":
             return self._mount(cloud) / name
-        settings: dict[str, Any] = {"options": cloud.options(cloud.host)}
-        url = cloud.location(name)
-        if storage == "blobfile":
-            url = url.replace("az://", f"az://{cloud.service.account}/")
-            settings = {"blobfile_host": cloud.host, "blobfile_key": cloud.service.key}
-        elif storage == "adlfs":
-            settings["options"]["backend"] = storage
-        elif storage == "s3":
+        backend = storage if storage in BACKENDS else ""
+        settings = place_of(cloud, name, cloud.host, backend)
+        if storage == "s3":
             client = cloud.service.client()
             keys = [f"{name}/{path.name}" for path in sorted(prepared.glob("*.tar"))]
             places = [{"Bucket": cloud.bucket, "Key": key} for key in keys]
             sign = partial(client.generate_presigned_url, "get_object")
             settings["tars"] = [sign(Params=params) for params in places]
         place = self._folder / storage / name
-        write_remote(prepared, place, url, **settings)
+        write_remote(prepared, place, **settings)
         return place
 
     def _cloud(self, service: str) -> Any:
@@ -76,7 +73,7 @@ class Stores:
         from tests.kit.services import need_azurite, need_moto
 
         if service not in self._clouds:
-            _require(need_azurite if service == "azurite" else need_moto)
+            require(need_azurite if service == "azurite" else need_moto)
             self._clouds[service] = cloud = start(service, self._folder / service)
             self._stack.callback(cloud.service.stop)
         return self._clouds[service]
@@ -85,7 +82,7 @@ class Stores:
         """A new mount, whose caches are empty, in place of the last one."""
         from tests.kit.services import Mount, need_mount
 
-        _require(need_mount)
+        require(need_mount)
         if self._mounts:
             self._mounts[-1].close()
         folder = self._folder / f"mount-{len(self._mounts)}"
@@ -94,11 +91,3 @@ class Stores:
         self._stack.callback(mount.close)
         self._mounts.append(mount)
         return mount.path
-
-
-def _require(need: Callable[[], None]) -> None:
-    """Raise RuntimeError with the reason that a service cannot run here."""
-    try:
-        need()
-    except BaseException as error:  # pytest's own, to skip a test
-        raise RuntimeError(str(error)) from None

@@ -65,7 +65,7 @@ TARTANAIR = Workload(
     systems=[
         System("mount", "seqrecord", "rclone's FUSE mount of Azurite", {"storage": "mount"}),
         System("adlfs", "seqrecord", "Azurite", {"storage": "adlfs"}),
-        System("obstore", "seqrecord", "Azurite", {"storage": "obstore"}),
+        System("our client", "seqrecord", "Azurite", {"storage": "azurite"}),
         System("blobfile", "seqrecord", "Azurite", {"storage": "blobfile"}),
         System("video, RGB alone", "video", "H.264 by PyAV, lossy", _RGB),
         System("seqrecord, RGB alone", "seqrecord", "lossless, for comparison", _RGB),

@@ -169,15 +169,15 @@ def prepared(loader: Loader, recordings: Recordings, work: Path, settings: Setti
     return once(prepared_at(loader, recordings, work, settings), make)
 
 
-def write_remote(prepared: Path, folder: Path, url: str, **settings: Any) -> None:
-    """Make `folder` refer to prepared data that was uploaded to `url`."""
+def write_remote(prepared: Path, folder: Path, **settings: Any) -> None:
+    """Make `folder` refer to prepared data that was uploaded to the `location` of the settings."""
     folder.mkdir(parents=True, exist_ok=True)
     shutil.copy(prepared / _RECORDINGS, folder)
-    (folder / _REMOTE).write_text(json.dumps({"url": url, **settings}))
+    (folder / _REMOTE).write_text(json.dumps(settings))
 
 
 def load_remote(folder: Path) -> dict[str, Any]:
-    """URL and settings written by `write_remote`; empty for data in the folder itself."""
+    """Location and settings written by `write_remote`; empty for data in the folder itself."""
     file = folder / _REMOTE
     return json.loads(file.read_text()) if file.exists() else {}
 

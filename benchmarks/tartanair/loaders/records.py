@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 from torch.utils.data import DataLoader
 
+from benchmarks.tartanair.backends import storage_options
 from benchmarks.tartanair.compare.recordings import Clip, Recordings
 from benchmarks.tartanair.loaders.base import (
     Batch,
@@ -42,13 +41,8 @@ def _open(folder: Path) -> Any:
     import seqrecord
 
     remote = load_remote(folder)
-    options = remote.get("options")
-    if host := remote.get("blobfile_host"):
-        from tests.kit.services.blobfile_pool import pool_to
-
-        os.environ["AZURE_STORAGE_ACCOUNT_KEY"] = remote["blobfile_key"]
-        options = {"backend": "blobfile", "get_http_pool": partial(pool_to, host)}
-    location = f"{remote['url']}/records" if remote else folder / "records"
+    options = storage_options(remote.get("options"))
+    location = f"{remote['location']}/records" if remote else folder / "records"
     return seqrecord.open(location, storage_options=options)
 
 
