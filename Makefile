@@ -116,8 +116,8 @@ $(LEROBOT_TOOLS)/installed: integrations/lerobot/pyproject.toml
 bench: $(INSTALLED) ## Compare loaders on TartanAir, audio and RGB-D, in bench/; ARGS='--resume --workload audio' and so on
 	$(BENCH_PYTHON) -m benchmarks.tartanair.compare $(BENCH) $(ARGS)
 
-bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`, and the figures of README and docs
-	$(BIN)/python -W ignore -m benchmarks.tartanair.compare.results $(BENCH)
+bench-results: $(INSTALLED) ## Write benchmarks/tartanair/RESULTS.md from the last `make bench`, and the figures of README and docs; ARGS=--keep keeps other tables
+	$(BIN)/python -W ignore -m benchmarks.tartanair.compare.results $(BENCH) $(ARGS)
 	$(BIN)/python -W ignore -m benchmarks.prose
 
 demo: $(INSTALLED) ## Render a small TartanAir tree, pack it, verify it, stream it, draw a clip

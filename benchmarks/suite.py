@@ -15,6 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Mapping
 from fnmatch import fnmatch
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -138,9 +139,10 @@ class Suite:
     ) -> None:
         """Run all rows once before repeating any. A string is the reason that a row cannot run.
 
-        With `ceiling`, it is measured before and after each row, which keeps the higher ones. A row
-        that failed is not repeated; `--resume` runs it again.
+        With `ceiling`, it is measured between rows: before and after each, which keeps the higher
+        one. A row that failed is not repeated; `--resume` runs it again.
         """
+        between = _Between(ceiling) if ceiling else None
         for name in jobs:
             if reason(self.rows.get(name, ())):
                 del self.rows[name]
@@ -149,7 +151,7 @@ class Suite:
                 if isinstance(run, str):
                     self.rows[name] = [{"skipped": run}]
                 elif len(runs := self.rows.get(name, [])) <= turn and not reason(runs):
-                    self.take(name, _between(run, ceiling) if ceiling else run, part)
+                    self.take(name, partial(between, run) if between else run, part)
         self.save(self.folder)
 
     def save(self, folder: Path) -> None:
@@ -169,12 +171,15 @@ class Suite:
         print(text)
 
 
-def _between(run: Callable[[], Result], ceiling: Ceiling) -> Callable[[], Result]:
-    """The row between two measurements of its ceiling."""
+class _Between:
+    """Runs rows between two measurements of their ceiling, of which the next row has the later."""
 
-    def measured() -> Result:
-        before, result = ceiling(), run()
-        after = ceiling()
+    def __init__(self, ceiling: Ceiling) -> None:
+        self._ceiling = ceiling
+        self._last: Mapping[str, float] | None = None
+
+    def __call__(self, run: Callable[[], Result]) -> Result:
+        before = self._last or self._ceiling()
+        result = run()
+        self._last = after = self._ceiling()
         return {**result, "ceiling": {n: max(rate, after[n]) for n, rate in before.items()}}
-
-    return measured

@@ -17,6 +17,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
+from typing import Any
 
 import psutil
 
@@ -38,6 +39,9 @@ _ROW = "benchmarks.tartanair.compare.row"
 _LIMITS = "benchmarks.tartanair.compare.limits"
 _CEILING_SECONDS = 0.5
 _OTHER = "other"
+# A trial's epoch of this length is not repeated: the start of threads, the same for all cells of a
+# loader, is a small part of it.
+_TRIAL_SECONDS = 6.0
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -108,7 +112,9 @@ class Comparison:
             if suite.is_wanted(choice.label, *(cell.title(base) for cell in choice.cells))
         ]
         cells = dict.fromkeys(chain.from_iterable(c.cells for c in wanted if len(c.cells) > 1))
-        trials = {f"{TRIAL}{cell.title(base)}": self._job(cell) for cell in cells}
+        trials = {
+            f"{TRIAL}{cell.title(base)}": self._job(cell, enough=_TRIAL_SECONDS) for cell in cells
+        }
         suite.take_turns(trials, 1, part=f"{section}, trials")
         best = best_cells(wanted, suite.rows, self._workload)
         for cold in (False, True):
@@ -139,9 +145,9 @@ class Comparison:
     def _reason(self, cell: Cell) -> str:
         return refuses(cell.settings, self._workload.loaders[cell.loader], self._recordings)
 
-    def _job(self, cell: Cell) -> Run:
+    def _job(self, cell: Cell, **changes: Any) -> Run:
         settings = self._workload, self._recordings, self._suite.options, self._stores
-        return self._reason(cell) or partial(measure_one, cell, *settings)
+        return self._reason(cell) or partial(measure_one, cell, *settings, **changes)
 
 
 def best_cells(choices: Sequence[Choice], rows: Results, workload: Workload) -> dict[str, Cell]:
@@ -176,8 +182,9 @@ def measure_one(
     recordings: Recordings,
     options: argparse.Namespace,
     stores: Stores,
+    **changes: Any,
 ) -> Result:
-    """The row's figures, or its error."""
+    """The row's figures, or its error; with `changes` of its job."""
     loader, settings = workload.loaders[cell.loader], cell.settings
     job = {
         "workload": workload.name,
@@ -186,6 +193,7 @@ def measure_one(
         "root": str(recordings.root),
         "work": str(options.folder),
         "epochs": options.epochs,
+        **changes,
     }
     folder = prepared_at(loader, recordings, options.folder, settings)
     if not folder.exists():

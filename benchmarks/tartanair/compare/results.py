@@ -3,8 +3,10 @@
     python -m benchmarks.tartanair.compare.results FOLDER [--to FOLDER]
 
 FOLDER is the folder of `python -m benchmarks.tartanair.compare`; every figure comes from its
-results.json and the other workloads' files, such as FOLDER/audio/results.json. Constant text is in
-results_template.md. `python -m benchmarks.prose` then writes the figures in README.md and docs.
+results.json and the other workloads' files, such as FOLDER/audio/results.json. With `--keep`,
+tables that were not measured there keep their published figures, with their commit. Constant text
+is in results_template.md. `python -m benchmarks.prose` then writes the figures in README.md and
+docs.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ from string import Template
 from typing import Any
 
 from benchmarks.checks import TRIAL, faults, is_of_this_method, method_note, minutes_of
-from benchmarks.tartanair.compare.grid import Cell, differing, system_cells
+from benchmarks.tartanair.compare.grid import Cell, differing, sections, system_cells
 from benchmarks.tartanair.compare.published import (
     LARGE_MEMORY,
     published_settings,
@@ -30,10 +32,12 @@ from benchmarks.tartanair.loaders.base import BASELINE, USUAL, Settings
 from benchmarks.timing import markdown, number, ranged, reason, relation
 from seqrecord.store.writing.stored_schema import DEFAULT_CODEC
 
-__all__ = ["best_rows", "measured", "page", "table_page", "write"]
+__all__ = ["KEPT", "best_rows", "measured", "page", "table_page", "write"]
 
 TO = Path(__file__).parents[1]
 BY_HAND = "by-hand"
+KEPT = "tartanair, kept"
+"""The document of TartanAir's tables that the last run did not measure: published, and systems."""
 _RATE, _FIRST = "clips_per_second", "first_clips_per_second"
 
 Row = Mapping[str, Any]
@@ -45,11 +49,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("folder", type=Path)
     parser.add_argument("--to", type=Path, default=TO, help="folder of the page")
     parser.add_argument("--draft", action="store_true", help="write without the checks")
+    parser.add_argument("--keep", action="store_true", help="keep tables that were not measured")
     options = parser.parse_args(arguments)
-    print(write(options.folder, options.to, is_draft=options.draft))
+    print(write(options.folder, options.to, is_draft=options.draft, keeps_tables=options.keep))
 
 
-def write(folder: Path, to: Path, *, is_draft: bool = False) -> Path:
+def write(folder: Path, to: Path, *, is_draft: bool = False, keeps_tables: bool = False) -> Path:
     """Write RESULTS.md, results.json and audio.svg of the runs in `folder` into `to`."""
     files = {name: folder / name / "results.json" for name in WORKLOADS}
     files[TARTANAIR.name] = folder / "results.json"
@@ -65,12 +70,28 @@ def write(folder: Path, to: Path, *, is_draft: bool = False) -> Path:
         problems.append("workloads of several commits")
     if problems and not is_draft:
         raise SystemExit("not published: " + "; ".join(problems))
+    if keeps_tables:
+        documents = kept(documents, json.loads((to / "results.json").read_text()))
     (to / "results.json").write_text(json.dumps(documents, indent=1) + "\n")
     path = to / "RESULTS.md"
     path.write_text(page(documents))
     if AUDIO.name in documents:
         _plot(AUDIO, documents[AUDIO.name], to / "audio.svg")
     return path
+
+
+def kept(measured_now: Mapping[str, Document], published: Mapping[str, Document]) -> dict[str, Any]:
+    """Documents by workload, with published ones where there are no new ones."""
+    documents = {
+        **{name: published[name] for name in WORKLOADS if name in published},
+        **measured_now,
+    }
+    new = documents[TARTANAIR.name]
+    tables = sections(TARTANAIR)
+    titles = {c.title(USUAL) for n in ("published", "systems") for x in tables[n] for c in x.cells}
+    if new is not published.get(TARTANAIR.name) and not titles & new["rows"].keys():
+        documents[KEPT] = published.get(KEPT, published[TARTANAIR.name])
+    return documents
 
 
 def table_page(document: Document) -> str:
@@ -84,15 +105,16 @@ def table_page(document: Document) -> str:
 def page(documents: Mapping[str, Document]) -> str:
     """The published page; `documents` by workload."""
     document = documents[TARTANAIR.name]
+    others = documents.get(KEPT, document)
     rows = measured(document)
     best = best_rows(document)
     shown = [row["title"] for row in best.values()]
     apart = {Cell(name, settings) for name, settings in published_settings()}
-    by_cell = {_cell(row): row for row in rows}
+    by_cell = {_cell(row): row for row in measured(others)}
 
     def find(loader: str, chosen: Settings) -> Row | str:
         cell = Cell(loader, chosen)
-        return by_cell.get(cell) or _why(document, [cell], USUAL)
+        return by_cell.get(cell) or _why(others, [cell], USUAL)
 
     def is_other(row: Row) -> bool:
         if _is_plain(row) or row["title"] in shown or _cell(row) in apart:
@@ -108,7 +130,7 @@ def page(documents: Mapping[str, Document]) -> str:
         minutes=_minutes(*documents.values()),
         repeats=_counted(document.get("repeats", 1), "repeat"),
         summary=_summary(best),
-        published=published_table(find),
+        published=_kept_note(document, others) + published_table(find),
         cores=_counted(settings["cores"], "core"),
         codec=DEFAULT_CODEC,
         memory=LARGE_MEMORY,
@@ -117,7 +139,11 @@ def page(documents: Mapping[str, Document]) -> str:
         colder=_colder(rows),
         rest=_table([row for row in rows if is_other(row)], USUAL),
         reasons="\n\n".join(_problems(document)) or "All rows ran.",
-        **{name: _part(WORKLOADS[name], documents.get(name)) for name in WORKLOADS},
+        **{
+            name: _kept_note(document, part) + _part(WORKLOADS[name], part)
+            for name in WORKLOADS
+            for part in [others if name == TARTANAIR.name else documents.get(name)]
+        },
     )
 
 
@@ -173,6 +199,14 @@ def _why(document: Document, cells: Iterable[Cell], base: Settings) -> str:
 
 
 # ---- parts of the page
+
+
+def _kept_note(document: Document, part: Document | None) -> str:
+    """The method of a table with another one than the page's first table, before its text."""
+    if part is None or part["commit"] == document["commit"]:
+        return ""
+    note = method_note(part) or f"Measured at commit {part['commit']}."
+    return f"{note}\n\n"
 
 
 def _part(workload: Workload, document: Document | None) -> str:

@@ -35,10 +35,11 @@ def run(
     work: str,
     place: str = "",
     epochs: int = 2,
+    enough: float = float("inf"),
 ) -> dict[str, Any]:
     """Prepare a loader's data, measure it, or check that it yields the baseline's clips.
 
-    `place` is the folder for reading the prepared data, if it is another.
+    `place` is the folder for reading the prepared data, if it is another; `enough` see `measure`.
     """
     chosen, made = WORKLOADS[workload], Settings.of(settings)
     row = chosen.loaders[loader]
@@ -58,7 +59,7 @@ def run(
     began = time.perf_counter()
     batches = row.open(Path(place or folder), clips, made)
     epochs = 1 if cold else epochs
-    result = measure(batches, clips, epochs=epochs, began=began, consume=consume)
+    result = measure(batches, clips, epochs=epochs, began=began, consume=consume, enough=enough)
     needed = recordings.frame_nbytes(made.features) / recordings.frame_nbytes()
     frames = row.frames
     if hasattr(batches, "stats"):
@@ -89,8 +90,11 @@ def measure(
     epochs: int,
     began: float,
     consume: Callable[[Iterator[Batch]], object] = _drop,
+    enough: float = float("inf"),
 ) -> dict[str, Any]:
     """Figures of the last of `epochs` whole epochs in one process, and of the first one.
+
+    An epoch that took at least `enough` seconds is the last one.
 
     `began` is when opening began, on `perf_counter`: the first batch counts from there. `consume`
     takes an epoch's batches; its time between them belongs to the steps, not to waiting.
@@ -112,6 +116,8 @@ def measure(
         runs.append(_figures(times, usage(os.getpid()).since(before), seconds))
         wrong = wrong_clips(times.places, clips)
         problems += [problem for problem in wrong if problem not in problems]
+        if seconds >= enough:
+            break
     return {
         **runs[-1],
         "first_epoch": runs[0],
@@ -119,7 +125,7 @@ def measure(
         "opening_seconds": opened - began,
         "first_batch_seconds": first_batch,
         "num_cores": len(os.sched_getaffinity(0)),
-        "epochs": epochs,
+        "epochs": len(runs),
         "problems": problems,
     }
 

@@ -31,6 +31,7 @@ from benchmarks.tartanair.loaders.base import (
     map_style,
     memory_of,
     places,
+    without_one_worker,
 )
 from benchmarks.tartanair.loaders.raw_files import RawFilesDataset
 from benchmarks.tartanair.loaders.rootless import without_roots
@@ -494,9 +495,10 @@ def open_video(folder: Path, _names: Sequence[str]) -> Frames:
 BY_HAND_GRID = tuple({"reused": True, "threads": count} for count in (0, 1, 2))
 _MAPPED = "mapped"
 _DECODED_EACH = "decoded for each clip"
+_GRID = without_one_worker(REUSED_GRID)
 # LitData and Streaming read a frame with state of their own: one thread.
-_ONE_READER = tuple(cell for cell in REUSED_GRID if cell.get("threads", 0) < 2)
-_GRAIN_GRID = tuple({"threads": count} for count in (0, 1, 2, 4, 16))
+_ONE_READER = tuple(cell for cell in _GRID if cell.get("threads", 0) < 2)
+_GRAIN_GRID = tuple({"threads": count} for count in (0, 1, 2, 4))
 
 LOADERS = [
     Loader(
@@ -505,7 +507,7 @@ LOADERS = [
         link_originals,
         map_style(read_originals),
         frames=_DECODED_EACH,
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "by-hand",
@@ -522,7 +524,7 @@ LOADERS = [
         write_arrays(make_memmaps),
         map_style(read_slices(open_memmaps)),
         frames=_MAPPED,
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "hdf5",
@@ -530,7 +532,7 @@ LOADERS = [
         write_arrays(make_hdf5),
         map_style(read_slices(open_hdf5)),
         needs=("h5py",),
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "zarr",
@@ -538,7 +540,7 @@ LOADERS = [
         write_arrays(make_zarr),
         map_style(read_slices(partial(open_zarr, cached=False))),
         needs=("zarr",),
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "zarr-cached",
@@ -548,7 +550,7 @@ LOADERS = [
         shuffles=("off", "buffer"),
         needs=("zarr.experimental.cache_store",),
         frames="cached chunks",
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "tensordict",
@@ -557,7 +559,7 @@ LOADERS = [
         open_tensordict,
         needs=("tensordict",),
         frames=_MAPPED,
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "lmdb",
@@ -566,7 +568,7 @@ LOADERS = [
         map_style(read_frames(open_lmdb)),
         needs=("lmdb",),
         frames=_MAPPED,
-        grid=REUSED_GRID,
+        grid=_GRID,
     ),
     Loader(
         "grain",
@@ -574,7 +576,7 @@ LOADERS = [
         prepare_array_record,
         GrainEpochs,
         needs=("grain", "array_record"),
-        grid=(*_GRAIN_GRID, {"workers": 1, "threads": 1}, {"workers": 2, "threads": 1}),
+        grid=(*_GRAIN_GRID, {"workers": 2, "threads": 1}),
     ),
     Loader(
         "litdata",

@@ -39,6 +39,7 @@ __all__ = [
     "places",
     "prepared",
     "prepared_at",
+    "without_one_worker",
     "write_remote",
 ]
 
@@ -101,6 +102,13 @@ REUSED_GRID: Sequence[Mapping[str, Any]] = (
     {"reused": True, "threads": 1},
     {"reused": True, "threads": 2},
 )
+
+
+def without_one_worker(grid: Sequence[Mapping[str, Any]]) -> tuple[Mapping[str, Any], ...]:
+    """A grid for consumers that only look at batches: one worker has nothing to overlap with, so it
+    does the work of `workers=0`, and copies batches through shared memory as well.
+    """
+    return tuple(cell for cell in grid if cell.get("workers") != 1)
 
 
 @dataclass(frozen=True)

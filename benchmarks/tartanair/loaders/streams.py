@@ -32,6 +32,7 @@ from benchmarks.tartanair.loaders.base import (
     loader_arguments,
     memory_of,
     places,
+    without_one_worker,
 )
 from benchmarks.tartanair.loaders.rootless import without_roots
 
@@ -437,8 +438,12 @@ def open_microsoft(folder: Path, clips: Sequence[Clip], settings: Settings) -> B
     return DataLoader(pipe, batch_size=None, **loader_arguments(settings))
 
 
-# `workers` are threads of SPDL, DALI and FFCV, which have at least one.
-THREADS: tuple[Mapping[str, Any], ...] = tuple({"workers": count} for count in (1, 2, 4))
+_CORES = len(os.sched_getaffinity(0))
+# `workers` are threads of SPDL, DALI and FFCV, which have at least one. More of them than cores
+# cannot win: files in the page cache leave nothing to wait for.
+THREADS: tuple[Mapping[str, Any], ...] = tuple(
+    {"workers": count} for count in (1, 2, 4) if count <= max(2, _CORES)
+)
 REUSED_THREADS = (*THREADS, *({**cell, "reused": True} for cell in THREADS[:2]))
 IN_PROCESS: tuple[Mapping[str, Any], ...] = (*GRID, {"reused": True})
 
@@ -451,7 +456,7 @@ LOADERS = [
         shuffles=("off", "buffer"),
         needs=("webdataset",),
         frames="decoded in each epoch",
-        grid=IN_PROCESS,
+        grid=without_one_worker(IN_PROCESS),
     ),
     Loader(
         "spdl",
@@ -497,6 +502,6 @@ LOADERS = [
         needs=(str(MICROSOFT),),
         alone=True,
         frames="mapped",
-        grid=IN_PROCESS,
+        grid=without_one_worker(IN_PROCESS),
     ),
 ]
