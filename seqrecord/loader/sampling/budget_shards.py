@@ -25,6 +25,7 @@ from seqrecord.loader.sampling.budgets import (
 )
 from seqrecord.loader.sampling.random_order import Purpose, key_of
 from seqrecord.loader.sampling.runs import CursorShares, Runs
+from seqrecord.store.clips.frames import COPIES
 from seqrecord.store.clips.tables import ClipTable, IntArray
 
 _UNEVEN = 0.01  # of the mean number of batches: fewer are not worth another division
@@ -111,8 +112,8 @@ class BudgetShards:
         return max(len(arrangement.ends) for arrangement in self.natural)
 
     def weights(self) -> IntArray | None:
-        """The parts of batches that clips take where they are, int64[clips], if other shares may
-        have fewer batches.
+        """The parts of batches that samples take where they are, int64[rows] of the table, if other
+        shares may have fewer batches.
 
         In a shard of few lengths, clips may not fill a budget. And shards of equal costs may differ
         by a batch, which is nearly empty: shares of equal numbers of batches, in which this one
@@ -128,7 +129,8 @@ class BudgetShards:
         sums = paid[stop[:, -1]] - paid[start[:, 0]]
         parts = needed / np.maximum(sums, 1) * (paid[-1] / needed.sum())
         of_clips = np.repeat(parts, stop[:, -1] - start[:, 0])
-        weights: IntArray = np.maximum(np.rint(cost * of_clips * _WEIGHT), 1).astype(np.int64)
+        weights = np.ones_like(self.costs.cost)
+        weights[self._samples // COPIES] = np.maximum(np.rint(cost * of_clips * _WEIGHT), 1)
         return weights
 
     def _needed(self, shard: int) -> float:

@@ -191,6 +191,8 @@ def arrange(stream: Stream, cost: IntArray, costs: ClipCosts, key: int | None) -
     size = costs.budget * costs.window_batches
     bounds = _windows(stream.rounds, cost, size)
     batch, batches = (_padded if costs.pads else _packed)(cost, bounds, costs)
+    if not costs.pads:
+        batch = _mixed_rest(batch, batches, cost, costs)
     hashes = hash64(key, np.arange(len(batches.window)))
     order = np.lexsort((hashes, ~batches.continues, batches.window))
     rank = np.empty_like(order)
@@ -282,6 +284,28 @@ def _packed(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArr
     return np.array(chosen, np.int64), _Batches.of(
         first_window, [min(window, last) for window in last_window]
     )
+
+
+def _mixed_rest(batch: IntArray, batches: _Batches, cost: IntArray, costs: ClipCosts) -> IntArray:
+    """The batch of each clip, int64[n], after the emptiest one of the last window is mixed with the
+    fullest.
+
+    It has clips that fitted nowhere, so long ones: alone they would be a trend at the end of an
+    epoch, of .09 in 40 batches (24 episodes, an eighth long).
+    """
+    is_last = (batches.window == batches.window.max()) & ~batches.continues
+    last, sums = np.flatnonzero(is_last), np.bincount(batch, cost).astype(np.int64)
+    if len(last) < 2 or 2 * sums[last].min() > costs.budget:
+        return batch
+    pair = last[[np.argmin(sums[last]), np.argmax(sums[last])]]
+    clips = np.flatnonzero(np.isin(batch, pair))
+    clips = clips[np.argsort(-cost[clips], kind="stable")]
+    side = np.arange(1, len(clips) + 1) // 2 % 2  # of falling costs 0 1 1 0: sums differ little
+    if np.bincount(side, cost[clips]).max() > costs.budget:
+        return batch
+    mixed: IntArray = batch.copy()
+    mixed[clips] = pair[side]
+    return mixed
 
 
 def _padded(cost: IntArray, bounds: list[int], costs: ClipCosts) -> tuple[IntArray, _Batches]:

@@ -48,6 +48,7 @@ from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.bounds import BlockSizes, ClipStats, PlanSettings, cursor_bounds
 from seqrecord.loader.sampling.budget_shards import BudgetShards, StreamOf
 from seqrecord.loader.sampling.budgets import Arrangement, BudgetUse, ClipCosts, Stream
+from seqrecord.loader.sampling.cost_shares import deal_runs, shares_by_cost, turn_runs
 from seqrecord.loader.sampling.cursors import Blocks, Cursors
 from seqrecord.loader.sampling.passes import copies, in_step, passes
 from seqrecord.loader.sampling.plan import Clips, Plan
@@ -57,7 +58,6 @@ from seqrecord.loader.sampling.runs import (
     Cuts,
     Runs,
     Window,
-    shares_by_cost,
     shares_of,
     shuffle_runs,
 )
@@ -218,7 +218,7 @@ class EpochLayout:
         self, table: ClipTable, shards: IntArray, weights: IntArray | None = None
     ) -> tuple[Runs, CursorShares]:
         """The ordered runs, and the cursors' shares of `shards`; with a budget, of equal
-        `weights` of the clips of the runs, int64[clips], by default of their costs.
+        `weights` of the table's samples, int64[rows], by default of their costs.
         """
         settings, runs = self.settings, Runs.of(table)
         # One round of all clips shuffles all copies, of frames that are loaded once.
@@ -245,16 +245,7 @@ class EpochLayout:
                 runs, begins = in_step(runs, *of_runs, key, self.num_shards, settings.cursors)
         cuts = Cuts.of(runs.episode, self.episodes, self.windows)
         if self.costs is not None and len(runs):
-            shares = shares_by_cost(
-                runs,
-                cuts,
-                self.costs.shared(runs.all_samples) if weights is None else weights,
-                self.num_shards,
-                settings.cursors,
-                num_shares=settings.shares,
-                begins=begins,
-                at_runs=is_spread,
-            )
+            runs, shares = self._share_costs(runs, begins, weights, at_runs=is_spread)
             return runs, CursorShares(*(column[shards] for column in shares))
         return runs, shares_of(
             runs,
@@ -267,6 +258,28 @@ class EpochLayout:
             begins=begins,
             at_runs=is_spread,
         )
+
+    def _share_costs(
+        self, runs: Runs, begins: IntArray | None, weights: IntArray | None, *, at_runs: bool
+    ) -> tuple[Runs, CursorShares]:
+        """The runs and the cursors' shares of all shards, by cost; see `cost_shares`."""
+        costs, settings, count = self.costs, self.settings, self.num_shards
+        assert costs is not None
+        place, is_free = (self.episodes, self.windows), settings.shuffle and begins is None
+
+        def weight_of(sample: IntArray) -> IntArray:
+            return costs.shared(sample) if weights is None else weights[sample // COPIES]
+
+        if is_free and not at_runs and count > 1:
+            runs = deal_runs(runs, costs.of, weight_of, count, self.key)
+        samples, cuts = runs.all_samples, Cuts.of(runs.episode, *place)
+        numbers = count, settings.cursors, settings.shares
+        shares = shares_by_cost(
+            runs, cuts, weight_of(samples), *numbers, begins=begins, at_runs=at_runs
+        )
+        if is_free:
+            runs = turn_runs(runs, shares, costs.of(samples), pads=costs.pads)
+        return runs, shares
 
     def arranged(self, table: ClipTable, stream_of: StreamOf, key: int) -> BudgetShards:
         """The batches of all shards by a budget; `key` is for the order of batches."""

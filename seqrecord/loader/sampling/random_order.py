@@ -95,6 +95,9 @@ class Purpose(IntEnum):
     PASS_PLACES = 36
     SHARD_PLACES = 37
     BATCH_ORDER = 38
+    COST_GROUPS = 39
+    COST_STRATA = 40
+    COST_RUNS = 41
 
 
 def key_of(purpose: Purpose, *values: int) -> int:

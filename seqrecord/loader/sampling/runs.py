@@ -624,10 +624,10 @@ def shares_of(
     if fill and total:
         repeated = -(-total // count) - (stop - start).sum(axis=1)
         stop[:, -1] += repeated
-    return _of_cursors(start, stop, repeated, num_cursors)
+    return divide_shares(start, stop, repeated, num_cursors)
 
 
-def _of_cursors(
+def divide_shares(
     start: IntArray, stop: IntArray, repeated: IntArray, num_cursors: int
 ) -> CursorShares:
     """Divide shares, int64[shards, shares], among `num_cursors` cursors of each shard."""
@@ -638,59 +638,6 @@ def _of_cursors(
     begin, length, number = start[:, share], (stop - start)[:, share], number[share]
     stop = begin + length * (offset + 1) // number
     return CursorShares(begin + length * offset // number, stop, repeated)
-
-
-def shares_by_cost(
-    sequence: Runs,
-    cuts: Cuts,
-    cost: IntArray,
-    count: int,
-    num_cursors: int,
-    *,
-    num_shares: int,
-    begins: IntArray | None = None,
-    at_runs: bool = False,
-) -> CursorShares:
-    """The cursors' shares in all `count` shards, with about equal costs.
-
-    `cost`, int64[clips], are the costs of the sequence's clips. A shard's shares are consecutive;
-    all but the first begin at chunks or runs, or at the clips `begins`, as in `shares_of`.
-    """
-    paid = np.append(0, np.cumsum(cost))  # before each clip
-    whole, rest = divmod(int(paid[-1]), count)
-    number = np.arange(count + 1)
-    edges = nearest_clips(paid, number * whole + number * rest // count)
-    edges[0], edges[-1] = 0, sequence.num_clips
-    start, stop = edges[:-1, None], edges[1:, None]
-    if begins is not None:
-        inner, num_shares = begins[:, 1:], num_cursors
-    else:
-        part = np.arange(1, num_shares)
-        share, rest_of_shares = np.divmod(paid[stop] - paid[start], num_shares)
-        targets = paid[start] + part * share + part * rest_of_shares // num_shares
-        inner = nearest_clips(paid, targets)
-        longest = -(-cuts.longest // sequence.stride)
-        if cuts.whole or at_runs:
-            inner = sequence.nearest(inner)
-        elif sequence.num_clips // count // num_shares > longest + 1:
-            begin, end = cuts.chunks(*sequence.find(np.minimum(inner, sequence.num_clips - 1)))
-            half = (end - begin) // (2 * sequence.stride)
-            middle = np.minimum(inner + half, sequence.num_clips - 1)
-            inner = sequence.snap(middle, cuts)
-    inner = np.maximum.accumulate(np.clip(inner, start, stop), axis=1)
-    start, stop = np.hstack((start, inner)), np.hstack((inner, stop))
-    return _of_cursors(start, stop, np.zeros(count, np.int64), num_cursors)
-
-
-def nearest_clips(paid: IntArray, targets: IntArray) -> IntArray:
-    """The clips that begin nearest to sums of costs, int64[…].
-
-    `paid`, int64[clips + 1], are the sums before each clip. The first clip behind a sum would give
-    the earlier part most of the long clips, on which a sum is more likely to fall.
-    """
-    place = np.searchsorted(paid, targets)
-    before: IntArray = np.maximum(place - 1, 0)
-    return np.where(targets - paid[before] < paid[place] - targets, before, place)
 
 
 def _equal_bounds(total: int, num_shards: int, num_cursors: int, index: IntArray) -> IntArray:
