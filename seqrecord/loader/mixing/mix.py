@@ -378,7 +378,7 @@ def _weighting(
 
 
 def _chosen_clips(sources: Mapping[str, Any]) -> dict[str, int]:
-    """The clips of an epoch of the sources that are mixes and determine them."""
+    """Clips per epoch, of sources that are mixes and determine them."""
     mixes = {name: source for name, source in sources.items() if isinstance(source, SeqRecordMix)}
     clips = {name: mix._mix.planner.epoch_clips for name, mix in mixes.items()}
     return {name: number for name, number in clips.items() if number is not None}

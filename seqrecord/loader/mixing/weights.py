@@ -156,7 +156,7 @@ class Weighting:
         names: the datasets.
         parts: the source of each dataset, and its part of the source's weight.
         other_sizes: the sizes of sources without a dataset.
-        source_clips: the clips of an epoch of sources that are mixes and determine them.
+        source_clips: clips per epoch, of sources that are mixes and determine them.
         weights_at: the argument `weights`, of an epoch.
         changes: see `WeightSchedule`.
         others: the other arguments of `Proportions.of`.

@@ -62,7 +62,7 @@ def shuffled_stream(
     stop: IntArray,
     shard: int,
 ) -> Stream:
-    """The clips of shard `shard` of `count` in a later epoch, whose frames all stay in memory."""
+    """The clips of shard `shard` (of `count`) in a later epoch, whose frames all stay in memory."""
     shares = zip(start.tolist(), stop.tolist(), strict=True)
     places = np.concatenate([np.arange(*share) for share in shares])
     run_clips = sequence.slices(start, stop)[0].run_clips
@@ -101,7 +101,7 @@ def shard_frames(
 
 
 class ShuffledPlan(EpochPlan):
-    """The plan of one shard in a later epoch: a full shuffle of its clips of epoch 0.
+    """The plan of one shard in a later epoch: a full shuffle of its clips in epoch 0.
 
     Rounds are slices of the shuffle. They load every chunk that their clips need, into a store with
     a row for each frame. Nothing is freed.

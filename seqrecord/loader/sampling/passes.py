@@ -129,7 +129,7 @@ def in_step(
 
 
 def _places_in_kinds(runs: Runs, num_copies: IntArray, key: int) -> tuple[IntArray, IntArray]:
-    """The kind of each run, which is the number of copies of its episode, and its place among all
+    """The kind of each run, which is how often its episode is copied, and its place among all
     runs of its kind; int64[runs] each.
 
     The runs of an episode are at even distances.
@@ -156,7 +156,7 @@ def _shards(
 ) -> IntArray:
     """The shard of each run, int64[runs].
 
-    Each shard has one of `num_shards` successive runs of a kind, by place. The longest goes to the
+    Of `num_shards` successive runs of a kind, each shard has one, by place. The longest goes to the
     shard with the fewest clips.
     """
     shard, totals = np.zeros(len(clips), np.int64), np.zeros(num_shards, np.int64)

@@ -70,7 +70,7 @@ class Loads(_Columns):
 class Clips(_Columns):
     """Clips in emitted order.
 
-    Clip `i` consists of the frames of each group's window at `start[i]`, from run `run[i]` of
+    Clip `i` consists of the frames in each group's window at `start[i]`, from run `run[i]` of
     cursor `cursor[i]`, and goes to slot `slot[i]` of batch `batch[i]` of the epoch. With
     `batch_size=None` every clip is a batch. `place` and `sample` are as in `ClipKeys`.
     """
@@ -143,7 +143,7 @@ class Plan(ABC):
     """The plan of one shard in one epoch: rounds of cursors, whose clips form one stream of
     batches.
 
-    `windows` are the windows of the groups of `episodes`, how far clips reach; by default whole
+    `windows` are the windows of the groups in `episodes`, how far clips reach; by default whole
     clips. `frames` are the functions that find the frames of clips in each group. In segment
     `segment` of an epoch, `table` has the remaining clips (see `sampling.elastic`). `draws` are
     made for each batch; with `costs`, batches have a budget. A subclass lays out the clips, and

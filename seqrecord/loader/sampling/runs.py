@@ -128,7 +128,7 @@ class Window:
         self, first: IntArray, last: IntArray, num_frames: IntArray
     ) -> tuple[IntArray, IntArray]:
         """The least and the greatest start of clips that may use frames in `[first, last]`
-        of episodes of `num_frames`; int64[n] each.
+        of episodes with `num_frames`; int64[n] each.
         """
         # Windows that extend beyond an episode use its first or last frame, and look around from
         # there.

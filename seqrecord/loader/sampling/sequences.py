@@ -1,6 +1,6 @@
 """Sequences: an epoch in which each row of a batch follows an episode, clip by clip.
 
-A *sequence* is a series of consecutive clips of an episode; an incomplete clip ends it. Row b of
+A *sequence* is a series of consecutive clips in an episode; an incomplete clip ends it. Row b of
 every batch continues row b of the batch before, and begins a new sequence when its last one ends::
 
     batch               0     1     2     3     4     5

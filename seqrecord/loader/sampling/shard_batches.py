@@ -63,7 +63,7 @@ class ShardBatches:
         size: clips of a batch, without `frames_per_batch`.
         key: for all draws of the epoch.
         worker: number of the shard's worker on its rank, of `workers`.
-        frames_of_clips: with a budget, of all clips of the shard, in the order of its batches;
+        frames_of_clips: with a budget, for all clips of the shard, in the order of its batches;
             int64[n].
     """
 

@@ -7,7 +7,7 @@ mix leaves its batches as stored, or maps them to the values of one robot::
     None                of all frames, as of a merged dataset          as stored
     "mix"               of the mixture by weight                       as stored
     "source"            of the source `deploy`                         (x - o) / s * S + O
-    "robot_type"        of the robot of the source `deploy`, by weight (x - o) / s * S + O
+    "robot_type"        of the robot in the source `deploy`, by weight (x - o) / s * S + O
 
 with offset and scale `o, s` of a clip's source (or robot), and `O, S` of the deployed one. The
 processor then gives `(x - o) / s`, as `SeqRecordMix` does by itself.

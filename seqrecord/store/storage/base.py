@@ -269,8 +269,8 @@ def reads_commit(storage: Storage) -> bool:
 
 
 def mapped_path_of(storage: Storage, path: str) -> str | None:
-    """Local path of a file that may be mapped instead of calls of `read_ranges`; `None` for a class
-    that reads in its own way.
+    """Local path of a file that may be mapped, without `read_ranges`; `None` for a class that reads
+    in its own way.
     """
     method = getattr(storage, "mapped_path", None)
     mapped_path: str | None = None if method is None else method(path)
