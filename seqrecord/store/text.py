@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -38,6 +39,14 @@ def counted(count: int, noun: str) -> str:
 def first_of(items: Sequence[object], max_items: int) -> str:
     """`a, b, …`: the first `max_items` items."""
     return ", ".join(map(str, items[:max_items])) + (", …" if len(items) > max_items else "")
+
+
+def json_or_text(text: str) -> Any:
+    """The value of JSON, or the text if it is none."""
+    try:
+        return json.loads(text)
+    except ValueError:
+        return text
 
 
 def one_line(message: object) -> str:

@@ -11,6 +11,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from seqrecord.errors import ClipError, SchemaError, located
+from seqrecord.store.clips.arrow_tables import holds_lists, holds_text
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.schema import FeatureSpec
 
@@ -30,12 +31,12 @@ class TableColumn:
 
     def __post_init__(self) -> None:
         levels, kind = 0, self.type  # of lists, and of the values inside
-        while _is_list(kind):
+        while holds_lists(kind):
             levels, kind = levels + 1, kind.value_type
         self._levels = levels
         is_number = pa.types.is_integer(kind) or pa.types.is_floating(kind)
         is_array = is_number or pa.types.is_boolean(kind)
-        if not (is_array or (not levels and (_is_text(kind) or _is_binary(kind)))):
+        if not (is_array or (not levels and (holds_text(kind) or _is_binary(kind)))):
             raise ClipError(
                 "a column of a table has values that are no feature",
                 feature=self.name[:100],
@@ -69,8 +70,8 @@ class TableColumn:
         """The feature. Raises `ClipError` for a name that features cannot have."""
         with located(ClipError, feature=self.name):
             try:
-                if _is_text(self.type) or _is_binary(self.type):
-                    value: Any = "text" if _is_text(self.type) else "bytes"
+                if holds_text(self.type) or _is_binary(self.type):
+                    value: Any = "text" if holds_text(self.type) else "bytes"
                     return FeatureSpec(self.name, np.dtype(np.uint8), (None,), value=value)
                 # Not `to_pandas_dtype`, which imports pandas before pyarrow 16.
                 dtype = pa.array([], self._number).to_numpy(zero_copy_only=False).dtype
@@ -96,7 +97,7 @@ class TableColumn:
         place = np.cumsum(is_valid) - 1
         valid = column.drop_null() if column.null_count else column
         if not self._levels:
-            if _is_text(self.type) or _is_binary(self.type):
+            if holds_text(self.type) or _is_binary(self.type):
                 return TableValues(is_valid, place, valid.to_pylist())
             return TableValues(is_valid, place, np.asarray(valid.to_numpy(zero_copy_only=False)))
         numbers, lengths = _flatten(valid, self._levels)
@@ -167,15 +168,6 @@ def _flatten(column: pa.Array, levels: int) -> tuple[pa.Array, list[IntArray]]:
             raise ClipError("a list has a null in place of an inner list", expected="lists")
         column = column.flatten()
     return column, lengths
-
-
-def _is_list(kind: pa.DataType) -> bool:
-    types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_type(kind) for is_type in types)
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 def _is_binary(kind: pa.DataType) -> bool:

@@ -15,7 +15,7 @@ import pyarrow as pa
 from seqrecord.errors import ClipError
 from seqrecord.loader.clips.frame_lists import FrameLists, with_last_repeated
 from seqrecord.loader.clips.samples import Values, taken
-from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike
+from seqrecord.store.clips.arrow_tables import ArrowTable, TableLike, holds_lists, holds_text
 from seqrecord.store.clips.frames import COPIES, MissingFrames
 from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.table_places import (
@@ -37,30 +37,21 @@ _EXPECTED = (
 _is_integer, _is_float = pa.types.is_integer, pa.types.is_floating
 
 
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
-
-
 def _is_number(kind: pa.DataType) -> bool:
     return bool(_is_integer(kind) or _is_float(kind))
 
 
-def _is_list(kind: pa.DataType) -> bool:
-    types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
-    return any(is_one(kind) for is_one in types)
-
-
 def _is_frame_list(kind: pa.DataType) -> bool:
-    return _is_list(kind) and bool(_is_integer(kind.value_type) or kind.value_type == pa.null())
+    return holds_lists(kind) and bool(_is_integer(kind.value_type) or kind.value_type == pa.null())
 
 
 def _is_key(kind: pa.DataType) -> bool:
-    return _is_text(kind) or bool(_is_integer(kind))
+    return holds_text(kind) or bool(_is_integer(kind))
 
 
 def _is_own(kind: pa.DataType) -> bool:
-    value = kind.value_type if _is_list(kind) else kind
-    return _is_text(kind) or _is_number(value) or bool(pa.types.is_boolean(value))
+    value = kind.value_type if holds_lists(kind) else kind
+    return holds_text(kind) or _is_number(value) or bool(pa.types.is_boolean(value))
 
 
 _RESERVED: dict[str, tuple[str, str, Callable[[pa.DataType], bool]]] = {
@@ -195,10 +186,10 @@ def read_samples(
         wrong = ~((repeat >= 0) & (repeat <= COPIES))
         check_rows(wrong, "has an invalid repeat", lambda _: f"0 to {COPIES}", repeat)
     for name, column in [*columns.items()]:
-        if _is_text(column.type):
+        if holds_text(column.type):
             own[name] = column.cast(pa.large_string())
         else:
-            own[name] = lists(name)[0] if _is_list(column.type) else np.asarray(column)
+            own[name] = lists(name)[0] if holds_lists(column.type) else np.asarray(column)
     if "dilation" in own:
         own["dilation"] = dilation.astype(np.int64)
     return episode, chosen.astype(np.int64), own
@@ -301,7 +292,7 @@ def table_columns(samples: TableLike, *, of_spans: bool = False) -> dict[str, pa
             raise ClipError(problem, expected=expected, got=str(column.type))
         if not role and _is_float(column.type):
             columns[name] = pc.fill_null(column, pa.scalar(np.nan, column.type))
-        elif role or not _is_text(column.type):
+        elif role or not holds_text(column.type):
             for row in np.flatnonzero(column.is_null())[:1].tolist():
                 expected = "a value; only numbers may be missing (NaN) in float columns, and texts"
                 raise ClipError(f"samples has no {name} in row {row}", expected=expected)

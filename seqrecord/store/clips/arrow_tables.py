@@ -224,3 +224,14 @@ class _Digest:
 
     def hexdigest(self) -> str:
         return self._hash.hexdigest()
+
+
+def holds_text(kind: pa.DataType) -> bool:
+    """Whether a column of this type has texts."""
+    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
+
+
+def holds_lists(kind: pa.DataType) -> bool:
+    """Whether a column of this type has lists, of fixed or other lengths."""
+    types = (pa.types.is_list, pa.types.is_large_list, pa.types.is_fixed_size_list)
+    return any(is_type(kind) for is_type in types)

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 
 from seqrecord.errors import ClipError
+from seqrecord.store.clips.arrow_tables import holds_text
 from seqrecord.store.clips.grids import IntArray
 from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.text import repr_of
@@ -79,7 +80,7 @@ class EpisodeNames:
         """
         import pyarrow.compute as pc  # a slow import
 
-        if name == "episode" and _is_text(column.type):
+        if name == "episode" and holds_text(column.type):
             rows = pc.index_in(column.cast(self.keys.type), value_set=self.keys)
             return np.asarray(rows.fill_null(UNKNOWN), np.int64)
         numbers = _integers(column, name, "keys or numbers" if name == "episode" else "numbers")
@@ -272,10 +273,6 @@ def _check_equal(expected: IntArray | None, numbers: IntArray, problem: str) -> 
     if expected is not None:
         for row in np.flatnonzero(expected != numbers)[:1].tolist():
             raise _wrong(problem, row, int(expected[row]), int(numbers[row]))
-
-
-def _is_text(kind: pa.DataType) -> bool:
-    return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind))
 
 
 class RowError(ClipError):

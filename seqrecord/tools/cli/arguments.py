@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 import click
 
 from seqrecord.store.feature_kinds import KINDS
+from seqrecord.store.text import json_or_text
 from seqrecord.store.units import parse_duration, parse_size
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
@@ -246,11 +247,3 @@ def parse_options(values: Sequence[str]) -> dict[str, Any] | None:
         parsed = json_or_text(text)
         options[key] = text if isinstance(parsed, (list, dict)) else parsed
     return options or None
-
-
-def json_or_text(text: str) -> Any:
-    """The value of JSON, or the text if it is none."""
-    try:
-        return json.loads(text)
-    except ValueError:
-        return text

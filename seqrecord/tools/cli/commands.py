@@ -41,9 +41,9 @@ from seqrecord.tools.cli.batch_rows import show_rows
 from seqrecord.tools.cli.joining import opened_joined
 from seqrecord.tools.cli.terminal import Command, ProgressBar
 from seqrecord.tools.verify import verify as verify_dataset
+from seqrecord.tools.viewer.page_sources import is_mix_file
 
 _NUMBER = click.IntRange(min=0)
-_MIX_FILES = (".yaml", ".yml", ".json")
 
 
 @click.command(cls=Command)
@@ -118,10 +118,11 @@ def info(
     seqrecord info mix.yaml                   sources, shares and features of a mix
     seqrecord info records/ --state state.json --rank 5 --batch 37     rows of a batch
     """
-    is_mix, is_listing = Path(path).suffix in _MIX_FILES and Path(path).is_file(), key or episodes
+    is_mix, is_listing = is_mix_file(path), key or episodes
     _check_place(state, place, (is_listing, versions, clip_len, features))
-    _check_budget(budget, samples, [is_mix, state])
     check_usage(
+        ("--budget requires --samples, of a dataset",
+         budget is not None, any((samples is None, is_mix, state))),
         ("a mix file takes only --clip-len, --split, --samples, --json",
          is_mix, any((is_listing, versions, features, storage_options, batch_size, joining))),
         ("--split requires a mix file or --state", split is not None, not any((is_mix, state))),
@@ -173,12 +174,6 @@ def _check_place(
         ("--state cannot be combined with KEY, --episodes, --versions, --clip-len or --features",
          state is not None, any(others)),
     )  # fmt: skip
-
-
-def _check_budget(budget: str | None, samples: str | None, others: Iterable[object]) -> None:
-    """Raise `UsageError` for `--budget` without `--samples` of a dataset."""
-    is_wrong = budget is not None and (samples is None or any(others))
-    check_usage(("--budget requires --samples, of a dataset", is_wrong))
 
 
 def _show_dataset(

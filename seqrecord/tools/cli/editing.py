@@ -32,12 +32,11 @@ from seqrecord.store.reading.opening import open as open_dataset
 from seqrecord.store.reading.opening import opened
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.store.storage.url import parse_location
-from seqrecord.store.text import counted
+from seqrecord.store.text import counted, json_or_text
 from seqrecord.store.units import format_size
 from seqrecord.tools.cli.arguments import (
     common,
     feature_names,
-    json_or_text,
     meanings,
     parse_pairs,
     write_mode,

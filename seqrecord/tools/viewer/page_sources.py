@@ -50,7 +50,7 @@ def page_sources(
     Episodes of an original that cannot be read are left out; `Dataset.bad_episodes` has them.
     Raises the errors of `seqrecord.open`, and `ClipError` for unknown episodes.
     """
-    if isinstance(data, (str, PathLike)) and _is_mix(fspath(data)):
+    if isinstance(data, (str, PathLike)) and is_mix_file(fspath(data)):
         refuse_ignored("a mix file", episodes=episodes, storage_options=storage_options)
         yield _of_mix(fspath(data), features)
         return
@@ -67,7 +67,8 @@ def page_sources(
         yield PageSources(dataset.url, [PageSource("", dataset, numbers)])
 
 
-def _is_mix(path: str) -> bool:
+def is_mix_file(path: str) -> bool:
+    """Whether a path is a file of a mix, by its name."""
     return Path(path).suffix in _MIX_FILES and Path(path).is_file()
 
 

@@ -27,7 +27,7 @@ import pyarrow as pa
 
 from seqrecord.errors import SourceError
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable, python_values
-from seqrecord.store.text import repr_of
+from seqrecord.store.text import json_or_text, repr_of
 
 PERSISTENT, EVENTS = "language_persistent", "language_events"
 
@@ -214,15 +214,8 @@ def _value(name: str, value: Any) -> Any:
     if name == "timestamp":
         return float(np.float32(value))
     if name == "tool_calls" and value is not None:
-        return [_parsed(call) if isinstance(call, str) else call for call in value]
+        return [json_or_text(call) if isinstance(call, str) else call for call in value]
     return value
-
-
-def _parsed(call: str) -> Any:
-    try:
-        return json.loads(call)
-    except ValueError:
-        return call
 
 
 def persistent_rows(path: Path) -> Iterator[tuple[int, Rows | SourceError]]:

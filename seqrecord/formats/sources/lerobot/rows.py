@@ -18,6 +18,7 @@ from seqrecord.formats.sources.common.embedded import embedded_value
 from seqrecord.formats.sources.common.parquet_tables import ParquetTable, python_values
 from seqrecord.formats.sources.lerobot.language import EVENTS, Resolver, Rows, rows_of_frames
 from seqrecord.formats.sources.lerobot.layout import LeRobotEpisode
+from seqrecord.store.clips.arrow_tables import holds_text
 from seqrecord.store.feature_kinds import PIXEL_KINDS
 from seqrecord.store.format.arrow import to_numpy
 from seqrecord.store.schema import Block, FeatureSpec
@@ -347,8 +348,7 @@ def _split_incomplete(block: Block, sparse: Mapping[str, Any]) -> Iterator[Block
 
 
 def _texts(column: pa.Array, spec: FeatureSpec) -> list[str]:
-    is_text = pa.types.is_string(column.type) or pa.types.is_large_string(column.type)
-    if column.null_count or not is_text:
+    if column.null_count or not holds_text(column.type):
         raise _shape_error(spec, f"{column.type} with {column.null_count} nulls")
     return python_values(column)
 
