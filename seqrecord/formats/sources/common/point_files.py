@@ -83,11 +83,11 @@ def _read_ply(data: bytes) -> npt.NDArray[np.void]:
     if header is None:
         raise ValueError(f"no header of PLY: {data[:16]!r}")
     lines = header[1].decode("ascii", "replace").splitlines()
-    order, is_text = "<", True
+    encoding, order = "ascii", "<"
     counts, columns = dict[str, int](), dict[str, list[list[str]]]()  # by element
     for keyword, *words in map(str.split, filter(None, lines)):
         if keyword == "format":
-            order, is_text = _PLY_ORDERS[words[0]], words[0] == "ascii"
+            encoding, order = words[0], _PLY_ORDERS[words[0]]
         elif keyword == "element":
             counts[words[0]], columns[words[0]] = int(words[1]), []
         elif keyword == "property":
@@ -105,7 +105,8 @@ def _read_ply(data: bytes) -> npt.NDArray[np.void]:
             )[:300],
         )
     fields = [(name, f"{order}{_PLY[kind]}", 1) for kind, name in vertex_columns]
-    return _rows(fields, counts["vertex"], data[header.end() :], is_text=is_text)
+    read_rows = {"ascii": _text_rows}.get(encoding, _binary_rows)
+    return read_rows(fields, counts["vertex"], data[header.end() :])
 
 
 def _read_pcd(data: bytes) -> npt.NDArray[np.void]:
@@ -128,34 +129,44 @@ def _read_pcd(data: bytes) -> npt.NDArray[np.void]:
     fields = [(name, _PCD[kind + size], int(number)) for name, kind, size, number in columns]
     count = int(head["WIDTH"][0]) * int(head["HEIGHT"][0])
     if head["DATA"] == ["ascii"]:
-        return _rows(fields, count, data[start:], is_text=True)
+        return _text_rows(fields, count, data[start:])
     end = start + count * sum(number * int(kind[2:]) for _, kind, number in fields)
     is_padded = len(data) - end < _PAGE and not any(data[end:])  # by PCL, to a page of memory
-    return _rows(fields, count, data[start : end if is_padded else None])
+    return _binary_rows(fields, count, data[start : end if is_padded else None])
 
 
-def _rows(
-    fields: Sequence[_Field], count: int, body: bytes, *, is_text: bool = False
-) -> npt.NDArray[np.void]:
+def _binary_rows(fields: Sequence[_Field], count: int, body: bytes) -> npt.NDArray[np.void]:
     """Return rows of a structured dtype; columns named `_` are padding."""
-    named_fields = [
-        (f"_{i}" if name == "_" else name, k, n) for i, (name, k, n) in enumerate(fields)
-    ]
-    dtype = np.dtype([(name, kind, (number,)) for name, kind, number in named_fields])
-    words = body.split() if is_text else ()
-    width = sum(number for _, _, number in fields) if is_text else dtype.itemsize
-    got = len(words) if is_text else len(body)
-    if not width or count < 0 or got != count * width:
-        unit = "numbers" if is_text else "bytes"
-        raise ValueError(f"{got} {unit}, expected {count} points of {width} {unit}")
-    if not is_text:
-        return np.frombuffer(body, dtype, count)
+    dtype = _row_dtype(fields)
+    _check_points(count, dtype.itemsize, len(body), "bytes")
+    return np.frombuffer(body, dtype, count)
+
+
+def _text_rows(fields: Sequence[_Field], count: int, body: bytes) -> npt.NDArray[np.void]:
+    """Return rows like `_binary_rows`, of numbers as text."""
+    dtype, words = _row_dtype(fields), body.split()
+    width = sum(number for _, _, number in fields)
+    _check_points(count, width, len(words), "numbers")
     rows, place = np.zeros(count, dtype), 0
-    for name, kind, number in named_fields:
+    for name, (_, kind, number) in zip(dtype.names or (), fields, strict=True):
         for column in range(number):
             rows[name][:, column] = _parse_column(words[place::width], kind, name)
             place += 1
     return rows
+
+
+def _row_dtype(fields: Sequence[_Field]) -> np.dtype[np.void]:
+    return np.dtype(
+        [
+            (f"_{i}" if name == "_" else name, kind, (number,))
+            for i, (name, kind, number) in enumerate(fields)
+        ]
+    )
+
+
+def _check_points(count: int, width: int, got: int, unit: str) -> None:
+    if not width or count < 0 or got != count * width:
+        raise ValueError(f"{got} {unit}, expected {count} points of {width} {unit}")
 
 
 def _parse_column(words: Sequence[bytes], kind: str, name: str) -> npt.NDArray[Any]:
