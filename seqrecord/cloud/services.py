@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
+from seqrecord.cloud.mounts import MountStorage
 from seqrecord.cloud.retrying import REQUESTS_PER_SECOND, RetryingStorage
 from seqrecord.cloud.settings import StorageSettings, split_options
 from seqrecord.errors import LocationError
@@ -33,8 +34,6 @@ def open_path(location: Location, options: Mapping[str, Any]) -> Storage:
         )
     if not is_mount:
         return LocalStorage(location.root)
-    from seqrecord.cloud.mounts import MountStorage
-
     # See tests/cloud/test_mount.py::test_each_handle_is_read_front_to_back.
     # Not in parallel pieces, since handles of a mount must be read sequentially. The mount itself
     # determines the number of requests.
@@ -53,20 +52,24 @@ def open_url(location: Location, options: Mapping[str, Any]) -> Storage:
     is_supported = settings.backend in _OBJECT_BACKENDS and is_object(location)
     if is_supported or (location.protocol, settings.backend) == ("az", "blobfile"):
         return _layered(open_objects(location, settings, client_options), settings)
-    storage = _fsspec(location, settings, client_options)
+    objects = ("urllib3", "blobfile")[: 2 if location.protocol == "az" else 1]
+    storage = _fsspec(location, settings, client_options, objects if is_object(location) else ())
     return storage if location.protocol == "memory" else _layered(storage, settings)
 
 
 def _fsspec(
-    location: Location, settings: StorageSettings, client_options: Mapping[str, Any]
+    location: Location,
+    settings: StorageSettings,
+    client_options: Mapping[str, Any],
+    objects: Collection[str],
 ) -> Storage:
-    from seqrecord.cloud.objects import is_object
+    """Open by fsspec; `objects` are the other backends that the location has, for errors."""
+    # Here, because fsspec is slow to import.
     from seqrecord.cloud.remote import FsspecStorage
 
     package = _PACKAGES.get(location.protocol, "fsspec")
     if settings.backend not in (None, "fsspec", package):
-        objects = ("urllib3", "blobfile")[: 2 if location.protocol == "az" else 1]
-        backends = {*(objects if is_object(location) else ()), "fsspec", package}
+        backends = {*objects, "fsspec", package}
         raise LocationError(
             f"no such backend for {location.protocol}://",
             file=location.shown,

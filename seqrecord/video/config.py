@@ -6,16 +6,14 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from seqrecord.store.bfloat16 import BFLOAT16, dtype_name
 from seqrecord.store.codecs.base import named_parameters
 from seqrecord.store.schema import CodecConfig, FeatureSpec
-
-if TYPE_CHECKING:
-    from seqrecord.video.depth import DepthScale
+from seqrecord.video.depth import DepthScale
 
 VIDEO = "video"
 """Id of the codec configuration of a video feature."""
@@ -120,8 +118,6 @@ class VideoConfig:
         if missing := {"codec", "pixel_format"} - set(items):
             raise ValueError(f"video needs {', '.join(sorted(missing))}")
         if "depth" in items:
-            from seqrecord.video.depth import DepthScale  # rarely needed
-
             items["depth"] = DepthScale.from_json(items["depth"])
         return cls(**items)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +15,7 @@ from seqrecord.store.format.page_kinds import Blob, Memo, PageCodec
 from seqrecord.store.format.pages import MAX_PAGE_BYTES, check_fits
 from seqrecord.store.schema import FeatureSpec
 from seqrecord.video.config import VideoConfig
+from seqrecord.video.decoding import GopFrames
 from seqrecord.video.gops import Gop
 from seqrecord.video.page_tables import (
     BEGINS,
@@ -24,9 +25,6 @@ from seqrecord.video.page_tables import (
     parse_video_page,
 )
 from seqrecord.video.references import PacketReference
-
-if TYPE_CHECKING:
-    from seqrecord.video.decoding import GopFrames
 
 
 class VideoPageCodec(PageCodec):
@@ -228,6 +226,4 @@ class VideoReader:
         order = table.order[start:stop]
         group_order = np.where(order < 0, -1, order - table.first_frame[group]).tolist()
         config = table.config or codec.config
-        from seqrecord.video.decoding import GopFrames  # with the first decoded frame
-
         return GopFrames(config, codec.height, codec.width, packets, group_order)

@@ -28,6 +28,7 @@ from seqrecord.store.reading.chunks import ChunkReader
 from seqrecord.store.reading.episode import Episode
 from seqrecord.store.reading.filters import BadEpisodes, EpisodeFilter, find_episodes, shown_keys
 from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords, Verify, mappable
+from seqrecord.store.reading.metadata import read_edits
 from seqrecord.store.reading.resizing import resized_schema
 from seqrecord.store.schema import FeatureSpec, Schema
 from seqrecord.store.statistics.by_feature import Statistics
@@ -235,6 +236,7 @@ class Contents:
         """See `Dataset.inventories`."""
         if (file := self.manifest.inventory) is None:
             return ()
+        # Not with every first batch (test_layers.py::test_a_first_batch_imports_little).
         from seqrecord.store.format.inventory import read_inventories
 
         return read_inventories(self.storage, file)
@@ -244,8 +246,6 @@ class Contents:
         """Frames `[start, stop)` of the record files, by uid of a trimmed episode."""
         if not self.manifest.edits:
             return {}
-        from seqrecord.store.reading.metadata import read_edits
-
         return read_edits(self.storage, self.manifest.edits).frames
 
     @cached_property
@@ -275,8 +275,8 @@ class Contents:
     def identity(self, episodes: npt.NDArray[np.int64]) -> dict[str, Any]:
         """Return a JSON identity of episodes, given by row.
 
-        The digest covers keys, lengths, and pages of the features. It is independent of other
-        episodes in the dataset, of the episodes' positions, and of the paths of referenced files.
+        The digest covers keys, lengths, and pages of the features. Other
+        episodes in the dataset, positions, and paths of referenced files do not change it.
         `marks` has four digits of the digest after each of up to 128 equal parts of the episodes:
         where they differ tells which episodes have changed.
         """
@@ -414,7 +414,7 @@ class Episodes(Mapping[str, "Episode"]):
 
 
 def identity_parts(count: int) -> list[int]:
-    """The ends of the parts of `count` episodes whose digests an identity marks."""
+    """Where parts of `count` episodes end whose digests an identity marks."""
     num_parts = min(count, _MAX_PARTS)
     return [part * count // num_parts for part in range(1, num_parts + 1)]
 

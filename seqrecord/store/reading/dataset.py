@@ -65,6 +65,8 @@ def open_packed(
     storage = open_storage(location, storage_options, cache_dir=cache_dir, cache_limit=cache_limit)
     externals: ExternalFiles | None = None
     try:
+        # Imports for few datasets are here: a first batch imports little (tests/project/
+        # test_layers.py::test_a_first_batch_imports_little).
         if version is None:
             manifest, index = load(storage)
         else:
@@ -287,6 +289,7 @@ class Dataset:
             statistics = dataset.compute_statistics(max_frames=1000)
             print(statistics["pose"].mean)
         """
+        # Not with every `open`: five modules that only this method uses.
         from seqrecord.store.reading.compute_statistics import compute_statistics
 
         settings = max_frames, num_threads, progress

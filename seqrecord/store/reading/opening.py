@@ -151,6 +151,7 @@ def open_joined(
     companions = _companions(join)
     if not companions:
         return open_base(features)
+    # Here, because loaders of single datasets do not need it.
     from seqrecord.store.reading.joining import check_texts, join_datasets
 
     with ExitStack() as opened_datasets, ExitStack() as opened_tables:
@@ -343,6 +344,7 @@ def summarize(
         summary = seqrecord.summarize("records/")
         print(summary.num_episodes, summary.num_frames)
     """
+    # Here, because it imports ten modules that `open` does not need.
     from seqrecord.store.reading.summary import summarize
 
     options: dict[str, Any] = {"features": features, "storage_options": storage_options}

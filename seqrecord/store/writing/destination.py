@@ -242,7 +242,7 @@ class Destination:
             )
         tidy(self.storage, unused)
         if self._mode == "resume":
-            from seqrecord.store.writing.recovery import name_unfinished
+            from seqrecord.store.writing.recovery import name_unfinished  # see _recover
 
             name_unfinished(self.storage)
         return manifest
@@ -251,6 +251,7 @@ class Destination:
         self, small_files: SmallFiles, footers: Mapping[str, Footer], sizes: Mapping[str, int]
     ) -> Version:
         """The next version, with the episodes in these record files of this writer."""
+        # Here like those of `commit`.
         from seqrecord.store.writing.commits import append_version, rebuild_version
 
         base, manifest, all_footers = self._base, self._base.manifest, {**self._footers, **footers}
@@ -272,6 +273,7 @@ class Destination:
         manifest = self._base.manifest
         if manifest is None or manifest.inventory is None:
             return ()
+        # Few datasets that are appended to have some.
         from seqrecord.store.format.inventory import read_inventories
 
         try:
@@ -297,7 +299,7 @@ class Destination:
             except SeqRecordError as second:
                 is_kept = True
                 _logger.info("%s: own files stay: %s", self.storage.url, second)
-        from seqrecord.store.reading.home import home
+        from seqrecord.store.reading.home import home  # after failures only
 
         path = self.storage.local_path(MANIFEST)
         is_in_home = path is not None and home() in Path(path).parents

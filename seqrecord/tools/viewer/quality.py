@@ -28,7 +28,7 @@ def view_quality(path: str | PathLike[str], columns: Sequence[str] | None = None
     Raises `SchemaError` for an unknown column, and `ClipError` if the file is no such table.
     """
     import_matplotlib()
-    from seqrecord.tools.viewer.sheet import Strip, draw_sheet
+    from seqrecord.tools.viewer.sheet import Strip, draw_sheet  # imports matplotlib
 
     table = table_columns(Path(path))
     order = np.argsort(np.asarray(table.get("rank", [])))

@@ -283,7 +283,11 @@ def _open(path: Path) -> Iterator[Any]:
     import zarr
     from zarr.storage import ZipStore
 
-    from seqrecord.formats.sources.zarr.stores import LocalFiles, RemoteStore, RemoteZip
+    from seqrecord.formats.sources.zarr.stores import (  # imports zarr
+        LocalFiles,
+        RemoteStore,
+        RemoteZip,
+    )
 
     _register_image_codecs()
     store: Any = None
@@ -347,7 +351,7 @@ def _array(group: Any, name: str) -> Any:
         raise SourceError(f"{name} contains pickled objects, which are never loaded")
     chunk_bytes = array.dtype.itemsize * math.prod(array.shards or array.chunks)
     check_size(f"chunks of {name}", chunk_bytes, MAX_CHUNK_BYTES)  # before allocation
-    from seqrecord.formats.sources.zarr.bounds import bound_codecs
+    from seqrecord.formats.sources.zarr.bounds import bound_codecs  # imports zarr
 
     with located(SourceError, feature=name):
         return bound_codecs(array)
