@@ -178,7 +178,11 @@ def _write_episode(
 ) -> None:
     """Write an episode's files, frame by frame."""
     (folder / DESCRIPTION).write_text(encode_description(description), encoding="utf-8")
-    _write_metadata(folder, dataset.episodes[key].metadata)
+    metadata = dataset.episodes[key].metadata
+    text = json.dumps(metadata, indent=1, ensure_ascii=False, sort_keys=True)
+    if len(text.encode()) >= MAX_METADATA_BYTES:
+        text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
+    (folder / METADATA).write_text(f"{text}\n", encoding="utf-8")
     features = dataset.features
     paths = {f.spec.name: folder / f.path for f in description.features}
     arrays = {
@@ -232,13 +236,6 @@ def _is_image(array: npt.NDArray[Any]) -> bool:
     if array.dtype == np.uint16:
         return array.ndim == 2
     return array.dtype == np.uint8 and array.shape[2:] in ((), (3,), (4,))
-
-
-def _write_metadata(folder: Path, metadata: dict[str, Any]) -> None:
-    text = json.dumps(metadata, indent=1, ensure_ascii=False, sort_keys=True)
-    if len(text.encode()) >= MAX_METADATA_BYTES:
-        text = json.dumps(metadata, separators=(",", ":"), ensure_ascii=False, sort_keys=True)
-    (folder / METADATA).write_text(f"{text}\n", encoding="utf-8")
 
 
 def _episode_folder(destination: Path, key: str) -> Path:

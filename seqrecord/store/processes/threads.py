@@ -85,20 +85,16 @@ class ThreadPool(Executor):
             # First, so that a thread that starts now does not count as idle.
             self._queue.put(task)
             if not self._idle.acquire(blocking=False) and len(self._threads) < self._count:
-                self._start_one()
+                arguments, name = (self._queue, self._idle), f"{self._name}_{len(self._threads)}"
+                thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
+                with suppress(ResourceError):  # the system may allow no more threads
+                    start(thread)
+                    self._threads.append(thread)
             if self._threads:
                 return future
             self._queue.get_nowait()  # this task: there is no thread to take it
         task.do()
         return future
-
-    def _start_one(self) -> None:
-        """Start one more thread, if the system allows it."""
-        arguments, name = (self._queue, self._idle), f"{self._name}_{len(self._threads)}"
-        thread = threading.Thread(target=_work, args=arguments, name=name, daemon=True)
-        with suppress(ResourceError):
-            start(thread)
-            self._threads.append(thread)
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
         """End the threads after the queued tasks; `cancel_futures` cancels these first."""

@@ -20,7 +20,6 @@ from seqrecord.store.reading.dataset import Dataset
 from seqrecord.store.reading.external_files import ExternalFiles, open_external_files
 from seqrecord.store.reading.join_matching import Check, find_partners
 from seqrecord.store.reading.joined_index import Partners, companion_specs, joined_index
-from seqrecord.store.reading.mapped_frames import Verify
 from seqrecord.store.schema import Schema
 from seqrecord.store.statistics.by_feature import Statistics
 from seqrecord.store.storage.joined import JoinedStorage, joined_path
@@ -184,13 +183,14 @@ class Join:
         )
         others = [member.storage for member in members[1:]]
         places = [place for member in members for place in member.dictionaries]
+        verify_modes = [member.verify for member in members]
         return replace(
             base,
             storage=JoinedStorage(base.storage, others),
             manifest=manifest,
             index=index,
             features=self._features(schema),
-            verify=_joint_verify([member.verify for member in members]),
+            verify="always" if "always" in verify_modes else any(verify_modes),  # the strictest
             names={},
             externals=self._externals(),
             join=self,
@@ -373,8 +373,3 @@ class JoinedFiles:
     def close(self) -> None:
         for part in self._parts:
             part.close()
-
-
-def _joint_verify(values: Sequence[Verify]) -> Verify:
-    """The strictest of several values of `verify`."""
-    return "always" if "always" in values else any(values)

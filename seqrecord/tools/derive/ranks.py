@@ -97,16 +97,16 @@ class RankWorkers(Workers):
             return None
         messages = [replace(job, source=None) for job, _ in jobs]  # type: ignore[arg-type]
         _broadcast(self._group, ("jobs", (self._number, messages)))
-        results = _work(self._group, self._sources[self._number], messages, self._advance)
+        results = _work(
+            *(self._group, self._sources[self._number], messages),
+            lambda frames: self._meter.add(frames * self.count),
+        )
         for (_, future), result in zip(jobs, results, strict=False):
             if isinstance(result, BaseException):
                 future.set_exception(result)
             else:
                 future.set_result(result)
         return None
-
-    def _advance(self, frames: int) -> None:
-        self._meter.add(frames * self.count)
 
 
 def lead(group: Any, plan: Callable[[], _Result]) -> _Result:
@@ -129,7 +129,7 @@ def follow(group: Any, sources: Sequence[Source]) -> Any:
         if kind == "error":
             raise value
         number, jobs = value
-        _work(group, sources[number], jobs, _ignore)
+        _work(group, sources[number], jobs, lambda _: None)
 
 
 def _work(

@@ -203,7 +203,10 @@ class _Examination:
         files: list[str] = []
         for folder in ("data", "videos"):
             with self._findings.caught(file=folder):
-                paths = find_files(self._root / folder, _is_table_or_video)
+                paths = find_files(
+                    self._root / folder,
+                    lambda path: path.name.lower().endswith((".parquet", *VIDEO_ENDINGS)),
+                )
                 files += [path.relative_to(self._root).as_posix() for path in paths]
         unnamed_files = [file for file in files if file not in named_files]
         for file in unnamed_files:
@@ -228,7 +231,3 @@ class _Examination:
             else:
                 return True
         return False
-
-
-def _is_table_or_video(path: Path) -> bool:
-    return path.name.lower().endswith((".parquet", *VIDEO_ENDINGS))

@@ -439,17 +439,14 @@ def assign_splits(
         for number, share in zip(numbers, shares, strict=True)
     ]
     num_lacking.append(free_share * num_free if free_share > 1e-9 else float("-inf"))
-    for unit in sorted(members, key=lambda unit: _order_key(seed, unit)):
+    draws = {unit: hashlib.sha256(f"{seed} {unit}".encode()).digest() for unit in members}
+    for unit in sorted(members, key=draws.__getitem__):
         place = num_lacking.index(max(num_lacking))
         if unit in unit_splits:
             place = targets.index(unit_splits[unit])
         new_splits[members[unit]] = targets[place]
         num_lacking[place] -= len(members[unit])
     return new_splits
-
-
-def _order_key(seed: int, unit: str) -> bytes:
-    return hashlib.sha256(f"{seed} {unit}".encode()).digest()
 
 
 def _split_names(dataset: EditedDataset, new_names: Iterable[str]) -> tuple[str, ...]:

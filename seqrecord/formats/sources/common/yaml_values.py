@@ -92,7 +92,10 @@ class _Builder:
                 if self._takes_value:
                     self._add(event, _scalar(event), 1, event.anchor)
                 else:
-                    self._set_key(event)
+                    level = self.levels[-1]
+                    is_new = event.value not in level.value
+                    self._check(event, is_new, "a key appears twice", event.value)
+                    level.key = event.value
             elif isinstance(event, yaml.AliasEvent):
                 self._check(event, event.anchor in self.anchors, "unknown or recursive alias")
                 self._add(event, *self.anchors[str(event.anchor)], None)
@@ -106,11 +109,6 @@ class _Builder:
         """Whether the next scalar is a value, not the key of a mapping."""
         level = self.levels[-1] if self.levels else None
         return level is None or isinstance(level.value, list) or level.key is not None
-
-    def _set_key(self, event: Any) -> None:
-        level = self.levels[-1]
-        self._check(event, event.value not in level.value, "a key appears twice", event.value)
-        level.key = event.value
 
     def _add(self, event: Any, value: Any, size: int, anchor: str | None) -> None:
         """Add a finished value to its container, and count it with its parts."""

@@ -112,7 +112,10 @@ class Hdf5Source(ScannedSource):
 
     def copied_files(self) -> dict[str, ExternalFile]:
         """Return the files of values and metadata."""
-        return external_files(self.path, find_files(self.path, _is_copied))
+        files = find_files(
+            self.path, lambda path: _is_referred_to(path) or is_droid_metadata(path.name)
+        )
+        return external_files(self.path, files)
 
     def frames(self, info: EpisodeInfo) -> Iterator[Frame]:
         with self._open_episode(info) as (episode, path):
@@ -333,10 +336,6 @@ FORMAT = SourceFormat(
     takes_files=True,
     takes_urls=True,
 )
-
-
-def _is_copied(path: Path) -> bool:
-    return _is_referred_to(path) or is_droid_metadata(path.name)
 
 
 def _is_referred_to(path: Path) -> bool:

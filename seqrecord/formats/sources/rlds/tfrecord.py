@@ -171,7 +171,8 @@ def parse_example(data: Span, names: Container[str] | None = None) -> dict[str, 
                 continue
             if key in features:
                 raise ValueError(f"duplicate feature {key}")
-            value: memoryview = _in_memory(entry_fields.get(2, memoryview(b"")))
+            span: Any = entry_fields.get(2, memoryview(b""))
+            value: memoryview = span if isinstance(span, memoryview) else memoryview(span.tobytes())
             if number == 1:
                 features[key] = _parse_feature(value)
             else:
@@ -190,10 +191,6 @@ def _parse_feature(data: memoryview) -> Values:
         else:
             result = _integers(part)
     return result
-
-
-def _in_memory(data: Any) -> memoryview:
-    return data if isinstance(data, memoryview) else memoryview(data.tobytes())
 
 
 def _parts(data: _Span, *numbers: int) -> Iterator[tuple[int, _Span]]:
