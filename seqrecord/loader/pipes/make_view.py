@@ -167,7 +167,7 @@ def _view(
         episodes, samples = divide_excerpts(options, *place, arrays, excerpt_frames or BY_MEMORY)
         epochs = replace(epochs, base=samples)
     windows, excerpts = episodes.windows, episodes.excerpts
-    cameras, functions = options.steps_and_functions
+    cameras, functions = options.cameras, options.clip_functions
     has_cameras = bool(cameras or dataset.contents.sizes)
     names = (*metadata, "camera") if has_cameras else metadata
     clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.repeats)
@@ -216,7 +216,7 @@ def _view(
         nested=nested,
         clip_episodes=clip_episodes,
         metadata=metadata,
-        order_columns=options.epoch_order.columns if isinstance(options, LoaderOptions) else (),
+        order_columns=options.epoch_order.columns,
     )
     return _with_steps(options, view, functions)
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, fields, replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar
 
 import numpy as np
 
@@ -30,7 +30,6 @@ from seqrecord.loader.sampling.shard_batches import BatchDraws
 from seqrecord.store.areas import DEVICE, load_entry
 from seqrecord.store.clips.tables import ClipSpec
 from seqrecord.store.clips.windows import Nearest, Windows, check_windows
-from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import FrameFunction
 from seqrecord.store.reading.filters import EpisodeFilter
 from seqrecord.store.reading.resizing import Sizes
@@ -211,8 +210,55 @@ def _check_device(value: Any) -> None:
     load_entry(DEVICE).check(value)
 
 
+class DerivedOptions:
+    """What follows from the arguments, computed once when they are checked.
+
+    Attributes:
+        table: the table of `samples`, if it has one.
+        table_columns: its columns; those of clips, not of segments.
+        lists_frames: whether it lists the frames of each clip.
+        functions: the functions of `samples`.
+        built_ins: the arguments of the built-in ones by name; of the first of two.
+        clip_lens: the least and the greatest `clip_len`, if it is drawn for each batch.
+        most_frames: the greatest `clip_len`.
+        span: the number of frames from which the frames of a clip are drawn.
+        frames_of_span: the frames from which a clip's frames come; 1 without `clip_len`.
+        dilations: the dilations to draw from, in ascending order, or the only one.
+        has_drawn_steps: whether frames, dilation or direction are drawn for each clip.
+        own_windows: offsets or `Seconds` of the features with a window of their own.
+        nearest: the features with the newest or the next value in each frame.
+        has_windows: whether clips differ from plain runs of `clip_len` frames inside their
+            episodes.
+        cameras, clip_functions: the parts of `clip_transform`: crops and flips of each camera, then
+            functions.
+        draws_sizes: whether the size of frames is drawn for each batch.
+        epoch_order: the order of epochs that `order` names.
+        spec: the clips, of phase 0; with windows or `pad`, clips of one frame at each start.
+    """
+
+    table: TableLike | None
+    table_columns: frozenset[str]
+    lists_frames: bool
+    functions: SampleFunctions
+    built_ins: Mapping[str, Mapping[str, Any]]
+    clip_lens: tuple[int, int] | None
+    most_frames: int | None
+    span: int | None
+    frames_of_span: int
+    dilations: tuple[int, ...]
+    has_drawn_steps: bool
+    own_windows: Mapping[str, Any]
+    nearest: Mapping[str, Nearest]
+    has_windows: bool
+    cameras: tuple[CameraSteps, ...]
+    clip_functions: tuple[ClipFunction, ...]
+    draws_sizes: bool
+    epoch_order: Order
+    spec: ClipSpec
+
+
 @dataclass(frozen=True, kw_only=True)
-class ClipOptions:
+class ClipOptions(DerivedOptions):
     """Selection and form of a dataset's clips: arguments of every loader.
 
     Args:
@@ -392,43 +438,82 @@ class ClipOptions:
     output: str = _checked("torch", one_of("torch", "numpy"))
     seed: int = _checked(0, lambda _, value: check_seed(value))
 
+    usual_clip_len: ClassVar[int | None] = None
+    """`clip_len` without windows and lists of frames, if it has a default."""
+
     def __post_init__(self) -> None:
         """Raise `ClipError` for an invalid value, with the argument's name."""
         _check_fields(self)
+        self._derive_samples()
+        self._derive_frames()
         _check_rules(self, _FRAME_RULES)
-        spec = self.spec  # has limits of its own
-        if self.has_windows:  # the spec has single frames
+        length, dilations = self.most_frames or 1, self.dilations
+        stride = self.stride or self.epoch_order.stride(length, dilations[0])
+        if self.has_windows or not isinstance(self.clip_len, int):
+            length, dilations = 1, (1,)  # single frames
+        vars(self)["spec"] = ClipSpec(length, stride, dilations[0])  # has limits of its own
+        if self.has_windows:
             for dilation in self.dilations:
-                ClipSpec(self.frames_of_span, spec.stride, dilation)
+                ClipSpec(self.frames_of_span, stride, dilation)
         _check_rules(self, _START_RULES)
 
-    @cached_property
-    def spec(self) -> ClipSpec:
-        """The clips, of phase 0; with windows or `pad`, clips of one frame at each start."""
-        stride = self.stride or self._usual_stride
-        if self.has_windows or not isinstance(self.clip_len, int):
-            return ClipSpec(1, stride)
-        return ClipSpec(self.clip_len, stride, self.dilation)
-
-    @property
-    def dilations(self) -> tuple[int, ...]:
-        """The dilations to draw from, in ascending order, or the only one."""
-        found: tuple[int, ...] = self.built_ins.get("dilate", {}).get("dilations", (self.dilation,))
-        return found
-
-    @property
-    def span(self) -> int | None:
-        """The number of frames from which the frames of a clip are drawn."""
-        return self.built_ins.get("subset", {}).get("of")
-
-    @cached_property
-    def built_ins(self) -> Mapping[str, Mapping[str, Any]]:
-        """The arguments of the built-in functions of `samples`, by name; the first of two."""
-        arguments: dict[str, Mapping[str, Any]] = {}
-        for function in self.functions:
+    def _derive_samples(self) -> None:
+        """Derive the values of `samples`."""
+        parts: list[Any] = self.samples if isinstance(self.samples, list) else [self.samples]
+        table, built_ins = None if callable(parts[0]) else parts[0], dict[str, Any]()
+        functions, columns = tuple(filter(callable, parts)), frozenset[str]()
+        for function in functions:
             if isinstance(function, BuiltIn):
-                arguments.setdefault(function.name, function.arguments)
-        return arguments
+                built_ins.setdefault(function.name, function.arguments)
+        if table is not None:
+            from seqrecord.loader.clips.sample_tables import column_names
+            from seqrecord.loader.clips.segments import Segments
+
+            columns = column_names(table.table if isinstance(table, Segments) else table)
+            if isinstance(table, Segments):  # clips start every `stride` frames
+                columns -= {"start", "stop", "end", "frames"}
+        vars(self).update(table=table, functions=functions, built_ins=built_ins)
+        vars(self).update(table_columns=columns, lists_frames="frames" in columns)
+
+    def _derive_frames(self) -> None:
+        """Derive the frames of clips."""
+        if self.clip_len is None and self.windows is None and not self.lists_frames:
+            vars(self)["clip_len"] = self.usual_clip_len
+        length, lengths, built_ins = self.clip_len, None, self.built_ins
+        if length is not None and not isinstance(length, int):
+            lengths, length = length, length[1]
+        span = built_ins.get("subset", {}).get("of")
+        is_of_rows = not self.table_columns.isdisjoint(OF_CLIPS)
+        is_drawn = lengths is not None or is_of_rows or not built_ins.keys().isdisjoint(_STEPS)
+        windows, nearest = dict[str, Any](), dict[str, Nearest]()
+        for name, window in (self.windows or {}).items():
+            offsets: Any = window
+            if isinstance(window, Nearest):
+                nearest[name], offsets = window, window.window
+            if offsets is not None:
+                windows[name] = offsets
+        cameras: tuple[CameraSteps, ...] = ()
+        functions: tuple[ClipFunction, ...] = ()
+        if self.clip_transform is not None:
+            from seqrecord.store.clips.transforms import chain_of
+
+            cameras, functions = chain_of(self.clip_transform)
+        vars(self).update(
+            clip_lens=lengths,
+            most_frames=length,
+            span=span,
+            frames_of_span=span or length or 1,
+            dilations=built_ins.get("dilate", {}).get("dilations", (self.dilation,)),
+            has_drawn_steps=is_drawn,
+            own_windows=windows,
+            nearest=nearest,
+            has_windows=bool(windows) or self.pad is not None or is_drawn,
+            cameras=cameras,
+            clip_functions=functions,
+            draws_sizes=any(step.per_batch for camera in cameras for step in camera.steps),
+            # A map-style dataset has none: each clip stands for itself.
+            epoch_order=find_order(getattr(self, "order", "clips")),
+        )
 
     @property
     def repeated_step(self) -> str | None:
@@ -450,77 +535,12 @@ class ClipOptions:
         """A copy with episodes by their numbers."""
         return replace(self, episodes=numbers, split=None)
 
-    @cached_property
-    def _columns(self) -> frozenset[str]:
-        if self.table is None:
-            return frozenset()
-        from seqrecord.loader.clips.sample_tables import column_names
-        from seqrecord.loader.clips.segments import Segments
-
-        if isinstance(self.table, Segments):  # clips start every `stride` frames
-            return column_names(self.table.table) - {"start", "stop", "end", "frames"}
-        return column_names(self.table)
-
-    @property
-    def table(self) -> TableLike | None:
-        """The table of `samples`, if it has one."""
-        first = self.samples[0] if isinstance(self.samples, list) else self.samples
-        return None if callable(first) else first
-
-    @cached_property
-    def functions(self) -> SampleFunctions:
-        """The functions of `samples`."""
-        every: list[Any] = self.samples if isinstance(self.samples, list) else [self.samples]
-        return tuple(filter(callable, every))
-
-    @property
-    def lists_frames(self) -> bool:
-        """Whether `samples` lists the frames of each clip."""
-        return "frames" in self._columns
-
-    @property
-    def clip_lens(self) -> tuple[int, int] | None:
-        """The least and the greatest `clip_len`, if it is drawn for each batch."""
-        if self.clip_len is None or isinstance(self.clip_len, int):
-            return None
-        least, most = self.clip_len
-        return least, most
-
-    @property
-    def most_frames(self) -> int | None:
-        """The greatest `clip_len`."""
-        return self.clip_len if self.clip_lens is None else self.clip_lens[1]  # type: ignore[return-value]
-
-    @property
-    def frames_of_span(self) -> int:
-        """The frames from which a clip's frames come; 1 without `clip_len`."""
-        return self.span or self.most_frames or 1
-
-    @cached_property
-    def has_drawn_steps(self) -> bool:
-        """Whether frames, dilation or direction are drawn for each clip."""
-        is_drawn = self.clip_lens is not None or not self._columns.isdisjoint(OF_CLIPS)
-        return is_drawn or not self.built_ins.keys().isdisjoint(_STEPS)
-
-    @property
-    def steps_and_functions(self) -> tuple[tuple[CameraSteps, ...], tuple[ClipFunction, ...]]:
-        """The parts of `clip_transform`: crops and flips of each camera, then functions."""
-        if self.clip_transform is None:
-            return (), ()
-        from seqrecord.store.clips.transforms import chain_of
-
-        return chain_of(self.clip_transform)
-
-    @property
-    def draws_sizes(self) -> bool:
-        """Whether the size of frames is drawn for each batch."""
-        cameras, _ = self.steps_and_functions
-        return any(step.per_batch for camera in cameras for step in camera.steps)
-
     @property
     def drawn_steps(self) -> str:
         """The arguments of drawn steps, for errors."""
-        used = [n for n in _STEPS if n in self.built_ins] + [*self._columns.intersection(OF_CLIPS)]
+        used = [n for n in _STEPS if n in self.built_ins] + [
+            *self.table_columns.intersection(OF_CLIPS)
+        ]
         return ", ".join([f"clip_len={self.clip_len}", *used])
 
     @property
@@ -529,7 +549,7 @@ class ClipOptions:
 
         Empty without such a table.
         """
-        columns = self._columns
+        columns = self.table_columns
         if columns.isdisjoint(("start", "frames")):
             return ""
         lists, built_ins = self.lists_frames, self.built_ins
@@ -542,28 +562,6 @@ class ClipOptions:
         return ", ".join(name for name, is_taken in taken.items() if is_taken)
 
     @property
-    def has_windows(self) -> bool:
-        """Whether clips differ from plain runs of `clip_len` frames inside their episodes."""
-        return bool(self.own_windows) or self.pad is not None or self.has_drawn_steps
-
-    @cached_property
-    def own_windows(self) -> dict[str, Any]:
-        """Offsets or `Seconds` of the features with a window of their own."""
-        if self.windows is None:
-            return {}
-        windows = self.windows.items()
-        found = {name: w.window if isinstance(w, Nearest) else w for name, w in windows}
-        return {name: window for name, window in found.items() if window is not None}
-
-    @property
-    def nearest(self) -> dict[str, Nearest]:
-        """The features with the newest or the next value in each frame."""
-        if self.windows is None:
-            return {}
-        windows = self.windows.items()
-        return {name: window for name, window in windows if isinstance(window, Nearest)}
-
-    @property
     def has_nested(self) -> bool:
         """Whether `ragged` asks for nested tensors."""
         forms = self.ragged.values() if isinstance(self.ragged, Mapping) else [self.ragged]
@@ -572,12 +570,8 @@ class ClipOptions:
     @property
     def dilates(self) -> bool:
         """Whether frames of a clip with `clip_len` frames are apart, or may be."""
-        is_of_rows = self._columns & {"dilation", "frames"} == {"dilation"}
+        is_of_rows = self.table_columns & {"dilation", "frames"} == {"dilation"}
         return self.dilations != (1,) or is_of_rows
-
-    @property
-    def _usual_stride(self) -> int:
-        return 1
 
 
 _FRAME_RULES: tuple[Rule[ClipOptions], ...] = (
@@ -729,8 +723,26 @@ class EngineOptions:
 _USUAL_ENGINE = EngineOptions()
 
 
+class DerivedBatches:
+    """What follows from the arguments of batches, computed once when they are checked.
+
+    Attributes:
+        budget: the budget of a batch.
+        most_clips: the clips of the largest batch; `None` for single clips.
+        frames_per_batch: the frames of the largest batch, if its number of clips varies.
+        draws: the draws of each batch.
+        tuning: `engine`, or its defaults.
+    """
+
+    budget: Budget | None
+    most_clips: int | None
+    frames_per_batch: int | None
+    draws: BatchDraws | None
+    tuning: EngineOptions
+
+
 @dataclass(frozen=True, kw_only=True)
-class LoaderOptions(ClipOptions):
+class LoaderOptions(ClipOptions, DerivedBatches):
     """Arguments of `SeqRecordPipe`, `SeqRecordIterableDataset` and `SeqRecordNode`.
 
     Loaders take them as keyword arguments, or together by `from_options`; `loader.options` returns
@@ -813,48 +825,21 @@ class LoaderOptions(ClipOptions):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        budget = self.batch_size if isinstance(self.batch_size, Budget) else None
+        clips, lengths = None if budget is not None else self.batch_size, self.clip_lens
+        if budget is not None and lengths is None and budget.cost != "frames":
+            clips = budget.max_rows or budget.size
+        elif budget is not None:
+            clips = budget.rows(lengths[0] if lengths is not None else self.most_frames or 1)
+        frames = None if budget is None or lengths is None else budget.size
+        vars(self).update(
+            budget=budget,
+            most_clips=clips,
+            frames_per_batch=frames,
+            draws=None if lengths is None else BatchDraws(*lengths, frames),
+            tuning=self.engine or _USUAL_ENGINE,
+        )
         _check_rules(self, (*_BATCH_RULES, *self.epoch_order.rules, *_DEVICE_RULES))
-
-    @cached_property
-    def epoch_order(self) -> Order:
-        """The order of epochs that `order` names."""
-        return find_order(self.order)
-
-    @property
-    def tuning(self) -> EngineOptions:
-        """`engine`, or its defaults."""
-        return self.engine or _USUAL_ENGINE
-
-    @property
-    def _usual_stride(self) -> int:
-        return self.epoch_order.stride(self.most_frames or 1, self.dilations[0])
-
-    @property
-    def most_clips(self) -> int | None:
-        """The clips of the largest batch; `None` for single clips."""
-        if not isinstance(self.batch_size, Budget):
-            return self.batch_size
-        if self.clip_lens is None and self.batch_size.cost != "frames":
-            return self.batch_size.max_rows or self.batch_size.size
-        return self.batch_size.rows((self.clip_lens or (self.most_frames or 1,))[0])
-
-    @property
-    def draws(self) -> BatchDraws | None:
-        """The draws of each batch."""
-        if self.clip_lens is None:
-            return None
-        return BatchDraws(*self.clip_lens, self.frames_per_batch)
-
-    @property
-    def frames_per_batch(self) -> int | None:
-        """The frames of the largest batch, if its number of clips varies."""
-        is_drawn = isinstance(self.batch_size, Budget) and self.clip_lens is not None
-        return self.budget.size if self.budget is not None and is_drawn else None
-
-    @property
-    def budget(self) -> Budget | None:
-        """The budget of a batch."""
-        return self.batch_size if isinstance(self.batch_size, Budget) else None
 
 
 _BATCH_RULES: tuple[Rule[LoaderOptions], ...] = (

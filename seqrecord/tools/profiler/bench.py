@@ -10,7 +10,7 @@ from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import asdict, dataclass, fields
 from itertools import islice
 from time import perf_counter
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import numpy as np
 
@@ -49,6 +49,7 @@ class BenchOptions(LoaderOptions):
         progress: called after each batch, in batches.
     """
 
+    usual_clip_len: ClassVar[int | None] = _CLIP_LEN
     batch_size: int | Budget | None = _BATCH_SIZE
     consumer_seconds: float = 0.0
     step: Callable[[Any], object] | None = None
@@ -56,8 +57,6 @@ class BenchOptions(LoaderOptions):
     progress: Callable[[Progress], None] | None = None
 
     def __post_init__(self) -> None:
-        if self.clip_len is None and self.windows is None and not self.lists_frames:
-            object.__setattr__(self, "clip_len", _CLIP_LEN)
         super().__post_init__()
         if self.max_batches is not None:
             check_integer("max_batches", self.max_batches, least=1)
