@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -242,6 +243,17 @@ class Planner:
             return replace(request, frames_in_memory=()).plan_memory(limit)
         return replace(fitted, settings=settings)
 
+    def settled_memory(self, num_shards: int, epoch: int, segments: Segments) -> MemoryPlan:
+        """`plan_memory` of a run: if frames stay, with a row for each that samples use, where
+        `plan_memory` has found room for those of whole episodes.
+        """
+        fitted = self.plan_memory(num_shards, epoch, segments)
+        is_fixed = self._has_fixed_shards(num_shards, segments, fitted.settings)
+        if fitted.in_memory is None or (num_shards > 1 and is_fixed):
+            return fitted
+        frames = self.staying_frames(num_shards, segments, fitted.settings)
+        return replace(fitted, sizes=self.sizes, in_memory=None).with_all(frames)
+
     def keep(self, plans: MemoryPlans) -> None:
         """Use these settings from now on."""
         self._memory_plans.update(plans)
@@ -264,6 +276,7 @@ class Planner:
             num_shards,
             *bounds,
             self.staying_frames(num_shards, segments),
+            partial(self._used_frames, num_shards, segments),
             self.view.dataset.url,
             clips,
             first_round=self.costs.first_round,
@@ -345,19 +358,30 @@ class Planner:
     def staying_frames(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> tuple[int, ...]:
-        """The numbers of frames of each group of a shard that may stay in memory; an estimate for
-        several shards without `settings`.
+        """The numbers of frames of each group of a shard that may stay in memory; without
+        `settings`, upper bounds: of whole episodes, and of shards of equal size.
 
         If shards get other clips in every epoch, each would decode nearly all frames: then only
         small ones may. So they may on a device, unless its memory is limited.
         """
         is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         keeps_decoded = self.options.device is None or self.options.memory_limit is not None
+        num_groups = len(self.view.episodes.groups)
         if not self._may_stay[keeps_decoded and (is_fixed or num_shards == 1)]:
-            return (0,) * len(self.view.episodes.groups)
-        if num_shards > 1 and is_fixed and settings is not None:
+            return (0,) * num_groups
+        if settings is None:
+            parts = num_shards if is_fixed else 1
+            num_frames = self.view.episodes.num_frames[self.view.episode_rows]
+            return (-(-int(num_frames.sum()) // parts),) * num_groups
+        if num_shards > 1 and is_fixed:
             return self._most_frames(num_shards, settings)
-        parts = num_shards if is_fixed else 1
+        return self._used_frames(1, segments)
+
+    def _used_frames(self, num_shards: int, segments: Segments) -> tuple[int, ...]:
+        """The numbers of frames of each group that samples use; in shards of equal size, if shards
+        may have the same clips in every epoch.
+        """
+        parts = num_shards if self._has_fixed_shards(num_shards, segments) else 1
         return tuple(-(-frames.num_frames // parts) for frames in self._frames_of_epochs)
 
     def _has_fixed_shards(

@@ -65,7 +65,7 @@ def settle(
 
     Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
     """
-    fitted = planner.plan_memory(plan.shard.count, plan.epoch, segments)
+    fitted = planner.settled_memory(plan.shard.count, plan.epoch, segments)
     memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
@@ -169,7 +169,7 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
     """
     planner = plan_clips(dataset, options)
     count = (options.rank or (0, 1))[1] * max(1, workers)
-    fitted, most = planner.plan_memory(count), 0
+    fitted, most = planner.settled_memory(count, 0, ()), 0
     for index in range(count):
         plan = planner.plan(0, Shard(index, count))
         memory = _arenas(planner, fitted, plan, on_device=False, in_worker=workers > 0)

@@ -8,7 +8,7 @@ arguments only: not on the machine's cores, nor on the processes that share them
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import product
 from math import ceil
@@ -202,6 +202,8 @@ class MemoryRequest:
     `None`. The first round has at most about `first_round` clips. If batches of lists of frames
     have a budget, all rounds have about `window_frames` frames, as far as memory allows.
     `frames_in_memory` frames of each group may stay in memory if they all fit, and `stay` if so.
+    They are an upper bound if there is a function `used_frames`, which counts them where more than
+    the frames that samples use do not fit.
     Errors have `url`, and `what` as the user of the memory.
     """
 
@@ -212,6 +214,7 @@ class MemoryRequest:
     num_cursors: int | None = None
     shuffle_buffer: int | None = None
     frames_in_memory: tuple[int, ...] = ()
+    used_frames: Callable[[], tuple[int, ...]] | None = None
     url: str = ""
     what: str = "these clips"
     stay: bool = False
@@ -249,9 +252,8 @@ class MemoryRequest:
         divisions = self.sizes.divisions(memory_limit, self.least_held, self.what, self.url)
         for prefetch, loads, arena, max_held in divisions:
             plan = MemoryPlan(self.settings, self.sizes, arena, prefetch, loads)
-            plan = plan.with_all(self.frames_in_memory)
+            plan, request = self._with_frames(plan), self
             stay = plan.in_memory is not None
-            request = self
             if stay != self.stay:
                 request = replace(self, stay=stay, settings=replace(self.settings, num_shares=None))
             settings = request.default_settings(max_held, arena)
@@ -280,8 +282,7 @@ class MemoryRequest:
             0
         ]
         max_rows = resident if self.stats.any_clips else None
-        plan = MemoryPlan(settings, self.sizes, arena, prefetch, loads, max_rows)
-        plan = plan.with_all(self.frames_in_memory)
+        plan = self._with_frames(MemoryPlan(settings, self.sizes, arena, prefetch, loads, max_rows))
         if settings.resident and plan.in_memory is None:
             sizes = self.sizes.of_staying
             minimum = sizes.held(self.frames_in_memory) + sizes.beside_arena(1, 1)
@@ -292,6 +293,13 @@ class MemoryRequest:
                 got=format_size(memory_limit),
             )
         return plan
+
+    def _with_frames(self, plan: MemoryPlan) -> MemoryPlan:
+        """The plan with rows for all frames, if these fit."""
+        of_all = plan.with_all(self.frames_in_memory)
+        if of_all.in_memory is not None or not any(self.frames_in_memory) or not self.used_frames:
+            return of_all
+        return plan.with_all(self.used_frames())
 
     @property
     def least_limit(self) -> int:
