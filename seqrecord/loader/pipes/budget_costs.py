@@ -200,7 +200,7 @@ class EpochCosts:
         """The costs of an epoch's samples. Raises `ClipError` for one above the budget."""
         if self.costs is None or self.view is None:
             return None
-        epoch = epoch if self.view.samples.is_random else 0
+        epoch = epoch if self.view.samples.common.are_random else 0
         if epoch not in self._made:
             of_first = self.of(0) if epoch else None
             for other in self._made.keys() - {0}:

@@ -84,7 +84,7 @@ def make_view(
         view = _view(options, episodes, epochs, left_out, excerpt_frames)
     view.memory.get()  # as long as this lives
     if left_out:
-        clips = f"{view.samples.clips.num_clips:,} clips"
+        clips = f"{view.samples.common.clips.num_clips:,} clips"
         warn_once(f"{shown_place(dataset.url)}: {clips}; left out: {left_out}")
     file = dataset.contents.manifest.statistics
     if options.frame_transform is None and file is not None and file.non_finite:
@@ -145,7 +145,7 @@ def _view(
     excerpt_frames: int | None,
 ) -> View:
     dataset, metadata = episodes.windows.dataset, tuple(options.metadata or ())
-    rows = epochs.typical.episode  # of all epochs
+    rows = epochs.common.typical.episode  # of all epochs
     rows = rows if episodes.excerpts is None else episodes.excerpts.episode[rows]
     stored = stored_arrays(dataset, distinct(rows))
     transform, is_deterministic = None, True
@@ -170,7 +170,7 @@ def _view(
     cameras, functions = options.cameras, options.clip_functions
     has_cameras = bool(cameras or dataset.contents.sizes)
     names = (*metadata, "camera") if has_cameras else metadata
-    clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.repeats)
+    clip_episodes = ClipEpisodes(dataset, names, excerpts, epochs.common.repeats)
     steps = None
     if options.has_drawn_steps:
         from seqrecord.loader.pipes.draws import StepSampler
@@ -325,7 +325,7 @@ def _episode_table(
     table = _in_pieces(dataset.contents.episode_table, features)
     if episodes.excerpts is not None:
         table = episodes.excerpts.table(table)
-    table = table.with_leading(nbytes.index(max(nbytes)), epochs.clips.selected)
+    table = table.with_leading(nbytes.index(max(nbytes)), epochs.common.clips.selected)
     if not has_transform:
         return table
     units = [grid.unit_frames for grid in table.groups]

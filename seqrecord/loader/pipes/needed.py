@@ -41,9 +41,9 @@ def frames_of_epochs(view: View, max_clips: int) -> list[Intervals]:
 
     Of samples that differ by epoch, or more than `max_clips`, these are all frames within reach.
     """
-    is_fixed = view.has_fixed_frames and view.samples.clips.num_clips <= max_clips
+    is_fixed = view.has_fixed_frames and view.samples.common.clips.num_clips <= max_clips
     frames = view.group_frames(0) if is_fixed else [None] * len(view.group_windows)
-    runs = Runs.of(view.samples.clips if is_fixed else view.samples.base.clips)
+    runs = Runs.of(view.samples.common.clips if is_fixed else view.samples.base.clips)
     intervals = []
     for window, frames_of_group in zip(view.group_windows, frames, strict=True):
         if not is_fixed:  # epochs may have other strides, or begin elsewhere
@@ -58,8 +58,8 @@ def groups_loaded_between(view: View) -> set[int]:
     later one would decode the pictures between its own, or fetch the chunk, again.
     """
     chunks, groups = view.dataset.contents.chunks, {grid.group for grid in view.episodes.groups}
-    if not view.samples.differs_by_epoch or not chunks.is_local:
-        return groups if view.samples.differs_by_epoch else set()
+    if not view.samples.common.differ or not chunks.is_local:
+        return groups if view.samples.common.differ else set()
     in_order = {
         view.dataset.features[name].group
         for name, kind in chunks.kinds.items()

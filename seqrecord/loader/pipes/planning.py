@@ -142,7 +142,7 @@ class Planner:
     def differs_by_epoch(self) -> bool:
         """Whether order, clips or draws depend on the epoch."""
         is_drawn = self.view.draws.is_random or self.options.has_drawn_steps
-        return self.settings.shuffle or self.view.samples.is_random or is_drawn
+        return self.settings.shuffle or self.view.samples.common.are_random or is_drawn
 
     @cached_property
     def request(self) -> dict[str, Any]:
@@ -325,10 +325,14 @@ class Planner:
 
     @cached_property
     def _all_clip_stats(self) -> ClipStats:
-        view, epochs = self.view, self.view.samples
-        table, differ = epochs.typical, epochs.differs_by_epoch
-        repeats, place = epochs.rows_differ, (view.episodes, view.group_windows)
-        return ClipStats.of(table, *place, any_clips=differ, repeats=repeats)
+        view, common = self.view, self.view.samples.common
+        return ClipStats.of(
+            common.typical,
+            view.episodes,
+            view.group_windows,
+            any_clips=common.differ,
+            repeats=common.rows_differ,
+        )
 
     @cached_property
     def sizes(self) -> FrameSizes:
@@ -390,7 +394,7 @@ class Planner:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
         if segments or not self.order.keeps_shards:
             return False
-        if num_shards > 1 and (self.view.samples.differs_by_epoch or self.costs.differ):
+        if num_shards > 1 and (self.view.samples.common.differ or self.costs.differ):
             return False
         may_be = self.options.tuning.fixed_shards or not self.settings.shuffle
         return may_be and (settings is None or settings.resident == settings.shuffle)
@@ -408,7 +412,7 @@ class Planner:
         from seqrecord.loader.sampling.fixed_shards import shard_frames
 
         view, shards = self.view, None if shard is None else np.array([shard.index])
-        table, windows = view.samples.clips, view.group_windows
+        table, windows = view.samples.common.clips, view.group_windows
         frames = view.group_frames(0) if view.has_fixed_frames else None
         return shard_frames(table, view.episodes, windows, settings, num_shards, shards, frames)
 

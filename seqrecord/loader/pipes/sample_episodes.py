@@ -161,7 +161,7 @@ def checked_samples(
         expected = "a sum of at least 1, the mean number of samples in an epoch"
         raise_if(total < 1, "repeat is too small: some epochs have no sample", expected, total)
     left_out = _describe_left_out(episodes, base.clips)
-    if not len(base) or not epochs.clips.num_clips:
+    if not len(base) or not epochs.common.clips.num_clips:
         skipped = f"; skipped: {left_out}" if left_out else ""
         raise ClipError(
             f"no clip has all of its frames{skipped}",

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import partial
 from math import lcm
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -58,6 +58,29 @@ class _Epoch:
         return self.clips.locate(numbers)
 
 
+class CommonSamples(NamedTuple):
+    """What all epochs have in common.
+
+    Attributes:
+        clips: the clips of all epochs: as often as each sample can come. Of epoch 0, if functions
+            choose other rows in each epoch.
+        typical: the clips from which the settings of all epochs are chosen.
+        rows_change: whether users' functions change the rows.
+        rows_differ: whether functions choose other rows in each epoch.
+        differ: whether epochs have different clips.
+        are_random: whether samples depend on the epoch and the seed.
+        repeats: whether an epoch may contain a clip twice.
+    """
+
+    clips: ClipTable
+    typical: ClipTable
+    rows_change: bool
+    rows_differ: bool
+    differ: bool
+    are_random: bool
+    repeats: bool
+
+
 @dataclass(frozen=True, eq=False)
 class SampleEpochs:
     """Each epoch's table of samples, and its clips. Picklable.
@@ -104,7 +127,7 @@ class SampleEpochs:
         return found.clips
 
     def _in(self, epoch: int) -> _Epoch:
-        if epoch and not self.functions and not self.differs_by_epoch:
+        if epoch and not self.functions and not self.common.differ:
             epoch = 0
         if (table := self._known.get(epoch)) is not None:
             return table
@@ -118,10 +141,10 @@ class SampleEpochs:
         return table
 
     def _made(self, epoch: int) -> _Epoch:
-        if not self.functions:
-            return _Epoch(self.base, self._repeated(self.base, epoch), changed=False)
-        samples, changed = called(self.functions, self.base, epoch, self.seed)
-        if changed and epoch and not self._changes_rows:
+        samples, changed = self.base, False
+        if self.functions:
+            samples, changed = called(self.functions, samples, epoch, self.seed)
+        if changed and epoch and not self.common.rows_change:
             raise ClipError(
                 f"a function of samples changes the rows in epoch {epoch}, and not in epoch 0",
                 expected="samples.filter(…) or with_columns(repeat=…) in every epoch, or in none",
@@ -132,78 +155,48 @@ class SampleEpochs:
         for name in {*OF_CLIPS} & samples.columns.keys() - {*listed, *self.base.columns}:
             problem = f"a function of samples adds {name}, which changes the frames of clips"
             raise ClipError(problem, expected="dilate(…) or reverse(…) in the list of samples")
-        return _Epoch(samples, self._repeated(samples, epoch), changed)
-
-    def _repeated(self, samples: Samples, epoch: int) -> ClipTable:
-        """The clips of an epoch's samples, each as often as it comes."""
-        if (repeat := samples.repeat) is None:
-            return samples.clips
-        times = times_in_epoch(repeat, samples.rows_listed, seed=self.seed, epoch=epoch)
-        return samples.repeated(times)
+        clips = samples.clips
+        if (repeat := samples.repeat) is not None:
+            times = times_in_epoch(repeat, samples.rows_listed, seed=self.seed, epoch=epoch)
+            clips = samples.repeated(times)
+        return _Epoch(samples, clips, changed)
 
     @cached_property
-    def _changes_rows(self) -> bool:
-        """Whether users' functions change the rows; kept when a process gets a copy."""
-        return self._in(0).changed
-
-    @cached_property
-    def rows_differ(self) -> bool:
-        """Whether functions choose other rows in each epoch."""
-        is_random = False
+    def common(self) -> CommonSamples:
+        """What all epochs have in common; kept when a process gets a copy."""
+        first, rows_differ, is_random = self._in(0), False, False
         for function in self.functions:
             if isinstance(function, BuiltIn):
                 is_drawn = function.is_random or (is_random and function.reads_columns)
-                chooses = is_drawn and not function.adds_columns
+                rows_differ |= is_drawn and not function.adds_columns
                 is_random |= function.is_random
             else:
-                chooses, is_random = self._changes_rows, True
-            if chooses:
-                return True
-        return False
-
-    @cached_property
-    def differs_by_epoch(self) -> bool:
-        """Whether epochs have different clips."""
-        repeat = None if self.rows_differ else self.samples_in(0).repeat
-        return self.rows_differ or (repeat is not None and bool((repeat % 1 != 0).any()))
-
-    @property
-    def is_random(self) -> bool:
-        """Whether samples depend on the epoch and the seed."""
-        random = (not isinstance(one, BuiltIn) or one.is_random for one in self.functions)
-        return self.differs_by_epoch or any(random)
-
-    @cached_property
-    def repeats(self) -> bool:
-        """Whether an epoch may contain a clip twice."""
-        return self.rows_differ or self.clips.repeats
-
-    @cached_property
-    def clips(self) -> ClipTable:
-        """The clips of all epochs: as often as each sample can come. Of epoch 0, if functions
-        choose other rows in each epoch.
-        """
-        samples = self.samples_in(0)
-        if (repeat := samples.repeat) is None or self.rows_differ:
-            return self.in_epoch(0)
-        return samples.repeated(np.ceil(repeat).astype(np.int64))
+                rows_differ, is_random = rows_differ or first.changed, True
+        clips, repeat = self.in_epoch(0), None if rows_differ else first.samples.repeat
+        differ = rows_differ or (repeat is not None and bool((repeat % 1 != 0).any()))
+        if repeat is not None:
+            clips = first.samples.repeated(np.ceil(repeat).astype(np.int64))
+        typical = self.base.clips if rows_differ else clips
+        if rows_differ and self.base.listed is None:
+            built_ins = [one for one in self.functions if isinstance(one, BuiltIn)]
+            steps = [one.arguments["n"] for one in built_ins if one.name == "every"]
+            stride = lcm(typical.spec.stride, *steps)
+            if stride != typical.spec.stride:
+                typical = typical_table(typical, stride)
+        return CommonSamples(
+            clips,
+            typical,
+            rows_change=first.changed,
+            rows_differ=rows_differ,
+            differ=differ,
+            are_random=differ or is_random,
+            repeats=rows_differ or clips.repeats,
+        )
 
     @cached_property
     def first_clip(self) -> ClipKeys:
         """The first clip of all epochs, to call functions with."""
-        return self.clips.locate(np.zeros(1, np.int64))
-
-    @cached_property
-    def typical(self) -> ClipTable:
-        """The clips from which the settings of all epochs are chosen."""
-        if not self.rows_differ:
-            return self.clips
-        every = (one for one in self.functions if isinstance(one, BuiltIn) and one.name == "every")
-        clips = self.base.clips
-        if self.base.listed is not None:
-            return clips
-        stride = lcm(clips.spec.stride, *(one.arguments["n"] for one in every))
-        return clips if stride == clips.spec.stride else typical_table(clips, stride)
+        return self.common.clips.locate(np.zeros(1, np.int64))
 
     def epoch_of(self, clip: int, num_shards: int) -> tuple[int, int]:
         """The epoch of a clip, and the number of the epoch's first clip.
@@ -211,8 +204,8 @@ class SampleEpochs:
         Clips of each shard, of `num_shards` equal ones, are numbered over all epochs, as in a mix.
         Raises `ClipError` for a clip behind 1,048,576 epochs that differ in clips.
         """
-        if not self.differs_by_epoch:
-            size = -(-self.clips.num_clips // num_shards)
+        if not self.common.differ:
+            size = -(-self.common.clips.num_clips // num_shards)
             return clip // size, clip // size * size
         with self._calling.get():
             first_clips = self._first_clips.setdefault(num_shards, [0])
@@ -223,8 +216,8 @@ class SampleEpochs:
 
     def clips_before(self, epoch: int, num_shards: int) -> int:
         """The number of clips of a shard before an epoch; inverse of `epoch_of`."""
-        if not self.differs_by_epoch:
-            return epoch * -(-self.clips.num_clips // num_shards)
+        if not self.common.differ:
+            return epoch * -(-self.common.clips.num_clips // num_shards)
         with self._calling.get():
             first_clips = self._first_clips.setdefault(num_shards, [0])
             while len(first_clips) <= epoch:
@@ -234,7 +227,7 @@ class SampleEpochs:
     def _count(self, first_clips: list[int], clip: int, num_shards: int) -> None:
         """Extend the first clips of epochs in a shard until one is behind a clip."""
         epochs = range(len(first_clips) - 1, _MOST_COUNTED)
-        repeat = None if self.rows_differ else self.samples_in(0).repeat
+        repeat = None if self.common.rows_differ else self.samples_in(0).repeat
         sizes: Iterator[int] = (self.in_epoch(epoch).num_clips for epoch in epochs)
         if repeat is not None:  # without drawing the samples of each epoch
             sizes = epoch_sizes(repeat, epochs, seed=self.seed)

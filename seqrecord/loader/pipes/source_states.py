@@ -74,7 +74,7 @@ def check_source(planner: Planner, state: SourceState, segments: Segments, epoch
     may_differ = {
         "num_cursors": now["num_cursors"] is None or not is_mixed,
         "shuffle_buffer": now["shuffle_buffer"] is None or not is_mixed,
-        "seed": not is_shuffled and not view.samples.is_random,
+        "seed": not is_shuffled and not view.samples.common.are_random,
     }
     problem = "the saved state is of other settings"
     names = dict.fromkeys((*now, *state.request))  # either may lack an optional one

@@ -167,7 +167,7 @@ class View:
     @cached_property
     def group_windows(self) -> Sequence[Window]:
         """How far samples reach in each group of features, from their starts."""
-        stride, group_windows = self.samples.typical.spec.stride, list[Window]()
+        stride, group_windows = self.samples.common.typical.spec.stride, list[Window]()
         for windows in self._windows_of_groups:
             offsets = [w.frame_offsets * step for w in windows for step in self.windows.dilations]
             is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
@@ -188,7 +188,7 @@ class View:
 
     def _most_frames(self, window: Window, frames: SampleFrames) -> int:
         """The most frames of an episode that samples have in a group."""
-        runs = Runs.of(self.samples.clips)
+        runs = Runs.of(self.samples.common.clips)
         run_frames = RunFrames(runs, self.episodes.num_frames, window, frames)
         _, used = run_frames.intervals(np.zeros_like(runs.run))
         return int(np.bincount(used.episode, used.counts).max())
@@ -196,7 +196,7 @@ class View:
     @property
     def has_fixed_frames(self) -> bool:
         """Whether samples have the same frames in all epochs."""
-        return not self.samples.is_random and self.steps is None
+        return not self.samples.common.are_random and self.steps is None
 
     def group_frames(self, epoch: int) -> Sequence[SampleFrames]:
         """The functions that find the frames of an epoch's samples in each group of features.
@@ -354,7 +354,7 @@ class View:
         """The number of clips, `more`, and a line with dtype and shape for each feature."""
         left_out = f"; left out: {self.left_out}" if self.left_out else ""
         place = shown_place(self.dataset.url)
-        lines = [f"{place!r}, {self.samples.clips.num_clips} clips{left_out}{more}"]
+        lines = [f"{place!r}, {self.samples.common.clips.num_clips} clips{left_out}{more}"]
         for name, spec in self.batch_arrays.items():
             frames = () if name in self.squeezed else (self.lengths[name],)
             whole = ArraySpec(spec.dtype, (*frames, *spec.shape), value=spec.value)

@@ -311,7 +311,7 @@ def _described(name: str) -> str:
 
 
 def _check_numbered(source: MixSource) -> None:
-    clips = source.view.samples.clips
+    clips = source.view.samples.common.clips
     if clips.num_clips != int(source.lengths.sum()):
         raise ClipError(
             f"source {source.name!r} has frames without a feature, so its items have no numbers",
