@@ -50,6 +50,7 @@ class SelectedWindows:
     Attributes:
         requested: offsets and seconds of the argument `windows`.
         anchored: windows with anchors.
+        has_clip_len: whether features without a window have `clip_len` frames, not a single one.
         pads: whether clips may have frames before the first frame of their episode, and behind the
             last one.
         span: the fewest frames of an episode with a clip.
@@ -66,12 +67,15 @@ class SelectedWindows:
         dilations: Sequence[int] | None = None,
     ) -> None:
         self.dataset, self._selected = dataset, selected
-        self._no_features = _without_features(dataset, excerpts)
+        num_frames = dataset.contents.episode_table.num_frames
+        if excerpts is not None:
+            num_frames = excerpts.num_frames
+        self._no_features = ClipFrames({}, num_frames, excerpts=excerpts)
         step, factors = 1, options.dilations  # drawn ones multiply the offsets of windows
         if not options.has_drawn_steps:
             step, factors = options.dilations[0], (1,)
         self.dilations = factors if dilations is None else tuple(dilations)
-        self._all_have = options.clip_len is not None
+        self.has_clip_len = options.clip_len is not None
         self.pads = options.pad in ("edge", "before"), options.pad in ("edge", "after")
         self.is_transformed = options.frame_transform is not None
         self.requested, by_feature = options.own_windows, dict[str, ClipWindow]()
@@ -90,7 +94,9 @@ class SelectedWindows:
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
         self.usual: ClipWindow = excerpts or offsets
         self._nearest = options.nearest
-        self._windows = {**by_feature, **self._looking(by_feature)}
+        self._windows = by_feature
+        if self._nearest:
+            self._windows = {**by_feature, **self._looking(by_feature)}
         self.anchored = [inner for window in self._windows.values() for inner in window.anchored]
         self._rates = range(int(self._rate.max(initial=0)) + 1)
         if self.is_transformed and excerpts is None:  # it needs all features, of every window
@@ -108,39 +114,23 @@ class SelectedWindows:
             self._reach[rate] = np.where(self.pads, 0, reach)
         self.span = 1 + int(self._reach.sum(axis=1).min())
 
-    def of_features(self, arrays: Mapping[str, str | None]) -> ClipFrames:
-        """The frames of features: names to `None`, or of a mask to its feature, which has the same
-        window.
+    def of_features(self, arrays: Mapping[str, ArraySpec | None]) -> ClipFrames:
+        """The frames of features, `None` for stored ones. A mask has the window of its feature.
 
         With a frame transform, features may differ from the dataset's.
         """
-        if self.requested:
-            names = [name for name, mask_of in arrays.items() if mask_of is None]
-            _check_features(self.requested, names)
-        windows = {n: self._windows.get(of or n, self.usual) for n, of in arrays.items()}
-        return replace(self._no_features, windows=windows)
-
-    def columns_of(
-        self, windows: Mapping[str, ClipWindow], arrays: Mapping[str, ArraySpec]
-    ) -> tuple[list[str], dict[str, str]]:
-        """Features with a column `<feature>_is_pad`; and those with a column of distances, with its
-        name: `<feature>_age` or `<feature>_wait`.
-        """
-        padded, distances, pads = list[str](), dict[str, str](), any(self.pads)
+        windows, names = dict[str, ClipWindow](), list[str]()
         for name, spec in arrays.items():
-            if spec.mask_of is not None:
-                continue
-            window = windows[name]
-            if (pads and (self._all_have or name in self.requested)) or window.pads:
-                padded.append(name)
-            if isinstance(window, NearestWindow):
-                distances[name] = f"{name}_{'wait' if window.looks_ahead else 'age'}"
-        return padded, distances
+            mask_of = None if spec is None else spec.mask_of
+            windows[name] = self._windows.get(mask_of or name, self.usual)
+            if mask_of is None:
+                names.append(name)
+        if self.requested:
+            _check_features(self.requested, names)
+        return replace(self._no_features, windows=windows)
 
     def _looking(self, windows: Mapping[str, Any]) -> dict[str, NearestWindow]:
         """The windows of features with `Latest` or `Next`, which look for values."""
-        if not self._nearest:
-            return {}
         if self.is_transformed:
             raise ClipError(
                 "Latest and Next do not go with frame_transform, which needs whole frames",
@@ -189,26 +179,20 @@ class SelectedWindows:
 
         `selected` are episode rows; by default all selected ones.
         """
-        clip_frames, rows = self.stored, self._selected if selected is None else selected
-        uses = [
-            (clip_frames.windows[n[0]], self.missing(n))
-            for n in clip_frames.by_window(clip_frames.windows)
-        ]
-        union = []
+        rows, windows = self._selected if selected is None else selected, self.stored.windows
+        contents, union = self.dataset.contents, list[ClipTable]()
+        gaps = {names[0]: self.missing(names) for names in self.stored.by_window(windows)}
         for dilation in dilations or self.dilations:
-            tables = [
-                enumerate_clips(
-                    spec,
-                    self.dataset.contents.episode_table,
-                    rows[self._rate[rows] == rate],
-                    uses=[
-                        ClipUse(window.frame_offsets_at(rate) * dilation, lack)
-                        for window, lack in uses
-                    ],
-                    pads=self.pads,
+            tables = []
+            for rate in self._rates:
+                uses = [
+                    ClipUse(windows[name].frame_offsets_at(rate) * dilation, lack)
+                    for name, lack in gaps.items()
+                ]
+                part = rows[self._rate[rows] == rate]
+                tables.append(
+                    enumerate_clips(spec, contents.episode_table, part, uses=uses, pads=self.pads)
                 )
-                for rate in self._rates
-            ]
             union.append(ClipTable.concatenated(tables))
         clips = ClipTable.union(union)
         return clips if self.requested else replace(clips, num_outside=0)
@@ -266,13 +250,6 @@ class SelectedWindows:
                 f"{frames}, {request.limit}={request.most}, unknown={request.unknown}"
             )
         return descriptions
-
-
-def _without_features(dataset: Dataset, excerpts: FrameLists | None) -> ClipFrames:
-    """The frames of no feature."""
-    if excerpts is None:
-        return ClipFrames({}, dataset.contents.episode_table.num_frames)
-    return ClipFrames({}, excerpts.num_frames, excerpts=excerpts)
 
 
 def _has_anchors(window: Any) -> bool:

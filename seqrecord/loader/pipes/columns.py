@@ -11,7 +11,7 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Collection, Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any, Generic, NamedTuple, TypeAlias, TypeVar
 
@@ -27,6 +27,7 @@ from seqrecord.store.clips.frames import (
     ClipKeys,
     ClipSteps,
     ClipWindow,
+    NearestWindow,
     SampleValues,
     WindowFrames,
 )
@@ -268,11 +269,12 @@ class ClipColumns:
     def of(
         cls,
         episodes: ClipEpisodes,
-        windows: Mapping[str, ClipWindow],
+        frames: ClipFrames,
+        arrays: Mapping[str, ArraySpec],
+        *,
+        padded: Collection[str],
         drawn: Sequence[ClipColumn],
         drawn_window: ClipWindow | None,
-        padded: Sequence[str],
-        distances: Mapping[str, str],
         constants: Sequence[ClipColumn],
         metadata: Sequence[str],
         entries: Collection[str],
@@ -281,11 +283,11 @@ class ClipColumns:
 
         Args:
             episodes: the episodes of the clips.
-            windows: the frames of each feature.
+            frames: the frames of each feature.
+            arrays: the features, and masks.
+            padded: features whose clips may have frames outside their episode.
             drawn: the columns of random parameters.
             drawn_window: the window from which a clip's frames are drawn; `None`: these are not.
-            padded: features with a column `<feature>_is_pad`.
-            distances: features with a column of distances, and its name.
             constants: the columns with the same values for all clips.
             metadata: names of metadata entries.
             entries: names of features, and of the order's columns.
@@ -299,14 +301,19 @@ class ClipColumns:
             make = partial(_drawn_frames, drawn_window)
             origin.append(_of_frames("frames", _INT64, drawn_window.length, make))
         origin += drawn
-        for name in dict.fromkeys((*padded, *distances)):
-            length = windows[name].length
-            if name in padded:
-                origin.append(_of_frames(f"{name}_is_pad", _BOOL, length, partial(_is_pad, name)))
-            if (distance := distances.get(name)) is not None:
-                origin.append(_of_frames(distance, _INT64, length, partial(_distance, name)))
+        distances = list[ClipColumn]()  # of features without a mask, behind all masks
+        for name, spec in arrays.items():
+            window = frames.windows[name]
+            has_mask = spec.mask_of is None and (name in padded or window.pads)
+            if has_mask:
+                fill = partial(_is_pad, name)
+                origin.append(_of_frames(f"{name}_is_pad", _BOOL, window.length, fill))
+            if spec.mask_of is None and isinstance(window, NearestWindow):
+                distance = f"{name}_{'wait' if window.looks_ahead else 'age'}"
+                column = _of_frames(distance, _INT64, window.length, partial(_distance, name))
+                (origin if has_mask else distances).append(column)
         listed = [Column(name, None, (), partial(_metadata, name)) for name in metadata]
-        return cls(episodes, origin, listed, constants, entries)
+        return cls(episodes, [*origin, *distances], listed, constants, entries)
 
     def in_table(
         self, samples: SampleValues | None, entries: Collection[str] = ()
@@ -330,31 +337,6 @@ class ClipColumns:
                 raise ClipError(problem, expected="another name", got=name)
         own = [Column(n, *samples.value_form(n), partial(_of_sample, n)) for n in samples.own]
         return [*self.origin, *steps, *self.constants, *self.metadata, *own]
-
-    def check_names(
-        self,
-        features: Collection[str],
-        samples: SampleValues | None,
-        reserved: Collection[str] = (),
-    ) -> None:
-        """Raise `ClipError` if two entries of a batch have one name."""
-        of_order = {*self.entries}.difference(features)
-        others = replace(self, metadata=()).in_table(samples, of_order)
-        taken = {*(column.name for column in others), *reserved}
-        if wrong := [name for name in features if name in taken]:
-            names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong)
-            raise ClipError(
-                "a feature has the name of a batch's extra column; give it another name: "
-                f"rename={{{names}}}",
-                got=", ".join(wrong),
-            )
-        taken.update(features)
-        if twice := [column.name for column in self.metadata if column.name in taken]:
-            raise ClipError(
-                "a feature, or a batch's extra column, has the name of this metadata",
-                expected="names that are not in clips yet",
-                got=", ".join(twice),
-            )
 
     def fill(
         self,

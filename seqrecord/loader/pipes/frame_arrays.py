@@ -6,7 +6,7 @@ Features of variable shapes are padded, nested or lists.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -105,7 +105,10 @@ def ragged_arrays(
     Raises `ClipError` for a feature that `ragged` cannot convert.
     """
     variable = [name for name, spec in stored.items() if FORMS[spec.value_kind].takes_ragged]
-    forms = _forms(ragged, variable, others)
+    if isinstance(ragged, Mapping):
+        forms: dict[str, Any] = {n: form for n, form in ragged.items() if n not in others}
+    else:
+        forms = dict.fromkeys(variable, ragged)
     if not variable and not forms:
         return dict(stored), frozenset()
     if wrong := [name for name in forms if name not in variable]:
@@ -124,13 +127,6 @@ def ragged_arrays(
             is_padded = form not in ("list", "nested")
             arrays |= _padded(name, spec, form, stored) if is_padded else {name: spec}
     return arrays, frozenset(name for name, form in forms.items() if form == "nested")
-
-
-def _forms(ragged: Ragged, variable: Sequence[str], others: Collection[str]) -> dict[str, Any]:
-    """The form of each feature that `ragged` names, without `others`; of all variable ones."""
-    if not isinstance(ragged, Mapping):
-        return dict.fromkeys(variable, ragged)
-    return {name: form for name, form in ragged.items() if name not in others}
 
 
 def _padded(

@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from copy import copy
 from dataclasses import replace
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -176,7 +177,7 @@ def _view(
         from seqrecord.loader.pipes.draws import StepSampler
 
         steps = StepSampler(options.dilation, options.most_frames or 1, options.span)
-    clip_frames = windows.of_features({n: spec.mask_of for n, spec in arrays.items()})
+    clip_frames = windows.of_features(arrays)
     check_tensors(arrays)
     draws = NoDraws(arrays)
     cameras_of_images: CameraColumns | None = None
@@ -246,8 +247,24 @@ def _with_steps(options: ClipOptions, view: View, functions: tuple[ClipFunction,
 
 def _check_entries(view: View, reserved: Sequence[str] = ()) -> None:
     """Raise `ClipError` if two entries of a batch have one name, or metadata are unknown."""
-    names = (*view.batch_arrays, *(view.texts.arrays if view.texts is not None else ()))
-    view.columns.check_names(names, view.samples.samples_in(0), reserved)
+    features = (*view.batch_arrays, *(view.texts.arrays if view.texts is not None else ()))
+    of_order = {*view.columns.entries}.difference(features)
+    others = replace(view.columns, metadata=()).in_table(view.samples.samples_in(0), of_order)
+    taken = {*reserved, *map(attrgetter("name"), others)}
+    if wrong := taken.intersection(features):
+        wrong_names = sorted(wrong, key=features.index)
+        names = ", ".join(f"'{name}': 'my_{name}'" for name in wrong_names)
+        raise ClipError(
+            "a feature has the name of a batch's extra column; give it another name: "
+            f"rename={{{names}}}",
+            got=", ".join(wrong_names),
+        )
+    if twice := taken.union(features).intersection(view.metadata):
+        raise ClipError(
+            "a feature, or a batch's extra column, has the name of this metadata",
+            expected="names that are not in clips yet",
+            got=", ".join(sorted(twice, key=view.metadata.index)),
+        )
     check_metadata(view.dataset.contents.index, view.episode_rows, view.metadata)
 
 
@@ -342,15 +359,20 @@ def _in_pieces(table: EpisodeLayout, features: Schema) -> EpisodeLayout:
     as clips need it, and the engine keeps the page and its decoder open between two pieces of a
     cursor's chunk.
     """
-    groups = list(table.groups)
-    for place, grid in enumerate(groups):
-        stored = [(page_kind(s), s) for s in features.values() if s.group == grid.group]
-        in_order = next((spec for kind, spec in stored if kind.decodes_in_order), None)
-        by_frame = all(kind.in_slices or spec.value_kind.are_short for kind, spec in stored)
-        units = [kind.decoding_unit(spec) for kind, spec in stored]
-        unit = max(units, default=1) if all(units) else 0
-        groups[place] = grid = replace(grid, by_frame=by_frame, unit_frames=unit)
+    groups = []
+    for grid in table.groups:
+        in_order, by_frame, units = None, True, [1]
+        for spec in features.values():
+            if spec.group == grid.group:
+                kind = page_kind(spec)
+                by_frame &= kind.in_slices or spec.value_kind.are_short
+                units.append(kind.decoding_unit(spec))
+                if kind.decodes_in_order and in_order is None:
+                    in_order = spec
+        unit_frames = max(units) if all(units) else 0
+        marked = replace(grid, by_frame=by_frame, unit_frames=unit_frames)
         if in_order is not None:
             most = max(_LEAST_FRAMES, min(_PIECE_FRAMES, _PIECE_BYTES // in_order.nbytes))
-            groups[place] = grid.in_pieces(table.num_frames, most)
+            marked = marked.in_pieces(table.num_frames, most)
+        groups.append(marked)
     return replace(table, groups=tuple(groups))

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
+import numpy as np
 from torch.utils.data import get_worker_info
 
 from seqrecord.errors import MemoryLimitError
@@ -15,7 +16,6 @@ from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.memory import FrameSizes
 from seqrecord.store.format.page_kinds import page_kind
 from seqrecord.store.processes.machine import local_ranks, process_memory, usable_memory
-from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.chunk_sizes import (
     chunk_bytes,
     decoder_bytes,
@@ -105,8 +105,9 @@ def frame_sizes(view: View, batch_size: int) -> FrameSizes:
     for name, spec in view.batch_arrays.items():
         item = FORMS[spec.value_kind].item_nbytes
         clip += (spec.nbytes + item) * view.lengths[name]
-    rows = tuple(max(1, nbytes) for nbytes in loads.frames)
-    staying = tuple(max(1, nbytes) for nbytes in loads.staying)
+    rows, staying = (
+        tuple(np.maximum(nbytes, 1).tolist()) for nbytes in (loads.frames, loads.staying)
+    )
     return FrameSizes(rows, loads.chunk + beside, batch_size * max(1, clip), staying, whole)
 
 
@@ -130,18 +131,19 @@ class _LoadSizes(NamedTuple):
 
 def _loads_of_groups(view: View) -> _LoadSizes:
     """The sizes of loads that each read one group."""
-    features, grids = view.dataset.features, view.episodes.groups
-    tables = view.dataset.contents.index.groups
-    staying = bytes_by_group(view.arrays, features)
-    opened = [open_chunk_bytes(grid, [tables[grid.group]], features) for grid in grids]
-    largest = max(int(chunk_bytes(tables[grid.group], features).max()) for grid in grids)
-    # Where a cursor keeps a chunk open, its decoder is in `opened`.
-    cut = {grid.group for grid in grids if grid.stored_grid is not None}
-    closed = [spec for spec in features.values() if spec.group not in cut]
+    features, tables = view.dataset.features, view.dataset.contents.index.groups
+    staying, frames, largest = bytes_by_group(view.arrays, features), list[int](), 0
+    closed = [*features.values()]
+    for frame, grid in zip(staying, view.episodes.groups, strict=True):
+        table = tables[grid.group]
+        largest = max(largest, int(chunk_bytes(table, features).max()))
+        frames.append(frame + open_chunk_bytes(grid, [table], features))
+        if grid.stored_grid is not None:  # the decoder of an open chunk is in its bytes
+            closed = [spec for spec in closed if spec.group != grid.group]
     stored = view.stored_arrays.values()
     return _LoadSizes(
         staying,
-        [frame + chunk for frame, chunk in zip(staying, opened, strict=True)],
+        frames,
         largest + max(decoder_bytes(closed), default=0),
         largest + max(decoder_bytes(features.values()), default=0),
         # Codecs may need room for a frame.
@@ -183,15 +185,15 @@ def frames_may_stay(view: View) -> tuple[bool, bool]:
     if view.excerpts is not None:  # whose places are no frames of chunks
         return False, False
     features, transform = view.dataset.features, view.transform
-    arrays = [n for n, spec in features.items() if not FORMS[spec.value_kind].stays_with_others]
-    are_small = transform is None and all(_is_small(view.dataset, name) for name in arrays)
-    may_stay = all(map(_has_rows, view.arrays.values()))
-    if transform is not None:
-        may_stay &= view.is_deterministic
-    else:
-        may_stay &= all(map(_has_rows, features.values()))
-        may_stay &= any(is_decoded(features[name]) for name in arrays)
-    return are_small, are_small or may_stay
+    have_rows, are_small, are_costly = True, transform is None, transform is not None
+    for array in view.arrays.values():
+        have_rows &= FORMS[array.value_kind].fits_rows
+    for name, spec in features.items() if transform is None else ():
+        have_rows &= FORMS[spec.value_kind].fits_rows
+        if not FORMS[spec.value_kind].stays_with_others:
+            are_small = are_small and _is_small(view.dataset, name)
+            are_costly |= is_decoded(spec)
+    return are_small, are_small or (have_rows and are_costly and view.is_deterministic)
 
 
 def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
@@ -210,7 +212,9 @@ def features_in_memory(dataset: Dataset) -> tuple[list[str], list[str]]:
     decoded = [
         name
         for name, spec in features.items()
-        if _has_rows(spec) and is_decoded(spec) and not len(index.group_of(name).gaps)
+        if FORMS[spec.value_kind].fits_rows
+        and is_decoded(spec)
+        and not len(index.group_of(name).gaps)
     ]
     return small, decoded
 
@@ -235,9 +239,4 @@ def _is_small(dataset: Dataset, feature: str) -> bool:
 
 def can_stay(spec: FeatureSpec) -> bool:
     """Whether small frames of a feature can have a row each, and be decoded alone."""
-    return _has_rows(spec) and not page_kind(spec).decodes_in_order
-
-
-def _has_rows(spec: ArraySpec | FeatureSpec) -> bool:
-    """Whether such frames fit into preallocated rows: fixed shapes and texts do."""
-    return FORMS[spec.value_kind].fits_rows
+    return FORMS[spec.value_kind].fits_rows and not page_kind(spec).decodes_in_order

@@ -11,11 +11,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import repeat
-from operator import attrgetter
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
@@ -169,15 +168,19 @@ class View:
         """How far samples reach in each group of features, from their starts."""
         stride, group_windows = self.samples.common.typical.spec.stride, list[Window]()
         for windows in self._windows_of_groups:
-            offsets = [w.frame_offsets * step for w in windows for step in self.windows.dilations]
-            is_even = all(isinstance(w, OffsetWindow) and w.rate is None for w in windows)
-            back, ahead = (max(sizes) for sizes in zip(*(w.reach for w in windows), strict=True))
+            offsets, back, ahead, is_even, whole = list[IntArray](), 0, 0, True, False
+            for window in windows:
+                window_offsets, reach_of_window = window.frame_offsets, window.reach
+                offsets += [window_offsets * step for step in self.windows.dilations]
+                back, ahead = max(back, reach_of_window[0]), max(ahead, reach_of_window[1])
+                is_even &= isinstance(window, OffsetWindow) and window.rate is None
+                whole |= window.is_anywhere
             reach = Window.around(
                 offsets,
                 stride,
                 pad=any(self.windows.pads) or not is_even,
                 reach=(back, ahead),
-                whole=any(map(attrgetter("is_anywhere"), windows)),
+                whole=whole,
                 are_used=is_even and self.steps is None,
             )
             if reach.whole and self.has_fixed_frames:
@@ -254,28 +257,29 @@ class View:
     @cached_property
     def columns(self) -> ClipColumns:
         """The columns of batches."""
-        constants = [
-            constant(name + DIM_IS_PAD, mask)
-            for name, step in self.vectors.items()
-            if (mask := step.is_padding) is not None
-        ]
+        constants = []
+        for name, step in self.vectors.items():
+            if (mask := step.is_padding) is not None:
+                constants.append(constant(name + DIM_IS_PAD, mask))
         drawn: Sequence[ClipColumn] = self.draws.columns
         if self.cameras is not None:  # these replace others of their names
             camera_columns = self.cameras.columns
             names = {column.name for column in camera_columns}
             drawn = [*(c for c in drawn if c.name not in names), *camera_columns]
-        span = None if self.steps is None else self.steps.span
-        padded, distant = self.windows.columns_of(self.clip_frames.windows, self.arrays)
+        span, windows = None if self.steps is None else self.steps.span, self.windows
+        padded: Collection[str] = ()
+        if any(windows.pads):
+            padded = self.arrays if windows.has_clip_len else windows.requested
         return ClipColumns.of(
             self.clip_episodes,
-            self.clip_frames.windows,
-            drawn,
-            None if span is None else self.windows.usual,
-            padded,
-            distant,
-            constants,
-            self.metadata,
-            frozenset((*self.batch_arrays, *self.order_columns)),
+            self.clip_frames,
+            self.arrays,
+            padded=padded,
+            drawn=drawn,
+            drawn_window=None if span is None else windows.usual,
+            constants=constants,
+            metadata=self.metadata,
+            entries=frozenset((*self.batch_arrays, *self.order_columns)),
         )
 
     def draw(
