@@ -67,5 +67,5 @@ class MixMemory:
 def most_bytes(planner: Planner, num_shards: int) -> int:
     """The greatest memory of any epoch for a source with `num_shards` shards, in bytes."""
     fitted = planner.settled_memory(num_shards, 0, ())
-    held = resident_bounds(planner.clip_stats(), fitted.settings)
+    held = resident_bounds(planner.memory_request().stats, fitted.settings)
     return fitted.nbytes(fitted.memory(held))

@@ -196,8 +196,10 @@ class Planner:
             _log_mixing(self, shard.count)
         settings = settings or self.plan_memory(shard.count, epoch, segments).settings
         plan_class = self.order.plan_class(settings, epoch, len(segments))
+        table, common = self.clips(epoch, segments), self.view.samples.common
+        is_typical = table is common.typical and not common.differ
         plan = plan_class(
-            self.clips(epoch, segments),
+            table,
             self.view.episodes,
             settings,
             epoch=epoch,
@@ -207,6 +209,7 @@ class Planner:
             frames=self.view.group_frames(epoch),
             draws=self.options.draws,
             costs=self.costs.of(epoch),
+            stats=self.memory_request(shard.count).stats if is_typical else None,
         )
         self.costs.log(plan)
         return plan
@@ -269,15 +272,28 @@ class Planner:
         bounds = (tuning.num_cursors, tuning.shuffle_buffer) if is_mixed else (None, None)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which share a rank's default limit"
+        view, common = self.view, self.view.samples.common
+        if segments:
+            stats = ClipStats.of(self.clips(epoch, segments), view.episodes, view.group_windows)
+        elif self._requests:
+            stats = next(iter(self._requests.values())).stats
+        else:
+            stats = ClipStats.of(
+                common.typical,
+                view.episodes,
+                view.group_windows,
+                any_clips=common.differ,
+                repeats=common.rows_differ,
+            )
         request = MemoryRequest(
-            self.clip_stats(epoch, segments),
+            stats,
             self.settings,
             self.sizes,
             num_shards,
             *bounds,
             self.staying_frames(num_shards, segments),
             partial(self._used_frames, num_shards, segments),
-            self.view.dataset.url,
+            view.dataset.url,
             clips,
             first_round=self.costs.first_round,
             window_frames=self.costs.window_frames,
@@ -309,30 +325,15 @@ class Planner:
     def decodes_once(self, num_workers: int) -> bool:
         """Whether persistent workers would decode each frame once for all epochs."""
         num_shards = self.ranks.current().count * num_workers
-        return not self._may_stay[False] and self.plan_memory(num_shards).in_memory is not None
+        return (
+            not frames_may_stay(self.view)[False]
+            and self.plan_memory(num_shards).in_memory is not None
+        )
 
     def workers(self, num_shards: int) -> int:
         """The number of workers in a rank, from the number of shards."""
         ranks = 1 if num_shards == 1 else self.ranks.current().count
         return num_shards // ranks if num_shards % ranks == 0 else 1
-
-    def clip_stats(self, epoch: int = 0, segments: Segments = ()) -> ClipStats:
-        """The clip numbers that determine settings: for all epochs, or the rest of one."""
-        if not segments:
-            return self._all_clip_stats
-        table = self.clips(epoch, segments)
-        return ClipStats.of(table, self.view.episodes, self.view.group_windows)
-
-    @cached_property
-    def _all_clip_stats(self) -> ClipStats:
-        view, common = self.view, self.view.samples.common
-        return ClipStats.of(
-            common.typical,
-            view.episodes,
-            view.group_windows,
-            any_clips=common.differ,
-            repeats=common.rows_differ,
-        )
 
     @cached_property
     def sizes(self) -> FrameSizes:
@@ -345,11 +346,6 @@ class Planner:
         return frame_sizes(self.view, 0 if self.limit_in is not None else size)
 
     # ---- frames that stay in memory
-
-    @cached_property
-    def _may_stay(self) -> tuple[bool, bool]:
-        """See `frames_may_stay`."""
-        return frames_may_stay(self.view)
 
     @cached_property
     def _frames_of_epochs(self) -> Sequence[Intervals]:
@@ -371,7 +367,7 @@ class Planner:
         is_fixed = self._has_fixed_shards(num_shards, segments, settings)
         keeps_decoded = self.options.device is None or self.options.memory_limit is not None
         num_groups = len(self.view.episodes.groups)
-        if not self._may_stay[keeps_decoded and (is_fixed or num_shards == 1)]:
+        if not frames_may_stay(self.view)[keeps_decoded and (is_fixed or num_shards == 1)]:
             return (0,) * num_groups
         if settings is None:
             parts = num_shards if is_fixed else 1

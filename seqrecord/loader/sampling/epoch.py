@@ -121,7 +121,15 @@ class EpochPlan(Plan):
         """The layout of an epoch, its runs and this shard's shares; sets clip counts."""
         settings, shard = self.settings, self.shard
         layout = EpochLayout.of(
-            table, self._episodes, self._windows, settings, shard.count, epoch, segment, self.costs
+            table,
+            self._episodes,
+            self._windows,
+            settings,
+            shard.count,
+            epoch,
+            segment,
+            self.costs,
+            self._stats,
         )
         if self.costs is not None:
             return self._share_costs(table, layout, segment)
@@ -202,9 +210,12 @@ class EpochLayout:
         epoch: int = 0,
         segment: int = 0,
         costs: ClipCosts | None = None,
+        stats: ClipStats | None = None,
     ) -> EpochLayout:
-        """Create the layout of a table's clips in this segment of an epoch."""
-        stats = ClipStats.of(table, episodes, windows)
+        """Create the layout of a table's clips in this segment of an epoch, with the `stats` of the
+        table if they are known.
+        """
+        stats = stats or ClipStats.of(table, episodes, windows)
         key = key_of_segment(settings, epoch, segment)
         of_epoch = table.selected, key, num_shards, costs
         return cls(stats, settings, episodes, windows, *of_epoch)

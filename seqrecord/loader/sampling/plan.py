@@ -11,7 +11,7 @@ from typing import TypeVar
 import numpy as np
 import numpy.typing as npt
 
-from seqrecord.loader.sampling.bounds import EpochSegment, PlanSettings
+from seqrecord.loader.sampling.bounds import ClipStats, EpochSegment, PlanSettings
 from seqrecord.loader.sampling.budgets import BudgetUse, ClipCosts
 from seqrecord.loader.sampling.cursors import Blocks, CursorSchedule
 from seqrecord.loader.sampling.orders import Order, find_order
@@ -168,6 +168,7 @@ class Plan(ABC):
     _windows: tuple[Window, ...]  # of each group
     _batch_size: int
     _segment: int
+    _stats: ClipStats | None  # of the table, if they are known
     _cursors: CursorSchedule
     _before: IntArray  # clips before each round, and before the end
     _resident: list[int]  # the most frames in memory, of each group
@@ -185,6 +186,7 @@ class Plan(ABC):
         frames: Sequence[SampleFrames] | None = None,
         draws: BatchDraws | None = None,
         costs: ClipCosts | None = None,
+        stats: ClipStats | None = None,
     ) -> None:
         self.settings, self.epoch, self.shard = settings, epoch, shard
         self.batches = ShardBatches.of(settings, draws, epoch, segment, shard)
@@ -193,7 +195,7 @@ class Plan(ABC):
         self._frames = [None] * len(self._windows) if frames is None else frames
         self.leading = episodes.leading
         self._batch_size = settings.batch_size or 1
-        self._segment, self.costs = segment, costs
+        self._segment, self.costs, self._stats = segment, costs, stats
         self._lay_out(table, segment)
 
     @abstractmethod
