@@ -81,15 +81,7 @@ class SelectedWindows:
         self.requested, by_feature = options.own_windows, dict[str, ClipWindow]()
         self._rate = np.zeros(len(dataset.contents.index.fps), np.int64)  # of each episode
         if self.requested:
-            from seqrecord.loader.clips.timed_windows import offsets_and_times, with_clock
-
-            self.requested, notice = with_clock(self.requested, dataset, selected)
-            anchored = {n: w for n, w in self.requested.items() if _has_anchors(w)}
-            plain = {n: w for n, w in self.requested.items() if n not in anchored}
-            by_feature, self._rate = offsets_and_times(plain, dataset, selected)
-            by_feature |= {name: self._anchored(name, window) for name, window in anchored.items()}
-            if notice is not None:
-                warn_once(notice)
+            by_feature = self._of_request()
         max_frames = None if options.span is None else options.most_frames
         offsets = OffsetWindow.of(np.arange(options.frames_of_span) * step, max_frames)
         self.usual: ClipWindow = excerpts or offsets
@@ -113,6 +105,18 @@ class SelectedWindows:
             reach = offset_range([w.frame_offsets_at(rate) * self.dilations[0] for w in windows])
             self._reach[rate] = np.where(self.pads, 0, reach)
         self.span = 1 + int(self._reach.sum(axis=1).min())
+
+    def _of_request(self) -> dict[str, ClipWindow]:
+        """The windows of the argument `windows`. Sets its offsets and seconds, and frame rates."""
+        from seqrecord.loader.clips.timed_windows import offsets_and_times, with_clock
+
+        self.requested, notice = with_clock(self.requested, self.dataset, self._selected)
+        anchored = {n: w for n, w in self.requested.items() if _has_anchors(w)}
+        plain = {n: w for n, w in self.requested.items() if n not in anchored}
+        by_feature, self._rate = offsets_and_times(plain, self.dataset, self._selected)
+        if notice is not None:
+            warn_once(notice)
+        return by_feature | {name: self._anchored(name, w) for name, w in anchored.items()}
 
     def of_features(self, arrays: Mapping[str, ArraySpec | None]) -> ClipFrames:
         """The frames of features, `None` for stored ones. A mask has the window of its feature.

@@ -165,11 +165,14 @@ class SampleEpochs:
     def common(self) -> CommonSamples:
         """What all epochs have in common; kept when a process gets a copy."""
         first, rows_differ, is_random = self._in(0), False, False
+        stride = self.base.clips.spec.stride
         for function in self.functions:
             if isinstance(function, BuiltIn):
                 is_drawn = function.is_random or (is_random and function.reads_columns)
                 rows_differ |= is_drawn and not function.adds_columns
                 is_random |= function.is_random
+                if function.name == "every":
+                    stride = lcm(stride, function.arguments["n"])
             else:
                 rows_differ, is_random = rows_differ or first.changed, True
         clips, repeat = self.in_epoch(0), None if rows_differ else first.samples.repeat
@@ -177,12 +180,8 @@ class SampleEpochs:
         if repeat is not None:
             clips = first.samples.repeated(np.ceil(repeat).astype(np.int64))
         typical = self.base.clips if rows_differ else clips
-        if rows_differ and self.base.listed is None:
-            built_ins = [one for one in self.functions if isinstance(one, BuiltIn)]
-            steps = [one.arguments["n"] for one in built_ins if one.name == "every"]
-            stride = lcm(typical.spec.stride, *steps)
-            if stride != typical.spec.stride:
-                typical = typical_table(typical, stride)
+        if rows_differ and self.base.listed is None and stride != typical.spec.stride:
+            typical = typical_table(typical, stride)
         return CommonSamples(
             clips,
             typical,
