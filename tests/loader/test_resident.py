@@ -527,3 +527,17 @@ def test_no_load_is_planned_where_all_used_frames_are_in_memory(video: Path) -> 
         threading.setprofile(None)
     assert calls["merged"]
     assert not calls["_needed"]
+
+
+def test_a_run_has_rows_for_used_frames_alone(images: Path) -> None:
+    """A loader is made with room for whole episodes; its run has as many rows as samples need."""
+    planned = []
+    for stride in (1, 8):
+        pipe = SeqRecordPipe(images, clip_len=1, stride=stride, batch_size=2, memory_limit="1GiB")
+        list(pipe)
+        stats = pipe.stats()
+        assert stats["features_resident"] == ["image", "id"]
+        planned.append(stats["planned_bytes"])
+    unused = FRAMES - sum(-(-length // 8) for length in LENGTHS.values())
+    height, width = SIZES["images"]
+    assert planned[0] - planned[1] == unused * (3 * height * width + 2 * 8)
