@@ -36,7 +36,7 @@ import numpy as np
 from seqrecord.errors import ClipError
 from seqrecord.loader.sampling.orders import find_order
 from seqrecord.loader.sampling.passes import num_passes
-from seqrecord.loader.sampling.runs import Window, cut_group, unit_group, units_of
+from seqrecord.loader.sampling.runs import Window, cut_group, unit_group
 from seqrecord.store.clips.grids import distinct
 from seqrecord.store.clips.tables import ClipSpec, ClipTable, EpisodeLayout, IntArray
 
@@ -218,8 +218,8 @@ class ClipStats:
         cut_frames = 0 if uncut else max(0, span - table.spec.stride)
         if not (keyframes or cuts_anywhere):
             cut_frames = -(-cut_frames // largest_chunk) * largest_chunk
-        place = unit_group(episodes, used)
-        units, unit_span = units_of(episodes.groups[place], used), windows[place].span
+        place, units = unit_group(episodes, used)
+        unit_span = windows[place].span
         unit_frames = round(float(np.average(units, weights=lengths))) if len(used) else 1
         return cls(
             table.spec,

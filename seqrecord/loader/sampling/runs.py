@@ -207,7 +207,7 @@ class Cuts:
         They are at the units of the group that is decoded in the longest ones; chunks of at most
         `uncut_frames` frames are not cut, because a cut chunk is read twice.
         """
-        place = unit_group(episodes, episode)
+        place, _ = unit_group(episodes, episode)
         grid = episodes.groups[place].whole_chunks
         last_frame = episodes.num_frames[episode] - 1
         unit, whole = 1 if grid.by_frame else grid.unit_frames, windows[place].whole
@@ -244,19 +244,18 @@ def cut_group(episodes: EpisodeLayout) -> int:
     return int(np.argmax(longest)) if any(longest) else episodes.leading
 
 
-def unit_group(episodes: EpisodeLayout, selected: IntArray) -> int:
-    """The place of the group with the longest decoding units in the `selected` episodes; the
-    leading one, if several have them.
+def unit_group(episodes: EpisodeLayout, selected: IntArray) -> tuple[int, IntArray]:
+    """The place of the group with the longest decoding units in the `selected` episodes, and the
+    frames in the longest unit of each of them, int64[n]; the leading one, if several have them.
     """
-    units = [int(units_of(grid, selected).max(initial=1)) for grid in episodes.groups]
-    return max(range(len(units)), key=lambda place: (units[place], place == episodes.leading))
-
-
-def units_of(grid: ChunkGrid, episodes: IntArray) -> IntArray:
-    """Frames in the longest decoding unit of some episodes, int64[n]."""
-    grid = grid.whole_chunks
-    unit = 1 if grid.by_frame else grid.unit_frames
-    return np.full_like(episodes, unit) if unit else grid.max_chunk_frames[episodes]
+    place, units, longest = episodes.leading, selected, 0
+    for number in dict.fromkeys((episodes.leading, *range(len(episodes.groups)))):
+        grid = episodes.groups[number].whole_chunks
+        unit = 1 if grid.by_frame else grid.unit_frames
+        frames = np.full_like(selected, unit) if unit else grid.max_chunk_frames[selected]
+        if (most_frames := int(frames.max(initial=1))) > longest:
+            place, units, longest = number, frames, most_frames
+    return place, units
 
 
 @dataclass(frozen=True, eq=False)
