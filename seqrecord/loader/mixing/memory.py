@@ -10,6 +10,7 @@ from seqrecord.loader.mixing.mixed_batches import MixedBatches
 from seqrecord.loader.mixing.sources import SourceLoader
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import Planner
+from seqrecord.loader.pipes.run_memory import with_used_frames
 from seqrecord.loader.sampling.bounds import resident_bounds
 from seqrecord.loader.sampling.memory import CONSUMER, PREFETCH, MemoryRequest, usual_limit
 from seqrecord.loader.sampling.mix_memory import share_out
@@ -66,6 +67,6 @@ class MixMemory:
 
 def most_bytes(planner: Planner, num_shards: int) -> int:
     """The greatest memory of any epoch for a source with `num_shards` shards, in bytes."""
-    fitted = planner.settled_memory(num_shards, 0, ())
-    held = resident_bounds(planner.memory_request().stats, fitted.settings)
+    fitted = with_used_frames(planner, num_shards)
+    held = resident_bounds(planner.view.clip_stats, fitted.settings)
     return fitted.nbytes(fitted.memory(held))

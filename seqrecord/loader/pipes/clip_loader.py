@@ -345,7 +345,7 @@ class ClipLoader:
             more += f", {counted(frames, 'frame')} in no clip"
         if self.planner.settings.shuffle and order.is_mixed:
             settings = self.planner.plan_memory(1).settings
-            if settings.first_block_frames < self.planner.memory_request().stats.whole_block():
+            if settings.first_block_frames < self.view.clip_stats.whole_block():
                 places = counted(settings.num_cursors, "place")
                 more += f"; mixed from {places} of an epoch"
         return self.view.describe(more)

@@ -209,7 +209,7 @@ class Planner:
             frames=self.view.group_frames(epoch),
             draws=self.options.draws,
             costs=self.costs.of(epoch),
-            stats=self.memory_request(shard.count).stats if is_typical else None,
+            stats=self.view.clip_stats if is_typical else None,
         )
         self.costs.log(plan)
         return plan
@@ -236,7 +236,7 @@ class Planner:
             frames = self.staying_frames(num_shards, segments, saved)
             return replace(request, frames_in_memory=frames).plan_given(saved, limit)
         fitted = request.plan_memory(limit)
-        if fitted.in_memory is None or not self._has_fixed_shards(num_shards, segments):
+        if fitted.in_memory is None or not self.has_fixed_shards(num_shards, segments):
             return fitted
         settings = replace(fitted.settings, resident=self.settings.shuffle)
         if num_shards > 1:  # the number of frames was a guess
@@ -245,17 +245,6 @@ class Planner:
         if fitted.in_memory is None:
             return replace(request, frames_in_memory=()).plan_memory(limit)
         return replace(fitted, settings=settings)
-
-    def settled_memory(self, num_shards: int, epoch: int, segments: Segments) -> MemoryPlan:
-        """`plan_memory` of a run: if frames stay, with a row for each that samples use, where
-        `plan_memory` has found room for those of whole episodes.
-        """
-        fitted = self.plan_memory(num_shards, epoch, segments)
-        is_fixed = self._has_fixed_shards(num_shards, segments, fitted.settings)
-        if fitted.in_memory is None or (num_shards > 1 and is_fixed):
-            return fitted
-        frames = self.staying_frames(num_shards, segments, fitted.settings)
-        return replace(fitted, sizes=self.sizes, in_memory=None).with_all(frames)
 
     def keep(self, plans: MemoryPlans) -> None:
         """Use these settings from now on."""
@@ -272,19 +261,9 @@ class Planner:
         bounds = (tuning.num_cursors, tuning.shuffle_buffer) if is_mixed else (None, None)
         if workers > 1 and self.options.memory_limit is None:
             clips += f" in each of {workers} workers, which share a rank's default limit"
-        view, common = self.view, self.view.samples.common
+        view, stats = self.view, self.view.clip_stats
         if segments:
             stats = ClipStats.of(self.clips(epoch, segments), view.episodes, view.group_windows)
-        elif self._requests:
-            stats = next(iter(self._requests.values())).stats
-        else:
-            stats = ClipStats.of(
-                common.typical,
-                view.episodes,
-                view.group_windows,
-                any_clips=common.differ,
-                repeats=common.rows_differ,
-            )
         request = MemoryRequest(
             stats,
             self.settings,
@@ -364,7 +343,7 @@ class Planner:
         If shards get other clips in every epoch, each would decode nearly all frames: then only
         small ones may. So they may on a device, unless its memory is limited.
         """
-        is_fixed = self._has_fixed_shards(num_shards, segments, settings)
+        is_fixed = self.has_fixed_shards(num_shards, segments, settings)
         keeps_decoded = self.options.device is None or self.options.memory_limit is not None
         num_groups = len(self.view.episodes.groups)
         if not frames_may_stay(self.view)[keeps_decoded and (is_fixed or num_shards == 1)]:
@@ -381,10 +360,10 @@ class Planner:
         """The numbers of frames of each group that samples use; in shards of equal size, if shards
         may have the same clips in every epoch.
         """
-        parts = num_shards if self._has_fixed_shards(num_shards, segments) else 1
+        parts = num_shards if self.has_fixed_shards(num_shards, segments) else 1
         return tuple(-(-frames.num_frames // parts) for frames in self._frames_of_epochs)
 
-    def _has_fixed_shards(
+    def has_fixed_shards(
         self, num_shards: int, segments: Segments, settings: PlanSettings | None = None
     ) -> bool:
         """Whether shards have the same clips in every epoch, or may have without `settings`."""
@@ -417,7 +396,7 @@ class Planner:
     ) -> dict[int, FrameRows]:
         """The rows of resident frames in a shard, by group."""
         frames = self._frames_of_epochs
-        if shard.count > 1 and self._has_fixed_shards(shard.count, segments, settings):
+        if shard.count > 1 and self.has_fixed_shards(shard.count, segments, settings):
             frames = self._shard_frames(shard.count, settings, shard)[0]
         return _frame_rows(self.view, frames)
 

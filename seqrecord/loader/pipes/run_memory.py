@@ -65,7 +65,7 @@ def settle(
 
     Raises `MemoryLimitError` for more than this machine has; a mix checks its sources together.
     """
-    fitted = planner.settled_memory(plan.shard.count, plan.epoch, segments)
+    fitted = with_used_frames(planner, plan.shard.count, plan.epoch, segments)
     memory = _arenas(planner, fitted, plan, on_device=on_device, in_worker=in_worker)
     settled = RunMemory(memory, fitted.nbytes(memory))
     if fitted.in_memory is not None:
@@ -77,6 +77,20 @@ def settle(
     if not on_device and planner.limit_in is None:
         check_machine(settled.nbytes, planner.view.dataset.url)
     return settled
+
+
+def with_used_frames(
+    planner: Planner, num_shards: int, epoch: int = 0, segments: Segments = ()
+) -> MemoryPlan:
+    """The planned memory with a row for each frame that samples use, if frames stay: a planner asks
+    for the rows of whole episodes, and counts used frames only if these do not fit.
+    """
+    fitted = planner.plan_memory(num_shards, epoch, segments)
+    is_fixed = planner.has_fixed_shards(num_shards, segments, fitted.settings)
+    if fitted.in_memory is None or (num_shards > 1 and is_fixed):  # of these they were counted
+        return fitted
+    frames = planner.staying_frames(num_shards, segments, fitted.settings)
+    return replace(fitted, sizes=planner.sizes, in_memory=None).with_all(frames)
 
 
 def _arenas(
@@ -169,7 +183,7 @@ def predict_memory(dataset: Dataset, options: LoaderOptions, *, workers: int = 0
     """
     planner = plan_clips(dataset, options)
     count = (options.rank or (0, 1))[1] * max(1, workers)
-    fitted, most = planner.settled_memory(count, 0, ()), 0
+    fitted, most = with_used_frames(planner, count), 0
     for index in range(count):
         plan = planner.plan(0, Shard(index, count))
         memory = _arenas(planner, fitted, plan, on_device=False, in_worker=workers > 0)

@@ -36,6 +36,7 @@ from seqrecord.loader.pipes.columns import (
 )
 from seqrecord.loader.pipes.options import ClipOptions
 from seqrecord.loader.pipes.sample_epochs import SampleEpochs
+from seqrecord.loader.sampling.bounds import ClipStats
 from seqrecord.loader.sampling.runs import Runs, Window
 from seqrecord.loader.sampling.used_frames import RunFrames, SampleFrames
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys, ClipWindow, OffsetWindow
@@ -188,6 +189,18 @@ class View:
                 reach = replace(reach, most_frames=self._most_frames(reach, frames))
             group_windows.append(reach)
         return group_windows
+
+    @cached_property
+    def clip_stats(self) -> ClipStats:
+        """The clip numbers that determine the settings of all epochs."""
+        common = self.samples.common
+        return ClipStats.of(
+            common.typical,
+            self.episodes,
+            self.group_windows,
+            any_clips=common.differ,
+            repeats=common.rows_differ,
+        )
 
     def _most_frames(self, window: Window, frames: SampleFrames) -> int:
         """The most frames of an episode that samples have in a group."""

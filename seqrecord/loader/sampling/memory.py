@@ -243,11 +243,8 @@ class MemoryRequest:
         """
         order = find_order(self.settings.order)
         if values := order.settings(self.settings.batch_size or 1, self.stats.spec.stride):
-            settings, what = (
-                replace(self.settings, **values),
-                self.what.replace("clips", order.name),
-            )
-            return self.plan_given(settings, memory_limit, what)
+            what = self.what.replace("clips", order.name)
+            return self.plan_given(replace(self.settings, **values), memory_limit, what)
         best: MemoryPlan | None = None
         divisions = self.sizes.divisions(memory_limit, self.least_held, self.what, self.url)
         for prefetch, loads, arena, max_held in divisions:
@@ -278,9 +275,8 @@ class MemoryRequest:
         """
         resident = tuple(resident_bounds(self.stats, settings))
         frame_bytes = self.sizes.held(resident)
-        prefetch, loads, arena, _ = self.sizes.divisions(memory_limit, frame_bytes, what, self.url)[
-            0
-        ]
+        divisions = self.sizes.divisions(memory_limit, frame_bytes, what, self.url)
+        prefetch, loads, arena, _ = divisions[0]
         max_rows = resident if self.stats.any_clips else None
         plan = self._with_frames(MemoryPlan(settings, self.sizes, arena, prefetch, loads, max_rows))
         if settings.resident and plan.in_memory is None:
