@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, field, replace
 from math import ceil
 from typing import Any
@@ -13,7 +14,7 @@ import torch
 
 from seqrecord.errors import ClipError, located
 from seqrecord.loader.clips.samples import Samples
-from seqrecord.loader.pipes.columns import CU_SEQLENS, FRAMES_IS_PAD, LISTED_FRAMES
+from seqrecord.loader.pipes.columns import CU_SEQLENS
 from seqrecord.loader.pipes.option_values import Budget
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.view import View
@@ -284,14 +285,20 @@ def with_budget(view: View, options: LoaderOptions) -> tuple[View, int | None, E
 
 
 def fit_columns(
-    columns: dict[str, Any], costs: ClipCosts | None, clips: ClipKeys
+    columns: dict[str, Any],
+    per_frame: Iterable[str],
+    costs: ClipCosts | None,
+    clips: ClipKeys,
 ) -> dict[str, Any]:
-    """Cut columns of listed frames to the longest list of a batch, and add `cu_seqlens`."""
+    """Cut columns of frames to the longest list of a batch, and add `cu_seqlens`.
+
+    `per_frame` are the names of columns with a value for each listed frame, also of cameras.
+    """
     if costs is None or costs.form == "stacked":
         return columns
     lengths = torch.from_numpy(costs.lengths(clips.sample))
     longest = int(lengths.max())
-    fitted = {name: columns[name][:, :longest] for name in (LISTED_FRAMES, FRAMES_IS_PAD)}
+    fitted = {name: columns[name][:, :longest] for name in per_frame}
     if costs.form == "packed":
         ends = lengths.cumsum(0, dtype=torch.int32)
         fitted[CU_SEQLENS] = torch.cat((ends.new_zeros(1), ends))
