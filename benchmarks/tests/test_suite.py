@@ -487,6 +487,15 @@ def test_tables_that_were_not_measured_are_kept(tmp_path: Path) -> None:
         assert "not measured" not in after[heading].lower(), heading
         assert f"at commit {table['commit']}" in after[heading], heading
     assert "| webdataset |" not in after["All loaders"].split("<details>")[0]
+    # One of them measured again, the other one is kept still.
+    title = "seqrecord shuffle=buffer storage=mount"
+    new["rows"] = loaders | {
+        title: [run | {"commit": new["commit"]} for run in table["rows"][title]]
+    }
+    (folder / "results.json").write_text(json.dumps(new))
+    after = sections_of(results.write(folder, to, keeps_tables=True).read_text())
+    assert f"at commit {table['commit']}" in after["The published table, and ours beside it"]
+    assert f"at commit {table['commit']}" not in after["Storages, and video"]
     # Measured again, the tables replace the kept ones.
     again = table | {"commit": "0123456789ab", "method": METHOD, "repeats": 1}
     (folder / "results.json").write_text(json.dumps(again))

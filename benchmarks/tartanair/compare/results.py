@@ -38,6 +38,7 @@ TO = Path(__file__).parents[1]
 BY_HAND = "by-hand"
 KEPT = "tartanair, kept"
 """The document of TartanAir's tables that the last run did not measure: published, and systems."""
+_KEPT_TABLES = ("published", "systems")
 _RATE, _FIRST = "clips_per_second", "first_clips_per_second"
 
 Row = Mapping[str, Any]
@@ -87,11 +88,17 @@ def kept(measured_now: Mapping[str, Document], published: Mapping[str, Document]
         **measured_now,
     }
     new = documents[TARTANAIR.name]
-    tables = sections(TARTANAIR)
-    titles = {c.title(USUAL) for n in ("published", "systems") for x in tables[n] for c in x.cells}
-    if new is not published.get(TARTANAIR.name) and not titles & new["rows"].keys():
+    if new is not published.get(TARTANAIR.name) and not all(
+        has_table(new, t) for t in _KEPT_TABLES
+    ):
         documents[KEPT] = published.get(KEPT, published[TARTANAIR.name])
     return documents
+
+
+def has_table(document: Document, table: str) -> bool:
+    """Whether a document of TartanAir has rows of this table."""
+    cells = (cell for choice in sections(TARTANAIR)[table] for cell in choice.cells)
+    return any(cell.title(USUAL) in document["rows"] for cell in cells)
 
 
 def table_page(document: Document) -> str:
@@ -105,16 +112,19 @@ def table_page(document: Document) -> str:
 def page(documents: Mapping[str, Document]) -> str:
     """The published page; `documents` by workload."""
     document = documents[TARTANAIR.name]
-    others = documents.get(KEPT, document)
+    tables = {
+        table: document if has_table(document, table) else documents.get(KEPT, document)
+        for table in _KEPT_TABLES
+    }
     rows = measured(document)
     best = best_rows(document)
     shown = [row["title"] for row in best.values()]
     apart = {Cell(name, settings) for name, settings in published_settings()}
-    by_cell = {_cell(row): row for row in measured(others)}
+    by_cell = {_cell(row): row for row in measured(tables["published"])}
 
     def find(loader: str, chosen: Settings) -> Row | str:
         cell = Cell(loader, chosen)
-        return by_cell.get(cell) or _why(others, [cell], USUAL)
+        return by_cell.get(cell) or _why(tables["published"], [cell], USUAL)
 
     def is_other(row: Row) -> bool:
         if _is_plain(row) or row["title"] in shown or _cell(row) in apart:
@@ -130,7 +140,7 @@ def page(documents: Mapping[str, Document]) -> str:
         minutes=_minutes(*documents.values()),
         repeats=_counted(document.get("repeats", 1), "repeat"),
         summary=_summary(best),
-        published=_kept_note(document, others) + published_table(find),
+        published=_kept_note(document, tables["published"]) + published_table(find),
         cores=_counted(settings["cores"], "core"),
         codec=DEFAULT_CODEC,
         memory=LARGE_MEMORY,
@@ -142,7 +152,7 @@ def page(documents: Mapping[str, Document]) -> str:
         **{
             name: _kept_note(document, part) + _part(WORKLOADS[name], part)
             for name in WORKLOADS
-            for part in [others if name == TARTANAIR.name else documents.get(name)]
+            for part in [tables["systems"] if name == TARTANAIR.name else documents.get(name)]
         },
     )
 
