@@ -15,6 +15,7 @@ import pytest
 
 import seqrecord
 from seqrecord import FrameCache, SeqRecordMix, SeqRecordPipe, SeqRecordWriter
+from seqrecord.errors import StorageError
 from tests.kit.datasets import noise, write_dataset
 from tests.kit.faults import fail_calls
 from tests.kit.frame_files import frame_files, used_bytes
@@ -92,6 +93,21 @@ def test_an_entry_of_another_size_is_replaced_by_a_new_file(tmp_path: Path) -> N
         assert os.fstat(opened.fileno()).st_size == 100
     assert len(frame_files(cache)) == EPISODES
     assert all(file.stat().st_size > FRAMES * SIDE * SIDE * 3 for file in frame_files(cache))
+
+
+def test_a_file_that_becomes_shorter_is_an_error_in_map_style(tmp_path: Path) -> None:
+    """Its frames are copied from where they lie: the process would end with SIGBUS."""
+    path, cache = write(tmp_path / "records", side=80), tmp_path / "cache"
+    options: dict[str, Any] = {"clip_len": 1, "frame_cache": FrameCache(cache, "64MiB")}
+    decoding = seqrecord.SeqRecordMapDataset(path, **options)
+    images = [clip["image"] for clip in decoding.__getitems__(range(len(decoding)))]
+    clips = seqrecord.SeqRecordMapDataset(path, **options)
+    assert all(np.array_equal(clips[i]["image"], image) for i, image in enumerate(images))
+    assert clips.stats()["frames_mapped"] == len(images)
+    for file in frame_files(cache):
+        os.truncate(file, 4096)
+    with pytest.raises(StorageError, match="ended early"):
+        _ = clips[0]
 
 
 def test_a_linked_folder_is_replaced(tmp_path: Path) -> None:

@@ -16,7 +16,12 @@ import pytest
 from torch.utils.data import DataLoader
 
 import seqrecord
-from seqrecord import EngineOptions, SeqRecordIterableDataset, SeqRecordPipe
+from seqrecord import (
+    EngineOptions,
+    SeqRecordIterableDataset,
+    SeqRecordMapDataset,
+    SeqRecordPipe,
+)
 from seqrecord.errors import ChecksumError, MemoryLimitError
 from seqrecord.samples import every
 from seqrecord.storage import LocalStorage
@@ -208,3 +213,28 @@ def test_file_changed_after_reading(tmp_path: Path) -> None:
     check_epoch(pipe)
     with pytest.raises(ChecksumError):
         list(SeqRecordPipe(path, **CLIPS))
+
+
+@pytest.mark.parametrize(
+    ("clips", "frames_per_episode"),
+    [
+        ({"clip_len": 1, "stride": 7}, [-(-length // 7) for length in LENGTHS]),
+        ({"windows": {"image": [0, 2], "id": [0]}, "stride": 40}, [2] * len(LENGTHS)),
+        ({"samples": {"episode": ["set/3", "set/3"], "frames": [[1, 30], [30, 9]]}}, [0, 0, 0, 3]),
+    ],
+    ids=["stride", "windows", "lists"],
+)
+def test_map_style_has_rows_for_used_frames_alone(
+    clips: dict[str, Any], frames_per_episode: list[int], path: Path
+) -> None:
+    """Of images, which come last: they are larger."""
+    room = sum(frames_per_episode) * (FRAME + 2)
+    features = {"features": FEATURES, **clips}
+    kept = SeqRecordMapDataset(path, **features, memory_limit=room)
+    uncached = SeqRecordMapDataset(path, **features, memory_limit=0)
+    assert sorted(kept.stats()["features_resident"]) == sorted(FEATURES)
+    numbers = range(len(kept))
+    for _ in range(2):
+        assert digests(kept.__getitems__(numbers)) == digests(uncached.__getitems__(numbers))
+    short_of_a_byte = SeqRecordMapDataset(path, **features, memory_limit=room - 1)
+    assert short_of_a_byte.stats()["features_resident"] == ["id"]

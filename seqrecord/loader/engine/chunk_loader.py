@@ -443,10 +443,6 @@ class ChunkLoader:
                 is_in_part |= is_up_to_last & np.isin(run, run[is_in_part])
         return is_in_part
 
-    def load(self, row_load: RowLoad) -> None:
-        """Load frames into rows, beside loads of a plan."""
-        self._fetcher.release(self._load(row_load, None))
-
     def reads(self, load: Load) -> bool:
         """Whether a load must read its chunk: some of its frames are needed, and do not seem to be
         in the frame cache, and no earlier load keeps the chunk open.
@@ -583,6 +579,10 @@ def _stored_frames(clip_frames: ClipFrames, load: Load, frames: IntArray) -> Int
 
 def _stored(clip_frames: ClipFrames, items: Sequence[AssignedLoad]) -> tuple[IntArray, IntArray]:
     """Chunk row and stored number of each loaded frame, int64[n] each."""
+    if len(items) == 1:  # as most loads of calls
+        [item] = items
+        chunk = np.full_like(item.frames, item.load.chunk)
+        return chunk, _stored_frames(clip_frames, item.load, item.frames)
     columns = [(item.load.episode, item.load.chunk, len(item.frames)) for item in items]
     episode, chunk, count = np.array(columns, np.int64).T
     frames = np.concatenate([item.frames for item in items])

@@ -52,7 +52,7 @@ from seqrecord.loader.engine.stores import (
     FrameStore,
     GroupFrames,
     Load,
-    ResidentFrames,
+    PlannedFrames,
     RingFrames,
     each_load,
     loads_of_round,
@@ -151,7 +151,7 @@ class Executor:
         shared: whether the consumer sends batches to another process.
         decode_there: whether the device decodes video if possible; see `DeviceVideo`.
         rows: rows by group, of groups with a row for each frame. Frames then stay in memory for the
-            next iteration; see `ResidentFrames`. Raw frames of other groups are mapped if possible.
+            next iteration; see `PlannedFrames`. Raw frames of other groups are mapped if possible.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class Executor:
         )
         threads, is_untouched = self._num_threads, buffers.is_untouched
         self._workers = WorkerPool(loader, threads, self.memory, self._channel, stats, is_untouched)
-        self._store = FrameStore(self._policies())
+        self._store = FrameStore(self._policies(), self.job.clip_frames)
         self._copies = self._workers.copies()
         self._rounds = _Rounds(iter(()))
         self._first_batch: int | None = None  # -1 after the first batch
@@ -285,13 +285,13 @@ class Executor:
             if (rows := self._rows.get(group.group)) is not None:
                 used = used_rows(plan.used(place), rows)
                 table = chunks.get(group.group)
-                of_group.append(ResidentFrames(group, clip_frames, arena, rows, used, table))
+                of_group.append(PlannedFrames(clip_frames, arena, rows, used, table))
             elif arena.specs:
                 used_alone = plan.used(place) if group.window.most_frames is not None else None
                 of_group.append(RingFrames(group, clip_frames, arena, plan.num_cursors, used_alone))
             if (mapped := self._mapped.get(group.group)) is not None:
                 mapped.frames.forget_changed()
-                of_group.append(FileFrames(group, clip_frames, mapped))
+                of_group.append(FileFrames(clip_frames, mapped, group.window.frame_step))
         return policies
 
     def _execute(self, start: int, end: int) -> None:
@@ -371,13 +371,7 @@ class Executor:
         """Submit copies of clips to slots of a batch."""
         if opened.frames is not None:
             sources = [replace(source, rows=source.rows[:, : opened.frames]) for source in sources]
-        num_mapped = 0
-        for source in sources:
-            if isinstance(source.arena, (Arena, MappedArena)):
-                for name in source.features:
-                    num_mapped += source.arena.check(name, source.rows)
-        if num_mapped:
-            self._stats.add(frames_mapped=num_mapped)
+        check_rows(sources, self._stats)
         draws = NO_DRAWS if self.job.draw is None else self.job.draw(clips.keys, sources)
         begin, rows = perf_counter(), slots
         if opened.ends is not None:
@@ -422,6 +416,19 @@ def packed(
     if draws.crop is not None:
         draws = replace(draws, crop=draws.crop.take(clip))
     return (ends[slots] - lengths)[clip] + frame, sources, draws
+
+
+def check_rows(sources: Sequence[ClipRows[Any]], stats: EngineStats) -> None:
+    """Raise `StorageError` if a mapped file with rows to copy has become shorter; count the rows in
+    mapped files.
+    """
+    num_mapped = 0
+    for source in sources:
+        if isinstance(source.arena, (Arena, MappedArena)):
+            for name in source.features:
+                num_mapped += source.arena.check(name, source.rows)
+    if num_mapped:
+        stats.add(frames_mapped=num_mapped)
 
 
 def gather(

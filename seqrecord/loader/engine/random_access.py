@@ -1,19 +1,18 @@
-"""Random access: makes and executes the row tables of clips by number, in the caller's thread.
+"""Random access: loads and gathers the clips of calls, in the caller's thread.
 
-A `FrameSet` is a store of frames for calls, as a `FrameStore` is for plans. Its policy says which
-frames to load into which rows, and from which rows clips are copied::
+A call is a round without a plan: its `FrameStore` finds the frames that its clips lack, their loads
+get rows, and the clips are gathered as those of a plan are. A `CallPart` has features that are
+loaded together, with one of these policies::
 
-    mapped      rows in mapped record files: nothing is loaded, new frames are checked
-    resident    a row for each frame of the selected episodes, kept for later calls
-    others      a row for each frame of the call
-    direct      rows of the batch: a frame goes to its first place, and is copied to the others
+    FileFrames       rows in mapped record files: nothing is loaded, new frames are checked
+    ResidentFrames   a row for each frame that samples use, kept for later calls
+    CallFrames       a row for each frame of the call, or a row of the batch
 
 So each frame of a call is loaded once.
 """
 
 from __future__ import annotations
 
-import math
 import threading
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
@@ -24,10 +23,9 @@ from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 
 from seqrecord.errors import SeqRecordError
-from seqrecord.loader.engine.arena import Arena, FeatureRows
+from seqrecord.loader.engine.arena import Arena
 from seqrecord.loader.engine.batches import (
     NO_DRAWS,
     CallThreads,
@@ -36,17 +34,28 @@ from seqrecord.loader.engine.batches import (
     Copy,
     DrawClips,
 )
-from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, HostBuffers
+from seqrecord.loader.engine.buffers import BufferNeeds, Buffers, HostBatchBuilder, HostBuffers
 from seqrecord.loader.engine.chunk_loader import ChunkLoader
 from seqrecord.loader.engine.decoding import Transform
-from seqrecord.loader.engine.executor import gather
+from seqrecord.loader.engine.executor import check_rows, gather
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import RowLoad
+from seqrecord.loader.engine.stores import (
+    AssignedLoad,
+    FileFrames,
+    FrameLookup,
+    FrameStore,
+    GroupFrames,
+    Load,
+    ResidentFrames,
+)
+from seqrecord.loader.engine.workers import joined_loads
+from seqrecord.loader.sampling.plan import Clips
 from seqrecord.store.clips.frames import ClipFrames, ClipKeys
-from seqrecord.store.clips.grids import ChunkGrid, distinct, frame_keys, run_bounds, split_keys
+from seqrecord.store.clips.grids import ChunkGrid, frame_keys, run_bounds, split_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.pages import slice_frames
+from seqrecord.store.processes.forks import cached_property
 from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.reading.dataset import Dataset
 
@@ -58,36 +67,71 @@ _KEEP = 3  # batches that nobody uses
 
 
 @dataclass(frozen=True, eq=False)
-class FrameSet:
+class CallPart:
     """Features that are loaded together: with equal frames in clips, or for one transform.
 
     Attributes:
         dataset: opened with these features only.
-        grids: the groups to load; with a transform, a load of one brings all others.
-        windows: their names by number of window; features of a window have equal frames.
-        specs: dtypes and shapes of features that have rows in an arena.
-        direct: the other features, which are loaded into the batch.
+        clip_frames: windows of the features.
+        grids: whole chunks of the groups to load; with a transform, a load of one group brings all
+            others.
+        names: the features in batches.
+        specs: dtypes and shapes of those that have rows in an arena.
         frame_bytes: bytes of a frame.
-        is_small: whether one thread loads all frames of a group.
-        resident: the arena of resident frames, if there are any.
+        direct: features that are loaded into the batch.
+        resident: policy of resident frames, if they are.
         mapped: rows of features in mapped files, by group; neither in `specs` nor `direct`.
+        is_small: whether neighbours of frames are read with them.
     """
 
     dataset: Dataset
+    clip_frames: ClipFrames
     grids: Sequence[ChunkGrid]
-    windows: Mapping[int, Sequence[str]]
+    names: Sequence[str]
     specs: Mapping[str, ArraySpec]
     frame_bytes: int
     direct: Sequence[str] = ()
-    is_small: bool = False
-    resident: Arena | None = None
+    resident: ResidentFrames | None = None
     mapped: Mapping[int, MappedArena] = field(default_factory=dict)
+    is_small: bool = False
     _idle: deque[Arena] = field(default_factory=partial(deque[Arena], maxlen=1))
 
     @property
-    def has_loads(self) -> bool:
-        """Whether any feature has rows in memory."""
-        return bool(self.specs or self.direct)
+    def has_rows(self) -> bool:
+        """Whether frames of a call have rows in memory."""
+        return self.resident is None and bool(self.specs or self.direct)
+
+    @cached_property
+    def feature_sets(self) -> list[tuple[str, ...]]:
+        """The features by window."""
+        return self.clip_frames.by_window(self.names)
+
+    @cached_property
+    def _policies(self) -> dict[int, list[GroupFrames]]:
+        """The policies of all calls, by group."""
+        policies = dict[int, list[GroupFrames]]()
+        for grid in self.grids:
+            policies[grid.group] = [] if self.resident is None else [self.resident]
+            if (arena := self.mapped.get(grid.group)) is not None:
+                policies[grid.group].append(FileFrames(self.clip_frames, arena))
+        return policies
+
+    @cached_property
+    def _groups_with_rows(self) -> set[int]:
+        """The groups of which frames of a call have rows."""
+        mapped, features = self.mapped, self.dataset.features
+        groups = {grid.group for grid in self.grids}
+        return {group for group in groups if group not in mapped or mapped[group].leaves(features)}
+
+    def store(self, rows_of_call: GroupFrames | None) -> FrameStore:
+        """The frames that stay, and those of a call."""
+        if rows_of_call is None:
+            return FrameStore(self._policies, self.clip_frames)
+        policies = {
+            group: [*policies, rows_of_call] if group in self._groups_with_rows else policies
+            for group, policies in self._policies.items()
+        }
+        return FrameStore(policies, self.clip_frames)
 
     def acquire(self, num_rows: int) -> Arena:
         """Memory of at least `num_rows` rows for one call."""
@@ -100,18 +144,17 @@ class FrameSet:
         """Keep an arena for the next call."""
         self._idle.append(arena)
 
-    def loads(self, keys: IntArray, rows: IntArray, target: Any) -> Iterator[RowLoad]:
-        """Loads of frames, given by ascending keys, into rows of `target`: one per chunk, or one
-        per group of small frames.
-        """
+    def loads(self, keys: IntArray) -> list[Load]:
+        """Loads of frames, given by ascending keys: one per chunk."""
         episode, frame = split_keys(keys)
+        loads = []
         for grid in self.grids:
-            mapped = self.mapped.get(grid.group)
-            if mapped is not None and not mapped.leaves(self.dataset.features):
-                continue
             chunk = grid.row(episode, grid.place(episode, frame))
-            for a, b in pairwise([0, len(keys)] if self.is_small else run_bounds(constant=chunk)):
-                yield RowLoad(grid.group, chunk[a:b], frame[a:b], rows[a:b], target)
+            for a, b in pairwise(run_bounds(constant=chunk)):
+                first, last = int(frame[a]), int(frame[b - 1])
+                place = grid.group, 0, 0, int(episode[a]), int(chunk[a]), first, last + 1 - first
+                loads.append(Load(*place, used=frame[a:b]))
+        return loads
 
     def with_neighbours(self, keys: IntArray) -> IntArray:
         """Extend keys to the blocks of frames that are read at once, if this is a small feature."""
@@ -120,27 +163,84 @@ class FrameSet:
         [grid], [spec] = self.grids, self.dataset.features.values()
         length = slice_frames(spec)
         block = max(1, _BLOCK_BYTES // (length * spec.nbytes)) * length
-        return grid.block_keys(keys, block, self.dataset.contents.episode_table.num_frames)
+        return grid.block_keys(keys, block, self.clip_frames.num_frames)
+
+
+class CallFrames(GroupFrames):
+    """Policy with a row for each frame of a call.
+
+    If a part has direct features, rows are those of the batch: a frame goes to its first place, and
+    `repeats` copies it to the others.
+    """
+
+    def __init__(
+        self, part: CallPart, clips: Clips, frames: FrameLookup, builder: HostBatchBuilder
+    ) -> None:
+        self._feature_sets = part.feature_sets
+        wanted = [
+            frame_keys(clips.episode[:, None], frames.of(names[0])) for names in self._feature_sets
+        ]
+        keys = wanted[0] if len(wanted) == 1 else np.concatenate(wanted, axis=1)
+        # Each frame once, its first place, and for every place which frame it is.
+        self._keys, place, which = np.unique(keys, return_index=True, return_inverse=True)
+        self._rows = place if part.direct else np.arange(len(place))
+        self._clip_rows: IntArray = self._rows[which.reshape(keys.shape)]
+        self.arena = part.acquire(keys.size if part.direct else len(place))
+        self._direct = {name: builder.rows[name] for name in part.direct}
+        self._target = self._direct | {name: self.arena[name] for name in part.specs}
+        self._frame_nbytes, self._names = part.frame_bytes // len(part.grids), part.specs.keys()
+
+    @property
+    def nbytes(self) -> int:
+        return len(self._keys) * self._frame_nbytes
+
+    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:  # noqa: ARG002
+        """See `GroupFrames`."""
+        return self._keys
+
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
+        assigned = []
+        for load in waiting:
+            rows = self._rows[self._keys.searchsorted(frame_keys(load.episode, load.frames))]
+            nbytes = len(rows) * self._frame_nbytes
+            assigned.append(AssignedLoad(0, load, self._target, load.frames, rows, nbytes))
+        return assigned, []
+
+    def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:  # noqa: ARG002
+        stop = 0
+        for names in self._feature_sets:
+            start, stop = stop, stop + frames.of(names[0]).shape[1]
+            names_with_rows = [name for name in names if name in self._names]
+            if names_with_rows:
+                yield ClipRows(self.arena, self._clip_rows[:, start:stop], names_with_rows)
+
+    def repeats(self) -> Iterator[Copy]:
+        """Copies of repeated frames of direct features: from their first place to the others."""
+        if not self._direct or len(self._keys) == self._clip_rows.size:
+            return
+        source = self._clip_rows.reshape(-1)
+        target = np.flatnonzero(source != np.arange(len(source)))
+        source = source[target]
+        for begin, end in pairwise(run_bounds(target, source)):
+            to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
+            for array in self._direct.values():
+                yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))
 
 
 class RandomAccess:
     """Reads the clips of calls, in the caller's thread and threads that end with it. Thread-safe.
 
     Args:
-        sets: the features of clips.
-        frames: windows of the features.
-        first_row: row of each episode's first frame in resident arenas, int64[episodes].
+        parts: the features of clips.
         made, lengths, vectors: see `Job`.
-        transform: called once per frame. Then there is one set.
+        transform: called once per frame. Then there is one part.
         num_threads: limit of decoding threads, and of a call's threads.
         shared: whether batches are sent to another process.
     """
 
     def __init__(
         self,
-        sets: Sequence[FrameSet],
-        frames: ClipFrames,
-        first_row: IntArray,
+        parts: Sequence[CallPart],
         made: Mapping[str, ArraySpec],
         lengths: Mapping[str, int],
         vectors: VectorSteps,
@@ -149,14 +249,14 @@ class RandomAccess:
         num_threads: int,
         shared: bool,
     ) -> None:
-        self._first_row, self._vectors, self._num_threads = first_row, vectors, num_threads
+        self._vectors, self._num_threads = vectors, num_threads
         self.stats = EngineStats()
         self._filling = threading.Lock()  # while resident frames are read
         self._needs = BufferNeeds((), made, lengths, 0, _KEEP, shared=shared)
         self._buffers = dict[bool, HostBuffers]()  # for one clip, and for several
         chunks = Buffers[Arena](self._needs)
-        self._copies_mapped = any(part.mapped for part in sets)  # maybe many bytes
-        self._sets = [
+        self._copies_mapped = any(part.mapped for part in parts)  # maybe many bytes
+        self._parts = [
             (
                 part,
                 ChunkLoader(
@@ -166,134 +266,87 @@ class RandomAccess:
                     transform,
                     num_threads,
                     self.stats,
-                    frames,
+                    part.clip_frames,
+                    frames_stay=part.resident is not None,
                     exact=part.resident is not None,
                     mapped=part.mapped,
                 ),
+                None if part.has_rows else part.store(None),
             )
-            for part in sets
+            for part in parts
         ]
-        self._leaders = {
-            number: names[0] for part in sets for number, names in part.windows.items()
-        }
 
     def read(
-        self, clips: ClipKeys, frames: ClipFrames, draw: DrawClips | None
+        self, keys: ClipKeys, frames: ClipFrames, draw: DrawClips | None
     ) -> tuple[dict[str, Any], ClipDraws]:
         """Return the features of n clips as a batch, and their random parameters.
 
         `frames` finds the frames of the clips; `draw` makes their parameters, if there are any.
         """
-        count = len(clips.start)
-        builder = self._buffers_for(count).begin_batch(count)
-        threads = CallThreads(self._num_threads)
-        keys = {
-            number: frame_keys(
-                *frames.stored_frames(clips.episode[:, None], frames.find(name, clips).frames)
-            )
-            for number, name in self._leaders.items()
-        }
-        sources, acquired = list[ClipRows[Any]](), list[tuple[FrameSet, Arena]]()
-        for part, loader in self._sets:
-            if part.resident is not None:
-                sources += self._resident(part, part.resident, loader, keys)
+        count, lookup = len(keys.start), FrameLookup(keys, frames)
+        builder, slots = self._buffers_for(count).begin_batch(count), np.arange(count)
+        threads, zeros = CallThreads(self._num_threads), np.zeros(count, np.int64)
+        place = zeros, zeros, keys.episode, keys.start, zeros, slots  # one cursor, one batch
+        clips = Clips(*place, keys.place, keys.sample)
+        sources, acquired = list[ClipRows[Any]](), list[tuple[CallPart, Arena]]()
+        for part, loader, fixed_store in self._parts:
+            if fixed_store is not None:
+                self._fill(part, loader, fixed_store, clips, lookup)
+                sources += fixed_store.find(clips, lookup)
                 continue
-            wanted = np.concatenate([keys[number].reshape(-1) for number in part.windows])
-            # Each frame once, its first place, and for every place which frame it is.
-            unique, place, which = np.unique(wanted, return_index=True, return_inverse=True)
-            which = which.reshape(-1)
-            shapes = {number: keys[number].shape for number in part.windows}
-            for rows_in_files in part.mapped.values():
-                sources += self._mapped(part, rows_in_files, loader, unique, which, shapes)
-            if not part.has_loads:
-                continue
-            direct = {name: builder.rows[name] for name in part.direct}
-            rows = place if direct else np.arange(len(unique))
-            arena = part.acquire(len(wanted) if direct else len(unique))
-            acquired.append((part, arena))
-            target = direct | {name: arena[name] for name in part.specs}
-            threads.copy(_copies(part, loader, unique, rows, target))
-            rows = rows[which]
-            threads.copy(_repeats([*direct.values()], rows))
-            stop = 0
-            for number, names in part.windows.items():
-                start, stop = stop, stop + keys[number].size
-                clip_rows = rows[start:stop].reshape(keys[number].shape)
-                sources.append(ClipRows(arena, clip_rows, [n for n in names if n in part.specs]))
-        drawn = NO_DRAWS if draw is None else draw(clips, sources)
+            rows_of_call = CallFrames(part, clips, lookup, builder)
+            acquired.append((part, rows_of_call.arena))
+            store = part.store(rows_of_call)
+            self._load(part, loader, store, store.lacking(clips, lookup), threads)
+            threads.copy(rows_of_call.repeats())
+            sources += store.find(clips, lookup)
+        check_rows(sources, self.stats)
+        drawn = NO_DRAWS if draw is None else draw(keys, sources)
         if draw is None and not self._copies_mapped:
             threads = CallThreads(1)  # copying takes less time than starting threads
-        gather(builder, np.arange(count), sources, threads, drawn, self._vectors)
+        gather(builder, slots, sources, threads, drawn, self._vectors)
         for part, arena in acquired:
             part.release(arena)
         return builder.finish()[0], drawn
 
-    def _mapped(
+    def _fill(
         self,
-        part: FrameSet,
-        arena: MappedArena,
+        part: CallPart,
         loader: ChunkLoader,
-        unique: IntArray,
-        which: IntArray,
-        shapes: Mapping[int, tuple[int, ...]],
-    ) -> Iterator[ClipRows[MappedArena]]:
-        """The rows of mapped frames, after checking new ones.
-
-        `unique` are keys, ascending, and `which` of them the windows of these `shapes` have, one
-        window after the other.
-        """
-        episode, frame = split_keys(unique)
-        chunk = arena.chunks(episode, frame)
-        is_missing = ~arena.are_checked(chunk, frame)
-        if arena.touches or is_missing.any():
-            index = slice(None) if arena.touches else is_missing
-            loader.check(arena, chunk[index], frame[index])
-        for name in arena.specs:
-            rows, stop = arena.rows(name, chunk, frame), 0
-            arena.check(name, rows)
-            for number, names in part.windows.items():
-                start, stop = stop, stop + math.prod(shapes[number])
-                if name in names:
-                    clip_rows = rows[which[start:stop]].reshape(shapes[number])
-                    self.stats.add(frames_mapped=stop - start)
-                    yield ClipRows(arena, clip_rows, [name])
-
-    def _resident(
-        self, part: FrameSet, arena: Arena, loader: ChunkLoader, keys: Mapping[int, IntArray]
-    ) -> list[ClipRows[Arena]]:
-        """The rows of resident frames, after loading the missing ones."""
-        rows = {number: self._rows(keys[number]) for number in part.windows}
-        missing = [keys[number][~arena.is_read[places]] for number, places in rows.items()]
-        if any(map(len, missing)):
-            self._load_missing(part, arena, loader, distinct(np.concatenate(missing)))
-        return [ClipRows(arena, rows[number], names) for number, names in part.windows.items()]
-
-    def _load_missing(
-        self, part: FrameSet, arena: Arena, loader: ChunkLoader, keys: IntArray
+        store: FrameStore,
+        clips: Clips,
+        lookup: FrameLookup,
     ) -> None:
-        """Load resident frames, and their neighbours."""
-
-        def load(keys: IntArray) -> None:
-            keys = keys[~arena.is_read[self._rows(keys)]]  # others may be copied just now
-            rows = self._rows(keys)
-            threads = CallThreads(1 if part.is_small else self._num_threads)
-            threads.copy(_copies(part, loader, keys, rows, arena))
-            arena.is_read[rows] = True
-
+        """Load frames that stay, and their neighbours."""
+        if not len(keys := store.lacking(clips, lookup)):
+            return
+        threads = CallThreads(self._num_threads)
+        if part.resident is None:
+            self._load(part, loader, store, keys, threads)
+            return
         with self._filling:
-            keys = keys[~arena.is_read[self._rows(keys)]]  # another thread may have loaded them
-            if not len(keys):
-                return
+            keys = store.lacking(clips, lookup)  # another thread may have loaded them
             try:
-                load(part.with_neighbours(keys))
+                self._load(part, loader, store, part.with_neighbours(keys), threads)
             except SeqRecordError:  # of frames that nobody wants, maybe
-                load(keys)
+                self._load(part, loader, store, keys, threads)
+            part.resident.end_loads()
 
-    def _rows(self, keys: IntArray) -> IntArray:
-        """Rows of resident frames, by keys."""
-        episode, frame = split_keys(keys)
-        rows: IntArray = self._first_row[episode] + frame
-        return rows
+    def _load(
+        self,
+        part: CallPart,
+        loader: ChunkLoader,
+        store: FrameStore,
+        keys: IntArray,
+        threads: CallThreads,
+    ) -> None:
+        """Load frames by their keys."""
+        if len(keys):
+            placed = store.place(part.loads(keys))
+            threads.copy(
+                Copy(sum(item.nbytes for item in items), partial(loader, items))
+                for items in joined_loads(placed, loader, threads.num_threads)
+            )
 
     def _buffers_for(self, count: int) -> HostBuffers:
         """Memory for `count` clips; a single clip has its own, so that it keeps no batch."""
@@ -302,22 +355,3 @@ class RandomAccess:
             buffers = HostBuffers(replace(self._needs, batch_size=count))
             self._buffers[count == 1] = buffers
         return buffers
-
-
-def _copies(
-    part: FrameSet, loader: ChunkLoader, keys: IntArray, rows: IntArray, target: FeatureRows
-) -> Iterator[Copy]:
-    """The loads of frames as tasks for threads."""
-    for load in part.loads(keys, rows, target):
-        nbytes = part.frame_bytes // len(part.grids) * len(load.frame)
-        yield Copy(nbytes, partial(loader.load, load))
-
-
-def _repeats(arrays: Sequence[npt.NDArray[Any]], source: IntArray) -> Iterator[Copy]:
-    """Copies of repeated frames: row `source[i]` of each array to row `i`."""
-    target = np.flatnonzero(source != np.arange(len(source))) if arrays else source[:0]
-    source = source[target]
-    for begin, end in pairwise(run_bounds(target, source)):
-        to, of = (slice(int(rows[begin]), int(rows[end - 1]) + 1) for rows in (target, source))
-        for array in arrays:
-            yield Copy(array[to].nbytes, partial(np.copyto, array[to], array[of]))

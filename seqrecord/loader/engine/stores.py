@@ -15,6 +15,10 @@ interval. A row is looked up, nothing is freed, and each frame is loaded once::
     loads               - -     - -                     of a round: missing frames
 
 `FileFrames` are copied from mapped files: they have no rows in an arena, and loads check them.
+
+Calls by number use the same policies, and rows of their own in place of rings; see
+`random_access`. The loads of a plan are in its rounds; those of a call are the frames of its clips
+that `lacking` finds.
 """
 
 from __future__ import annotations
@@ -22,10 +26,9 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
-from functools import partial
 from itertools import chain, groupby, repeat
 from operator import attrgetter
 from typing import Any, NamedTuple
@@ -39,11 +42,13 @@ from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.sampling.plan import Clips, Frees, GroupPlan, Loads, Plan, Round
 from seqrecord.loader.sampling.runs import Intervals, Window
 from seqrecord.loader.sampling.used_frames import LoadFrames
-from seqrecord.store.clips.frames import ClipFrames
+from seqrecord.store.clips.frames import ClipFrames, ClipKeys
 from seqrecord.store.clips.grids import distinct, frame_keys, ragged_arange, search_keys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.format.index import GroupIndex
 from seqrecord.store.processes.forks import cached_property
+
+_NO_KEYS = np.empty(0, np.int64)
 
 BY_USE = attrgetter("first_use")
 """Sorts loads."""
@@ -62,12 +67,15 @@ class GroupFrames(ABC):
         """Assign rows to loads. Returns these, and the loads without room."""
 
     @abstractmethod
-    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+    def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:
         """Yield the rows of clips, for each set of features with equal windows."""
 
-    @abstractmethod
-    def finish(self, frees: Frees) -> None:
-        """Free frames that no later clip needs."""
+    def finish(self, frees: Frees) -> None:  # noqa: B027
+        """Free frames that no later clip needs. By default, nothing is freed."""
+
+    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
+        """Keys of the frames of a call's clips that loads must bring first, ascending."""
+        raise NotImplementedError
 
     def missing(self, loads: Loads | None) -> Missing:  # noqa: ARG002
         """Which of a plan's frames must be loaded, or of some `loads` of it."""
@@ -82,23 +90,38 @@ class Missing(Enum):
     ROUNDS = "of each round, in its turn"
 
 
+class FrameLookup:
+    """Frames of clips, and their rows, looked up once for features that share a window."""
+
+    def __init__(self, clips: ClipKeys, clip_frames: ClipFrames) -> None:
+        self._clips, self._clip_frames = clips, clip_frames
+        self._frames: dict[int, IntArray] = {}  # by the `id` of a window
+        self._rows: dict[tuple[int, int], IntArray] = {}  # by those of a table of rows, too
+
+    def of(self, feature: str) -> IntArray:
+        """The frames of a feature in the clips, int64[n, T]."""
+        window = self._clip_frames.windows[feature]
+        if (frames := self._frames.get(id(window))) is None:
+            frames = window.find(self._clips, self._clip_frames).frames
+            self._frames[id(window)] = frames
+        return frames
+
+    def rows(self, table: FrameRows, feature: str) -> IntArray:
+        """The rows of these frames, int64[n, T]."""
+        key = id(table), id(self._clip_frames.windows[feature])
+        if (rows := self._rows.get(key)) is None:
+            rows = table.find(self._clips.episode[:, None], self.of(feature))
+            self._rows[key] = rows
+        return rows
+
+
 class _ArenaFrames(GroupFrames):
     """Base class of policies with an arena."""
 
-    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: Any) -> None:
-        self._window, self._arena, self._clip_frames = plan.window, arena, clip_frames
+    def __init__(self, clip_frames: ClipFrames, arena: Any) -> None:
+        self._arena, self._clip_frames = arena, clip_frames
         self._feature_sets = clip_frames.by_window(arena.specs)
         self._frame_nbytes: int = sum(spec.nbytes for spec in arena.specs.values())
-
-    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
-        row_of = self._row_finder(clips)
-        for names in self._feature_sets:
-            frames = self._clip_frames.find(names[0], clips.keys).frames
-            yield ClipRows(self._arena, row_of(frames), names)
-
-    @abstractmethod
-    def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
-        """A function from frames of the clips, int64 [n, T], to their rows."""
 
     def _assigned(self, load: Load, frames: IntArray, rows: IntArray) -> AssignedLoad:
         nbytes = len(rows) * self._frame_nbytes
@@ -106,15 +129,19 @@ class _ArenaFrames(GroupFrames):
 
 
 class FrameStore:
-    """Bookkeeping of a plan's frames. Other threads load and copy.
+    """Bookkeeping of the frames of a plan or a call. Other threads load and copy.
 
     Args:
-        policies: by group number, in the plan's order; features of a group may have several.
+        policies: by group number, in the plan's order; features of a group may have several, and
+            groups whose rows are assigned together may share one.
+        clip_frames: windows of the features.
     """
 
-    def __init__(self, policies: Mapping[int, Sequence[GroupFrames]]) -> None:
-        self._policies = policies
-        self._all = [*chain.from_iterable(policies.values())]
+    def __init__(
+        self, policies: Mapping[int, Sequence[GroupFrames]], clip_frames: ClipFrames
+    ) -> None:
+        self._policies, self._clip_frames = policies, clip_frames
+        self._all = [*dict.fromkeys(chain.from_iterable(policies.values()))]
 
     @property
     def nbytes(self) -> int:
@@ -160,12 +187,18 @@ class FrameStore:
         waiting[:] = late
         return assigned
 
-    def find(self, clips: Clips) -> list[ClipRows[Any]]:
+    def find(self, clips: Clips, frames: FrameLookup | None = None) -> list[ClipRows[Any]]:
         """Find the rows of clips, for each set of features with equal windows."""
+        frames = FrameLookup(clips.keys, self._clip_frames) if frames is None else frames
         sources: list[ClipRows[Any]] = []
         for policy in self._all:
-            sources += policy.find(clips)
+            sources += policy.find(clips, frames)
         return sources
+
+    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
+        """Keys of the frames of a call's clips that loads must bring first, ascending."""
+        keys = [policy.lacking(clips, frames) for policy in self._all]
+        return keys[0] if len(keys) == 1 else distinct(np.concatenate(keys))
 
     def finish(self, done: Round) -> None:
         """End a round: free frames that no later clip needs."""
@@ -189,7 +222,8 @@ class RingFrames(_ArenaFrames):
         num_cursors: int,
         used: Intervals | None = None,
     ) -> None:
-        super().__init__(plan, clip_frames, arena)
+        super().__init__(clip_frames, arena)
+        self._window = plan.window
         rows, step = arena.num_rows // max(1, num_cursors), plan.window.frame_step
         self._rings = [Ring(cursor * rows, rows, step) for cursor in range(num_cursors)]
         self._numbers = None if used is None else FrameNumbers(used, clip_frames.num_frames)
@@ -225,21 +259,19 @@ class RingFrames(_ArenaFrames):
                 assigned.append(self._assigned(load, frames, rows))
         return assigned, late
 
-    def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
+    def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:
         last = self._clip_frames.num_frames[clips.episode] - 1
         begin, step = self._window.begin(clips.start, last), self._window.frame_step
         numbers, episode = self._numbers, clips.episode
         if numbers is not None:
             begin = numbers.of(episode, begin)
         origin, first, number = (c[:, None] for c in find_rows(self._rings, clips.run, begin))
-
-        def rows_of(frames: IntArray) -> IntArray:
+        for names in self._feature_sets:
+            places = frames.of(names[0])
             if numbers is not None:
-                frames = numbers.of(episode[:, None], frames)
-            rows: IntArray = np.add(first, (origin + frames // step) % number, dtype=np.int64)
-            return rows
-
-        return rows_of
+                places = numbers.of(episode[:, None], places)
+            rows = np.add(first, (origin + places // step) % number, dtype=np.int64)
+            yield ClipRows(self._arena, rows, names)
 
     def finish(self, frees: Frees) -> None:
         freed_counts = frees.count
@@ -254,28 +286,76 @@ class RingFrames(_ArenaFrames):
 
 
 class ResidentFrames(_ArenaFrames):
-    """Policy with a row for every frame.
+    """Policy with a row for every frame, which stays once a load has ended (see `ChunkLoader`).
 
-    A load contains all frames of a chunk that the plan's clips use, for any cursor. Its frames stay
-    for later epochs once it has ended, even if this epoch is left early (see `ChunkLoader`).
+    Loads contain frames that were looked for.
 
     Args:
         rows: the rows of frames.
+    """
+
+    def __init__(self, clip_frames: ClipFrames, arena: Any, rows: FrameRows) -> None:
+        super().__init__(clip_frames, arena)
+        self._frame_rows, self._are_all_read = rows, False
+
+    @property
+    def nbytes(self) -> int:
+        return int(np.count_nonzero(self._arena.is_read)) * self._frame_nbytes
+
+    @property
+    def nbytes_of_rows(self) -> int:
+        """Bytes of all rows."""
+        nbytes: int = self._arena.nbytes
+        return nbytes
+
+    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
+        """See `GroupFrames`."""
+        keys = _NO_KEYS
+        for names in () if self._are_all_read else self._feature_sets:
+            are_read = self._arena.is_read[frames.rows(self._frame_rows, names[0])]
+            if not are_read.all():
+                wanted = frame_keys(clips.episode[:, None], frames.of(names[0]))
+                keys = np.append(keys, wanted[~are_read])
+        return distinct(keys) if len(keys) else keys
+
+    def end_loads(self) -> None:
+        """Note whether all frames are there, after the loads of a call."""
+        self._are_all_read = bool(self._arena.is_read.all())
+
+    def place(self, waiting: Sequence[Load]) -> tuple[list[AssignedLoad], list[Load]]:
+        assigned: list[AssignedLoad] = []
+        for load in waiting:
+            rows = self._frame_rows.find(load.episode, load.frames)
+            # Blocks may have frames that no clip uses, and some that other calls have loaded.
+            is_missing = (rows >= 0) & ~self._arena.is_read[rows]
+            if is_missing.any():
+                assigned.append(self._assigned(load, load.frames[is_missing], rows[is_missing]))
+        return assigned, []
+
+    def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:  # noqa: ARG002
+        for names in self._feature_sets:
+            yield ClipRows(self._arena, frames.rows(self._frame_rows, names[0]), names)
+
+
+class PlannedFrames(ResidentFrames):
+    """`ResidentFrames` of a plan: a load contains all frames of a chunk that the plan's clips use,
+    for any cursor, even if this epoch is left early.
+
+    Args:
         used: rows between the first and last frame of any clip of the plan; bool [rows].
         chunks: chunk table, `None` for a group whose single frames are read equally fast.
     """
 
     def __init__(
         self,
-        plan: GroupPlan,
         clip_frames: ClipFrames,
         arena: Any,
         rows: FrameRows,
         used: npt.NDArray[np.bool_],
         chunks: GroupIndex | None,
     ) -> None:
-        super().__init__(plan, clip_frames, arena)
-        self._frame_rows, self._used, self._chunks = rows, used, chunks
+        super().__init__(clip_frames, arena, rows)
+        self._used, self._chunks = used, chunks
         self._asked = arena.is_read.copy()  # rows that are loaded or being loaded
         self._count = int(np.count_nonzero(self._asked))
 
@@ -308,7 +388,7 @@ class ResidentFrames(_ArenaFrames):
         stop = min(stop, int(self._clip_frames.num_frames[load.episode]))
         frames = np.arange(first, stop, step)
         frames = frames[frames >= 0]
-        rows = self._frame_rows.find(np.full_like(frames, load.episode), frames)
+        rows = self._frame_rows.find(load.episode, frames)
         frames, rows = frames[rows >= 0], rows[rows >= 0]
         is_wanted = self._used[rows]
         if self._frame_rows.fills_gaps and is_wanted.any():
@@ -317,19 +397,16 @@ class ResidentFrames(_ArenaFrames):
         is_wanted &= ~self._asked[rows]
         return frames[is_wanted], rows[is_wanted]
 
-    def _row_finder(self, clips: Clips) -> Callable[[IntArray], IntArray]:
-        return partial(self._frame_rows.find, clips.episode[:, None])
-
-    def finish(self, frees: Frees) -> None:
-        """See `GroupFrames`: nothing is freed."""
-
 
 class FileFrames(GroupFrames):
-    """Policy with frames that are copied from mapped files. Loads check them."""
+    """Policy with frames that are copied from mapped files. Loads check them.
 
-    def __init__(self, plan: GroupPlan, clip_frames: ClipFrames, arena: MappedArena) -> None:
+    `frame_step` is the distance of frames in a plan's loads.
+    """
+
+    def __init__(self, clip_frames: ClipFrames, arena: MappedArena, frame_step: int = 1) -> None:
         self._arena, self._clip_frames, self._touches = arena, clip_frames, arena.touches
-        self._frame_step = plan.window.frame_step
+        self._frame_step = frame_step
         self._feature_sets = clip_frames.by_window(arena.specs)
 
     @property
@@ -364,17 +441,29 @@ class FileFrames(GroupFrames):
         _, stored_frames = self._clip_frames.stored_frames(episode, frames)
         return bool(self._arena.are_checked(chunk, stored_frames).all())
 
-    def find(self, clips: Clips) -> Iterator[ClipRows[Any]]:
+    def find(self, clips: Clips, frames: FrameLookup) -> Iterator[ClipRows[Any]]:
         for names in self._feature_sets:
-            frames = self._clip_frames.find(names[0], clips.keys).frames
-            episode, frames = self._clip_frames.stored_frames(clips.episode[:, None], frames)
-            episode = np.broadcast_to(episode, frames.shape)
-            chunk = self._arena.chunks(episode, frames)
+            chunk, stored_frames = self._chunks(clips, frames.of(names[0]))
             for name in names:
-                yield ClipRows(self._arena, self._arena.rows(name, chunk, frames), [name])
+                yield ClipRows(self._arena, self._arena.rows(name, chunk, stored_frames), [name])
 
-    def finish(self, frees: Frees) -> None:
-        """See `GroupFrames`: nothing is freed."""
+    def lacking(self, clips: Clips, frames: FrameLookup) -> IntArray:
+        """See `GroupFrames`."""
+        keys = _NO_KEYS
+        for names in self._feature_sets:
+            frames_of_set = frames.of(names[0])
+            is_lacking = np.ones(frames_of_set.shape, np.bool_)
+            if not self._touches:
+                is_lacking = ~self._arena.are_checked(*self._chunks(clips, frames_of_set))
+            if is_lacking.any():
+                wanted = frame_keys(clips.episode[:, None], frames_of_set)
+                keys = np.append(keys, wanted[is_lacking])
+        return distinct(keys) if len(keys) else keys
+
+    def _chunks(self, clips: Clips, frames: IntArray) -> tuple[IntArray, IntArray]:
+        """Rows in the chunk table, and stored numbers, of frames of clips; int64 [n, T] each."""
+        episode, frames = self._clip_frames.stored_frames(clips.episode[:, None], frames)
+        return self._arena.chunks(episode.repeat(frames.shape[1], axis=1), frames), frames
 
 
 def first_rows(num_frames: IntArray, selected: IntArray) -> IntArray:
@@ -424,12 +513,12 @@ class FrameRows:
             digest.update(np.ascontiguousarray(self._row, "<i4").data)
         return digest.hexdigest()
 
-    def find(self, episode: IntArray, frame: IntArray) -> IntArray:
+    def find(self, episode: IntArray | int, frame: IntArray) -> IntArray:
         """Rows of frames, -1 for a frame without a row; int64 arrays that broadcast."""
         places = self._places(episode, frame)
         return places if self._row is None else self._row[places].astype(np.int64)
 
-    def _places(self, episode: IntArray, frame: IntArray) -> IntArray:
+    def _places(self, episode: IntArray | int, frame: IntArray) -> IntArray:
         places: IntArray = self._first_place[episode] + frame
         return places
 

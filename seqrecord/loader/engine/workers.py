@@ -52,6 +52,25 @@ def chunks_at_once(memory: Memory, num_threads: int, *, is_local: bool) -> tuple
     return spared + memory.max_read_ahead, memory.max_loads - spared
 
 
+def joined_loads(
+    placed: Sequence[AssignedLoad], loader: ChunkLoader, num_threads: int
+) -> list[list[AssignedLoad]]:
+    """Join small consecutive loads of a group, for tasks of threads."""
+    nbytes = sum(item.nbytes for item in placed)
+    limit = max(_LEAST_TOGETHER, min(nbytes // num_threads // 2, _MOST_TOGETHER))
+    joined, joined_place = list[list[AssignedLoad]](), (-1, 0)
+    room = 0
+    for item in placed:
+        room -= item.nbytes
+        place = item.load.group, id(item.target)
+        if room < 0 or place != joined_place:
+            room = (limit if loader.joins(item.load) else 0) - item.nbytes
+            joined.append([])
+            joined_place = place
+        joined[-1].append(item)
+    return joined
+
+
 class Loading(NamedTuple):
     """A running task, and the index of the first clip of its round that needs it."""
 
@@ -162,22 +181,8 @@ class WorkerPool:
         remote storage, where parallel waiting is faster, nor to user functions.
         """
         self._channel.check_open()
-        sizes = [item.nbytes for item in placed]
-        limit = max(_LEAST_TOGETHER, min(sum(sizes) // self._num_loaders // 2, _MOST_TOGETHER))
-        started: list[Loading] = []
-        joined_items: list[AssignedLoad] = []
-        room = 0
-        for item, size in zip(placed, sizes, strict=True):
-            room -= size
-            if joined_items and (room < 0 or item.target is not joined_items[0].target):
-                started.append(self._start(joined_items))
-                joined_items = []
-            if not joined_items:
-                room = (limit if self._loader.joins(item.load) else 0) - size
-            joined_items.append(item)
-        if joined_items:
-            started.append(self._start(joined_items))
-        return started
+        joined = joined_loads(placed, self._loader, self._num_loaders)
+        return [self._start(items) for items in joined]
 
     def _start(self, items: Sequence[AssignedLoad]) -> Loading:
         """Start loads of one group in one thread."""

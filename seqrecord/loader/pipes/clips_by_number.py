@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, chain
 from typing import Any
@@ -14,17 +14,18 @@ from seqrecord.loader.engine.arena import Arena, RaggedFrames, for_users, nested
 from seqrecord.loader.engine.calls import as_arrays
 from seqrecord.loader.engine.mapped_rows import MappedArena
 from seqrecord.loader.engine.pools import divide
-from seqrecord.loader.engine.random_access import FrameSet, RandomAccess
+from seqrecord.loader.engine.random_access import CallPart, RandomAccess
 from seqrecord.loader.engine.stats import EngineStats
-from seqrecord.loader.engine.stores import first_rows
+from seqrecord.loader.engine.stores import FrameRows, ResidentFrames
 from seqrecord.loader.pipes.collating import ClipSequence
 from seqrecord.loader.pipes.distributed import worker_threads
 from seqrecord.loader.pipes.memory import features_in_memory, frames_may_stay, spare_memory
-from seqrecord.loader.pipes.needed import all_bytes
+from seqrecord.loader.pipes.needed import all_bytes, frame_rows, frames_of_epochs
 from seqrecord.loader.pipes.view import View
 from seqrecord.store.clips.frames import ClipKeys
 from seqrecord.store.clips.tables import IntArray
 from seqrecord.store.processes.forks import PerProcess
+from seqrecord.store.reading.array_specs import ArraySpec
 from seqrecord.store.storage.chunk_store import ChunkStore
 from seqrecord.store.units import parse_size
 
@@ -41,8 +42,8 @@ class ClipsByNumber:
     def __init__(self, view: View, memory_limit: int | str) -> None:
         self._view, self._memory_limit = view, memory_limit
         limit = parse_size(memory_limit)
-        self._sets = [*_frame_sets(view, limit)]
-        self._access = PerProcess(partial(_random_access, view, self._sets, limit))
+        self._parts = [*_call_parts(view, limit)]
+        self._access = PerProcess(partial(_random_access, view, self._parts, limit))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return ClipsByNumber, (self._view, self._memory_limit)
@@ -55,7 +56,7 @@ class ClipsByNumber:
     @property
     def resident(self) -> list[str]:
         """The features whose frames are kept in memory."""
-        staying = (part.dataset.features for part in self._sets if part.resident is not None)
+        staying = (part.dataset.features for part in self._parts if part.resident is not None)
         return [*chain.from_iterable(staying)]
 
     def read(self, numbers: IntArray, epoch: int) -> ClipSequence:
@@ -96,13 +97,10 @@ class ClipsByNumber:
         return {name: as_arrays(clips[0]) for name, clips in for_users(batch, ()).items()}, columns
 
 
-def _random_access(view: View, sets: Sequence[FrameSet], memory_limit: int) -> RandomAccess:
+def _random_access(view: View, parts: Sequence[CallPart], memory_limit: int) -> RandomAccess:
     """This process's memory for calls; a store of remote chunks gets what resident frames leave."""
-    stored_frames = view.dataset.contents.episode_table.num_frames
     access = RandomAccess(
-        sets,
-        view.clip_frames,
-        first_rows(stored_frames, view.episode_rows),
+        parts,
         view.batch_arrays,
         view.lengths,
         view.vectors,
@@ -112,7 +110,7 @@ def _random_access(view: View, sets: Sequence[FrameSet], memory_limit: int) -> R
     )
     storage = view.dataset.contents.storage
     if isinstance(storage, ChunkStore):
-        nbytes = sum(part.resident.nbytes for part in sets if part.resident is not None)
+        nbytes = sum(part.resident.nbytes_of_rows for part in parts if part.resident is not None)
         room = min(memory_limit - nbytes, spare_memory(nbytes))
         storage.begin(max(0, room), all_bytes(view) if room > 0 else {})
         access.stats.watch(storage.counters, storage)
@@ -127,55 +125,66 @@ def _divided(values: torch.Tensor | RaggedFrames | list[Any], *, as_nested: bool
     return list(map(nested, clips)) if as_nested else clips
 
 
-def _frame_sets(view: View, memory_limit: int) -> Iterator[FrameSet]:
+def _call_parts(view: View, memory_limit: int) -> Iterator[CallPart]:
     """Divide the features of clips by how they are loaded.
 
     `memory_limit` is the limit of resident frames in bytes; smallest features come first.
     """
     arrays, dataset = view.arrays, view.dataset
-    windows = view.clip_frames.by_window(arrays)
-    stored_frames = dataset.contents.episode_table.num_frames  # not of excerpts
-    num_rows = int(stored_frames[view.episode_rows].sum())
-    if view.transform is not None:  # it needs whole frames
-        nbytes = sum(spec.nbytes for spec in arrays.values())
-        stays = frames_may_stay(view)[1] and num_rows * (1 + nbytes) <= memory_limit
-        arena = Arena(arrays, num_rows) if stays else None
-        grids = dataset.contents.episode_table.groups[:1]  # a load of one brings all others
-        yield FrameSet(dataset, grids, dict(enumerate(windows)), arrays, nbytes, resident=arena)
-        return
+    frame_bytes = sum(spec.nbytes for spec in arrays.values())
     small, decoded = features_in_memory(dataset)
-    staying = sorted([*small, *decoded], key=lambda name: arrays[name].nbytes)
-    sums = accumulate(num_rows * (arrays[name].nbytes + 1) for name in staying)
+    staying = sorted([*small, *decoded], key=lambda name: view.stored_arrays[name].nbytes)
+    rows = dict[int, FrameRows]()
+    if memory_limit and (staying if view.transform is None else frames_may_stay(view)[1]):
+        rows = frame_rows(view, frames_of_epochs(view, memory_limit // max(1, frame_bytes)))
+    if view.transform is not None:  # it needs whole frames
+        [grid], resident = view.episodes.groups, None
+        if rows and rows[grid.group].num_rows * (1 + frame_bytes) <= memory_limit:
+            resident = _resident(view, arrays, rows[grid.group])
+        place = dataset, view.clip_frames, [grid.whole_chunks], [*arrays]
+        yield CallPart(*place, arrays, frame_bytes, resident=resident)
+        return
+    staying = staying if rows else []
+    rows_of = {name: rows[dataset.features[name].group] for name in staying}
+    sums = accumulate(rows_of[name].num_rows * (arrays[name].nbytes + 1) for name in staying)
     fitting = {name for name, nbytes in zip(staying, sums, strict=True) if nbytes <= memory_limit}
-    for number, names in enumerate(windows):
+    for names in view.clip_frames.by_window(arrays):
         # A resident feature is loaded alone: its missing frames differ from those of others.
         parts: dict[str | bool, list[str]] = {}
         for name in names:
             parts.setdefault(name if name in fitting else name in small, []).append(name)
         for part in parts.values():
-            yield _frame_set(view, number, part, part[0] in small, num_rows * (part[0] in fitting))
+            name = part[0]
+            yield _call_part(view, part, name in small, rows_of[name] if name in fitting else None)
 
 
-def _frame_set(
-    view: View, window: int, names: Sequence[str], are_small: bool, num_resident: int
-) -> FrameSet:
-    """Features of a window; with a number of resident frames, or 0."""
+def _call_part(
+    view: View, names: Sequence[str], are_small: bool, rows: FrameRows | None
+) -> CallPart:
+    """Features of a window; with the rows of resident frames."""
     specs = {name: view.arrays[name] for name in names}
     stored = view.dataset.select([name for name, spec in specs.items() if spec.mask_of is None])
-    mapped = {} if num_resident else MappedArena.of_groups(stored.contents)
+    mapped = MappedArena.of_groups(stored.contents) if rows is None else {}
     copied = frozenset[str]().union(*(arena.specs for arena in mapped.values()))
     direct: set[str] = set()
-    if not (are_small or num_resident or view.draws.is_any):  # nothing is made of the frames
+    if not (are_small or rows is not None or view.draws.is_any):  # nothing is made of the frames
         direct = stacked(specs).keys() - view.vectors.keys() - copied
-    rows = {n: spec for n, spec in specs.items() if n not in direct and n not in copied}
-    return FrameSet(
+    groups = {spec.group for spec in stored.features.values()}
+    rows_of_call = {n: spec for n, spec in specs.items() if n not in direct and n not in copied}
+    return CallPart(
         stored,
-        stored.contents.episode_table.groups,
-        {window: names},
-        rows,
+        view.clip_frames,
+        [grid.whole_chunks for grid in view.episodes.groups if grid.group in groups],
+        names,
+        rows_of_call,
         sum(spec.nbytes for spec in specs.values()),
         [name for name in names if name in direct],
-        are_small,
-        Arena(rows, num_resident) if num_resident else None,
+        None if rows is None else _resident(view, specs, rows),
         mapped,
+        are_small,
     )
+
+
+def _resident(view: View, specs: Mapping[str, ArraySpec], rows: FrameRows) -> ResidentFrames:
+    """Frames that stay in memory."""
+    return ResidentFrames(view.clip_frames, Arena(specs, rows.num_rows), rows)

@@ -4,10 +4,12 @@ epochs need.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
+from seqrecord.loader.engine.stores import FrameRows
 from seqrecord.loader.pipes.view import View
 from seqrecord.loader.sampling.plan import Plan
 from seqrecord.loader.sampling.runs import Intervals, Runs
@@ -53,7 +55,16 @@ def frames_of_epochs(view: View, max_clips: int) -> list[Intervals]:
     return intervals
 
 
-def groups_loaded_between(view: View) -> set[int]:
+def frame_rows(view: View, frames: Sequence[Intervals]) -> dict[int, FrameRows]:
+    """Rows of the resident frames of each group."""
+    between, rows = _groups_loaded_between(view), dict[int, FrameRows]()
+    for grid, intervals in zip(view.episodes.groups, frames, strict=True):
+        fills_gaps = grid.group in between
+        rows[grid.group] = FrameRows(intervals, view.episodes.num_frames, fills_gaps=fills_gaps)
+    return rows
+
+
+def _groups_loaded_between(view: View) -> set[int]:
     """The groups of which epochs that choose other samples than the next one load more frames: a
     later one would decode the pictures between its own, or fetch the chunk, again.
     """

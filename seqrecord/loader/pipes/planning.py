@@ -16,7 +16,7 @@ from seqrecord.loader.pipes.budget_costs import NO_COSTS, EpochCosts, with_budge
 from seqrecord.loader.pipes.distributed import Ranks
 from seqrecord.loader.pipes.make_view import SMALLEST, make_view
 from seqrecord.loader.pipes.memory import frame_sizes, frames_may_stay
-from seqrecord.loader.pipes.needed import frames_of_epochs, groups_loaded_between
+from seqrecord.loader.pipes.needed import frame_rows, frames_of_epochs
 from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.states import Segments
 from seqrecord.loader.pipes.view import View
@@ -398,7 +398,7 @@ class Planner:
         frames = self._frames_of_epochs
         if shard.count > 1 and self.has_fixed_shards(shard.count, segments, settings):
             frames = self._shard_frames(shard.count, settings, shard)[0]
-        return _frame_rows(self.view, frames)
+        return frame_rows(self.view, frames)
 
 
 def _check_batches(options: LoaderOptions) -> None:
@@ -409,15 +409,6 @@ def _check_batches(options: LoaderOptions) -> None:
             expected="a batch_size; or a SeqRecordMix around the loader",
             got=f"clip_len={options.clip_len}",
         )
-
-
-def _frame_rows(view: View, frames: Sequence[Intervals]) -> dict[int, FrameRows]:
-    """Rows of the resident frames of each group."""
-    between, rows = groups_loaded_between(view), dict[int, FrameRows]()
-    for grid, intervals in zip(view.episodes.groups, frames, strict=True):
-        fills_gaps = grid.group in between
-        rows[grid.group] = FrameRows(intervals, view.episodes.num_frames, fills_gaps=fills_gaps)
-    return rows
 
 
 def _order_request(view: View, options: LoaderOptions, costs: EpochCosts) -> dict[str, Any]:

@@ -291,7 +291,7 @@ MAX_FRAMES = _FRAME  # per owner; the last 32-bit number is reserved
 MAX_OWNERS = 1 << 63 - _FRAME_BITS  # keys are not negative
 
 
-def frame_keys(owner: IntArray, frame: IntArray) -> IntArray:
+def frame_keys(owner: IntArray | int, frame: IntArray) -> IntArray:
     """Integer keys of frames, ascending by owner and frame.
 
     Owners are in `[0, MAX_OWNERS)`, frames in `[0, MAX_FRAMES]`; the last value marks the end. Keys
