@@ -7,7 +7,8 @@ the part of packed batches that is used, and of padded batches that is padding, 
 batches beyond the number that the sum of costs needs; |correlation| of mean length and number of a
 batch, the mean of all ranks, and its standard error in random orders; decoded frames for each
 stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget, and in a batch
-of equally many clips without. `--planning` measures the CPU time of plans instead.
+of equally many clips without. `--plans` measures the plans of the same loaders, which read no frame:
+all but the last three. `--planning` measures the CPU time of plans instead.
 """
 
 from __future__ import annotations
@@ -15,9 +16,9 @@ from __future__ import annotations
 import argparse
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from math import ceil
+from math import ceil, nan
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +30,7 @@ from seqrecord.loader.pipes.options import LoaderOptions
 from seqrecord.loader.pipes.planning import plan_clips
 from seqrecord.loader.sampling.runs import Shard
 
-__all__ = ["CASES", "Case", "Use", "measure", "planning_seconds", "write"]
+__all__ = ["CASES", "Case", "Use", "measure", "measure_plans", "planning_seconds", "write"]
 
 RANKS = 8
 BUDGETS = (4, 16, 32)  # longest rows
@@ -87,10 +88,10 @@ class Use:
     padding: float
     extra: float
     correlation: float
-    decodes: float
-    buffers: float
-    episodes: float
-    episodes_before: float
+    decodes: float = nan  # from here on: of loaders alone
+    buffers: float = nan
+    episodes: float = nan
+    episodes_before: float = nan
 
 
 def write(case: Case, folder: Path) -> dict[str, Any]:
@@ -154,6 +155,40 @@ def measure(case: Case, folder: Path, table: dict[str, Any], budget: int, *, pad
     )
 
 
+def measure_plans(
+    case: Case, folder: Path, table: dict[str, Any], budget: int, *, padded: bool, seed: int = 0
+) -> Use:
+    """Measure the plans of all ranks for an epoch."""
+    form: Any = "pad" if padded else "list"
+    size, lengths = budget * case.longest, np.array([*map(len, table["frames"])])
+    options = LoaderOptions(samples=table, ragged=form, batch_size=Budget(size), seed=seed)
+    planner = plan_clips(folder, options)
+    planner.plan_memory(RANKS)
+    used, padding, means, numbers = [], [], [], list[int]()
+    for rank in range(RANKS):
+        plan = planner.plan(0, Shard(rank, RANKS))
+        assert plan.budget_use is not None
+        assert plan.costs is not None
+        used.append(plan.budget_use.used)
+        padding.append(plan.budget_use.padding if padded else 0.0)
+        numbers.append(plan.num_batches)
+        clips = plan.clips_between(0, plan.num_clips)
+        count = np.bincount(clips.batch)
+        mean = np.bincount(clips.batch, plan.costs.lengths(clips.sample)) / count
+        if mean.std() > 0:
+            means.append(float(np.corrcoef(mean, np.arange(len(mean)))[0, 1]))
+    assert {*numbers} == {numbers[0]}
+    parts = 1 / (size // lengths) if padded else lengths / size
+    return Use(
+        numbers[0],
+        ceil(float(parts.sum()) / RANKS),
+        min(used),
+        max(padding),
+        sum(numbers) * size / int(lengths.sum()) - 1,
+        abs(float(np.mean(means))) if means else 0.0,
+    )
+
+
 def planning_seconds(folder: Path, *, padded: bool, rows: int = PLANNED_ROWS) -> float:
     """The CPU seconds of the plan of a rank of 8, for 10^6 rows, measured with fewer."""
     rng = np.random.default_rng(0)
@@ -171,7 +206,7 @@ def planning_seconds(folder: Path, *, padded: bool, rows: int = PLANNED_ROWS) ->
     return (time.process_time() - begin) * 1e6 / rows
 
 
-def lines(cases: Sequence[Case]) -> Iterator[str]:
+def lines(cases: Sequence[Case], measure: Callable[..., Use] = measure) -> Iterator[str]:
     """Lines of the table, as they are measured."""
     names = "batches | of a rank, least | used | padding | extra batches | correlation, by chance"
     names += " | decodes | buffers | episodes, without a budget"
@@ -200,6 +235,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("cases", nargs="*", metavar="CASE")
     parser.add_argument("--planning", action="store_true", help="CPU seconds of plans")
+    parser.add_argument("--plans", action="store_true", help="from plans; reads no frame")
     given = parser.parse_args(arguments)
     print(f"seqrecord {seqrecord.__version__}, NumPy {np.__version__}")
     if given.planning:
@@ -209,7 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             print(f"{'padded' if padded else 'packed'}: {seconds:.2f} CPU s for 10^6 rows")
         return
     cases = [case for case in CASES if case.name.startswith(tuple(given.cases) or "")]
-    for line in lines(cases):
+    for line in lines(cases, measure_plans if given.plans else measure):
         print(line, flush=True)
 
 

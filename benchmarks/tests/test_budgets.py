@@ -20,6 +20,9 @@ def test_batches_are_full(tmp_path: Path) -> None:
     assert use.least_batches <= use.batches <= use.least_batches + 3
     assert use.decodes == pytest.approx(1, abs=0.02)
     assert use.buffers <= 1
+    planned = budgets.measure_plans(SMALL, tmp_path / "records", table, 4, padded=False)
+    of_plan = planned.batches, planned.used, planned.extra, planned.correlation
+    assert of_plan == pytest.approx((use.batches, use.used, use.extra, use.correlation))
 
 
 def test_plans_are_timed(tmp_path: Path) -> None:

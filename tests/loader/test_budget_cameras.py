@@ -82,7 +82,8 @@ def count_rows(batches: Iterable[Any], offset: int = 0) -> Counter[Any]:
             matrix = np.array([[30, 0, 10.25 - offset], [0, 28, 8.5 - offset], [0, 0, 1]])
             matrices = np.broadcast_to(matrix, intrinsics.shape)
             np.testing.assert_allclose(intrinsics.numpy(), matrices, atol=1e-5)
-            rows[(key, *frames)] += 1
+            row = (key, *frames)
+            rows[row] += 1
     return rows
 
 
