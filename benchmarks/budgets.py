@@ -7,8 +7,8 @@ the part of packed batches that is used, and of padded batches that is padding, 
 batches beyond the number that the sum of costs needs; |correlation| of mean length and number of a
 batch, the mean of all ranks, and its standard error in random orders; decoded frames for each
 stored one; buffers in parts of `memory_limit`; episodes in a batch with the budget, and in a batch
-of equally many clips without. `--plans` measures the plans of the same loaders, which read no frame:
-all but the last three. `--planning` measures the CPU time of plans instead.
+of equally many clips without. `--plans` measures the plans of the same loaders, which read no
+frame: all but the last three. `--planning` measures the CPU time of plans instead.
 """
 
 from __future__ import annotations
