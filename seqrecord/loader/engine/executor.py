@@ -422,9 +422,9 @@ def check_rows(sources: Sequence[ClipRows[Any]], stats: EngineStats) -> None:
     """Raise `StorageError` if a mapped file with rows to copy has become shorter; count the rows in
     mapped files.
     """
-    num_mapped = 0
+    num_mapped = MappedArena.check(s for s in sources if isinstance(s.arena, MappedArena))
     for source in sources:
-        if isinstance(source.arena, (Arena, MappedArena)):
+        if isinstance(source.arena, Arena):
             for name in source.features:
                 num_mapped += source.arena.check(name, source.rows)
     if num_mapped:

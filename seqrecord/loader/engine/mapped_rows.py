@@ -17,9 +17,9 @@ from __future__ import annotations
 import ctypes
 import math
 import threading
-from collections.abc import Callable, Container
+from collections.abc import Callable, Container, Iterable
 from functools import cache
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -30,9 +30,12 @@ from seqrecord.store.format.pages import ALIGNMENT
 from seqrecord.store.processes.forks import PerProcess
 from seqrecord.store.processes.machine import usable_memory
 from seqrecord.store.reading.contents import Contents
-from seqrecord.store.reading.mapped_frames import MappedFrames
+from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.mapped_files import MappedFiles
+
+if TYPE_CHECKING:
+    from seqrecord.loader.engine.batches import ClipRows
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _FEW_FILES = 4
@@ -152,10 +155,22 @@ class MappedArena:
         """See `MappedFrames`; with frames of episodes."""
         return self.frames.load(chunk, frame - self._first_frame[chunk])
 
-    def check(self, feature: str, rows: IntArray) -> int:
-        """Raise `StorageError` if a file with rows has become shorter; returns their number."""
-        self.frames.records.check(rows * unit_of(self.specs[feature].nbytes))
-        return rows.size
+    @staticmethod
+    def check(clip_rows: Iterable[ClipRows[MappedArena]]) -> int:
+        """Raise `StorageError` if a file with rows has become shorter; returns their number.
+
+        All features at once: a file has several, and its size is asked for once.
+        """
+        offsets, count = dict[MappedRecords, list[IntArray]](), 0
+        for of_clips in clip_rows:
+            arena = of_clips.arena
+            for name in of_clips.features:
+                places = of_clips.rows * unit_of(arena.specs[name].nbytes)
+                offsets.setdefault(arena.frames.records, []).append(places)
+                count += places.size
+        for records, of_features in offsets.items():
+            records.check(*of_features)
+        return count
 
     def gather(self, feature: str, rows: IntArray, out: npt.NDArray[Any]) -> None:
         """See `OverlappingRows`."""

@@ -89,12 +89,13 @@ class MappedRecords:
         """The mapped files that somebody has written to since the last call."""
         return [n for n in np.flatnonzero(self.are_mapped).tolist() if self.files.changed(n)]
 
-    def check(self, places: IntArray) -> None:
+    def check(self, *places: IntArray) -> None:
         """Raise `StorageError` if a file with any of these places has become shorter."""
         starts = self.files.places
         numbers: Iterable[int] = range(len(starts))
         if len(starts) > 1:
-            numbers = distinct(np.searchsorted(starts, places, side="right") - 1).tolist()
+            files = [np.searchsorted(starts, part.ravel(), side="right") - 1 for part in places]
+            numbers = distinct(np.concatenate(files)).tolist() if files else ()
         self.files.check(n for n in numbers if n >= 0 and self.are_mapped[n])
 
 
@@ -218,6 +219,8 @@ class MappedFrames:
                     files.read_ahead(number, starts[column] + begin, starts[column] + end)
         for name, (begin, end) in ranges.items():
             place = starts[self._columns[name]]
+            if not is_checked:  # once: a second call would look up all pages again
+                begin, end = self._whole_slices(row, name, begin, end)
             files.touch(number, place + begin, place + end)
         if is_checked:
             return 0
@@ -230,6 +233,14 @@ class MappedFrames:
             end - begin + self._num_sums(row, name, begin, end) * 4
             for name, (begin, end) in ranges.items()
         )
+
+    def _whole_slices(self, row: int, name: str, begin: int, end: int) -> tuple[int, int]:
+        """The slices with bytes `[begin, end)` of a page, whose checksums are compared."""
+        column = self._columns[name]
+        length, size = int(self.table.page_length[row, column]), self._raw.slice_bytes[column]
+        if not self._verify or not size or not self._num_sums(row, name, begin, end):
+            return begin, end
+        return begin // size * size, max(end, min(-(-end // size) * size, length))
 
     def _num_sums(self, row: int, name: str, begin: int, end: int) -> int:
         """Checksums of slices with bytes `[begin, end)` of a page; none for a whole page."""
@@ -264,7 +275,6 @@ class MappedFrames:
             return crc32c(memory[page + begin : page + end]) == int(table.page_crc32c[row, column])
         size = self._raw.slice_bytes[column]
         first, last = begin // size, -(-end // size)
-        files.touch(number, page + first * size, page + min(last * size, length))
         files.touch(number, sums + 4 * first, sums + 4 * last)
         stored = np.frombuffer(memory[sums + 4 * first : sums + 4 * last], "<u4").tolist()
         starts = range(page + first * size, page + last * size, size)

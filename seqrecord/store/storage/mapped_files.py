@@ -35,7 +35,6 @@ import os
 import sys
 import weakref
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
@@ -276,11 +275,14 @@ def _is_local(device: int, path: str) -> bool:
 
 def _status(source: _Source) -> os.stat_result | None:
     """Status of a mapped file; `None` if another file, or none, has its name now."""
-    with local_errors(source.path), suppress(FileNotFoundError, NotADirectoryError):
-        status = os.stat(source.path)  # noqa: PTH116 - speed: before each batch
-        if (status.st_dev, status.st_ino) == (source.device, source.inode):
-            return status
-    return None
+    try:  # no context managers: before each batch
+        status = os.stat(source.path)  # noqa: PTH116 - speed
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except OSError:
+        with local_errors(source.path):
+            raise
+    return status if (status.st_dev, status.st_ino) == (source.device, source.inode) else None
 
 
 def _max_maps() -> int:
