@@ -9,7 +9,7 @@ from seqrecord.store.format.index import Index
 TEXT, FEATURE = "text", "feature"
 """Metadata entries of a value's episode: its text, and the feature of such texts."""
 
-_KEY_DIGITS = 32
+_KEY_DIGITS = 32  # of docs/format.md: 128 bits, so that no two texts have the same key
 
 
 def key_of_text(text: str) -> str:

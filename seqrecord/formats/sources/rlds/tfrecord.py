@@ -171,6 +171,7 @@ def parse_example(data: Span, names: Container[str] | None = None) -> dict[str, 
                 continue
             if key in features:
                 raise ValueError(f"duplicate feature {key}")
+            # An unread span is read here, where the value is needed as a whole.
             span: Any = entry_fields.get(2, memoryview(b""))
             value: memoryview = span if isinstance(span, memoryview) else memoryview(span.tobytes())
             if number == 1:

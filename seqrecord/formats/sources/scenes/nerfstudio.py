@@ -103,7 +103,7 @@ def _read(path: Path) -> Scene:
         with located(SourceError, file=str(path), frame=at):
             _check_intrinsics(frame_values, shared_values)
         with well_formed(path, "numbers fl_x, fl_y, cx, cy, w, h, or camera_angle_x"):
-            if (key := repr(frame_values)) not in cameras:
+            if (key := repr(frame_values)) not in cameras:  # values of JSON, unlike dicts, hash
                 cameras[key] = _camera({**shared_values, **frame_values}, size, path)
             pose = known_pose_of(frame["transform_matrix"], path, flip="yz")
         views.append(View(files.image, cameras[key], pose, files.other_files))
