@@ -414,7 +414,7 @@ def test_comparison_is_published(
     AUDIO.generate(folder / AUDIO.name / "tree", [8, 8])
 
     def small(workload: Workload) -> dict[str, list[Choice]]:
-        """Two cells of ours are tried, and one of others."""
+        """Two cells of ours are tried, and a single other cell."""
         return {
             section: [Choice(c.label, c.cells[: 1 + (c.label == "seqrecord")]) for c in table]
             for section, table in sections(workload).items()
@@ -487,7 +487,7 @@ def test_tables_that_were_not_measured_are_kept(tmp_path: Path) -> None:
         assert "not measured" not in after[heading].lower(), heading
         assert f"at commit {table['commit']}" in after[heading], heading
     assert "| webdataset |" not in after["All loaders"].split("<details>")[0]
-    # One of them measured again, the other one is kept still.
+    # If a row is measured again, the other is kept.
     title = "seqrecord shuffle=buffer storage=mount"
     new["rows"] = loaders | {
         title: [run | {"commit": new["commit"]} for run in table["rows"][title]]

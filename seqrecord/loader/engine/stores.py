@@ -572,7 +572,7 @@ class Ring:
 
     @property
     def spans(self) -> Iterable[_RingSpan]:
-        """Spans of consecutive frames of a run, in load order."""
+        """Spans of consecutive frames in a run, in load order."""
         return self._spans
 
     def load(self, run: int, first: int, count: int) -> IntArray:
