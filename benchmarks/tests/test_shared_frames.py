@@ -8,7 +8,16 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from benchmarks.training.shared_frames import FIVE, Job, compare, measure, rows, write, write_five
+from benchmarks.training.shared_frames import (
+    FIVE,
+    Job,
+    compare,
+    measure,
+    page,
+    rows,
+    write,
+    write_five,
+)
 
 
 def test_processes_share_the_frames_of_a_cache(tmp_path: Path) -> None:
@@ -47,6 +56,13 @@ def test_other_frames_are_an_error(tmp_path: Path) -> None:
     job = Job(str(tmp_path / "five"), "raw", clip_len=2, batch=4, features=tuple(FIVE))
     with pytest.raises(AssertionError, match="flow"):
         compare(job)
+
+
+def test_a_page_keeps_its_text() -> None:
+    text = "# T\n\nold settings\n\n| a |\n| --- |\n| 1 |\n| 2 |\n\n- words\n"
+    lines = page(text, "| b |\n| --- |\n| 3 |", 7).splitlines()
+    assert "--repeats 7`" in lines[2]
+    assert [*lines[:2], *lines[3:]] == ["# T", "", "", "| b |", "| --- |", "| 3 |", "", "- words"]
 
 
 @pytest.mark.slow

@@ -25,9 +25,9 @@ import numpy.typing as npt
 import torch
 
 import seqrecord
-from benchmarks.timing import drop_page_cache, markdown
+from benchmarks.timing import commit, drop_page_cache, machine, markdown
 
-__all__ = ["Job", "Reading", "compare", "measure", "write", "write_five"]
+__all__ = ["Job", "Reading", "compare", "measure", "page", "write", "write_five"]
 
 CAMERAS = ("left", "right")
 FIVE: Mapping[str, tuple[type[np.generic], tuple[int, ...]]] = {
@@ -319,14 +319,30 @@ def rows(folder: Path, repeats: int = REPEATS, together: int = TOGETHER) -> Iter
         yield cells
 
 
+def page(text: str, table: str, repeats: int) -> str:
+    """The text of a page with another table, and the settings of its measurement."""
+    lines = text.splitlines()
+    numbers = [number for number, line in enumerate(lines) if line.startswith("|")]
+    lines[numbers[0] : numbers[-1] + 1] = table.splitlines()
+    lines[2] = (
+        f"`python -m benchmarks.training.shared_frames --repeats {repeats}`, commit {commit()}. "
+        f"Machine: {machine()}."
+    )
+    return "\n".join([*lines, ""])
+
+
 def main(arguments: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.training.shared_frames")
     parser.add_argument("--repeats", type=int, default=REPEATS)
-    repeats = parser.parse_args(arguments).repeats
+    parser.add_argument("--to", type=Path, help="the page whose table is replaced")
+    options = parser.parse_args(arguments)
     with tempfile.TemporaryDirectory() as folder:
         write(Path(folder))
         write_five(Path(folder) / "five")
-        print(markdown(["row", "processes", *COLUMNS], rows(Path(folder), repeats)))
+        table = markdown(["row", "processes", *COLUMNS], rows(Path(folder), options.repeats))
+    print(table)
+    if options.to is not None:
+        options.to.write_text(page(options.to.read_text(), table, options.repeats))
 
 
 if __name__ == "__main__":
