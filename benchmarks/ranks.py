@@ -97,7 +97,8 @@ def write(case: Case, folder: Path) -> seqrecord.Dataset:
             with writer.episode(f"{number:04d}") as episode:
                 for place in range(length):
                     episode.append({"image": np.roll(picture, place, 0)})
-    return seqrecord.open(folder)
+    # Else raw frames are mapped, and only the first rank of a process loads them, to check them.
+    return seqrecord.open(folder, verify="always")
 
 
 def measure(case: Case, dataset: seqrecord.Dataset, ranks: int, epochs: int = EPOCHS) -> Mixing:
