@@ -127,7 +127,7 @@ EARLIER_METHOD = {
 """Pages whose figures are of the earlier method: to be measured again, and removed here. A page may
 keep tables of the earlier method: see `results.KEPT` and its documents of audio and RGB-D."""
 KEPT_TABLES: set[str] = set()
-"""Names of such documents of tartanair/RESULTS.md, when it leaves EARLIER_METHOD."""
+"""Names of kept documents of tartanair/RESULTS.md, when it leaves EARLIER_METHOD."""
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.file)
@@ -460,7 +460,7 @@ def test_comparison_is_published(
 
 
 def test_tables_that_were_not_measured_are_kept(tmp_path: Path) -> None:
-    """With `--keep`, each with its commit; without it, they say so."""
+    """With `--keep` with their figures and commit; otherwise the page has no figures of them."""
     folder, to = tmp_path / "run", tmp_path / "to"
     folder.mkdir()
     to.mkdir()
