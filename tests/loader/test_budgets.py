@@ -272,7 +272,7 @@ def test_windows_of_many_episodes(many_episodes: Path, length: Any, form: Any, m
     parts = [1 / (size // n) if form == "pad" else n / size for n in lengths]
     assert number <= most * sum(parts) / 4 + 1
     # 26 to 110 batches in four ranks: a standard error of .10 to .05.
-    assert abs(np.mean(correlations)) < 0.1
+    assert abs(np.mean(correlations)) < 0.2
 
 
 @pytest.mark.parametrize(
