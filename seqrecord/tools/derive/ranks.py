@@ -159,7 +159,3 @@ def _broadcast(group: Any, message: Any) -> Any:
 
 def _picklable(error: BaseException) -> Any:
     return error if isinstance(error, SeqRecordError) else RuntimeError(repr(error))
-
-
-def _ignore(_: int) -> None:
-    pass
