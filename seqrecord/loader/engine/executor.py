@@ -422,7 +422,12 @@ def check_rows(sources: Sequence[ClipRows[Any]], stats: EngineStats) -> None:
     """Raise `StorageError` if a mapped file with rows to copy has become shorter; count the rows in
     mapped files.
     """
-    num_mapped = MappedArena.check(s for s in sources if isinstance(s.arena, MappedArena))
+    num_mapped = MappedArena.check(
+        (source.arena, name, source.rows)
+        for source in sources
+        if isinstance(source.arena, MappedArena)
+        for name in source.features
+    )
     for source in sources:
         if isinstance(source.arena, Arena):
             for name in source.features:

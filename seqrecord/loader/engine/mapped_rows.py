@@ -19,7 +19,7 @@ import math
 import threading
 from collections.abc import Callable, Container, Iterable
 from functools import cache
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -33,9 +33,6 @@ from seqrecord.store.reading.contents import Contents
 from seqrecord.store.reading.mapped_frames import MappedFrames, MappedRecords
 from seqrecord.store.schema import Schema
 from seqrecord.store.storage.mapped_files import MappedFiles
-
-if TYPE_CHECKING:
-    from seqrecord.loader.engine.batches import ClipRows
 
 _WORDS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64, 16: torch.complex128}
 _FEW_FILES = 4
@@ -156,18 +153,16 @@ class MappedArena:
         return self.frames.load(chunk, frame - self._first_frame[chunk])
 
     @staticmethod
-    def check(clip_rows: Iterable[ClipRows[MappedArena]]) -> int:
+    def check(rows_of_features: Iterable[tuple[MappedArena, str, IntArray]]) -> int:
         """Raise `StorageError` if a file with rows has become shorter; returns their number.
 
         All features at once: a file has several, and its size is asked for once.
         """
         offsets, count = dict[MappedRecords, list[IntArray]](), 0
-        for of_clips in clip_rows:
-            arena = of_clips.arena
-            for name in of_clips.features:
-                places = of_clips.rows * unit_of(arena.specs[name].nbytes)
-                offsets.setdefault(arena.frames.records, []).append(places)
-                count += places.size
+        for arena, name, rows in rows_of_features:
+            places = rows * unit_of(arena.specs[name].nbytes)
+            offsets.setdefault(arena.frames.records, []).append(places)
+            count += places.size
         for records, of_features in offsets.items():
             records.check(*of_features)
         return count
